@@ -1,0 +1,121 @@
+"""The contract of an object store, as the daemon uses it. Hosts never see this: they get grants.
+
+Keys are `/`-separated relative paths without `.`, `..`, empty parts or control characters. Every method is
+synchronous and may block; the daemon calls them through its bounded threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class StoreError(Exception):
+    """The object store failed; the message names the place and the way out, never a key or a signed URL."""
+
+
+class StoreUnavailable(StoreError):
+    """It does not answer or its disk is full; the same call may work later."""
+
+
+class ObjectMissing(StoreError):
+    """There is no object under this key."""
+
+
+class Conflict(StoreError):
+    """A conditional write lost: the object exists already."""
+
+
+class GrantsRefused(StoreError):
+    """This store enforces nothing on untrusted writers, so no grant may be given out for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What a listing or a look at one object tells.
+
+    Attributes:
+        size: bytes.
+        etag: changes whenever the content changes; not a content hash.
+        sha256: lower-case hex, only where the store itself verified it at upload.
+        modified: the store's clock.
+    """
+
+    key: str
+    size: int
+    etag: str
+    modified: datetime
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadGrant:
+    """How one attempt may write below one prefix, as JSON for `grant.json`.
+
+    Attributes:
+        method: `folder` (a directory path), `post` (an S3 POST policy form) or `sigv4` (a prefix-limited temporary
+            credential).
+        fields: the method's own data. A secret in the sense that it permits writing below `prefix` until `expires`.
+    """
+
+    method: str
+    prefix: str
+    expires: datetime
+    size_max: int
+    fields: Mapping[str, Any]
+
+
+class ObjectStore(Protocol):
+    """A bucket prefix or a folder."""
+
+    @property
+    def shared_with_hosts_by(self) -> str:
+        """`filesystem` when only hosts that see this computer's files can use its grants, else `network`."""
+        ...
+
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+        """All or nothing, durable when it returns.
+
+        Raises:
+            Conflict: `create_only` and the object exists.
+        """
+        ...
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo: ...
+
+    def get(self, key: str, *, bytes_max: int) -> bytes:
+        """The object, refused when larger than `bytes_max`.
+
+        Raises:
+            ObjectMissing, StoreError
+        """
+        ...
+
+    def get_file(self, key: str, path: Path) -> None:
+        """The object's bytes are in `path`, written all or not at all."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None: ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object below the prefix, in key order, strongly consistent."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; absent ones do not matter."""
+        ...
+
+    def presign_get(self, key: str, *, expires: datetime) -> str:
+        """A URL that reads exactly this object until then, without any other credential."""
+        ...
+
+    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
+        """Leave to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
+
+        Raises:
+            GrantsRefused: the store would not enforce it.
+        """
+        ...

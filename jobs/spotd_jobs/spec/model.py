@@ -1,0 +1,90 @@
+"""A job as its owner described it. Pure values; `spec.parse` makes them from TOML and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+
+
+class MarketChoice(StrEnum):
+    """Which markets a job accepts."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAlternative:
+    """One acceptable kind of machine: `name` as the user spelled it, and how many of them in one machine."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Hard requirements on a machine. Sizes in decimal megabytes and gigabytes."""
+
+    gpu: tuple[GpuAlternative, ...] = ()
+    min_vram_mb: int | None = None
+    gpu_count: int = 1
+    """GPUs per machine where `min_vram` is given instead of names."""
+    disk_gb: int = 10
+    cpus: int | None = None
+    memory_mb: int | None = None
+    min_cuda: str | None = None
+    min_reliability: float | None = None
+    regions: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+    market: MarketChoice = MarketChoice.SPOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceLimit:
+    """The highest effective price, micro-dollars per hour: exactly one of the two is set."""
+
+    per_gpu_hour: int | None = None
+    machine_hour: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPolicy:
+    """Where checkpoints appear and how the job is asked to stop."""
+
+    path: str | None = None
+    every: timedelta | None = None
+    keep: int = 3
+    settle: timedelta = timedelta(seconds=10)
+    stop_signal: str = "SIGTERM"
+    stop_grace: timedelta = timedelta(seconds=90)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """Everything about a job that does not change while it runs.
+
+    Attributes:
+        run: argv; a shell string is `("/bin/sh", "-c", text)`.
+        setup: shell text run before `run` on every attempt.
+        workdir: absolute path on the submitting machine, or `None` when the job needs no code.
+        secrets: names only; the values never enter a spec.
+        job_budget: micro-dollars for all attempts together.
+        retry_errors: how many failures of the user's own code are tried again.
+    """
+
+    name: str
+    run: tuple[str, ...]
+    setup: str | None = None
+    image: str
+    workdir: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    price: PriceLimit | None = None
+    job_budget: int | None = None
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    priority: int = 0
+    retry_errors: int = 1

@@ -1,0 +1,1 @@
+"""What daemon and hosts write for each other in the store, as strict models for the daemon's side."""

@@ -1,0 +1,1 @@
+"""Marketplace adapters of spotd: the contract, the kit they share, the bundled providers and the test kit."""

@@ -1,0 +1,189 @@
+"""The Protocols a provider implements, and how the daemon finds and opens one.
+
+A provider is opened as an async context manager by its `ProviderPlugin`, holds no module state, and gets everything
+that touches the world (HTTP, clock, randomness, logging, threads) through `Services`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol, runtime_checkable
+
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Balance,
+    Capability,
+    Charge,
+    CheckLine,
+    InstallId,
+    Instance,
+    InstanceRef,
+    Launched,
+    LaunchRequest,
+    Listing,
+    OfferPage,
+    OfferQuery,
+    Power,
+    ProviderName,
+)
+
+
+class Clock(Protocol):
+    """The only door through which time comes in. Instants are aware UTC."""
+
+    def now(self) -> datetime: ...
+
+    async def sleep(self, duration: timedelta) -> None: ...
+
+    def real_seconds(self, duration: timedelta) -> float:
+        """Seconds of a wall clock that this duration lasts (they differ in an accelerated local market)."""
+        ...
+
+
+class Logger(Protocol):
+    """The part of a structlog logger that an adapter may use: event name plus fields."""
+
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+    def error(self, event: str, **fields: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the outside lends to a provider while it is open.
+
+    Attributes:
+        install: owner label; only machines that carry it may be shown or touched.
+        state_dir: a folder of this provider's own, kept between starts.
+        credential: the resolved secret, or `None`; adapters never read the environment themselves.
+    """
+
+    install: InstallId
+    clock: Clock
+    rng: Random
+    log: Logger
+    state_dir: Path
+    credential: str | None = field(default=None, repr=False)
+
+
+class Provider(Protocol):
+    """One marketplace. Every method may raise any leaf of `contract.errors` and nothing else."""
+
+    @property
+    def name(self) -> ProviderName: ...
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]: ...
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """What is sold now. One malformed row costs that row, never the page."""
+        ...
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """One machine exists that carries `request.key`, bought at most once: this call never retries.
+
+        Raises:
+            OutcomeUnknown: the answer was lost; the machine may exist.
+            NoCapacity, OfferGone, PriceMoved, QuotaExceeded, RequestRejected, NoBalance: it certainly does not.
+        """
+        ...
+
+    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        """Every machine that carries the key, in any state but gone; empty when the provider says there is none."""
+        ...
+
+    async def instances(self) -> Listing:
+        """Every machine under our install label."""
+        ...
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        """The provider accepted that this machine ends. Succeeds for one that does not exist."""
+        ...
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Key, permissions, balance, quota and clock, one line each. Never raises for a finding."""
+        ...
+
+
+@runtime_checkable
+class ChangesBids(Protocol):
+    """`Power.BID_CHANGE`."""
+
+    async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None: ...
+
+
+@runtime_checkable
+class ReadsLogs(Protocol):
+    """`Power.LOGS`: the provider's own log of a machine, for failures before the runner could speak."""
+
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class KnowsBalance(Protocol):
+    """`Power.BALANCE`."""
+
+    async def balance(self) -> Balance: ...
+
+
+@runtime_checkable
+class Bills(Protocol):
+    """`Power.BILLING`: the provider's own books."""
+
+    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderTraits:
+    """Facts about a provider that the daemon's own rules depend on.
+
+    Attributes:
+        start_script_bytes_max: limit of what `LaunchRequest.start_script` may hold.
+        reconcile_window: request time-out plus worst list lag; nothing is launched again under an unknown outcome
+            before it has passed.
+        provision_timeout: how long a machine may take from launch to the runner's first heartbeat.
+        quote_ttl: an offer older than this does not exist.
+        hosts_share_filesystem: the machines can read this computer's files (the local market, fakes on loopback), so
+            a folder store can serve them.
+        default_fee_multiplier: marketplace fee on top of the listed price, as a decimal string.
+    """
+
+    start_script_bytes_max: int
+    reconcile_window: timedelta = timedelta(seconds=180)
+    provision_timeout: timedelta = timedelta(minutes=20)
+    quote_ttl: timedelta = timedelta(minutes=5)
+    hosts_share_filesystem: bool = False
+    default_fee_multiplier: str = "1.00"
+
+
+class ProviderPlugin(Protocol):
+    """What an entry point of the group `spotd.providers` names.
+
+    `settings_model` is a pydantic model (extra keys forbidden) of this provider's own keys under `[providers.NAME]`;
+    the keys common to all (`enabled`, `api_key`, `fee_multiplier`, `poll_every`) are the daemon's and are not in it.
+    """
+
+    @property
+    def name(self) -> ProviderName: ...
+
+    @property
+    def title(self) -> str:
+        """How a person writes it, say `vast.ai`."""
+        ...
+
+    @property
+    def settings_model(self) -> type[Any]: ...
+
+    @property
+    def needs_credential(self) -> bool: ...
+
+    def traits(self, settings: Any) -> ProviderTraits: ...
+
+    def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]: ...

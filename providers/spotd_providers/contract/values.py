@@ -1,0 +1,267 @@
+"""Values that cross the border between spotd and a provider.
+
+Theory. A provider sells *offers*. A launch turns one offer into one *instance*, which carries our *key* (label, name
+or tag), so that the key alone suffices to find it again. A *listing* is what the provider says exists under our
+install label; an incomplete listing proves that something exists, never that something is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, NewType
+
+from spotd_providers.contract.money import (
+    MicroUsd,
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerHour,
+)
+
+ProviderName = NewType("ProviderName", str)
+OfferId = NewType("OfferId", str)
+HostId = NewType("HostId", str)
+PoolId = NewType("PoolId", str)
+InstanceId = NewType("InstanceId", str)
+InstallId = NewType("InstallId", str)
+AttemptKey = NewType("AttemptKey", str)
+"""`spotd-<install>-<job>-<attempt>`: idempotency key of a launch and name of the machine."""
+
+FREE_STORAGE: Final = MicroUsdPerGbMonth(0)
+FREE_TRAFFIC: Final = MicroUsdPerGb(0)
+
+
+class Market(StrEnum):
+    """How a machine is sold."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+
+
+class Interruption(StrEnum):
+    """How a machine is taken away, mildest first."""
+
+    NEVER = "never"
+    NOTICE = "notice"
+    SUDDEN = "sudden"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One thing a provider sells now.
+
+    Attributes:
+        offer_id: the provider's handle, stable between polls while the same thing is sold.
+        host_id: the physical machine, where the provider shows it; a loss there cools down every offer of that host.
+        pool: offers that are lost together (an AWS type in a zone, a vast machine); the unit of capacity cooldowns.
+        gpu: canonical name (`spotd_providers.contract.gpus`), or the provider's own spelling if unknown.
+        gpu_price: whole machine, GPU part only, before the marketplace's fee. For a bid market: the bid to place.
+        on_demand_price: GPU part of the same hardware sold on-demand, where known (the receipt's comparison).
+        disk_gb_max: largest disk that can be asked for; `None` where there is no limit worth naming.
+        duration_max: how long this machine can be kept at most, where the provider says so.
+        extra: what `launch` needs and nobody else reads. Never a secret.
+    """
+
+    provider: ProviderName
+    offer_id: OfferId
+    host_id: HostId | None = None
+    pool: PoolId
+    market: Market
+    interruption: Interruption
+    gpu: str
+    gpu_count: int
+    gpu_vram_mb: int | None = None
+    gpu_price: MicroUsdPerHour
+    on_demand_price: MicroUsdPerHour | None = None
+    storage_price: MicroUsdPerGbMonth = FREE_STORAGE
+    upload_price: MicroUsdPerGb = FREE_TRAFFIC
+    download_price: MicroUsdPerGb = FREE_TRAFFIC
+    region: str = ""
+    cpus: float | None = None
+    memory_mb: int | None = None
+    disk_gb_max: int | None = None
+    cuda_max: str | None = None
+    reliability: float | None = None
+    upload_mbps: float | None = None
+    download_mbps: float | None = None
+    duration_max: timedelta | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """An offer row that could not be priced, and why, so that nothing vanishes silently."""
+
+    offer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferQuery:
+    """What the queue needs now, so that a provider can narrow its search. Empty tuples mean anything."""
+
+    gpus: tuple[str, ...] = ()
+    disk_gb: int = 10
+    markets: tuple[Market, ...] = (Market.SPOT, Market.ON_DEMAND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferPage:
+    """All offers of one poll. `complete` is false when the provider cut or garbled the answer."""
+
+    offers: tuple[Offer, ...]
+    rejected: tuple[Rejected, ...] = ()
+    complete: bool = True
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One machine to be bought once.
+
+    Attributes:
+        price_max: GPU part of the whole machine; the provider call must not cost more than this per hour. In a bid
+            market this is the bid.
+        start_script: POSIX shell, within the provider's limit; runs as root when the machine is up.
+    """
+
+    key: AttemptKey
+    install: InstallId
+    offer: Offer
+    price_max: MicroUsdPerHour
+    image: str
+    disk_gb: int
+    start_script: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRef:
+    """Enough to end a machine: its id, and where to ask (`scope` is an AWS region; empty elsewhere)."""
+
+    provider: ProviderName
+    instance_id: InstanceId
+    scope: str = ""
+
+
+class InstanceState(StrEnum):
+    """What a provider says of a machine, translated once at the edge.
+
+    `PAUSED` is a machine that does not run but still exists and bills storage (vast outbid, RunPod exited): it may
+    wake up by itself. `GONE` is the provider's own word that it exists no more.
+    """
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    ENDING = "ending"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+class Loss(StrEnum):
+    """Why a machine stopped, as far as the provider says."""
+
+    PREEMPTED = "preempted"
+    OUTBID = "outbid"
+    HOST_LOST = "host_lost"
+    PROVISION_FAILED = "provision_failed"
+    IMAGE_ERROR = "image_error"
+    BALANCE = "balance"
+    EXPIRED = "expired"
+    SELF = "self"
+    """The machine ended itself (the runner is done)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One machine under our install label, as the provider shows it.
+
+    Attributes:
+        key: the label it carries; `None` never occurs in what an adapter returns, since unlabelled machines are not
+            ours and are never shown.
+        price: what it bills per hour now, GPU part of the whole machine, where the provider says so.
+        notice_at: when the provider will take it away, where it already said so.
+        loss: why it stopped, for `PAUSED`, `ENDING` and `GONE`.
+        detail: the provider's own words, for the user; never a secret.
+    """
+
+    ref: InstanceRef
+    key: AttemptKey
+    state: InstanceState
+    market: Market | None = None
+    host_id: HostId | None = None
+    price: MicroUsdPerHour | None = None
+    created_at: datetime | None = None
+    notice_at: datetime | None = None
+    loss: Loss | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What exists under our install label. Absence from an incomplete listing means nothing."""
+
+    instances: tuple[Instance, ...]
+    complete: bool
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """The provider's word that the machine exists."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLine:
+    """One line of `spotctl doctor`: what was checked, whether it is fine, and the way out if not."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """What is left in the account, and what it burns per hour if known."""
+
+    available: MicroUsd
+    burn: MicroUsdPerHour | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What the provider billed for one machine over a span, in its own books."""
+
+    key: AttemptKey | None
+    instance_id: InstanceId
+    start: datetime
+    end: datetime
+    amount: MicroUsd
+    kind: str = "total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """Whether a provider has an optional power; if not, the sentence a user reads."""
+
+    available: bool
+    reason: str = ""
+
+
+class Power(StrEnum):
+    """Optional powers, each with its own Protocol in `provider`."""
+
+    BID_CHANGE = "bid_change"
+    NOTICES = "notices"
+    LOGS = "logs"
+    BALANCE = "balance"
+    BILLING = "billing"
+    STOP_RESUME = "stop_resume"
+    SPOT = "spot"
+    HOST_IDENTITY = "host_identity"
+    SELF_TERMINATE = "self_terminate"

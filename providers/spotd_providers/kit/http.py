@@ -1,0 +1,166 @@
+"""The one door to HTTP: the only module that imports httpx, so that a maintained successor can replace it.
+
+Keys travel in headers only. httpx writes URLs into its INFO log and its exceptions, so its logger is held at WARNING
+and its exceptions never leave this module: they become leaves of the contract's error tree, without URL or body.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import httpx
+
+from spotd_providers.contract.errors import Unavailable
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+USER_AGENT: Final = "spotd/0.1"
+
+logging.getLogger("httpx").setLevel(logging.WARNING)
+logging.getLogger("httpcore").setLevel(logging.WARNING)
+
+
+class AnswerLost(Exception):
+    """The request may have reached the provider and taken effect, but no whole answer came back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One whole HTTP answer.
+
+    Attributes:
+        headers: names in lower case.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The decoded body; NaN and infinities are refused, since JSON does not know them.
+
+        Raises:
+            Unavailable: the body is not JSON.
+        """
+        try:
+            return json.loads(self.body, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as exc:
+            raise Unavailable(f"the answer is not JSON ({len(self.body)} bytes, HTTP {self.status})") from exc
+
+    @property
+    def date(self) -> datetime | None:
+        """The server's clock, from the `Date` header."""
+        try:
+            return parsedate_to_datetime(self.headers["date"])
+        except (KeyError, ValueError, TypeError):
+            return None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+class Http:
+    """A pooled client for one provider. `send` tells apart what certainly failed from what may have taken effect."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        json_body: Any = None,
+        content: bytes | None = None,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """One request, one attempt.
+
+        Raises:
+            Unavailable: the request never left, so it had no effect.
+            AnswerLost: it may have had its effect.
+        """
+        timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
+        try:
+            async with self._client.stream(
+                method,
+                path,
+                json=json_body,
+                content=content,
+                params=dict(params) if params else None,
+                headers=dict(headers) if headers else None,
+                timeout=timeout,
+            ) as response:
+                body = bytearray()
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > BODY_BYTES_MAX:
+                        raise AnswerLost("the answer is larger than 64 MiB")
+                return Answer(
+                    status=response.status_code,
+                    headers={name.lower(): value for name, value in response.headers.items()},
+                    body=bytes(body),
+                )
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol) as exc:
+            raise Unavailable(f"cannot connect: {type(exc).__name__}") from exc
+        except httpx.HTTPError as exc:
+            raise AnswerLost(f"no whole answer: {type(exc).__name__}") from exc
+
+    async def read(
+        self,
+        method: str,
+        path: str,
+        *,
+        json_body: Any = None,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """One request without side effects: a lost answer is the same as no answer.
+
+        Raises:
+            Unavailable: no whole answer.
+        """
+        try:
+            return await self.send(
+                method, path, json_body=json_body, params=params, headers=headers, timeout_s=timeout_s
+            )
+        except AnswerLost as exc:
+            raise Unavailable(str(exc)) from exc
+
+
+@asynccontextmanager
+async def open_http(
+    base_url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 20.0,
+    connect_timeout_s: float = 5.0,
+    connections_max: int = 8,
+    follow_redirects: bool = False,
+) -> AsyncIterator[Http]:
+    """A client bound to one base URL; `headers` (keys included) go with every request.
+
+    The environment's proxies are honoured, its `.netrc` is not.
+    """
+    async with httpx.AsyncClient(
+        base_url=base_url,
+        headers={"user-agent": USER_AGENT, **(headers or {})},
+        timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
+        limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max),
+        follow_redirects=follow_redirects,
+    ) as client:
+        yield Http(client)

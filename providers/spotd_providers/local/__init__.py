@@ -1,0 +1,1 @@
+"""A marketplace of virtual hosts on this machine."""
