@@ -1,0 +1,470 @@
+"""The world as spotd knows it: jobs, attempts, intents, money and policy, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from enum import StrEnum
+from typing import Final, NewType
+
+from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd_jobs.spec.model import JobSpec
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstallId,
+    InstanceRef,
+    Offer,
+    ProviderName,
+)
+
+JobId = NewType("JobId", str)
+IntentId = NewType("IntentId", str)
+NOTHING: Final = MicroUsd(0)
+FREE: Final = MicroUsdPerHour(0)
+
+
+def attempt_key(install: InstallId, job: JobId, number: int) -> AttemptKey:
+    """The name a machine carries, from which its attempt is found again."""
+    return AttemptKey(f"spotd-{install}-{job}-{number}")
+
+
+def key_belongs_to(install: InstallId, key: str) -> bool:
+    """Whether a machine's label says that this installation bought it."""
+    head, _, number = key.rpartition("-")
+    prefix, _, job = head.rpartition("-")
+    return prefix == f"spotd-{install}" and bool(job) and number.isdecimal()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptId:
+    """Which try of which job; attempts count from 1."""
+
+    job: JobId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint whose manifest the daemon verified and accepted.
+
+    Attributes:
+        sha256: of the manifest's bytes.
+    """
+
+    name: str
+    attempt: int
+    step: int | None
+    bytes: int
+    at: datetime
+    manifest_key: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceBreakdown:
+    """Every term of an effective price, whole machine per hour; `total` is what ceilings are compared with.
+
+    total = fee x (gpu + storage) + upload + restore, each term rounded up.
+    """
+
+    gpu: MicroUsdPerHour
+    storage: MicroUsdPerHour
+    fee: MicroUsdPerHour
+    """What the multiplier adds to gpu + storage."""
+    upload: MicroUsdPerHour
+    restore: MicroUsdPerHour
+    total: MicroUsdPerHour
+    per_gpu: MicroUsdPerGpuHour
+    fee_ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """An offer with its effective price for one job at one time."""
+
+    offer: Offer
+    price: PriceBreakdown
+    on_demand: MicroUsdPerHour | None
+    """Effective price of the same hardware on-demand, the receipt's comparison."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meter:
+    """Running cost: `settled` is closed and booked, the rest accrues at `rate` since `since`."""
+
+    settled: MicroUsd = NOTHING
+    rate: MicroUsdPerHour = FREE
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOrder:
+    """The runner was told to save and stop; after `deadline` the machine is ended regardless."""
+
+    reason: EndReason
+    detail: str
+    ordered_at: datetime
+    deadline: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One machine, one try.
+
+    Attributes:
+        quote: what was agreed at commit; its total is the price this attempt may not exceed.
+        ceiling: what the job accepted at commit, per GPU.
+        ref: the machine, once the provider named it.
+        ever_listed: a complete listing showed the machine; only then can absence mean loss quickly.
+        missing_since: first of the consecutive complete listings that lack the machine.
+        machine_gone: the provider says that nothing exists (any more) under this attempt's key.
+        heartbeat_seen_at: when the daemon last saw the heartbeat's sequence number move, by its own clock.
+        looked_at: the last complete look at what this attempt wrote.
+    """
+
+    id: AttemptId
+    key: AttemptKey
+    state: AttemptState
+    quote: Quote
+    ceiling: MicroUsdPerGpuHour
+    intended_at: datetime
+    ref: InstanceRef | None = None
+    outcome_unknown: bool = False
+    launched_at: datetime | None = None
+    running_at: datetime | None = None
+    ended_at: datetime | None = None
+    meter: Meter = field(default_factory=Meter)
+    on_demand_settled: MicroUsd = NOTHING
+    ever_listed: bool = False
+    missing_since: datetime | None = None
+    machine_gone: bool = False
+    heartbeat_seq: int = -1
+    heartbeat_seen_at: datetime | None = None
+    looked_at: datetime | None = None
+    phase: str = ""
+    resumed_from: str | None = None
+    notice_at: datetime | None = None
+    stop: StopOrder | None = None
+    end_reason: EndReason | None = None
+    end_detail: str = ""
+    exit_code: int | None = None
+
+    @property
+    def provider(self) -> ProviderName:
+        return self.quote.offer.provider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the user queued, and how far it has come.
+
+    Attributes:
+        reason: one sentence, why the job is in this state.
+        attempts_made: number of the newest attempt, 0 before the first.
+        errors: failures of the user's own code so far.
+        checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
+        spent, on_demand: of attempts that have ended.
+        lost: machine time after the newest checkpoint at each loss, plus time without a machine after losses.
+    """
+
+    id: JobId
+    name: str
+    spec: JobSpec
+    code_sha256: str | None
+    code_bytes: int
+    submitted_at: datetime
+    state: JobState
+    reason: str
+    state_since: datetime
+    attempts_made: int = 0
+    errors: int = 0
+    recoveries: int = 0
+    checkpoints: tuple[Checkpoint, ...] = ()
+    spent: MicroUsd = NOTHING
+    on_demand: MicroUsd = NOTHING
+    lost: timedelta = timedelta(0)
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+    cancel_requested: bool = False
+
+
+class IntentKind(StrEnum):
+    LAUNCH = "launch"
+    TERMINATE = "terminate"
+
+
+class IntentState(StrEnum):
+    OPEN = "open"
+    UNKNOWN = "unknown"
+    ACCEPTED = "accepted"
+    """The provider took a terminate order; the machine is not yet seen to be gone."""
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A paid call we owe or have made; durable before the call."""
+
+    id: IntentId
+    kind: IntentKind
+    provider: ProviderName
+    key: AttemptKey
+    state: IntentState
+    created_at: datetime
+    attempt: AttemptId | None
+    ref: InstanceRef | None = None
+    tries: int = 0
+    not_before: datetime | None = None
+    accepted_at: datetime | None = None
+    error: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state not in {IntentState.DONE, IntentState.FAILED}
+
+
+def launch_intent_id(key: AttemptKey) -> IntentId:
+    return IntentId(f"launch:{key}")
+
+
+def terminate_intent_id(ref: InstanceRef) -> IntentId:
+    return IntentId(f"terminate:{ref.provider}:{ref.scope}:{ref.instance_id}")
+
+
+class CooldownScope(StrEnum):
+    HOST = "host"
+    POOL = "pool"
+    OFFER = "offer"
+    PROVIDER = "provider"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cooldown:
+    """Something not to be bought before `until`."""
+
+    provider: ProviderName
+    scope: CooldownScope
+    subject: str
+    until: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """A settled piece of running cost, never across a UTC midnight."""
+
+    attempt: AttemptId
+    provider: ProviderName
+    day: date
+    start: datetime
+    end: datetime
+    amount: MicroUsd
+    on_demand: MicroUsd | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """Settled spending of this UTC month by day, over all jobs."""
+
+    by_day: Mapping[date, MicroUsd] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something happened, and why. Committed with the state it explains."""
+
+    at: datetime
+    kind: str
+    message: str
+    job: JobId | None = None
+    attempt: int | None = None
+    data: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderPolicy:
+    """How the daemon treats one provider.
+
+    Attributes:
+        fee_ppm: fee multiplier in parts per million; 1.20 is 1_200_000.
+        unusable: a sentence when nothing may be launched there (no key, the store cannot reach its hosts).
+    """
+
+    name: ProviderName
+    fee_ppm: int
+    quote_ttl: timedelta
+    reconcile_window: timedelta
+    provision_timeout: timedelta
+    unusable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The user's limits and the daemon's own rules."""
+
+    install: InstallId
+    providers: Mapping[ProviderName, ProviderPolicy]
+    ceiling_default: MicroUsdPerGpuHour | None = None
+    ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
+    """By canonical GPU name."""
+    budget_day: MicroUsd | None = None
+    budget_month: MicroUsd | None = None
+    machines_max: int = 8
+    launches_per_cycle_max: int = 16
+    silence_max: timedelta = timedelta(seconds=45)
+    """No sign of life from a running host for so long means that it is lost."""
+    commit_horizon: timedelta = timedelta(minutes=5)
+    """How much running cost is set aside for each machine: detecting, saving and ending take that long at most."""
+    save_allowance: timedelta = timedelta(minutes=2)
+    """Time beyond stop_grace that a stopping host may take for uploading."""
+    expected_stay: timedelta = timedelta(hours=6)
+    host_cooldown: timedelta = timedelta(minutes=30)
+    pool_cooldown: timedelta = timedelta(minutes=3)
+    recheck_every: timedelta = timedelta(seconds=60)
+    launches_paused: str = ""
+    """A sentence while nothing may be launched (shutting down, the store does not answer)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything the core needs to decide.
+
+    Attributes:
+        jobs: those that are not final, and those with an attempt that has not ended.
+        attempts: those that have not ended.
+        intents: the open ones.
+    """
+
+    policy: Policy
+    jobs: Mapping[JobId, Job]
+    attempts: Mapping[AttemptId, Attempt]
+    intents: Mapping[IntentId, Intent]
+    cooldowns: tuple[Cooldown, ...] = ()
+    books: Books = field(default_factory=Books)
+
+    def attempts_of(self, job: JobId) -> tuple[Attempt, ...]:
+        return tuple(a for i, a in self.attempts.items() if i.job == job)
+
+    def counting_attempt(self, job: JobId) -> Attempt | None:
+        """The one attempt of the job whose machine may live and whose writing counts."""
+        found = [a for a in self.attempts_of(job) if a.state.counts]
+        if len(found) > 1:
+            raise InvariantBroken(f"job {job} has {len(found)} attempts that count")
+        return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The last value of one provider's offers, or why there is none."""
+
+    provider: ProviderName
+    offers: tuple[Offer, ...] = ()
+    at: datetime | None = None
+    error: str = ""
+    error_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketSnapshot:
+    """All boards at one time."""
+
+    boards: Mapping[ProviderName, Board]
+
+
+class ExitCause(StrEnum):
+    """Why the runner came to its end, in its own words."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    NOTICE = "notice"
+    LEASE = "lease"
+    SETUP_FAILED = "setup_failed"
+    RUNNER_FAILED = "runner_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """What one complete look at an attempt's part of the store told; everything in it is already validated.
+
+    Attributes:
+        seq: of the heartbeat, -1 before the first.
+        checkpoints: newly accepted ones, oldest first.
+        exit_cause: set once the runner reported its end.
+        notes: sentences for the event log (a checkpoint refused, a fallback on restore).
+    """
+
+    attempt: AttemptId
+    looked_at: datetime
+    seq: int = -1
+    phase: str = ""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    resumed_from: str | None = None
+    exit_cause: ExitCause | None = None
+    exit_code: int | None = None
+    exit_detail: str = ""
+    notice_at: datetime | None = None
+    notes: tuple[str, ...] = ()
+
+
+class VerdictKind(StrEnum):
+    PLACED = "placed"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ABOVE_CEILING = "above_ceiling"
+    NO_CEILING = "no_ceiling"
+    NO_MATCH = "no_match"
+    NO_OFFERS = "no_offers"
+    TAKEN = "taken"
+    COOLING = "cooling"
+    BUDGET_JOB = "budget_job"
+    BUDGET_DAY = "budget_day"
+    BUDGET_MONTH = "budget_month"
+    MACHINES = "machines"
+    LAUNCH_LIMIT = "launch_limit"
+    PAUSED = "paused"
+    RECONCILING = "reconciling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a job was or was not placed in one decision.
+
+    Attributes:
+        sentence: what `spotctl why` prints.
+        passed_over: reason and number of offers, most frequent first.
+        until: when the answer can change by itself.
+    """
+
+    job: JobId
+    kind: VerdictKind
+    sentence: str
+    at: datetime
+    best: Quote | None = None
+    ceiling: MicroUsdPerGpuHour | None = None
+    passed_over: tuple[tuple[str, int], ...] = ()
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be written in one commit. Rows replace their former values by id."""
+
+    jobs: Mapping[JobId, Job] = field(default_factory=dict)
+    attempts: Mapping[AttemptId, Attempt] = field(default_factory=dict)
+    intents: Mapping[IntentId, Intent] = field(default_factory=dict)
+    cooldowns: tuple[Cooldown, ...] = ()
+    charges: tuple[Charge, ...] = ()
+    events: tuple[Event, ...] = ()
+    verdicts: Mapping[JobId, Verdict] = field(default_factory=dict)
+    wake_at: datetime | None = None
+    look_again: frozenset[ProviderName] = frozenset()
+    """Providers whose machines must be listed again at once, before a large loss is believed."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.jobs or self.attempts or self.intents or self.cooldowns or self.charges or self.events)

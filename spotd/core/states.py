@@ -1,0 +1,260 @@
+"""States, the one table of transitions, and the reasons attempts end.
+
+Theory. A *job* is what the user queued; an *attempt* is one machine and one try. The reason an attempt ended is the
+source of everything that follows: the job's next state, whether it counts as a failure of the user's code, whether
+the host cools down, and the sentence the user reads are all derived from it here.
+
+An attempt moves only forward:
+
+    INTENDED  the launch is durable, the paid call may or may not have been made
+    STARTING  the provider says the machine exists; the runner has not reported the user's command yet
+    RUNNING   the runner reported that the user's command runs
+    STOPPING  the runner was told to save and stop; the machine still lives
+    ENDING    the outcome is settled and the machine may no longer count; it is destroyed until the provider says gone
+    ENDED     the provider says there is no machine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class InvariantBroken(Exception):
+    """A rule the safety of money or work rests on does not hold: stop, the write-ahead intents make it safe."""
+
+
+class JobState(StrEnum):
+    QUEUED = "QUEUED"
+    WAITING_PRICE = "WAITING_PRICE"
+    PROVISIONING = "PROVISIONING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    CANCELLING = "CANCELLING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+    @property
+    def may_be_placed(self) -> bool:
+        """A job in this state holds no machine that counts and wants one."""
+        return self in _PLACEABLE
+
+
+_FINAL: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
+_PLACEABLE: Final = frozenset({JobState.QUEUED, JobState.WAITING_PRICE, JobState.RECOVERING})
+
+
+class AttemptState(StrEnum):
+    INTENDED = "intended"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDING = "ending"
+    ENDED = "ended"
+
+    @property
+    def counts(self) -> bool:
+        """What this attempt's host writes is accepted, and its job may have no other machine."""
+        return self in _COUNTING
+
+
+_COUNTING: Final = frozenset(
+    {AttemptState.INTENDED, AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING}
+)
+
+
+class IllegalTransition(InvariantBroken):
+    """A state was asked to become one that the table does not allow."""
+
+    def __init__(self, before: StrEnum, after: StrEnum) -> None:
+        super().__init__(f"{type(before).__name__} {before} cannot become {after}")
+
+
+JOB_TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
+    JobState.QUEUED: frozenset({JobState.WAITING_PRICE, JobState.PROVISIONING, JobState.CANCELLED, JobState.EXPIRED}),
+    JobState.WAITING_PRICE: frozenset({JobState.QUEUED, JobState.PROVISIONING, JobState.CANCELLED, JobState.EXPIRED}),
+    JobState.PROVISIONING: frozenset(
+        {
+            JobState.STARTING,
+            JobState.RUNNING,
+            JobState.QUEUED,
+            JobState.RECOVERING,
+            JobState.CANCELLING,
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.CANCELLED,
+            JobState.EXPIRED,
+        }
+    ),
+    JobState.STARTING: frozenset(
+        {
+            JobState.RUNNING,
+            JobState.QUEUED,
+            JobState.RECOVERING,
+            JobState.CANCELLING,
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.CANCELLED,
+            JobState.EXPIRED,
+        }
+    ),
+    JobState.RUNNING: frozenset(
+        {
+            JobState.QUEUED,
+            JobState.RECOVERING,
+            JobState.CANCELLING,
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.CANCELLED,
+            JobState.EXPIRED,
+        }
+    ),
+    JobState.RECOVERING: frozenset(
+        {
+            JobState.QUEUED,
+            JobState.WAITING_PRICE,
+            JobState.PROVISIONING,
+            JobState.CANCELLED,
+            JobState.EXPIRED,
+            JobState.FAILED,
+        }
+    ),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset({JobState.QUEUED}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED}),
+    JobState.EXPIRED: frozenset({JobState.QUEUED}),
+}
+"""Final states lead only back to QUEUED, by `spotctl retry`."""
+
+ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = {
+    AttemptState.INTENDED: frozenset(
+        {AttemptState.STARTING, AttemptState.RUNNING, AttemptState.ENDING, AttemptState.ENDED}
+    ),
+    AttemptState.STARTING: frozenset(
+        {AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDING, AttemptState.ENDED}
+    ),
+    AttemptState.RUNNING: frozenset({AttemptState.STOPPING, AttemptState.ENDING, AttemptState.ENDED}),
+    AttemptState.STOPPING: frozenset({AttemptState.ENDING, AttemptState.ENDED}),
+    AttemptState.ENDING: frozenset({AttemptState.ENDED}),
+    AttemptState.ENDED: frozenset(),
+}
+
+
+def check_job_transition(before: JobState, after: JobState) -> None:
+    """Raises IllegalTransition unless the table has this row."""
+    if before is not after and after not in JOB_TRANSITIONS[before]:
+        raise IllegalTransition(before, after)
+
+
+def check_attempt_transition(before: AttemptState, after: AttemptState) -> None:
+    """Raises IllegalTransition unless the table has this row."""
+    if before is not after and after not in ATTEMPT_TRANSITIONS[before]:
+        raise IllegalTransition(before, after)
+
+
+class Blame(StrEnum):
+    """Who pays for the end of an attempt with a retry or a cooldown."""
+
+    NOBODY = "nobody"
+    USER = "user"
+    HOST = "host"
+    POOL = "pool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTraits:
+    """What follows from a reason.
+
+    Attributes:
+        next_state: of the job; `None` where the caller decides (a user error with retries left recovers).
+        is_recovery: the job goes on elsewhere and the loss shows in its `recoveries`.
+        sentence: for the user; `{detail}` is filled in.
+    """
+
+    next_state: JobState | None
+    is_recovery: bool
+    blame: Blame
+    sentence: str
+
+
+class EndReason(StrEnum):
+    """Why an attempt ended. The strings are part of the JSON output."""
+
+    DONE = "done"
+    PREEMPTED = "preempted"
+    OUTBID = "outbid"
+    HOST_LOST = "host_lost"
+    USER_ERROR = "user_error"
+    IMAGE_ERROR = "image_error"
+    PROVISION_TIMEOUT = "provision_timeout"
+    LAUNCH_FAILED = "launch_failed"
+    NEVER_LAUNCHED = "never_launched"
+    STALLED = "stalled"
+    OVER_BUDGET = "over_budget"
+    ABOVE_CEILING = "above_ceiling"
+    MIGRATED = "migrated"
+    CANCELLED = "cancelled"
+    LEASE_EXPIRED = "lease_expired"
+    CONTRACT_BROKEN = "contract_broken"
+    PROVIDER_BALANCE = "provider_balance"
+
+    @property
+    def traits(self) -> EndTraits:
+        return _END_TRAITS[self]
+
+
+def _row(
+    next_state: JobState | None, sentence: str, *, is_recovery: bool = False, blame: Blame = Blame.NOBODY
+) -> EndTraits:
+    return EndTraits(next_state=next_state, is_recovery=is_recovery, blame=blame, sentence=sentence)
+
+
+_END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
+    EndReason.DONE: _row(JobState.SUCCEEDED, "the command ended with exit code 0"),
+    EndReason.PREEMPTED: _row(
+        JobState.RECOVERING, "the provider took the machine back", is_recovery=True, blame=Blame.HOST
+    ),
+    EndReason.OUTBID: _row(
+        JobState.RECOVERING, "somebody bid more for the machine", is_recovery=True, blame=Blame.HOST
+    ),
+    EndReason.HOST_LOST: _row(
+        JobState.RECOVERING, "the machine vanished or fell silent: {detail}", is_recovery=True, blame=Blame.HOST
+    ),
+    EndReason.USER_ERROR: _row(None, "the command failed: {detail}", blame=Blame.USER),
+    EndReason.IMAGE_ERROR: _row(
+        JobState.RECOVERING, "the image did not start: {detail}", is_recovery=True, blame=Blame.HOST
+    ),
+    EndReason.PROVISION_TIMEOUT: _row(
+        JobState.RECOVERING, "the machine did not come up in time", is_recovery=True, blame=Blame.HOST
+    ),
+    EndReason.LAUNCH_FAILED: _row(JobState.RECOVERING, "the launch was refused: {detail}", blame=Blame.POOL),
+    EndReason.NEVER_LAUNCHED: _row(JobState.RECOVERING, "the launch did not take effect: {detail}"),
+    EndReason.STALLED: _row(
+        JobState.RECOVERING, "the job made no progress: {detail}", is_recovery=True, blame=Blame.HOST
+    ),
+    EndReason.OVER_BUDGET: _row(None, "the budget is used up: {detail}"),
+    EndReason.ABOVE_CEILING: _row(
+        JobState.RECOVERING, "the running price rose above the ceiling: {detail}", is_recovery=True, blame=Blame.POOL
+    ),
+    EndReason.MIGRATED: _row(JobState.RECOVERING, "moved to a better machine: {detail}", is_recovery=True),
+    EndReason.CANCELLED: _row(JobState.CANCELLED, "cancelled by its owner"),
+    EndReason.LEASE_EXPIRED: _row(
+        JobState.RECOVERING, "the machine had not heard from spotd for too long and ended itself", is_recovery=True
+    ),
+    EndReason.CONTRACT_BROKEN: _row(
+        JobState.RECOVERING, "the provider did not sell what was asked: {detail}", blame=Blame.HOST
+    ),
+    EndReason.PROVIDER_BALANCE: _row(
+        JobState.RECOVERING, "the account at the provider ran out of money", is_recovery=True, blame=Blame.POOL
+    ),
+}
