@@ -93,11 +93,32 @@ class Quote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """Running cost: `settled` is closed and booked, the rest accrues at `rate` since `since`."""
+    """Running cost: `settled` is closed and booked, the rest accrues at `rate` since `since`.
+
+    `on_demand_rate` is what the same hardware would have cost on-demand over the same time; `None` where unknown.
+    """
 
     settled: MicroUsd = NOTHING
     rate: MicroUsdPerHour = FREE
+    on_demand_rate: MicroUsdPerHour | None = None
     since: datetime | None = None
+
+
+class MachineState(StrEnum):
+    """What may exist under an attempt's key.
+
+    EXPECTED: the launch may have taken effect. LIVE: it exists and may compute. HALTED: it cannot compute any more
+    (paused, ending, or the provider accepted its end) but may still bill storage. GONE: the provider says so.
+    """
+
+    EXPECTED = "expected"
+    LIVE = "live"
+    HALTED = "halted"
+    GONE = "gone"
+
+    @property
+    def may_compute(self) -> bool:
+        return self in {MachineState.EXPECTED, MachineState.LIVE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +141,7 @@ class Attempt:
         ref: the machine, once the provider named it.
         ever_listed: a complete listing showed the machine; only then can absence mean loss quickly.
         missing_since: first of the consecutive complete listings that lack the machine.
-        machine_gone: the provider says that nothing exists (any more) under this attempt's key.
+        price_max: GPU part of the whole machine given to the launch call; the bid in a bid market.
         heartbeat_seen_at: when the daemon last saw the heartbeat's sequence number move, by its own clock.
         looked_at: the last complete look at what this attempt wrote.
     """
@@ -130,6 +151,7 @@ class Attempt:
     state: AttemptState
     quote: Quote
     ceiling: MicroUsdPerGpuHour
+    price_max: MicroUsdPerHour
     intended_at: datetime
     ref: InstanceRef | None = None
     outcome_unknown: bool = False
@@ -140,7 +162,7 @@ class Attempt:
     on_demand_settled: MicroUsd = NOTHING
     ever_listed: bool = False
     missing_since: datetime | None = None
-    machine_gone: bool = False
+    machine: MachineState = MachineState.EXPECTED
     heartbeat_seq: int = -1
     heartbeat_seen_at: datetime | None = None
     looked_at: datetime | None = None
@@ -165,6 +187,7 @@ class Job:
         reason: one sentence, why the job is in this state.
         attempts_made: number of the newest attempt, 0 before the first.
         errors: failures of the user's own code so far.
+        image_errors: attempts in a row whose image did not start.
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended.
         lost: machine time after the newest checkpoint at each loss, plus time without a machine after losses.
@@ -181,6 +204,7 @@ class Job:
     state_since: datetime
     attempts_made: int = 0
     errors: int = 0
+    image_errors: int = 0
     recoveries: int = 0
     checkpoints: tuple[Checkpoint, ...] = ()
     spent: MicroUsd = NOTHING
@@ -326,6 +350,11 @@ class Policy:
     host_cooldown: timedelta = timedelta(minutes=30)
     pool_cooldown: timedelta = timedelta(minutes=3)
     recheck_every: timedelta = timedelta(seconds=60)
+    lease: timedelta = timedelta(minutes=30)
+    """A host that cannot hear from us for so long ends itself: the outer bound on an unreachable machine."""
+    bid_headroom_ppm: int = 100_000
+    """How far above the lowest winning bid to bid, where we pay what we bid; never above the ceiling."""
+    image_errors_max: int = 3
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""
 
@@ -356,24 +385,6 @@ class World:
         if len(found) > 1:
             raise InvariantBroken(f"job {job} has {len(found)} attempts that count")
         return found[0] if found else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
-    """The last value of one provider's offers, or why there is none."""
-
-    provider: ProviderName
-    offers: tuple[Offer, ...] = ()
-    at: datetime | None = None
-    error: str = ""
-    error_since: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketSnapshot:
-    """All boards at one time."""
-
-    boards: Mapping[ProviderName, Board]
 
 
 class ExitCause(StrEnum):

@@ -176,7 +176,7 @@ class EndTraits:
     """What follows from a reason.
 
     Attributes:
-        next_state: of the job; `None` where the caller decides (a user error with retries left recovers).
+        next_state: of the job; `None` for a user error, where the retries left decide.
         is_recovery: the job goes on elsewhere and the loss shows in its `recoveries`.
         sentence: for the user; `{detail}` is filled in.
     """
@@ -201,7 +201,7 @@ class EndReason(StrEnum):
     NEVER_LAUNCHED = "never_launched"
     STALLED = "stalled"
     OVER_BUDGET = "over_budget"
-    ABOVE_CEILING = "above_ceiling"
+    BUDGET_PAUSED = "budget_paused"
     MIGRATED = "migrated"
     CANCELLED = "cancelled"
     LEASE_EXPIRED = "lease_expired"
@@ -242,10 +242,8 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.STALLED: _row(
         JobState.RECOVERING, "the job made no progress: {detail}", is_recovery=True, blame=Blame.HOST
     ),
-    EndReason.OVER_BUDGET: _row(None, "the budget is used up: {detail}"),
-    EndReason.ABOVE_CEILING: _row(
-        JobState.RECOVERING, "the running price rose above the ceiling: {detail}", is_recovery=True, blame=Blame.POOL
-    ),
+    EndReason.OVER_BUDGET: _row(JobState.EXPIRED, "the job's budget is used up: {detail}"),
+    EndReason.BUDGET_PAUSED: _row(JobState.QUEUED, "stopped until there is budget again: {detail}"),
     EndReason.MIGRATED: _row(JobState.RECOVERING, "moved to a better machine: {detail}", is_recovery=True),
     EndReason.CANCELLED: _row(JobState.CANCELLED, "cancelled by its owner"),
     EndReason.LEASE_EXPIRED: _row(

@@ -59,6 +59,7 @@ class Offer:
         gpu: canonical name (`spotd_providers.contract.gpus`), or the provider's own spelling if unknown.
         gpu_price: whole machine, GPU part only, before the marketplace's fee. For a bid market: the bid to place.
         on_demand_price: GPU part of the same hardware sold on-demand, where known (the receipt's comparison).
+        pays_bid: in a bid market, whether a machine bills what was bid (vast.ai) or the market's price (AWS).
         disk_gb_max: largest disk that can be asked for; `None` where there is no limit worth naming.
         duration_max: how long this machine can be kept at most, where the provider says so.
         extra: what `launch` needs and nobody else reads. Never a secret.
@@ -74,6 +75,7 @@ class Offer:
     gpu_count: int
     gpu_vram_mb: int | None = None
     gpu_price: MicroUsdPerHour
+    pays_bid: bool = False
     on_demand_price: MicroUsdPerHour | None = None
     storage_price: MicroUsdPerGbMonth = FREE_STORAGE
     upload_price: MicroUsdPerGb = FREE_TRAFFIC

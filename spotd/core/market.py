@@ -1,0 +1,57 @@
+"""What can be bought now: one board per provider, each with a shelf sorted for the search.
+
+Theory. A board holds the last value of one provider's poll. Building the shelf costs one sort per poll; after that a
+decision for a thousand jobs touches only the offers of the GPUs that the jobs name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from spotd_providers.contract.values import Offer, ProviderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """A provider's offers by canonical GPU and count, each list in order of its GPU price."""
+
+    by_gpu: Mapping[tuple[str, int], tuple[Offer, ...]] = field(default_factory=dict)
+    size: int = 0
+
+
+def build_shelf(offers: tuple[Offer, ...]) -> Shelf:
+    """The offers, findable by what jobs ask for."""
+    groups: dict[tuple[str, int], list[Offer]] = {}
+    for offer in offers:
+        groups.setdefault((offer.gpu, offer.gpu_count), []).append(offer)
+    return Shelf(
+        by_gpu={
+            key: tuple(sorted(group, key=lambda o: (o.gpu_price, o.offer_id))) for key, group in sorted(groups.items())
+        },
+        size=len(offers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The last value of one provider's offers, and its trouble if it has any.
+
+    Attributes:
+        at: when the offers on the shelf were asked for; `None` before the first answer.
+        error: why the newest poll failed, empty when it did not.
+    """
+
+    provider: ProviderName
+    shelf: Shelf = field(default_factory=Shelf)
+    at: datetime | None = None
+    error: str = ""
+    error_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketSnapshot:
+    """All boards at one time."""
+
+    boards: Mapping[ProviderName, Board] = field(default_factory=dict)
