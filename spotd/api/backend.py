@@ -1,0 +1,293 @@
+"""What the API needs of the daemon, and the closed set of ways it can say no.
+
+Theory. The application in `app` turns HTTP into these calls and their results into JSON; it adds `schema` and `now`,
+and holds no state. A `Backend` returns the shapes of `shapes` (JSON-ready) and raises nothing but `Refusal` leaves for
+what it expects. While `trouble()` is not empty, the application answers 503 by itself instead of waiting.
+
+A job reference (`ref`) is an id, a name or a unique prefix of an id; `refs.resolve` is the one rule for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from spotd.api.shapes import (
+    CheckpointShape,
+    CodeShape,
+    CostShape,
+    DoctorShape,
+    EventShape,
+    FilesShape,
+    JobDetailShape,
+    JobPageShape,
+    JobShape,
+    LogShape,
+    PlanShape,
+    PricesShape,
+    ProviderShape,
+    ReconcileShape,
+    StatusShape,
+    WhyShape,
+)
+
+
+class RefusalCode(StrEnum):
+    """Why a wish was not fulfilled. The strings are part of the JSON output."""
+
+    NOT_FOUND = "not_found"
+    AMBIGUOUS = "ambiguous"
+    INVALID = "invalid"
+    CONFLICT = "conflict"
+    BUDGET = "budget"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong in what the user wrote; `key` is dotted (`resources.gpu`), empty for the whole."""
+
+    key: str
+    message: str
+    hint: str = ""
+
+
+class Refusal(Exception):
+    """A wish was not fulfilled, and nothing changed. The message is for the user and ends without a full stop."""
+
+    code: RefusalCode
+
+    def __init__(self, message: str, *, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.problems = problems
+
+
+class NotFound(Refusal):
+    """No job, checkpoint or file of this name."""
+
+    code = RefusalCode.NOT_FOUND
+
+
+class Ambiguous(Refusal):
+    """The reference means several jobs; the hint lists them."""
+
+    code = RefusalCode.AMBIGUOUS
+
+
+class Invalid(Refusal):
+    """The job or a parameter is wrong; `problems` says where."""
+
+    code = RefusalCode.INVALID
+
+
+class StateConflict(Refusal):
+    """The job is in no state for this (cancel of an ended one, retry of a running one, a name in use)."""
+
+    code = RefusalCode.CONFLICT
+
+
+class OverBudget(Refusal):
+    """A budget forbids it."""
+
+    code = RefusalCode.BUDGET
+
+
+class Unavailable(Refusal):
+    """Something the daemon needs does not answer; the same wish may be fulfilled later."""
+
+    code = RefusalCode.UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A job as the user wrote it, not validated.
+
+    Attributes:
+        data: the job file as parsed from TOML (dates as ISO strings); empty without a file.
+        flags: what was given by flags, in the same shape; a value here replaces the file's value of that key.
+        source: the job file's path as the user wrote it, empty without one.
+        base_dir: absolute folder that a relative `workdir` is relative to.
+    """
+
+    data: Mapping[str, Any]
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    base_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job to be queued.
+
+    Attributes:
+        code_sha256: of a code archive that `put_code` took, `None` for a job without a workdir.
+        secrets: values by name; they go to the secret store and nowhere else.
+    """
+
+    draft: Draft
+    code_sha256: str | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """Which jobs `ls` shows: none of the filters means all. Jobs that are not final are never cut off by `limit`."""
+
+    states: frozenset[str] = frozenset()
+    active_only: bool = False
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceQuery:
+    """Which quotes `prices` shows. `gpu` is as the user spelled it; priced for one GPU-hour with `disk_gb`."""
+
+    gpu: str | None = None
+    provider: str | None = None
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """Which part of a job's log.
+
+    Attributes:
+        after: a cursor of an earlier record; nothing before or at it is sent again.
+        tail: begin so many lines before the end instead of at the beginning (`None` is the beginning).
+        attempt: only this attempt.
+        follow: go on until the job is final and everything it wrote was sent.
+    """
+
+    after: str | None = None
+    tail: int | None = None
+    attempt: int | None = None
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventQuery:
+    """Which events, oldest first.
+
+    Attributes:
+        after: only those with a greater id.
+        since: only those at or after this instant.
+        limit: the newest so many of those that match, before following begins.
+    """
+
+    after: int | None = None
+    since: datetime | None = None
+    job: str | None = None
+    limit: int = 1000
+    follow: bool = False
+
+
+class Backend(Protocol):
+    """The daemon as its API sees it."""
+
+    def now(self) -> datetime:
+        """The daemon's clock, aware UTC; ages on screen are measured against it."""
+        ...
+
+    def trouble(self) -> str:
+        """Empty while the state store answers, else one sentence. Never blocks."""
+        ...
+
+    async def status(self) -> StatusShape: ...
+
+    async def plan(self, draft: Draft) -> PlanShape:
+        """What submitting would do; changes nothing.
+
+        Raises:
+            Invalid: with every problem found, not only the first.
+        """
+        ...
+
+    async def has_code(self, sha256: str) -> bool:
+        """Whether the store holds this archive already."""
+        ...
+
+    async def put_code(self, sha256: str, stream: AsyncIterator[bytes]) -> CodeShape:
+        """The archive is in the store under its hash; stored once however often it comes.
+
+        Raises:
+            Invalid: the bytes have another hash.
+            Unavailable: the store does not answer or is full.
+        """
+        ...
+
+    async def submit(self, submission: Submission) -> JobDetailShape:
+        """The job is queued, durably.
+
+        Raises:
+            Invalid: the draft is wrong, a secret is missing, or the code was not put before.
+            StateConflict: an unfinished job has this name.
+            OverBudget: it can never run within the budgets.
+        """
+        ...
+
+    async def jobs(self, query: JobQuery) -> JobPageShape: ...
+
+    async def job(self, ref: str) -> JobDetailShape: ...
+
+    async def why(self, ref: str) -> WhyShape: ...
+
+    def logs(self, ref: str, query: LogQuery) -> AsyncIterator[LogShape]:
+        """The records, the last of kind `end`. Raises `NotFound` at the first step, before any record."""
+        ...
+
+    async def cancel(self, ref: str) -> JobShape:
+        """The job is cancelled or being cancelled; a second cancel changes nothing and succeeds.
+
+        Raises:
+            StateConflict: it ended otherwise already.
+        """
+        ...
+
+    async def retry(self, ref: str) -> JobShape:
+        """A final job is queued again and will resume from its newest checkpoint.
+
+        Raises:
+            StateConflict: it is not final, or succeeded.
+        """
+        ...
+
+    async def prices(self, query: PriceQuery) -> PricesShape: ...
+
+    def events(self, query: EventQuery) -> AsyncIterator[EventShape]:
+        """The events; with `follow` it never ends by itself."""
+        ...
+
+    async def cost(self, ref: str | None) -> CostShape:
+        """The receipt of one job, or of all."""
+        ...
+
+    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
+        """Accepted checkpoints, newest first."""
+        ...
+
+    async def files(self, ref: str, checkpoint: str | None) -> FilesShape:
+        """What `pull` can fetch: the outputs, or one checkpoint by name (`newest` is the newest).
+
+        Raises:
+            NotFound: there is no such checkpoint, or there are no outputs (yet).
+        """
+        ...
+
+    def read_file(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
+        """The bytes of one of these files, verified. Raises `NotFound` at the first step, before any byte."""
+        ...
+
+    async def providers(self) -> list[ProviderShape]: ...
+
+    async def doctor(self) -> DoctorShape:
+        """Every check, each within its own time limit; a finding is a row, never an exception."""
+        ...
+
+    async def reconcile(self) -> ReconcileShape:
+        """Every provider was asked for its machines now, and what follows is committed."""
+        ...

@@ -1,0 +1,421 @@
+"""The JSON of the API, as types: the promise behind `-o json`.
+
+Rules that hold everywhere. Instants are ISO 8601 in UTC ending in `Z`, by the daemon's clock, or null. Money is dollars
+as a float: `_usd` an amount, `_usd_h` per hour for the whole machine, `_usd_gpu_h` per hour for one GPU. Spans are
+seconds. Keys are always present. A key may be added within one schema; none is removed or given another meaning.
+
+Imports the standard library's `typing` only, so that the client may share it for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypedDict
+
+SCHEMA: Final = 1
+
+
+class CheckpointShape(TypedDict):
+    """A complete, verified checkpoint; `attempt` wrote it."""
+
+    name: str
+    attempt: int
+    step: int | None
+    bytes: int
+    at: str
+
+
+class AttemptShape(TypedDict):
+    """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user."""
+
+    attempt: int
+    state: str
+    provider: str
+    host: str
+    region: str
+    market: str
+    gpu: str
+    gpu_count: int
+    effective_usd_h: float
+    ceiling_usd_gpu_h: float
+    on_demand_usd_h: float | None
+    intended_at: str
+    launched_at: str | None
+    running_at: str | None
+    ended_at: str | None
+    resumed_from: str | None
+    reason: str | None
+    detail: str
+    exit_code: int | None
+    spent_usd: float
+    on_demand_usd: float
+
+
+class JobShape(TypedDict):
+    """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
+
+    `gpu` and `gpu_count` tell what the job asks for while it has no machine (its first alternative).
+    `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
+    """
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    provider: str | None
+    host: str | None
+    gpu: str | None
+    gpu_count: int
+    attempt: int
+    attempts: list[AttemptShape]
+    effective_usd_h: float | None
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    recoveries: int
+    checkpoint: CheckpointShape | None
+    submitted_at: str
+    started_at: str | None
+    ended_at: str | None
+    verdict: str
+    exit_code: int | None
+
+
+class JobDetailShape(TypedDict):
+    """What `show` adds to the job object.
+
+    Attributes:
+        spec: the job as it was understood, in the shape of a job file; secrets by name only.
+        lost_s: work and waiting lost to preemptions.
+    """
+
+    job: JobShape
+    spec: dict[str, Any]
+    code_sha256: str | None
+    code_bytes: int
+    priority: int
+    lost_s: float
+    ceiling_usd_gpu_h: float | None
+    budget_usd: float | None
+    phase: str
+
+
+class JobPageShape(TypedDict):
+    """Jobs, newest submission first. `more` when the limit cut some off."""
+
+    jobs: list[JobShape]
+    more: bool
+
+
+class BreakdownShape(TypedDict):
+    """Every term of an effective price, whole machine per hour: total = gpu + storage + fee + upload + restore."""
+
+    gpu_usd_h: float
+    storage_usd_h: float
+    fee_usd_h: float
+    fee_multiplier: float
+    upload_usd_h: float
+    restore_usd_h: float
+    total_usd_h: float
+    per_gpu_usd_h: float
+
+
+class QuoteShape(TypedDict):
+    """An offer with its effective price; `ceiling_usd_gpu_h` is the one that applies to it, null when none does.
+
+    Attributes:
+        fits: it is under the ceiling and nothing else speaks against it.
+        verdict: why not (`above the ceiling`, `cooling down until ...`), or `ok`.
+    """
+
+    provider: str
+    offer: str
+    host: str
+    region: str
+    market: str
+    interruption: str
+    gpu: str
+    gpu_count: int
+    gpu_vram_gb: float | None
+    reliability: float | None
+    effective_usd_h: float
+    effective_usd_gpu_h: float
+    on_demand_usd_h: float | None
+    ceiling_usd_gpu_h: float | None
+    fits: bool
+    verdict: str
+    breakdown: BreakdownShape
+    at: str
+
+
+class BoardShape(TypedDict):
+    """The last poll of one provider. `error` is empty while it answers; `at` is when offers last came."""
+
+    provider: str
+    offers: int
+    at: str | None
+    error: str
+
+
+class PricesShape(TypedDict):
+    """Quotes, cheapest effective price per GPU first, and the boards they come from. `more` when the limit cut some."""
+
+    quotes: list[QuoteShape]
+    boards: list[BoardShape]
+    more: bool
+
+
+class PassedOverShape(TypedDict):
+    reason: str
+    offers: int
+
+
+class PlanShape(TypedDict):
+    """What `submit` would do, decided by the same code that will decide.
+
+    Attributes:
+        spec: the job as it was understood, in the shape of a job file, defaults filled in.
+        run: the command for a person to read.
+        workdir: absolute path on the submitting machine to be packed, or null.
+        secrets: names whose values `submit` must bring.
+        ceilings: the effective $ per GPU-hour that applies, by canonical GPU name.
+        candidates: cheapest first by expected cost to finish, those that fit and the best that do not, at most 20.
+        verdict_kind: a VerdictKind value; `placed` means it would start now.
+        fits: at least one candidate is at or under the ceiling.
+        warnings: sentences worth a look that refuse nothing.
+    """
+
+    name: str
+    spec: dict[str, Any]
+    run: str
+    image: str
+    workdir: str | None
+    secrets: list[str]
+    ceilings: dict[str, float]
+    budget_usd: float | None
+    candidates: list[QuoteShape]
+    passed_over: list[PassedOverShape]
+    boards: list[BoardShape]
+    fits: bool
+    verdict_kind: str
+    verdict: str
+    warnings: list[str]
+
+
+class CodeShape(TypedDict):
+    """A packed workdir that is in the store."""
+
+    sha256: str
+    bytes: int
+
+
+class WhyShape(TypedDict):
+    """The answer to `why`, never empty. `kind` is a VerdictKind value or null for a final job."""
+
+    id: str
+    name: str
+    state: str
+    sentence: str
+    kind: str | None
+    at: str | None
+    until: str | None
+    ceiling_usd_gpu_h: float | None
+    best: QuoteShape | None
+    passed_over: list[PassedOverShape]
+    boards: list[BoardShape]
+    events: list[EventShape]
+
+
+class LogShape(TypedDict):
+    """A piece of a job's log stream.
+
+    Attributes:
+        kind: `log` is output of the user's command (`text` as it was written, line ends included);
+            `attempt` is a marker before the first output of an attempt (`text` a sentence, say where it runs);
+            `gap` says that output is missing here; `end` is the last record of an ended stream.
+        cursor: give it back as `after` to go on behind this record.
+        state, exit_code: of the job, in `end` only, else null.
+    """
+
+    kind: Literal["log", "attempt", "gap", "end"]
+    cursor: str
+    attempt: int
+    at: str | None
+    text: str
+    state: str | None
+    exit_code: int | None
+
+
+class EventShape(TypedDict):
+    """Something happened, and why. `id` grows; give it back as `after`."""
+
+    id: int
+    at: str
+    kind: str
+    message: str
+    job: str | None
+    job_name: str | None
+    attempt: int | None
+    data: dict[str, str | int | float | bool | None]
+
+
+class AttemptCostShape(TypedDict):
+    """One line of a receipt. `seconds` is billed machine time."""
+
+    attempt: int
+    provider: str
+    host: str
+    gpu: str
+    gpu_count: int
+    market: str
+    effective_usd_h: float
+    on_demand_usd_h: float | None
+    started_at: str | None
+    ended_at: str | None
+    seconds: float
+    spent_usd: float
+    on_demand_usd: float
+    reason: str | None
+
+
+class ReceiptShape(TypedDict):
+    """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine."""
+
+    id: str
+    name: str
+    state: str
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    recoveries: int
+    lost_s: float
+    budget_usd: float | None
+    attempts: list[AttemptCostShape]
+
+
+class BudgetShape(TypedDict):
+    """`name` is `day`, `month` or `machines` (then counts instead of dollars); `limit` is null without one."""
+
+    name: str
+    used: float
+    committed: float
+    limit: float | None
+
+
+class CostShape(TypedDict):
+    """Receipts of the jobs asked for, their sums, and the budgets."""
+
+    receipts: list[ReceiptShape]
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    recoveries: int
+    lost_s: float
+    budgets: list[BudgetShape]
+
+
+class FileShape(TypedDict):
+    """One regular file of a checkpoint or of the outputs. `mode` holds the permission bits."""
+
+    path: str
+    bytes: int
+    mode: int
+
+
+class FilesShape(TypedDict):
+    """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's."""
+
+    id: str
+    kind: Literal["outputs", "checkpoint"]
+    name: str
+    files: list[FileShape]
+    bytes: int
+
+
+class CapabilityShape(TypedDict):
+    """`reason` is the sentence for a power that is missing."""
+
+    power: str
+    available: bool
+    reason: str
+
+
+class ProviderShape(TypedDict):
+    """Health of one provider. `detail` says in one line what is wrong, or how many offers it shows."""
+
+    name: str
+    title: str
+    enabled: bool
+    ok: bool
+    detail: str
+    offers: int
+    machines: int
+    last_poll_at: str | None
+    last_listing_at: str | None
+    fee_multiplier: float
+    capabilities: list[CapabilityShape]
+
+
+class CheckShape(TypedDict):
+    """One finding of `doctor`. `area` is `daemon`, `store` or the provider's name."""
+
+    area: str
+    name: str
+    ok: bool
+    detail: str
+    hint: str
+
+
+class DoctorShape(TypedDict):
+    ok: bool
+    checks: list[CheckShape]
+
+
+class ListingShape(TypedDict):
+    """What one provider lists as ours. `error` is empty when it answered completely."""
+
+    provider: str
+    machines: int
+    complete: bool
+    error: str
+
+
+class ReconcileShape(TypedDict):
+    """The machines were listed and compared at once; `actions` says what follows, empty when all is in order."""
+
+    listings: list[ListingShape]
+    actions: list[str]
+
+
+class StatusShape(TypedDict):
+    """The daemon at a glance. `clock_scale` is above 1 in an accelerated local market.
+
+    Attributes:
+        paused: a sentence while nothing may be launched, else empty.
+        jobs: number of jobs by state.
+    """
+
+    version: str
+    install: str
+    pid: int
+    started_at: str
+    clock_scale: float
+    paused: str
+    machines: int
+    jobs: dict[str, int]
+    spent_day_usd: float
+    spent_month_usd: float
+
+
+class ProblemShape(TypedDict):
+    """One thing wrong in what the user wrote. `key` is the dotted key of the job file, empty for the whole."""
+
+    key: str
+    message: str
+    hint: str
+
+
+class ErrorShape(TypedDict):
+    code: str
+    message: str
+    hint: str
+    problems: list[ProblemShape]
