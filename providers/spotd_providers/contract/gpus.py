@@ -1,0 +1,281 @@
+"""GPU names: what users type and what providers sell, brought to one canonical id.
+
+Three kinds of names meet here. A *canonical id* (`H100_SXM`, `A100_SXM_80`) is a row of `gpus_table`. A *short name*
+(`h100`, `a100-80gb`) is what a person types; it means every row they would accept. A *kept name* is a provider's own
+spelling, upper-cased and joined by underscores, for anything the table does not know or can not tell apart: it is
+never dropped and can be asked for by that name.
+
+Nothing is guessed upwards. A card without a stated memory is taken for the smallest it may be; a modified card gets an
+id of its own (`RTX_3090_48`); slices of a card (`..._MIG_1G_24GB`) and laptop forms never answer to the card's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Final
+
+from spotd_providers.contract.gpus_table import GPUS, LOOK_ALIKES, GpuInfo
+
+__all__ = [
+    "GpuInfo",
+    "UnknownGpu",
+    "all_gpus",
+    "aws_gpus",
+    "canonical",
+    "gpu_info",
+    "kept_name",
+    "matches",
+    "resolve",
+    "vram_fits",
+]
+
+VRAM_TOLERANCE: Final = 0.07
+
+_PREFIXES: Final = ("nvidia", "geforce", "tesla", "amd", "instinct")
+_NOT_NAME: Final = re.compile(r"[^a-z0-9]+")
+_MEMORY: Final = re.compile(r"(?:^|(?<=[\s_\-(]))(\d{1,3})\s*gi?b?(?=$|[\s_\-)])", re.IGNORECASE)
+_GLUED_MEMORY: Final = re.compile(r"(\d{2})\s*gi?b$", re.IGNORECASE)
+_BARE_MEMORY: Final = re.compile(r"[\s_-](\d{2,3})$")
+_MIG: Final = re.compile(r"[\s_-]+mig[\s_-]*(\d+)g[\s._-]*(\d+)gb\b", re.IGNORECASE)
+_LAPTOP: Final = re.compile(r"[\s_-]*(?:laptop|mobile|max-?q)(?:[\s_-]*gpu)?$", re.IGNORECASE)
+
+
+class UnknownGpu(ValueError):
+    """No GPU of the table answers to this name.
+
+    Attributes:
+        text: what was asked for.
+        nearest: canonical ids it may have meant, best first.
+        kept: the name under which a provider's own spelling of it would be offered; pass it to `matches`.
+    """
+
+    def __init__(self, text: str, nearest: tuple[str, ...]) -> None:
+        hint = f"; did you mean {', '.join(nearest)}?" if nearest else ""
+        super().__init__(f"no GPU is known as {text!r}{hint}")
+        self.text = text
+        self.nearest = nearest
+        self.kept = kept_name(text)
+
+
+def resolve(text: str, *, sold: Collection[str] = ()) -> frozenset[str]:
+    """The canonical ids a user accepts who types this.
+
+    `sold` holds names that providers offer now; kept names among them can be asked for too.
+
+    Raises:
+        UnknownGpu: neither the table nor `sold` knows the name, or several generations share it.
+    """
+    found = _expand(text)
+    if found:
+        return found
+    key = _squash(text)
+    kept = frozenset(name for name in sold if _squash(name) == key or name in _modified_ids(text))
+    if kept:
+        return kept
+    raise UnknownGpu(text, _nearest(text))
+
+
+def canonical(provider: str, name: str, vram_mb: int | None = None) -> str:
+    """The id under which a provider's GPU is offered: a row of the table, or its own name kept.
+
+    `vram_mb` is memory of one GPU in MiB, as the provider reports it; it tells rows of one name apart and wins over
+    the name for modified cards.
+    """
+    vram_mb = vram_mb if vram_mb is not None and vram_mb > 0 else None
+    slice_ = _MIG.search(name)
+    if slice_:
+        return f"{canonical(provider, name[: slice_.start()])}_MIG_{slice_[1]}G_{slice_[2]}GB"
+    rows = _OF_PROVIDER.get(provider, {}).get(_squash(name)) or _ANY_PROVIDER.get(_squash(name))
+    if rows:
+        return _row_by_memory(name, rows, vram_mb)
+    if _LAPTOP.search(name):
+        return f"{canonical(provider, _LAPTOP.sub('', name))}_LAPTOP"
+    shared = _SHARED.get(_squash(name), ())
+    if shared and vram_mb is not None:
+        fitting = [row for row in shared if _fits(row, vram_mb)]
+        return fitting[0].name if len(fitting) == 1 else kept_name(name)
+    stated = _MEMORY.search(name)
+    if stated and not shared:
+        rest = name[: stated.start()] + name[stated.end() :]
+        if _ANY_PROVIDER.get(_squash(rest)):
+            return canonical(provider, rest, vram_mb or int(stated[1]) * 1024)
+    return kept_name(name)
+
+
+def gpu_info(name: str) -> GpuInfo | None:
+    """The row of a canonical id; `None` for kept names."""
+    return _BY_ID.get(name)
+
+
+def all_gpus() -> tuple[GpuInfo, ...]:
+    """Every row of the table."""
+    return GPUS
+
+
+def aws_gpus(instance_type: str) -> tuple[str, int] | None:
+    """The canonical id and number of the GPUs in an EC2 type; `None` for types without whole GPUs known here."""
+    return _AWS_TYPES.get(instance_type)
+
+
+def matches(requested: frozenset[str], offered: str) -> bool:
+    """Whether an offer's GPU is one of those asked for.
+
+    An offer whose name leaves the form open (`H100`) matches only a request that accepts every form it may have.
+    """
+    if offered in requested:
+        return True
+    meanings = _expand(offered)
+    if meanings:
+        return meanings <= requested
+    key = _squash(offered)
+    return any(_squash(name) == key for name in requested)
+
+
+def kept_name(name: str) -> str:
+    """A provider's own spelling as an id: maker's words removed, upper case, joined by underscores."""
+    words = [word for word in _NOT_NAME.split(name.lower()) if word]
+    while len(words) > 1 and words[0] in _PREFIXES:
+        words = words[1:]
+    return "_".join(words).upper() or "UNKNOWN"
+
+
+def vram_fits(nominal_gb: int, vram_mb: int) -> bool:
+    """Whether reported memory can be that of a card of this nominal size."""
+    return abs(vram_mb - nominal_gb * 1024) <= nominal_gb * 1024 * VRAM_TOLERANCE
+
+
+def _squash(text: str) -> str:
+    key = _NOT_NAME.sub("", text.lower())
+    while True:
+        shorter = next((key[len(p) :] for p in _PREFIXES if key.startswith(p) and len(key) > len(p)), None)
+        if shorter is None:
+            return key
+        key = shorter
+
+
+def _fits(row: GpuInfo, vram_mb: int) -> bool:
+    return any(vram_fits(gb, vram_mb) for gb in row.vram_gb)
+
+
+def _row_by_memory(name: str, rows: tuple[GpuInfo, ...], vram_mb: int | None) -> str:
+    models = {_without_memory(row) for row in rows}
+    if vram_mb is None:
+        if len(models) > 1:
+            return kept_name(name)
+        key = _squash(name)
+        usual = [row for row in rows if any(_squash(family) == key for family in row.families)] or list(rows)
+        return min(usual, key=lambda row: row.vram_gb[0]).name
+    fitting = [row for row in rows if _fits(row, vram_mb)]
+    if len(fitting) == 1:
+        return fitting[0].name
+    if fitting:
+        sizes = {row.vram_gb[0] for row in fitting}
+        exact = [row for row in fitting if row.name == kept_name(name)]
+        if exact:
+            return exact[0].name
+        return f"{kept_name(_MEMORY.sub('', name))}_{min(sizes)}GB"
+    model = models.pop() if len(models) == 1 else kept_name(name)
+    return f"{model}_{round(vram_mb / 1024)}"
+
+
+def _without_memory(row: GpuInfo) -> str:
+    model, _, last = row.name.rpartition("_")
+    return model if model and last.isdigit() and int(last) in row.vram_gb else row.name
+
+
+@lru_cache(maxsize=4096)
+def _expand(text: str) -> frozenset[str]:
+    """The rows a name may mean; empty if the table does not know it or generations share it."""
+    slice_ = _MIG.search(text)
+    if slice_:
+        cards = _expand(text[: slice_.start()])
+        return frozenset(f"{card}_MIG_{slice_[1]}G_{slice_[2]}GB" for card in cards)
+    direct = _spoken(text)
+    if direct:
+        return frozenset(row.name for row in direct)
+    if _LAPTOP.search(text):
+        cards = _expand(_LAPTOP.sub("", text))
+        return frozenset(f"{card}_LAPTOP" for card in cards)
+    parts = _split_memory(text)
+    if parts is None:
+        return frozenset()
+    rest, gb = parts
+    candidates = _everything_called(rest)
+    return frozenset(row.name for row in candidates if gb in row.vram_gb)
+
+
+def _split_memory(text: str) -> tuple[str, int] | None:
+    found = _MEMORY.search(text) or _GLUED_MEMORY.search(text) or _BARE_MEMORY.search(text)
+    return (text[: found.start()] + text[found.end() :], int(found[1])) if found else None
+
+
+def _spoken(text: str) -> tuple[GpuInfo, ...]:
+    key = _squash(text)
+    return _USER.get(key) or _USER.get(f"rtx{key}") or ()
+
+
+def _everything_called(text: str) -> tuple[GpuInfo, ...]:
+    """Every row sold under a name, modified cards included."""
+    key = _squash(text)
+    return (*_ANY_PROVIDER.get(key, ()), *_ANY_PROVIDER.get(f"rtx{key}", ()))
+
+
+def _modified_ids(text: str) -> frozenset[str]:
+    parts = _split_memory(text)
+    if parts is None:
+        return frozenset()
+    rest, gb = parts
+    return frozenset(f"{_without_memory(row)}_{gb}" for row in _everything_called(rest))
+
+
+def _nearest(text: str) -> tuple[str, ...]:
+    key = _squash(text)
+    if key in _SHARED:
+        return tuple(row.name for row in _SHARED[key])
+    parts = _split_memory(text)
+    if parts and _spoken(parts[0]):
+        return tuple(sorted(row.name for row in _spoken(parts[0])))
+    names: list[str] = []
+    for close in get_close_matches(key, _USER, n=6, cutoff=0.6):
+        names += [row.name for row in _USER[close] if row.name not in names]
+    return tuple(names[:4])
+
+
+def _index(pairs: Iterable[tuple[str, GpuInfo]]) -> dict[str, tuple[GpuInfo, ...]]:
+    found: defaultdict[str, list[GpuInfo]] = defaultdict(list)
+    for name, row in pairs:
+        rows = found[_squash(name)]
+        if row not in rows:
+            rows.append(row)
+    return {key: tuple(rows) for key, rows in found.items()}
+
+
+_BY_ID: Final[Mapping[str, GpuInfo]] = {row.name: row for row in GPUS}
+
+_OF_PROVIDER: Final[Mapping[str, Mapping[str, tuple[GpuInfo, ...]]]] = {
+    "vast": _index((name, row) for row in GPUS for name in row.vast),
+    "runpod": _index((name, row) for row in GPUS for name in row.runpod),
+    "aws": _index((name, row) for row in GPUS for name in row.aws),
+}
+
+_ANY_PROVIDER: Final[Mapping[str, tuple[GpuInfo, ...]]] = _index(
+    (name, row) for row in GPUS for name in (row.name, *row.aliases, *row.families, *row.vast, *row.runpod)
+)
+
+_USER: Final[Mapping[str, tuple[GpuInfo, ...]]] = {
+    **_ANY_PROVIDER,
+    # A person who says a family's name, or an id, means that and not every modified card sold under it.
+    **_index((name, row) for row in GPUS for name in (row.name, *row.aliases, *row.families)),
+}
+
+_SHARED: Final[Mapping[str, tuple[GpuInfo, ...]]] = {
+    _squash(name): tuple(_BY_ID[row] for row in rows) for name, rows in LOOK_ALIKES.items()
+}
+
+_AWS_TYPES: Final[Mapping[str, tuple[str, int]]] = {
+    kind: (row.name, count) for row in GPUS for kind, count in row.aws_types.items()
+}
