@@ -1,0 +1,118 @@
+"""What an answer of vast.ai means: one place that turns status codes, error words and plain texts into outcomes.
+
+Theory. vast.ai says "no" in several dialects: an HTTP status, a 200 with `success: false`, a 404 that really means
+"bad key", a 429 that is plain text. The body's `error` word is therefore looked at before the status is believed.
+What only the caller can judge (is a missing ask a lost offer or a finished deletion?) becomes `Refused`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Unavailable
+from spotd_providers.kit.http import Answer
+from spotd_providers.vastai.wire import decoded
+
+TEXT_CHARS_MAX: Final = 240
+RETRY_AFTER_MAX: Final = timedelta(minutes=10)
+_THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
+_AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
+_OWN_OFFERS_ONLY: Final = "403/3586"  # a host's account asked for somebody else's offer: the key itself is fine
+_URL_QUERY: Final = re.compile(r"(\bhttps?://[^\s?\"']*)\?[^\s\"']*")
+_LONG_HEX: Final = re.compile(r"\b[0-9a-fA-F]{32,}\b")
+_ASSIGNED_SECRET: Final = re.compile(
+    r"(?i)\b(api_key|token|secret|password|authorization)(\"?\s*[=:]\s*)\"?(bearer\s+)?[^\s\"&,]+"
+)
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class Refused(Exception):
+    """A definite "no" whose meaning depends on what was asked.
+
+    Attributes:
+        code: vast.ai's error word, lower case, or an empty string.
+        detail: its sentence, clean enough to show.
+    """
+
+    def __init__(self, *, status: int, code: str, detail: str) -> None:
+        super().__init__(f"vast.ai answered {status}: {detail or code or 'no reason given'}")
+        self.status = status
+        self.code = code
+        self.detail = detail
+
+    @property
+    def says_absent(self) -> bool:
+        """The thing named in the call does not exist, in vast.ai's own words."""
+        return self.status in (200, 404, 410) and self.code.startswith("no_such")
+
+
+def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """The text without control characters, URL queries or anything that looks like a key."""
+    text = _UNPRINTABLE.sub("", text)
+    text = _URL_QUERY.sub(r"\1?...", text)
+    text = _ASSIGNED_SECRET.sub(r"\1\2***", text)
+    return _LONG_HEX.sub("***", text).strip()[:chars_max]
+
+
+def body_of(answer: Answer) -> Any:
+    """The decoded body, or `None` if it is no JSON."""
+    try:
+        return decoded(answer.body)
+    except Unavailable:
+        return None
+
+
+def raise_for(answer: Answer, body: Any, *, endpoint: str, penalty: timedelta, now: datetime, rng: Random) -> None:
+    """Returns only if the answer is a yes.
+
+    Raises:
+        AuthFailed, RateLimited, Unavailable: whatever was asked, this is what it means.
+        Refused: a definite no.
+    """
+    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    code = _text(fields.get("error")).lower()
+    detail = clean(_text(fields.get("msg")) or _text(fields.get("detail")) or ("" if fields else answer.text))
+    if answer.status == 429:
+        raise too_many(answer, code=code, detail=detail, endpoint=endpoint, penalty=penalty, now=now, rng=rng)
+    not_allowed = answer.status == 403 and _OWN_OFFERS_ONLY not in detail
+    if answer.status == 401 or code in _AUTH_WORDS or not_allowed:
+        raise AuthFailed(f"vast.ai refused the API key: {detail or code or answer.status}")
+    if 200 <= answer.status < 300 and fields.get("success") is not False:
+        return
+    if 300 <= answer.status < 400:
+        host = urlsplit(answer.headers.get("location", "")).hostname or "elsewhere"
+        raise Unavailable(f"vast.ai redirects {endpoint} to {host}: check base_url")
+    if answer.status >= 500 or answer.status == 408:
+        raise Unavailable(f"vast.ai answered {answer.status} to {endpoint}")
+    raise Refused(status=answer.status, code=code, detail=detail)
+
+
+def too_many(
+    answer: Answer, *, code: str, detail: str, endpoint: str, penalty: timedelta, now: datetime, rng: Random
+) -> ProviderError:
+    """How long a 429 asks to wait: its header, else the threshold in its text, else the endpoint's own penalty."""
+    if code == "search_quota_exceeded":
+        midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        return RateLimited(
+            "vast.ai's daily search quota is used up until 00:00 UTC; raise poll_every to stay below it",
+            retry_after=midnight - now,
+        )
+    if code == "spend_rate_limit":
+        return QuotaExceeded(f"vast.ai limits how fast this account may spend: {detail}")
+    wait = penalty
+    if (found := _THRESHOLD.search(answer.text)) is not None:
+        wait = max(penalty, timedelta(seconds=min(float(found[1]), 3600.0)))
+    header = answer.headers.get("retry-after", "")
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", header):
+        wait = timedelta(seconds=float(header))
+    jitter = timedelta(seconds=0.1 + 0.4 * rng.random())
+    return RateLimited(f"vast.ai is asked too often ({endpoint})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

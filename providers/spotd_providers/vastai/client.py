@@ -1,0 +1,300 @@
+"""The calls spotd makes to vast.ai, each at its own pace, each with a typed outcome.
+
+Reads may be repeated; the purchase is sent exactly once and says by its exception whether it can have had an effect.
+The key travels in the `Authorization` header of this client only; log files lie on another host and are fetched by a
+second client that has no key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from random import Random
+from typing import Any, Final, TypeVar
+
+from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
+from spotd_providers.contract.provider import Clock
+from spotd_providers.kit.http import Answer, AnswerLost, Http
+from spotd_providers.kit.pace import Pace
+from spotd_providers.kit.retry import retry_read
+from spotd_providers.vastai.answers import Refused, body_of, raise_for
+from spotd_providers.vastai.wire import (
+    ChargePage,
+    CreateReply,
+    InstancePage,
+    LogReply,
+    OfferRows,
+    UserReply,
+    offer_rows,
+    shaped,
+    single_instance,
+)
+
+PAGE_ROWS_MAX: Final = 25
+CHARGES_PAGE_ROWS: Final = 100
+SEARCH_TIMEOUT_S: Final = 45.0
+CREATE_TIMEOUT_S: Final = 60.0
+SEARCHES_PER_MINUTE: Final = 8
+LOG_TRIES: Final = 30
+LOG_WAIT: Final = timedelta(seconds=0.3)
+T = TypeVar("T")
+
+
+class Endpoint(Enum):
+    """Minimum seconds between calls, and how long to stay away after a 429 without advice."""
+
+    SEARCH = ("search", 0.0, 6.0)
+    CREATE = ("create", 4.5, 12.0)
+    SHOW = ("show instance", 2.0, 2.0)
+    LIST = ("list instances", 1.0, 1.0)
+    DESTROY = ("destroy", 3.0, 3.0)
+    BID = ("change bid", 5.5, 5.5)
+    LOGS = ("request logs", 1.0, 1.5)
+    USER = ("account", 1.0, 1.0)
+    CHARGES = ("charges", 1.0, 3.0)
+
+    def __init__(self, title: str, interval_s: float, penalty_s: float) -> None:
+        self.title = title
+        self.interval = timedelta(seconds=interval_s)
+        self.penalty = timedelta(seconds=penalty_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """A contract exists. `refused` is set when vast.ai said no and yet left a (stopped, billing) contract behind."""
+
+    contract: int
+    refused: Refused | None = None
+
+
+class SearchWindow:
+    """At most a few searches in any minute: vast.ai counts them per address, not by a minimum interval."""
+
+    def __init__(self, clock: Clock, *, calls: int = SEARCHES_PER_MINUTE) -> None:
+        self._clock = clock
+        self._started: deque[datetime] = deque(maxlen=calls)
+
+    async def turn(self) -> None:
+        """Returns when one more search keeps the limit."""
+        while len(self._started) == self._started.maxlen:
+            wait = self._started[0] + timedelta(minutes=1) - self._clock.now()
+            if wait <= timedelta(0):
+                break
+            await self._clock.sleep(wait)
+        self._started.append(self._clock.now())
+
+
+class VastClient:
+    """Paced, typed calls over one HTTP client that carries the key."""
+
+    def __init__(self, http: Http, *, keyless: Http, clock: Clock, rng: Random) -> None:
+        self._http = http
+        self._keyless = keyless
+        self._clock = clock
+        self._rng = rng
+        self._pace = Pace(clock)
+        self._searches = SearchWindow(clock)
+
+    async def search(self, query: Mapping[str, Any]) -> OfferRows:
+        """The rows of one search. Not repeated on failure: the poller comes back anyway, and searches are counted."""
+        await self._searches.turn()
+        answer = await self._asked(
+            Endpoint.SEARCH, "POST", "/api/v0/bundles/", json_body=query, timeout_s=SEARCH_TIMEOUT_S
+        )
+        # The body is parsed once, and only once its size has earned it: a refusal is short.
+        if answer.status != 200 or len(answer.body) < 4096:
+            try:
+                self._judge(answer, body_of(answer), Endpoint.SEARCH)
+            except Refused as exc:
+                raise Unavailable(f"vast.ai refused the search: {exc.detail or exc.code or exc.status}") from exc
+        return offer_rows(answer.body)
+
+    async def create(self, ask: int, body: Mapping[str, Any], *, key: str) -> Created:
+        """One contract was made; one PUT was sent, never two.
+
+        Raises:
+            OutcomeUnknown: the contract may exist.
+            Refused, RateLimited, AuthFailed, Unavailable: it certainly does not.
+        """
+        await self._pace.turn(Endpoint.CREATE.title, Endpoint.CREATE.interval)
+        try:
+            answer = await self._http.send(
+                "PUT", f"/api/v0/asks/{ask}/", json_body=dict(body), timeout_s=CREATE_TIMEOUT_S
+            )
+        except AnswerLost as exc:
+            raise OutcomeUnknown(f"vast.ai's answer to the purchase of offer {ask} was lost", key=key) from exc
+        value = body_of(answer)
+        reply = shaped(CreateReply, value, what="a purchase") if isinstance(value, dict) else CreateReply()
+        try:
+            self._judge(answer, value, Endpoint.CREATE)
+        except Refused as exc:
+            if reply.new_contract is None:
+                raise
+            return Created(contract=reply.new_contract, refused=exc)
+        except Unavailable as exc:
+            if reply.new_contract is not None:
+                left = Refused(status=answer.status, code="", detail=str(exc))
+                return Created(contract=reply.new_contract, refused=left)
+            if answer.status < 400:
+                raise  # a redirect: nothing was bought
+            raise OutcomeUnknown(f"vast.ai answered {answer.status} to the purchase of offer {ask}", key=key) from exc
+        if reply.new_contract is None:
+            raise OutcomeUnknown(f"vast.ai's answer to the purchase of offer {ask} names no contract", key=key)
+        return Created(contract=reply.new_contract)
+
+    async def instance(self, contract: int) -> Any | None:
+        """The row of one machine, or `None` when vast.ai says that it does not exist (or not yet)."""
+
+        async def call() -> Any | None:
+            try:
+                value = await self._json(Endpoint.SHOW, "GET", f"/api/v0/instances/{contract}/", params={"owner": "me"})
+            except Refused as exc:
+                if exc.says_absent or exc.status in (404, 410):
+                    return None
+                raise Unavailable(str(exc)) from exc
+            return single_instance(value)
+
+        return await self._repeated(call)
+
+    async def instance_page(self, *, label: str | None, after: str | None) -> InstancePage:
+        """One page of the account's machines in order of their ids."""
+        params: dict[str, str | int] = {
+            "limit": PAGE_ROWS_MAX,
+            "order_by": _compact([{"col": "id", "dir": "asc"}]),
+            "select_filters": _compact({} if label is None else {"label": {"eq": label}}),
+        }
+        if after is not None:
+            params["after_token"] = after
+
+        async def call() -> InstancePage:
+            value = await self._json(Endpoint.LIST, "GET", "/api/v1/instances/", params=params)
+            return shaped(InstancePage, value, what="the list of instances")
+
+        return await self._repeated(call)
+
+    async def destroy(self, contract: int, *, attempts: int = 5) -> None:
+        """vast.ai accepted the end of this contract, or it did not exist."""
+
+        async def call() -> None:
+            try:
+                await self._json(Endpoint.DESTROY, "DELETE", f"/api/v0/instances/{contract}/", json_body={})
+            except Refused as exc:
+                if not exc.says_absent:
+                    raise Unavailable(str(exc)) from exc
+
+        await self._repeated(call, attempts=attempts)
+
+    async def change_bid(self, contract: int, price_usd: float) -> None:
+        """The bid of this contract is changed. Repeating it is harmless: the same price is set again."""
+
+        async def call() -> None:
+            body = {"client_id": "me", "price": price_usd}
+            await self._json(Endpoint.BID, "PUT", f"/api/v0/instances/bid_price/{contract}/", json_body=body)
+
+        await self._repeated(call)
+
+    async def user(self) -> tuple[UserReply, Answer]:
+        """The money of the account, and the answer for its `Date` header alone (its body may hold the key)."""
+
+        async def call() -> tuple[UserReply, Answer]:
+            answer = await self._asked(Endpoint.USER, "GET", "/api/v0/users/current/")
+            body = body_of(answer)
+            self._judge(answer, body, Endpoint.USER)
+            return shaped(UserReply, body, what="the account"), answer
+
+        return await self._repeated(call)
+
+    async def charge_page(self, since: datetime, until: datetime, *, after: str | None) -> ChargePage:
+        """One page of what was billed for instances."""
+        span = {"gte": int(since.timestamp()), "lte": int(until.timestamp())}
+        params: dict[str, str | int] = {
+            "select_filters": _compact({"day": span, "type": {"in": ["instance"]}}),
+            "format": "table",
+            "limit": CHARGES_PAGE_ROWS,
+            "latest_first": "true",
+        }
+        if after is not None:
+            params["after_token"] = after
+
+        async def call() -> ChargePage:
+            value = await self._json(Endpoint.CHARGES, "GET", "/api/v0/charges/", params=params)
+            return shaped(ChargePage, value, what="charges")
+
+        return await self._repeated(call)
+
+    async def log_url(self, contract: int, *, lines: int) -> str:
+        """Where the log of this contract will be put."""
+
+        async def call() -> str:
+            path = f"/api/v0/instances/request_logs/{contract}/"
+            value = await self._json(Endpoint.LOGS, "PUT", path, json_body={"tail": str(lines)})
+            return shaped(LogReply, value, what="a log").result_url
+
+        return await self._repeated(call)
+
+    async def fetched_log(self, url: str) -> str:
+        """The text behind a log URL, once vast.ai has put it there.
+
+        Raises:
+            Unavailable: nothing there in time.
+        """
+        for _ in range(LOG_TRIES):
+            await self._clock.sleep(LOG_WAIT)
+            answer = await self._keyless.read("GET", url, timeout_s=10.0)
+            if answer.status == 200:
+                return answer.text
+        raise Unavailable("vast.ai did not deliver the log in time")
+
+    async def _repeated(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
+        return await retry_read(call, clock=self._clock, rng=self._rng, attempts=attempts)
+
+    async def _json(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        json_body: Any = None,
+    ) -> Any:
+        answer = await self._asked(endpoint, method, path, params=params, json_body=json_body)
+        body = body_of(answer)
+        self._judge(answer, body, endpoint)
+        if not isinstance(body, dict):
+            raise Unavailable(f"vast.ai's answer to {endpoint.title} is not a JSON object")
+        return body
+
+    async def _asked(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        json_body: Any = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        await self._pace.turn(endpoint.title, endpoint.interval)
+        return await self._http.read(method, path, params=params, json_body=json_body, timeout_s=timeout_s)
+
+    def _judge(self, answer: Answer, body: Any, endpoint: Endpoint) -> None:
+        try:
+            raise_for(
+                answer,
+                body,
+                endpoint=endpoint.title,
+                penalty=endpoint.penalty,
+                now=self._clock.now(),
+                rng=self._rng,
+            )
+        except RateLimited as exc:
+            self._pace.penalise(endpoint.title, exc.retry_after)
+            raise
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,88 @@
+"""What `spotctl doctor` asks of vast.ai, one line for each finding."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Final
+
+from spotd_providers.contract.errors import AuthFailed, ProviderError
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import CheckLine, Market, OfferQuery
+from spotd_providers.kit.http import Answer
+from spotd_providers.vastai.answers import Refused
+from spotd_providers.vastai.client import VastClient
+from spotd_providers.vastai.offers import search_body
+from spotd_providers.vastai.settings import VastSettings
+from spotd_providers.vastai.wire import UserReply
+
+CREDIT_LOW_USD: Final = 5.0
+SKEW_MAX: Final = timedelta(seconds=5)
+_SCOPES: Final = "give the key the permissions misc, user_read, instance_read, instance_write and billing_read"
+
+
+async def examine(client: VastClient, settings: VastSettings, services: Services) -> Sequence[CheckLine]:
+    """Key, credit, clock, and a read with each permission. A failed check is a line, never an exception."""
+    lines: list[CheckLine] = []
+    account: list[tuple[UserReply, Answer]] = []
+
+    async def key() -> str:
+        account.append(await client.user())
+        return "accepted"
+
+    async def instances() -> str:
+        await client.instance_page(label=None, after=None)
+        return "can list instances"
+
+    async def billing() -> str:
+        now = services.clock.now()
+        await client.charge_page(now - timedelta(days=1), now, after=None)
+        return "can read charges"
+
+    async def market() -> str:
+        found = await client.search(search_body(settings, OfferQuery(), Market.SPOT))
+        return f"{found.count} interruptible offers under your filters"
+
+    lines.append(await _line("key", key, hint="create a key at console.vast.ai/manage-keys and put it in api_key"))
+    lines.extend(_of_account(account, services))
+    lines.append(await _line("instances", instances, hint=_SCOPES))
+    lines.append(await _line("billing", billing, hint=_SCOPES))
+    lines.append(await _line("market", market, hint="relax the filters under [providers.vast]"))
+    return tuple(lines)
+
+
+def _of_account(account: Sequence[tuple[UserReply, Answer]], services: Services) -> list[CheckLine]:
+    if not account:
+        return []
+    reply, answer = account[0]
+    credit = reply.balance if reply.credit is None else reply.credit
+    if credit is None:
+        money = CheckLine(name="balance", ok=False, detail="the account states no credit", hint=_SCOPES)
+    elif credit < CREDIT_LOW_USD:
+        money = CheckLine(
+            name="balance",
+            ok=False,
+            detail=f"${credit:.2f} left",
+            hint="add credit; vast.ai stops every machine at zero",
+        )
+    else:
+        money = CheckLine(name="balance", ok=True, detail=f"${credit:.2f} left")
+    if answer.date is None:
+        return [money]
+    skew = abs(answer.date - services.clock.now())
+    clock = CheckLine(
+        name="clock",
+        ok=skew <= SKEW_MAX,
+        detail=f"{skew.total_seconds():.0f} s from vast.ai's",
+        hint="" if skew <= SKEW_MAX else "synchronise this computer's clock",
+    )
+    return [money, clock]
+
+
+async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> CheckLine:
+    try:
+        return CheckLine(name=name, ok=True, detail=await ask())
+    except AuthFailed as exc:
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint if name == "key" else _SCOPES)
+    except (ProviderError, Refused) as exc:
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

@@ -1,0 +1,165 @@
+"""From instance rows to machines: which of vast.ai's four state words decides, and why a machine stopped.
+
+Theory. A row holds four opinions. `intended_status` is what somebody wants, `cur_state` and `next_state` are the
+contract with the market (does it hold a GPU?), `actual_status` is what the host's agent last said of the container.
+The contract decides about money, the agent about progress:
+
+* contract stopped (all three agree) and we never stop machines: it was outbid, unless its time or the account's
+  credit ran out. The agent may still say `running`, `exited` or nothing.
+* wanted running while the contract is stopped ("Scheduling"): it waits for a GPU that somebody else has. Outbid, too,
+  except in the first moments of a new contract.
+* contract running: the agent's word counts. `exited` means that the container's own process ended.
+* `offline`, `unknown` and words never seen before say nothing about the machine; the daemon's patience decides.
+
+An outbid machine is not gone: its disk bills, and it wakes up by itself when its bid wins again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
+from spotd_providers.contract.values import (
+    AttemptKey,
+    HostId,
+    InstallId,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Loss,
+    Market,
+)
+from spotd_providers.vastai.answers import clean
+from spotd_providers.vastai.offers import PROVIDER
+from spotd_providers.vastai.wire import InstanceRow
+
+SCHEDULING_GRACE: Final = timedelta(seconds=90)
+_STARTING: Final = frozenset({"", "created", "loading", "rebooting", "recycling", "restarting", "scheduling"})
+_BLIND: Final = frozenset({"offline", "unknown"})
+_OCI_FAILURE: Final = "OCI runtime create failed"
+_IMAGE_FAILURES: Final = (
+    "error response from daemon",
+    "docker_build() error",
+    "manifest unknown",
+    "pull access denied",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """State of a machine and, if it stopped, why."""
+
+    state: InstanceState
+    loss: Loss | None = None
+    detail: str = ""
+
+
+def key_of(label: Any, install: InstallId) -> AttemptKey | None:
+    """The attempt this label names, if it is one of this installation's."""
+    if not isinstance(label, str):
+        return None
+    label = label.strip()
+    head, _, number = label.rpartition("-")
+    owner, _, job = head.rpartition("-")
+    ours = owner == f"spotd-{install}" and bool(job) and number.isdecimal()
+    return AttemptKey(label) if ours else None
+
+
+def ref_of(contract: int) -> InstanceRef:
+    """How the rest of spotd names this contract."""
+    return InstanceRef(provider=PROVIDER, instance_id=InstanceId(str(contract)))
+
+
+def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, out_of_credit: bool = False) -> Instance:
+    """The machine of this row."""
+    found = standing(row, now=now, out_of_credit=out_of_credit)
+    return Instance(
+        ref=ref_of(row.id),
+        key=key,
+        state=found.state,
+        market=None if row.is_bid is None else (Market.SPOT if row.is_bid else Market.ON_DEMAND),
+        host_id=None if row.machine_id is None else HostId(str(row.machine_id)),
+        price=None if row.dph_base is None else MicroUsdPerHour(micro_usd(row.dph_base)),
+        created_at=_instant(row.start_date),
+        loss=found.loss,
+        detail=clean(found.detail or row.status_msg or ""),
+    )
+
+
+def unreadable(contract: int, key: AttemptKey) -> Instance:
+    """A machine that certainly exists under our label, though its row makes no sense."""
+    return Instance(
+        ref=ref_of(contract), key=key, state=InstanceState.UNKNOWN, detail="vast.ai's row about it is malformed"
+    )
+
+
+def standing(row: InstanceRow, *, now: datetime, out_of_credit: bool = False) -> Standing:
+    """What the row's four opinions come to."""
+    actual, current = _word(row.actual_status), _word(row.cur_state)
+    following, intended = _word(row.next_state), _word(row.intended_status)
+    fresh = _is_fresh(row, now)
+    if actual == "destroyed":
+        return Standing(InstanceState.GONE)
+    if intended == "destroyed" or (current == "unloaded" and not (fresh and intended == "running")):
+        return Standing(InstanceState.ENDING)
+    if "frozen" in (actual, intended):
+        return Standing(InstanceState.PAUSED, Loss.HOST_LOST, "the host froze the container; its GPU still bills")
+    if current == "stopped" and intended == "stopped" and following in ("stopped", ""):
+        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
+    if current == "stopped" and intended == "running":
+        if fresh and actual in _STARTING:
+            return Standing(InstanceState.PENDING)
+        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
+    return _by_agent(row, actual, now=now, out_of_credit=out_of_credit)
+
+
+def _by_agent(row: InstanceRow, actual: str, *, now: datetime, out_of_credit: bool) -> Standing:
+    message = row.status_msg or ""
+    if actual == "running":
+        return Standing(InstanceState.RUNNING)
+    if actual in _BLIND:
+        return Standing(InstanceState.UNKNOWN, detail=f"vast.ai says the host is {actual}")
+    if actual in _STARTING:
+        if _OCI_FAILURE in message:
+            return Standing(InstanceState.PAUSED, Loss.PROVISION_FAILED)
+        if message.strip().lower().startswith(_IMAGE_FAILURES):
+            return Standing(InstanceState.PAUSED, Loss.IMAGE_ERROR)
+        return Standing(InstanceState.PENDING)
+    if actual == "exited":
+        if _OCI_FAILURE in message:
+            return Standing(InstanceState.PAUSED, Loss.PROVISION_FAILED)
+        return Standing(InstanceState.PAUSED, Loss.SELF, message or "the container's process ended")
+    if actual == "stopped":
+        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
+    return Standing(InstanceState.UNKNOWN, detail=f"vast.ai calls its state {actual!r}")
+
+
+def _why_stopped(row: InstanceRow, *, now: datetime, out_of_credit: bool) -> Loss:
+    end = _instant(row.end_date)
+    if end is not None and end <= now:
+        return Loss.EXPIRED
+    if out_of_credit:
+        return Loss.BALANCE
+    # On-demand machines are not outbid, and we never stop one: what remains is the host.
+    return Loss.HOST_LOST if row.is_bid is False else Loss.OUTBID
+
+
+def _is_fresh(row: InstanceRow, now: datetime) -> bool:
+    started = _instant(row.start_date)
+    return started is not None and now - started < SCHEDULING_GRACE
+
+
+def _word(value: str | None) -> str:
+    return (value or "").strip().lower()
+
+
+def _instant(epoch_s: float | None) -> datetime | None:
+    if not epoch_s:
+        return None
+    try:
+        return datetime.fromtimestamp(epoch_s, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,151 @@
+"""What vast.ai lists as ours, and whether the list can be trusted to be whole.
+
+Absence is only ever concluded from a complete listing, so everything doubtful makes it incomplete: a later page that
+fails, a page token that repeats, fewer rows than vast.ai says there are, a row that can not be attributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Instance,
+    InstanceId,
+    InstanceState,
+    Listing,
+    Loss,
+    Market,
+)
+from spotd_providers.vastai.answers import Refused
+from spotd_providers.vastai.books import money_left
+from spotd_providers.vastai.client import VastClient
+from spotd_providers.vastai.instances import as_instance, key_of, unreadable
+from spotd_providers.vastai.wire import InstancePage, instance_row
+
+PAGES_MAX: Final = 400
+CREDIT_AGE_MAX: Final = timedelta(minutes=1)
+_STOPPED_SOMEHOW: Final = frozenset({Loss.OUTBID, Loss.HOST_LOST})
+
+
+class Sightings:
+    """Listings of one account, with what they taught so far.
+
+    Attributes:
+        ours: contracts seen under our label, which may be destroyed without looking again.
+    """
+
+    def __init__(self, client: VastClient, services: Services) -> None:
+        self._client = client
+        self._services = services
+        self.ours: set[InstanceId] = set()
+        self._unverified: dict[AttemptKey, Market] = {}
+        self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
+
+    def verify_later(self, key: AttemptKey, wanted: Market) -> None:
+        """The first sighting of this machine decides whether it is of the market that was paid for."""
+        self._unverified[key] = wanted
+
+    async def listed(self, label: str | None) -> Listing:
+        """Every machine under our install label (and this label, if given), all pages.
+
+        Raises:
+            AuthFailed, RateLimited, Unavailable: not even the first page came.
+        """
+        page = await self._page(label, None)
+        rows: dict[int, Instance] = {}
+        seen: set[int] = set()
+        tokens: set[str] = set()
+        complete = self._read(page.instances, rows, seen)
+        while page.next_token:
+            if page.next_token in tokens or len(tokens) >= PAGES_MAX:
+                complete = False
+                break
+            tokens.add(page.next_token)
+            try:
+                page = await self._page(label, page.next_token)
+            except AuthFailed:
+                raise
+            except ProviderError:
+                complete = False
+                break
+            complete = self._read(page.instances, rows, seen) and complete
+        if label is None and page.total_instances is not None and len(seen) < page.total_instances:
+            complete = False
+        found = await self._settled(tuple(rows.values()))
+        self.ours.update(instance.ref.instance_id for instance in found)
+        return Listing(instances=found, complete=complete, at=self._services.clock.now())
+
+    async def _page(self, label: str | None, after: str | None) -> InstancePage:
+        try:
+            return await self._client.instance_page(label=label, after=after)
+        except Refused as exc:
+            raise Unavailable(str(exc)) from exc
+
+    def _read(self, page: Sequence[Any], rows: dict[int, Instance], seen: set[int]) -> bool:
+        """Whether every row of the page could be attributed; those that are ours are added to `rows`."""
+        whole = True
+        for raw in page:
+            row = instance_row(raw)
+            if row is not None:
+                seen.add(row.id)
+                key = key_of(row.label, self._services.install)
+                if key is not None:
+                    rows[row.id] = as_instance(row, key, now=self._services.clock.now())
+                continue
+            fields = raw if isinstance(raw, dict) else {}
+            contract, label = fields.get("id"), fields.get("label")
+            key = key_of(label, self._services.install)
+            if isinstance(contract, int) and not isinstance(contract, bool) and 0 < contract < 2**53:
+                seen.add(contract)
+                if key is not None:
+                    rows.setdefault(contract, unreadable(contract, key))
+                    continue
+            if key is not None or not isinstance(label, str):
+                whole = False
+        return whole
+
+    async def _settled(self, found: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        """The machines with two late findings worked in: an empty account, and a bid that was sold on-demand."""
+        if any(_stopped_somehow(i) for i in found) and await self._is_out_of_credit():
+            found = tuple(
+                replace(i, loss=Loss.BALANCE, detail="the account has no credit left") if _stopped_somehow(i) else i
+                for i in found
+            )
+        return tuple([await self._verified(instance) for instance in found])
+
+    async def _verified(self, instance: Instance) -> Instance:
+        wanted = self._unverified.get(instance.key)
+        if wanted is None or instance.market is None:
+            return instance
+        if instance.market is wanted:
+            del self._unverified[instance.key]
+            return instance
+        detail = f"sold {instance.market.value} though {wanted.value} was asked for"
+        self._services.log.error("vast.wrong_purchase", key=instance.key, reason=detail)
+        try:
+            await self._client.destroy(int(instance.ref.instance_id))
+        except ProviderError:
+            return replace(instance, detail=detail)  # the next sighting tries again
+        return replace(instance, state=InstanceState.ENDING, loss=Loss.PROVISION_FAILED, detail=detail)
+
+    async def _is_out_of_credit(self) -> bool:
+        gone, at = self._credit_gone
+        now = self._services.clock.now()
+        if now - at < CREDIT_AGE_MAX:
+            return gone
+        try:
+            left, _ = await money_left(self._client)
+        except ProviderError:
+            return False
+        self._credit_gone = (left <= 0, now)
+        return left <= 0
+
+
+def _stopped_somehow(instance: Instance) -> bool:
+    return instance.state is InstanceState.PAUSED and instance.loss in _STOPPED_SOMEHOW

@@ -1,0 +1,300 @@
+"""vast.ai as a spotd provider.
+
+The container is bought in the plain docker style: runtype `args` with `/bin/sh` as the entrypoint and `-c <script>` as
+its arguments. It needs nothing of the image but a POSIX shell, replaces whatever ENTRYPOINT the image has, and sees
+the container's environment (`CONTAINER_ID`, `CONTAINER_API_KEY`) directly. The ssh style would install and start an
+ssh server first, which fails on images it does not know, and opens a port nobody needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+from urllib.parse import urlsplit
+
+from spotd_providers.contract.errors import (
+    ContractViolation,
+    NoCapacity,
+    OutcomeUnknown,
+    PriceMoved,
+    ProviderError,
+    RequestRejected,
+    Unavailable,
+)
+from spotd_providers.contract.money import MICRO, MicroUsd, MicroUsdPerHour, micro_usd
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Balance,
+    Capability,
+    Charge,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    InstanceState,
+    Launched,
+    LaunchRequest,
+    Listing,
+    Market,
+    OfferPage,
+    OfferQuery,
+    Power,
+    ProviderName,
+    Rejected,
+)
+from spotd_providers.vastai import doctor
+from spotd_providers.vastai.answers import Refused, clean
+from spotd_providers.vastai.books import charges_between, money_left
+from spotd_providers.vastai.client import Created, VastClient
+from spotd_providers.vastai.instances import as_instance, key_of, ref_of
+from spotd_providers.vastai.launching import refusal_of_purchase, request_body
+from spotd_providers.vastai.listing import Sightings
+from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, search_body, translated
+from spotd_providers.vastai.settings import VastSettings, is_loopback
+from spotd_providers.vastai.wire import InstanceRow, OfferRows, instance_row
+
+VERIFY_TRIES: Final = 4
+VERIFY_WAIT: Final = timedelta(seconds=2)
+
+CAPABILITIES: Final[Mapping[Power, Capability]] = {
+    Power.SPOT: Capability(available=True),
+    Power.BID_CHANGE: Capability(available=True),
+    Power.LOGS: Capability(available=True),
+    Power.BALANCE: Capability(available=True),
+    Power.BILLING: Capability(available=True),
+    Power.HOST_IDENTITY: Capability(available=True),
+    Power.SELF_TERMINATE: Capability(available=True),
+    Power.NOTICES: Capability(
+        available=False, reason="vast.ai stops an outbid machine without warning, so checkpoint regularly"
+    ),
+    Power.STOP_RESUME: Capability(
+        available=False,
+        reason="a stopped vast.ai machine bills storage and may never get its GPU back, so spotd destroys it",
+    ),
+}
+
+
+class VastProvider:
+    """The Protocol over one open client."""
+
+    def __init__(self, client: VastClient, settings: VastSettings, services: Services) -> None:
+        self._client = client
+        self._settings = settings
+        self._services = services
+        self._sightings = Sightings(client, services)
+
+    @property
+    def name(self) -> ProviderName:
+        return PROVIDER
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:
+        return CAPABILITIES
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """Both markets' asks, priced or rejected; on-demand is searched first, since bids are judged against it."""
+        complete = True
+        pages: dict[Market, OfferRows] = {}
+        for market in (Market.ON_DEMAND, Market.SPOT):
+            if market in query.markets:
+                pages[market] = await self._client.search(search_body(self._settings, query, market))
+                complete = complete and pages[market].count < self._settings.offers_max
+        on_demand = OnDemandPrices(pages[Market.ON_DEMAND].rows if Market.ON_DEMAND in pages else ())
+        offers = []
+        rejected: list[Rejected] = []
+        for market, page in pages.items():
+            rejected.extend(page.rejected)
+            good, bad = translated(page.rows, market, self._settings, on_demand=on_demand)
+            offers.extend(good)
+            rejected.extend(bad)
+        return OfferPage(offers=tuple(offers), rejected=tuple(rejected), complete=complete, at=self._now())
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """A contract exists, was bought by one PUT, and is the kind we wanted: a bid is a bid."""
+        ask, body = request_body(request)
+        try:
+            created = await self._client.create(ask, body, key=request.key)
+        except Refused as exc:
+            raise refusal_of_purchase(exc, request.offer.market) from exc
+        if created.refused is not None:
+            raise await self._without_leftover(created, created.refused, request)
+        self._sightings.ours.add(ref_of(created.contract).instance_id)
+        return Launched(instance=await self._verified(created.contract, request))
+
+    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        """Every machine that carries the key. Emptiness is believed only if the whole list says the same."""
+        if key_of(key, self._services.install) is None:
+            return ()
+        narrow = await self._sightings.listed(key)
+        found = _carrying(narrow, key)
+        if found:
+            return found
+        listing = await self._sightings.listed(None)
+        found = _carrying(listing, key)
+        if not found and not listing.complete:
+            raise Unavailable(f"vast.ai's list of instances is incomplete, so it does not prove that {key} is absent")
+        return found
+
+    async def instances(self) -> Listing:
+        """Every machine under our install label."""
+        return await self._sightings.listed(None)
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        """vast.ai destroys this machine, or it did not exist. Another's machine is refused, whoever asks."""
+        contract = _contract(ref)
+        if ref.instance_id not in self._sightings.ours:
+            row = await self._client.instance(contract)
+            if row is None:
+                # Absent, or not listed yet: destroying an id that is ours by the daemon's books is harmless if absent.
+                await self._client.destroy(contract)
+                return
+            if not isinstance(row, dict) or key_of(row.get("label"), self._services.install) is None:
+                raise RequestRejected(
+                    f"vast.ai instance {contract} does not carry the label of this installation",
+                    field="ref",
+                    reason="not ours",
+                )
+        await self._client.destroy(contract)
+
+    async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
+        """The machine's bid is `price` for all its GPUs."""
+        contract = _contract(ref)
+        row = await self._row(contract)
+        gpus = max(1, (row.num_gpus if row else None) or 1)
+        price_max = 32 * gpus * MICRO
+        if not MICRO // 1000 <= price <= price_max:
+            raise RequestRejected(
+                f"vast.ai takes bids from $0.001 to ${32 * gpus} per hour", field="price", reason="out of range"
+            )
+        try:
+            await self._client.change_bid(contract, price / MICRO)
+            if gpus > 1:
+                await self._mend_bid_per_gpu(contract, price, gpus)
+        except Refused as exc:
+            raise RequestRejected(
+                f"vast.ai did not change the bid of instance {contract}: {exc.detail or exc.code}",
+                field="ref" if exc.says_absent else "price",
+                reason=exc.code or str(exc.status),
+            ) from exc
+
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+        """The container's last lines as vast.ai kept them, without anything that looks like a secret."""
+        try:
+            url = await self._client.log_url(_contract(ref), lines=lines)
+        except Refused as exc:
+            raise Unavailable(f"vast.ai has no log of instance {ref.instance_id}: {exc.detail or exc.code}") from exc
+        if urlsplit(url).scheme != "https" and not (is_loopback(self._settings.base_url) and is_loopback(url)):
+            raise ContractViolation("vast.ai named a log address that is not https")
+        text = await self._client.fetched_log(url)
+        return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
+
+    async def balance(self) -> Balance:
+        """The credit that is left. A debt is shown as nothing left."""
+        money, _ = await money_left(self._client)
+        return Balance(available=MicroUsd(max(0, money)))
+
+    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+        """What vast.ai's books say of our machines, one charge per kind (gpu, disk, bwd, bwu)."""
+        return await charges_between(self._client, self._services, since, until)
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Key, permissions, credit, market and clock, one line each."""
+        return await doctor.examine(self._client, self._settings, self._services)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _now(self) -> datetime:
+        return self._services.clock.now()
+
+    async def _row(self, contract: int) -> InstanceRow | None:
+        row = await self._client.instance(contract)
+        return None if row is None else instance_row(row)
+
+    async def _without_leftover(self, created: Created, refused: Refused, request: LaunchRequest) -> ProviderError:
+        """The refusal, once the stopped contract that vast.ai left behind it is destroyed.
+
+        A bid that is too low is answered with an error *and* a contract, which bills storage until it is destroyed.
+        """
+        self._services.log.warning(
+            "vast.leftover_contract", key=request.key, contract=created.contract, reason=refused.code
+        )
+        try:
+            await self._client.destroy(created.contract)
+        except ProviderError as exc:
+            raise OutcomeUnknown(
+                f"vast.ai refused the purchase, but contract {created.contract} it made could not be destroyed",
+                key=request.key,
+            ) from exc
+        said = refused.detail or refused.code or "no reason given"
+        if request.offer.market is Market.SPOT:
+            return PriceMoved(f"vast.ai did not take the bid of ${request.price_max / MICRO:.4f}/h: {said}")
+        return NoCapacity(f"vast.ai could not start the machine: {said}")
+
+    async def _verified(self, contract: int, request: LaunchRequest) -> Instance:
+        """The new machine, seen to be of the market and price that was agreed.
+
+        A fresh contract may not be listed for some seconds. If it can not be seen in time it is returned as pending,
+        and the first sighting of it makes up for the check.
+        """
+        for attempt in range(VERIFY_TRIES):
+            if attempt:
+                await self._services.clock.sleep(VERIFY_WAIT)
+            try:
+                row = await self._row(contract)
+            except ProviderError as exc:
+                self._services.log.warning("vast.verify_failed", key=request.key, reason=type(exc).__name__)
+                break
+            if row is None or row.is_bid is None:
+                continue
+            fault = _fault_of_purchase(row, request)
+            if fault is not None:
+                await self._undo(contract, request.key, str(fault))
+                raise fault
+            return as_instance(row, request.key, now=self._now())
+        self._sightings.verify_later(request.key, request.offer.market)
+        return Instance(
+            ref=ref_of(contract), key=request.key, state=InstanceState.PENDING, host_id=request.offer.host_id
+        )
+
+    async def _undo(self, contract: int, key: AttemptKey, reason: str) -> None:
+        self._services.log.error("vast.wrong_purchase", key=key, contract=contract, reason=reason)
+        try:
+            await self._client.destroy(contract)
+        except ProviderError as exc:
+            raise OutcomeUnknown(f"{reason}; destroying contract {contract} failed", key=key) from exc
+
+    async def _mend_bid_per_gpu(self, contract: int, price: MicroUsdPerHour, gpus: int) -> None:
+        """If vast.ai took the bid as a price per GPU, it is set again as one.
+
+        Its own texts disagree on the unit ("per gpu bid price changed" against "per machine"); only the machine's
+        price afterwards tells.
+        """
+        row = await self._row(contract)
+        if row is None or row.dph_base is None:
+            return
+        if abs(row.dph_base * MICRO - price * gpus) <= price * gpus // 100:
+            self._services.log.warning("vast.bid_was_per_gpu", contract=contract, gpus=gpus)
+            await self._client.change_bid(contract, price / gpus / MICRO)
+
+
+def _fault_of_purchase(row: InstanceRow, request: LaunchRequest) -> ProviderError | None:
+    spot = request.offer.market is Market.SPOT
+    if row.is_bid is not spot:
+        return ContractViolation(
+            f"vast.ai sold contract {row.id} {'on-demand' if spot else 'by bid'} though the other was asked for"
+        )
+    if not spot and row.dph_base is not None and micro_usd(row.dph_base) > request.price_max:
+        return PriceMoved(f"vast.ai charges ${row.dph_base:.4f}/h where ${request.price_max / MICRO:.4f}/h was agreed")
+    return None
+
+
+def _carrying(listing: Listing, key: AttemptKey) -> tuple[Instance, ...]:
+    return tuple(i for i in listing.instances if i.key == key and i.state is not InstanceState.GONE)
+
+
+def _contract(ref: InstanceRef) -> int:
+    text = str(ref.instance_id)
+    if not text.isdecimal() or len(text) > 15:
+        raise RequestRejected(f"{text!r} is no vast.ai instance id", field="ref", reason="not a number")
+    return int(text)

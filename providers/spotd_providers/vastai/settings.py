@@ -1,0 +1,73 @@
+"""What a user may set under `[providers.vast]`: which strangers' computers are good enough to bid on."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from datetime import timedelta
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+DEFAULT_BASE_URL: Final = "https://console.vast.ai"
+_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether this URL names this very computer."""
+    host = (urlsplit(url).hostname or "").lower()
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _duration(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    parts = _DURATION.fullmatch(value.strip())
+    if not value.strip() or parts is None:
+        raise ValueError('write it like "12h", "3d" or "1d12h"')
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+
+
+class VastSettings(BaseModel):
+    """Filters of the search and where to ask. Every filter is sent to vast.ai and checked again on each row."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_url: str = Field(default=DEFAULT_BASE_URL, description="where vast.ai's API answers")
+    verified: bool = Field(default=True, description="only hosts that vast.ai has verified")
+    datacenter: bool = Field(default=False, description="only hosts in datacentres (vast.ai's secure cloud)")
+    reliability_min: float | None = Field(
+        default=None, ge=0, le=1, allow_inf_nan=False, description="lowest reliability score, 0 to 1"
+    )
+    cuda_min: float | None = Field(
+        default=None, gt=0, lt=100, allow_inf_nan=False, description="lowest CUDA version the host's driver supports"
+    )
+    direct_ports_min: int = Field(default=0, ge=0, le=65535, description="fewest open ports on the host's router")
+    duration_min: Annotated[timedelta, BeforeValidator(_duration)] | None = Field(
+        default=None, description='shortest time the host must still be on offer, say "3d"'
+    )
+    bandwidth_price_max: float | None = Field(
+        default=None, ge=0, lt=1000, allow_inf_nan=False, description="highest traffic price, $ per GB, either way"
+    )
+    cpu_arch: Literal["amd64", "arm64", "any"] = Field(
+        default="amd64", description="processor your images are built for"
+    )
+    laptops: bool = Field(default=False, description="also laptop GPUs")
+    offers_max: int = Field(default=3000, gt=0, le=10_000, description="rows asked for in one search")
+
+    @field_validator("base_url")
+    @classmethod
+    def _keeps_the_key_safe(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise ValueError('write it like "https://console.vast.ai"')
+        if parts.scheme == "http" and not is_loopback(value):
+            raise ValueError("plain http would send the API key in the clear; use https")
+        return value.rstrip("/")

@@ -1,0 +1,284 @@
+"""What vast.ai sends, validated at the edge: strict, finite, bounded, and one row at a time.
+
+Two temperaments. An *offer* row is merchandise: anything odd in it and it is refused with a reason, since a price
+that is not understood must not become a bid. An *instance* row is a machine that bills us: whatever can be read of it
+is kept, since a row that is dropped is a machine that is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import from_json
+
+from spotd_providers.contract.errors import Unavailable
+from spotd_providers.contract.values import Rejected
+
+# Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
+UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
+UsdPerUnit = Annotated[float, Field(ge=0, lt=1_000, allow_inf_nan=False)]
+Measure = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
+Id = Annotated[int, Field(gt=0, lt=2**53)]
+Text = Annotated[str, Field(max_length=512)]
+
+REASON_CHARS_MAX: Final = 200
+_M = TypeVar("_M", bound=BaseModel)
+
+
+class OfferRow(BaseModel):
+    """One ask of a search answer; prices are for all GPUs of the offer."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    id: Id
+    machine_id: Id
+    gpu_name: Annotated[str, Field(min_length=1, max_length=128)]
+    num_gpus: Annotated[int, Field(gt=0, le=1024)]
+    gpu_ram: Annotated[float, Field(gt=0, lt=1e8, allow_inf_nan=False)]
+    dph_base: UsdPerHour
+    min_bid: Annotated[float, Field(ge=0, lt=10_000, allow_inf_nan=False)] | None = None
+    storage_cost: UsdPerUnit
+    inet_up_cost: UsdPerUnit
+    inet_down_cost: UsdPerUnit
+    duration: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    geolocation: Text | None = None
+    cpu_arch: Text | None = None
+    cpu_cores_effective: Measure | None = None
+    cpu_ram: Measure | None = None
+    disk_space: Measure | None = None
+    cuda_max_good: Measure | None = None
+    reliability2: Measure | None = None
+    reliability: Measure | None = None
+    inet_up: Measure | None = None
+    inet_down: Measure | None = None
+    direct_port_count: Annotated[int, Field(lt=2**31)] | None = None
+    hosting_type: Annotated[int, Field(lt=2**31)] | None = None
+    verification: Text | None = None
+    rentable: bool | None = None
+    rented: bool | None = None
+    external: bool | None = None
+
+
+def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+Lenient = WrapValidator(_none_if_odd)
+
+
+class InstanceRow(BaseModel):
+    """One of the account's machines. The label decides whose it is; states that are not text are unknown states."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    id: Id
+    label: str | None = None
+    actual_status: Annotated[str | None, Lenient] = None
+    cur_state: Annotated[str | None, Lenient] = None
+    next_state: Annotated[str | None, Lenient] = None
+    intended_status: Annotated[str | None, Lenient] = None
+    status_msg: Annotated[str | None, Lenient] = None
+    is_bid: Annotated[bool | None, Lenient] = None
+    machine_id: Annotated[Id | None, Lenient] = None
+    num_gpus: Annotated[int | None, Lenient] = None
+    dph_base: Annotated[UsdPerHour | None, Lenient] = None
+    dph_total: Annotated[UsdPerHour | None, Lenient] = None
+    start_date: Annotated[Measure | None, Lenient] = None
+    end_date: Annotated[Measure | None, Lenient] = None
+    uptime_mins: Annotated[Measure | None, Lenient] = None
+
+
+class CreateReply(BaseModel):
+    """The answer to a purchase, good or bad: `new_contract` may come with either."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    success: Annotated[bool | None, Lenient] = None
+    new_contract: Annotated[Id | None, Lenient] = None
+
+
+class InstancePage(BaseModel):
+    """One page of the v1 listing, its rows not yet looked at."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    instances: SkipValidation[list[Any]]
+    next_token: str | None = None
+    total_instances: Annotated[int | None, Lenient] = None
+
+
+class UserReply(BaseModel):
+    """The money of the account. The answer may hold the API key itself: nothing else of it is kept."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    credit: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
+    balance: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
+
+
+class ChargeItem(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    type: Text
+    amount: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)]
+
+
+class ChargeMetadata(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    label: Text | None = None
+
+
+class ChargeRow(BaseModel):
+    """What was billed for one contract over a span of days."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    start: Measure
+    end: Measure
+    type: Text | None = None
+    source: Text
+    amount: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)]
+    metadata: ChargeMetadata | None = None
+    items: list[ChargeItem] = []
+
+
+class ChargePage(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    results: SkipValidation[list[Any]]
+    next_token: str | None = None
+
+
+class LogReply(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    result_url: Annotated[str, Field(min_length=8, max_length=8192)]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRows:
+    """The rows of one search answer that can be understood, and the others with their reasons."""
+
+    rows: tuple[OfferRow, ...]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) + len(self.rejected)
+
+
+_OFFER_ROW: Final = TypeAdapter(OfferRow)
+_INSTANCE_ROW: Final = TypeAdapter(InstanceRow)
+_CHARGE_ROW: Final = TypeAdapter(ChargeRow)
+
+
+def decoded(body: bytes) -> Any:
+    """The JSON of a body. NaN and infinities survive this step, so that they cost their row only.
+
+    Raises:
+        Unavailable: not JSON.
+    """
+    try:
+        return from_json(body, cache_strings="keys")
+    except ValueError:
+        pass
+    try:
+        # The strict parser refuses a whole page for one lone surrogate; this one lets the row's validator see it.
+        return json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise Unavailable(f"vast.ai answered {len(body)} bytes that are not JSON") from exc
+
+
+def shaped(model: type[_M], value: Any, *, what: str) -> _M:
+    """The value as this model.
+
+    Raises:
+        Unavailable: it has another shape, so it proves nothing.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as exc:
+        raise Unavailable(f"vast.ai's answer about {what} has an unknown shape: {first_fault(exc)}") from exc
+
+
+def offer_rows(body: bytes) -> OfferRows:
+    """Every row of a search answer, understood or rejected; a bare list (the CLI's raw output) will do as well.
+
+    Raises:
+        Unavailable: there is no list of offers in it.
+    """
+    value = decoded(body)
+    rows = value.get("offers") if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise Unavailable("vast.ai's search answer holds no list of offers")
+    good: list[OfferRow] = []
+    rejected: list[Rejected] = []
+    seen: set[int] = set()
+    validate = _OFFER_ROW.validator.validate_python
+    for row in rows:
+        try:
+            offer: OfferRow = validate(row)
+        except ValidationError as exc:
+            rejected.append(Rejected(offer_id=_id_of(row), reason=first_fault(exc)))
+            continue
+        if offer.id in seen:
+            rejected.append(Rejected(offer_id=str(offer.id), reason="the same offer twice in one answer"))
+            continue
+        seen.add(offer.id)
+        good.append(offer)
+    return OfferRows(tuple(good), tuple(rejected))
+
+
+def instance_row(row: Any) -> InstanceRow | None:
+    """The machine of this row, or `None` if not even its id and label can be read."""
+    try:
+        return _INSTANCE_ROW.validate_python(row)
+    except ValidationError:
+        return None
+
+
+def charge_row(row: Any) -> ChargeRow | None:
+    """The bill of this row, or `None` if it cannot be read."""
+    try:
+        return _CHARGE_ROW.validate_python(row)
+    except ValidationError:
+        return None
+
+
+def single_instance(value: Any) -> Any:
+    """The row in a single-instance answer: vast.ai wraps one object under the *plural* key, or `None` when gone."""
+    if isinstance(value, Mapping) and "instances" in value:
+        inner = value["instances"]
+        if isinstance(inner, Sequence) and not isinstance(inner, str):
+            return inner[0] if inner else None
+        return inner
+    return value
+
+
+def first_fault(exc: ValidationError) -> str:
+    """Field and complaint of the first thing wrong; never the value, which may be anything."""
+    fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in fault["loc"]) or "row"
+    return f"{where}: {fault['msg']}"[:REASON_CHARS_MAX]
+
+
+def _id_of(row: Any) -> str:
+    identity = row.get("id") if isinstance(row, dict) else None
+    return str(identity) if isinstance(identity, int) and 0 < identity < 2**53 else "unreadable"
