@@ -1,0 +1,118 @@
+"""The field types that every document between daemon and hosts is made of, and the one error they fail with.
+
+What a host wrote is a stranger's text. Each type here is bounded, so that a model built from them bounds the document.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from datetime import datetime, timedelta
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+KEY_BYTES_MAX: Final = 1024
+NAME_BYTES_MAX: Final = 255
+PATH_BYTES_MAX: Final = 4096
+OBJECT_BYTES_MAX: Final = 5 * 1000**3
+"""The largest single object that every S3-compatible store takes in one request."""
+
+_JOB_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+
+
+class WireError(ValueError):
+    """A document does not say what its kind must say. The message holds no content that could be a secret."""
+
+
+class WireModel(BaseModel):
+    """Strict, frozen, and closed: an unknown key, a number as text, NaN or infinity is refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+def is_printable(text: str) -> bool:
+    """No control, format (bidi, zero width), surrogate, private or line-separating character."""
+    return not any(unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"} for character in text)
+
+
+def _printable(text: str) -> str:
+    if not is_printable(text):
+        raise ValueError("holds a control or invisible character")
+    return text
+
+
+def _job_id(text: str) -> str:
+    if _JOB_ID.fullmatch(text) is None or ".." in text:
+        raise ValueError("is no job id: letters, digits, '.', '_' and '-', at most 64")
+    return text
+
+
+def _aware(instant: datetime) -> datetime:
+    if instant.utcoffset() != timedelta(0):
+        raise ValueError("must be in UTC")
+    return instant
+
+
+def relative_path(text: str) -> str:
+    """The text itself, if it names something below a folder on every system.
+
+    Raises:
+        ValueError: it is empty, absolute, climbs, or holds a backslash, NUL or control character.
+    """
+    if not text or len(text.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
+        raise ValueError(f"must be 1 to {PATH_BYTES_MAX} bytes")
+    if text.startswith("/") or "\\" in text or _DRIVE.match(text):
+        raise ValueError("must be relative, with '/' between its parts")
+    parts = text.split("/")
+    if any(part in {"", ".", ".."} or len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX for part in parts):
+        raise ValueError("must have no empty, '.' or '..' part, and none longer than 255 bytes")
+    return _printable(text)
+
+
+def _key(text: str) -> str:
+    if len(text.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
+        raise ValueError(f"must be at most {KEY_BYTES_MAX} bytes")
+    return relative_path(text)
+
+
+def _prefix(text: str) -> str:
+    if not text.endswith("/"):
+        raise ValueError("must end in '/'")
+    _key(text[:-1])
+    return text
+
+
+def _entry_name(text: str) -> str:
+    if "/" in text:
+        raise ValueError("must be one name, not a path")
+    return relative_path(text)
+
+
+def _not_blank(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL character")
+    return text
+
+
+JobId = Annotated[str, AfterValidator(_job_id)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+RelativePath = Annotated[str, AfterValidator(relative_path)]
+StoreKey = Annotated[str, AfterValidator(_key)]
+StorePrefix = Annotated[str, AfterValidator(_prefix)]
+EntryName = Annotated[str, AfterValidator(_entry_name)]
+Instant = Annotated[datetime, AfterValidator(_aware)]
+Size = Annotated[int, Field(ge=0, le=2**60)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0, le=10 * 366 * 86400)]
+Url = Annotated[str, StringConstraints(min_length=1, max_length=8192), AfterValidator(_printable)]
+Line = Annotated[str, StringConstraints(max_length=500), AfterValidator(_printable)]
+"""One line for a person, safe to print on any terminal."""
+Text = Annotated[str, AfterValidator(_not_blank)]
+"""Text of the job's owner (commands, values); never from a host."""
+
+
+def attempt_prefix(job_id: str, attempt: int) -> str:
+    """The only place of the store where an attempt may write."""
+    return f"jobs/{job_id}/attempts/{attempt}/"

@@ -1,0 +1,263 @@
+"""grant.json: everything one attempt may do, until when, and what it is asked to do now.
+
+The daemon builds a `Grant`, writes `grant.to_bytes()` to `jobs/<job>/attempts/<n>/grant.json` before the launch, and
+writes it again to renew the lease, to renew URLs, and to give orders. The runner reads it again every `refresh_s`.
+
+All durations are *real* seconds and all instants are the *real* wall clock's, also where the daemon itself lives in
+accelerated time: a host knows no other. A grant renews the lease exactly when its `issued_at` is later than that of
+every grant seen before, so writing the same grant again renews nothing.
+
+A grant holds secrets (URLs, the upload form, the job's own secrets): its `repr` shows none of them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from spotd_jobs.wire.fields import (
+    EntryName,
+    Instant,
+    JobId,
+    Line,
+    Seconds,
+    Sha256,
+    Size,
+    StoreKey,
+    StorePrefix,
+    Text,
+    Url,
+    WireError,
+    WireModel,
+    attempt_prefix,
+)
+
+GRANT_BYTES_MAX: Final = 64 * 1024 * 1024
+CHUNK_BYTES_DEFAULT: Final = 8 * 1024 * 1024
+CHUNK_BYTES_MAX: Final = 64 * 1024 * 1024
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=366 * 86400)]
+
+
+class JobRef(WireModel):
+    """Which job this is for."""
+
+    id: JobId
+    name: Line
+
+
+class Blob(WireModel):
+    """One object to read, and what it must be."""
+
+    url: Url = Field(repr=False)
+    sha256: Sha256
+    size: Size
+
+
+class UploadMethod(StrEnum):
+    """How bytes get below the prefix."""
+
+    FOLDER = "folder"
+    POST = "post"
+    SIGV4 = "sigv4"
+
+
+class Upload(WireModel):
+    """Leave to write below `prefix` and nowhere else.
+
+    Attributes:
+        size_max: of one object.
+        fields: by method.
+            folder: `{"directory"}`, the absolute path of the folder that *is* the prefix.
+            post: `{"url", "form", "key_prefix"}`: the policy's form fields, and what `prefix` is called in the bucket.
+            sigv4: `{"endpoint", "bucket", "region", "path_style", "access_key", "secret_key", "session_token",
+            "key_prefix"}`.
+    """
+
+    method: UploadMethod
+    prefix: StorePrefix
+    expires: Instant
+    size_max: Annotated[int, Field(ge=1024, le=5 * 1000**3)]
+    fields: dict[str, Any] = Field(repr=False)
+
+    @model_validator(mode="after")
+    def _has_its_fields(self) -> Upload:
+        missing = sorted(_UPLOAD_FIELDS[self.method] - self.fields.keys())
+        if missing:
+            raise ValueError(f"upload by {self.method} needs the fields {', '.join(missing)}")
+        return self
+
+
+_UPLOAD_FIELDS: Final[dict[UploadMethod, frozenset[str]]] = {
+    UploadMethod.FOLDER: frozenset({"directory"}),
+    UploadMethod.POST: frozenset({"url", "form", "key_prefix"}),
+    UploadMethod.SIGV4: frozenset({"endpoint", "bucket", "region", "access_key", "secret_key", "key_prefix"}),
+}
+
+
+class ManifestBlob(Blob):
+    """A manifest and its own key, from which its attempt is known."""
+
+    key: StoreKey
+
+
+class Restore(WireModel):
+    """One checkpoint that may be restored.
+
+    Attributes:
+        chunks: key to URL, for every key the manifest names.
+        chunks_base: where set, a key that `chunks` lacks is read at `chunks_base` + the key, percent-encoded
+            (a folder store's `file:///.../`, one short field in place of a thousand URLs).
+    """
+
+    name: EntryName
+    manifest: ManifestBlob
+    chunks: dict[StoreKey, Url] = Field(default_factory=dict, repr=False)
+    chunks_base: Url | None = Field(default=None, repr=False)
+
+
+class CheckpointRules(WireModel):
+    """The job's `[checkpoint]` section. A relative `path` is below the work directory; `None` is the runner's own."""
+
+    path: Text | None = None
+    every_s: PositiveSeconds | None = None
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    settle_s: Seconds = 10.0
+    stop_signal: Annotated[str, Field(pattern=r"^SIG[A-Z0-9]{2,10}$")] = "SIGTERM"
+    stop_grace_s: Seconds = 90.0
+
+
+class RunSpec(WireModel):
+    """What to run. `run` is an argv; `setup` a shell text."""
+
+    run: Annotated[list[Text], Field(min_length=1)]
+    setup: Text | None = None
+    env: dict[EnvName, Text] = Field(default_factory=dict)
+    outputs: list[Text] = Field(default_factory=list)
+    checkpoint: CheckpointRules = CheckpointRules()
+
+
+class Transfer(WireModel):
+    """How bytes are moved. `log_bytes_per_h` bounds what a job's output may cost in the store."""
+
+    chunk_bytes: Annotated[int, Field(ge=1024, le=CHUNK_BYTES_MAX)] = CHUNK_BYTES_DEFAULT
+    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    log_bytes_per_h: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
+
+
+class NoticeSources(WireModel):
+    """Where early warnings come from, besides SIGTERM and orders.
+
+    Attributes:
+        imds: base URL of the AWS instance metadata service, asked every few seconds; `None` asks nobody.
+        file: `$SPOTD_HOME/notice` is watched.
+    """
+
+    imds: Url | None = None
+    file: bool = True
+
+
+class StopOrder(WireModel):
+    """Stop the job: `stop_signal`, wait, SIGKILL, upload what is complete, end the machine.
+
+    Attributes:
+        grace_s: how long the job may take to stop; `None` is the job's own `stop_grace_s`, 0 is SIGKILL at once.
+        flush: whether checkpoints that are not yet stored are uploaded before the machine ends.
+    """
+
+    reason: Line
+    grace_s: Seconds | None = None
+    flush: bool = True
+
+
+class Orders(WireModel):
+    """What the daemon wants now.
+
+    Attributes:
+        checkpoint: raised by one to ask the job for a checkpoint (through its notice file).
+    """
+
+    checkpoint: Annotated[int, Field(ge=0, le=2**31)] = 0
+    stop: StopOrder | None = None
+
+
+class EndMethod(StrEnum):
+    """How a machine ends itself. All of them follow a durable last report."""
+
+    FILE = "file"
+    SHUTDOWN = "shutdown"
+    VAST = "vast"
+    RUNPOD = "runpod"
+
+
+class SelfTerminate(WireModel):
+    """The instance-scoped way to end this machine. Credentials are the host's own environment, never ours.
+
+    Attributes:
+        method: `file` writes `machine-done` into the directory the start script ran in (the local market);
+            `shutdown` powers the machine off (EC2 with shutdown behaviour `terminate`);
+            `vast` calls with `CONTAINER_ID` and `CONTAINER_API_KEY`; `runpod` with `RUNPOD_POD_ID`, `RUNPOD_API_KEY`.
+        base_url: of the provider's API, for `vast` and `runpod`; `None` is the real one.
+    """
+
+    method: EndMethod
+    base_url: Url | None = None
+
+
+class Grant(WireModel):
+    """The whole of grant.json. See the module for when a grant renews the lease."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    job: JobRef
+    attempt: Annotated[int, Field(ge=1, le=10**9)]
+    issued_at: Instant
+    expires: Instant
+    lease_s: PositiveSeconds
+    heartbeat_s: PositiveSeconds
+    refresh_s: PositiveSeconds
+    grant_url: Url = Field(repr=False)
+    runner: Blob
+    code: Blob | None
+    upload: Upload
+    restore: list[Restore] = Field(default_factory=list)
+    spec: RunSpec
+    transfer: Transfer = Transfer()
+    secrets: dict[EnvName, Text] = Field(default_factory=dict, repr=False)
+    notice: NoticeSources = NoticeSources()
+    orders: Orders = Orders()
+    self_terminate: SelfTerminate | None = None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Grant:
+        if self.upload.prefix != attempt_prefix(self.job.id, self.attempt):
+            raise ValueError("upload.prefix is not this attempt's own")
+        if self.transfer.chunk_bytes > self.upload.size_max:
+            raise ValueError("a chunk is larger than upload.size_max")
+        if self.expires <= self.issued_at:
+            raise ValueError("it expires before it begins")
+        return self
+
+    def to_bytes(self) -> bytes:
+        """The document as it is written to the store."""
+        return self.model_dump_json(by_alias=True).encode()
+
+
+def parse_grant(data: bytes) -> Grant:
+    """The grant these bytes hold.
+
+    Raises:
+        WireError: they hold none.
+    """
+    if len(data) > GRANT_BYTES_MAX:
+        raise WireError(f"a grant of {len(data)} bytes is larger than {GRANT_BYTES_MAX}")
+    try:
+        return Grant.model_validate_json(data)
+    except ValidationError as error:
+        # Only places and kinds: the values are secrets.
+        places = "; ".join(
+            f"{'.'.join(str(part) for part in row['loc']) or 'grant'}: {row['msg']}"
+            for row in error.errors(include_url=False, include_context=False, include_input=False)[:5]
+        )
+        raise WireError(f"not a grant: {places}") from None

@@ -1,0 +1,254 @@
+"""heartbeat.json, events/<seq>.json: what a runner says of itself, as the daemon dares to read it.
+
+A host is a stranger's computer. These parsers take any bytes, of any length and content, and either return a bounded,
+strictly typed value or raise `WireError`, nothing else. All instants are the host's own word, good for display only.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from spotd_jobs.wire.fields import (
+    Count,
+    EntryName,
+    Instant,
+    JobId,
+    Line,
+    Seconds,
+    Size,
+    StoreKey,
+    WireError,
+    WireModel,
+)
+
+HEARTBEAT_BYTES_MAX: Final = 64 * 1024
+EVENT_BYTES_MAX: Final = 16 * 1024
+LOG_OBJECT_BYTES_MAX: Final = 1024 * 1024
+Attempt = Annotated[int, Field(ge=1, le=10**9)]
+Finite = Annotated[float, Field(ge=-1e15, le=1e15)]
+
+
+class Phase(StrEnum):
+    """What the runner does now."""
+
+    BOOT = "boot"
+    CODE = "code"
+    RESTORE = "restore"
+    SETUP = "setup"
+    RUN = "run"
+    SAVE = "save"
+    """The job was asked to stop and may be writing its last checkpoint."""
+    UPLOAD = "upload"
+    """The job's processes are gone; what is complete goes to the store."""
+    DONE = "done"
+
+
+class Outcome(StrEnum):
+    """How the attempt ended, as the runner saw it."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SETUP_FAILED = "setup_failed"
+    CODE_UNUSABLE = "code_unusable"
+    """The code archive could not be read, verified or unpacked."""
+    PREEMPTED = "preempted"
+    STOPPED = "stopped"
+    """An order of the daemon."""
+    LEASE_EXPIRED = "lease_expired"
+    NOT_CURRENT = "not_current"
+    """The grant was gone, superseded or expired: nothing was run."""
+    RUNNER_ERROR = "runner_error"
+
+
+class SeenCheckpoint(WireModel):
+    """The newest complete checkpoint on the host's disk."""
+
+    name: EntryName
+    step: Count | None
+    at: Instant
+
+
+class StoredCheckpoint(SeenCheckpoint):
+    """The newest one whose manifest the runner has published."""
+
+    bytes: Size
+    key: StoreKey
+
+
+class UploadProgress(WireModel):
+    """The upload under way. `failing` says why it does not advance; `queued` counts those behind it."""
+
+    name: EntryName | None
+    bytes_done: Size
+    bytes_total: Size
+    bytes_per_s: Size
+    queued: Annotated[int, Field(ge=0, le=10**6)]
+    failing: Line | None
+
+
+class RestoreProgress(WireModel):
+    """The restore under way or done."""
+
+    name: EntryName
+    bytes_done: Size
+    bytes_total: Size
+
+
+class Gpu(WireModel):
+    """One line of nvidia-smi; what it does not tell is `None`."""
+
+    index: Annotated[int, Field(ge=0, le=1024)]
+    name: Line
+    util_pct: Finite | None
+    mem_used_mb: Finite | None
+    mem_total_mb: Finite | None
+    power_w: Finite | None
+    temp_c: Finite | None
+
+
+class HostFigures(WireModel):
+    """The machine as the runner sees it."""
+
+    cpus: Annotated[int, Field(ge=0, le=10**5)]
+    load1: Finite | None
+    mem_total_mb: Size | None
+    mem_available_mb: Size | None
+    disk_total_mb: Size | None
+    disk_free_mb: Size | None
+
+
+class NoticeSeen(WireModel):
+    """An early warning that reached the host. `at` is when the machine goes, where that was told."""
+
+    source: Line
+    reason: Line
+    at: Instant | None
+
+
+class Exit(WireModel):
+    """How it ended. `oom` is `None` where nothing on the host could tell."""
+
+    outcome: Outcome
+    phase: Phase
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None
+    signal: Annotated[int, Field(ge=1, le=128)] | None
+    oom: bool | None
+    reason: Line
+
+
+class Heartbeat(WireModel):
+    """heartbeat.json, written again and again; `seq` only rises, also over restarts of the runner on one machine."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    job: JobId
+    attempt: Attempt
+    seq: Count
+    boot: Count
+    at: Instant
+    phase: Phase
+    pid: Annotated[int, Field(ge=1, le=2**31)] | None
+    """Of the job's own process, while it runs."""
+    up_s: Seconds
+    runner: Line
+    grant_issued_at: Instant
+    order_checkpoint: Annotated[int, Field(ge=0, le=2**31)]
+    """The newest `orders.checkpoint` that was passed on."""
+    seen: SeenCheckpoint | None
+    stored: StoredCheckpoint | None
+    upload: UploadProgress
+    restore: RestoreProgress | None
+    gpus: Annotated[list[Gpu], Field(max_length=64)]
+    host: HostFigures
+    notice: NoticeSeen | None
+    exit: Exit | None
+
+
+class EventKind(StrEnum):
+    """What happened. See docs/wire.md for the data that each carries."""
+
+    BOOT = "boot"
+    RESTORED = "restored"
+    CHECKPOINT_FALLBACK = "checkpoint_fallback"
+    STARTED = "started"
+    CHECKPOINT = "checkpoint"
+    CHECKPOINT_REFUSED = "checkpoint_refused"
+    CHECKPOINT_SKIPPED = "checkpoint_skipped"
+    CHECKPOINT_ORDER = "checkpoint_order"
+    OUTPUTS = "outputs"
+    REBALANCE = "rebalance"
+    PREEMPT_NOTICE = "preempt_notice"
+    STOP_ORDER = "stop_order"
+    LEASE_EXPIRED = "lease_expired"
+    UPLOAD_FAILING = "upload_failing"
+    DISK_LOW = "disk_low"
+    EXIT = "exit"
+
+
+Scalar = Line | bool | int | float | None
+
+
+class Event(WireModel):
+    """events/<seq>.json, written once. The exit event is the last, and comes after everything it speaks of."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    job: JobId
+    attempt: Attempt
+    seq: Count
+    at: Instant
+    kind: EventKind
+    data: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], Scalar], Field(max_length=32)]
+
+    def exit(self) -> Exit | None:
+        """How the attempt ended, if this is the exit event and says so in full."""
+        if self.kind is not EventKind.EXIT:
+            return None
+        try:
+            return Exit.model_validate(self.data, strict=False)
+        except ValidationError:
+            return None
+
+
+_Document = TypeVar("_Document", Heartbeat, Event)
+
+
+def parse_heartbeat(data: bytes, *, job_id: str, attempt: int) -> Heartbeat:
+    """What this attempt's runner last said of itself.
+
+    Raises:
+        WireError: the bytes are no heartbeat, or another attempt's.
+    """
+    return _parse(Heartbeat, data, HEARTBEAT_BYTES_MAX, job_id, attempt)
+
+
+def parse_event(data: bytes, *, job_id: str, attempt: int) -> Event:
+    """One thing that happened to this attempt.
+
+    Raises:
+        WireError: the bytes are no event, or another attempt's.
+    """
+    return _parse(Event, data, EVENT_BYTES_MAX, job_id, attempt)
+
+
+def _parse(model: type[_Document], data: bytes, bytes_max: int, job_id: str, attempt: int) -> _Document:
+    kind = model.__name__.lower()
+    if len(data) > bytes_max:
+        raise WireError(f"{kind} of {len(data)} bytes is larger than {bytes_max}")
+    try:
+        document = model.model_validate_json(data)
+    except ValidationError as error:
+        raise WireError(f"not a {kind}: {first_problem(error)}") from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise WireError(f"not a {kind}: {type(error).__name__}") from None
+    if document.job != job_id or document.attempt != attempt:
+        raise WireError(f"{kind} of another attempt")
+    return document
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where the first problem is and what it is, without what the stranger wrote there."""
+    row = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    known = [str(part) for part in row["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    return f"{'.'.join(known)[:80] or 'document'}: {row['msg'][:120]}"
