@@ -4,6 +4,9 @@ Theory. The application in `app` turns HTTP into these calls and their results i
 and holds no state. A `Backend` returns the shapes of `shapes` (JSON-ready) and raises nothing but `Refusal` leaves for
 what it expects. While `trouble()` is not empty, the application answers 503 by itself instead of waiting.
 
+The iterators that `logs`, `events` and `read_file` return are stepped from one task after another and closed when the
+reader goes: a generator behind them must not yield inside a task group or a cancel scope.
+
 A job reference (`ref`) is an id, a name or a unique prefix of an id; `refs.resolve` is the one rule for it.
 """
 

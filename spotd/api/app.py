@@ -1,0 +1,306 @@
+"""The HTTP face of a `Backend`: routes, parameters, and errors as JSON.
+
+Every answer is `{"schema": 1, "now": ..., ...}`, every refusal `{"schema": 1, "error": {...}}` with a code of
+`RefusalCode` (or `internal`), and no traceback leaves: what was not expected goes to `on_failure` and the caller gets a
+sentence. It listens on a unix socket of mode 0600 only, so whoever can connect is the daemon's own user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from spotd.api.answers import INTERNAL, TooLarge, error_body, json_response, refusal_response
+from spotd.api.backend import Backend, Invalid, Refusal, RefusalCode, Submission, Unavailable
+from spotd.api.parameters import (
+    read_draft,
+    read_event_query,
+    read_job_query,
+    read_json,
+    read_log_query,
+    read_price_query,
+    read_secrets,
+    read_sha256,
+    without_unknown,
+)
+from spotd.api.streams import ByteStream, RecordStream
+from spotd.api.words import utc_text
+
+CODE_BYTES_MAX: Final = 8 * 2**30
+QUICK_S: Final = 30.0
+"""Longest that a look at rows may take; the client waits a little longer."""
+PATIENT_S: Final = 150.0
+"""Longest for what asks providers or the object store."""
+_TROUBLE_CHECK_S: Final = 0.1
+
+Failure = Callable[[str, Exception], None]
+"""Called with the route and what broke; must not raise."""
+_Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(
+    backend: Backend,
+    *,
+    on_failure: Failure,
+    closing: anyio.Event | None = None,
+    code_bytes_max: int = CODE_BYTES_MAX,
+) -> Starlette:
+    """An application that serves the backend.
+
+    Args:
+        closing: when set, streams that are being followed end, so that a shutdown does not wait for their readers.
+    """
+    api = _Api(backend, on_failure, closing, code_bytes_max)
+    get, post, put = ["GET"], ["POST"], ["PUT"]
+    table: list[tuple[str, list[str], _Endpoint]] = [
+        ("/v1/status", get, api.status),
+        ("/v1/plan", post, api.plan),
+        ("/v1/code/{sha256}", get, api.has_code),
+        ("/v1/code/{sha256}", put, api.put_code),
+        ("/v1/jobs", get, api.jobs),
+        ("/v1/jobs", post, api.submit),
+        ("/v1/jobs/{ref}", get, api.job),
+        ("/v1/jobs/{ref}/why", get, api.why),
+        ("/v1/jobs/{ref}/logs", get, api.logs),
+        ("/v1/jobs/{ref}/cancel", post, api.cancel),
+        ("/v1/jobs/{ref}/retry", post, api.retry),
+        ("/v1/jobs/{ref}/cost", get, api.job_cost),
+        ("/v1/jobs/{ref}/checkpoints", get, api.checkpoints),
+        ("/v1/jobs/{ref}/files", get, api.files),
+        ("/v1/jobs/{ref}/files/content", get, api.file_content),
+        ("/v1/cost", get, api.cost),
+        ("/v1/prices", get, api.prices),
+        ("/v1/events", get, api.events),
+        ("/v1/providers", get, api.providers),
+        ("/v1/doctor", get, api.doctor),
+        ("/v1/reconcile", post, api.reconcile),
+    ]
+    return Starlette(
+        routes=[Route(path, api.guarded(path, endpoint), methods=methods) for path, methods, endpoint in table],
+        exception_handlers={HTTPException: _http_exception},
+    )
+
+
+async def _http_exception(request: Request, exc: Exception) -> Response:
+    status = exc.status_code if isinstance(exc, HTTPException) else 500
+    code = RefusalCode.NOT_FOUND if status == 404 else RefusalCode.INVALID
+    message = f"this daemon does not know {request.method} {request.url.path}"
+    hint = "spotctl and the daemon may be of different versions"
+    return json_response(error_body(code, message, hint=hint), status=status)
+
+
+class _Api:
+    """The endpoints; each turns one request into one call of the backend."""
+
+    def __init__(self, backend: Backend, on_failure: Failure, closing: anyio.Event | None, code_bytes_max: int) -> None:
+        self._backend = backend
+        self._on_failure = on_failure
+        self._closing = closing
+        self._code_bytes_max = code_bytes_max
+
+    def guarded(self, path: str, endpoint: _Endpoint) -> _Endpoint:
+        """The endpoint, with everything that can go wrong turned into JSON."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except Refusal as refusal:
+                return refusal_response(refusal)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception as exc:  # noqa: BLE001 - the edge of the API: the cause goes to the log, a sentence to the caller
+                self._on_failure(path, exc)
+                message = "the daemon met an error of its own; nothing is known to have changed"
+                return json_response(error_body(INTERNAL, message, hint="see the daemon's log"), status=500)
+
+        return answer
+
+    async def _ask(self, call: Callable[[], Awaitable[Any]], *, limit_s: float = QUICK_S) -> Any:
+        """The call's result, given up as soon as the state store is in trouble.
+
+        Raises:
+            Unavailable: the store does not answer, or the limit has passed.
+        """
+        if sentence := self._backend.trouble():
+            raise _store_down(sentence)
+        results: list[Any] = []
+        failures: list[Exception] = []
+        sentence = ""
+
+        async def work(scope: anyio.CancelScope) -> None:
+            try:
+                results.append(await call())
+            except Exception as exc:  # noqa: BLE001 - carried out of the task group unchanged, which would wrap it
+                failures.append(exc)
+            scope.cancel()
+
+        with anyio.move_on_after(limit_s):
+            async with anyio.create_task_group() as group:
+                group.start_soon(work, group.cancel_scope, name="api call")
+                while not sentence:
+                    await anyio.sleep(_TROUBLE_CHECK_S)
+                    sentence = self._backend.trouble()
+                group.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        if results:
+            return results[0]
+        if sentence:
+            raise _store_down(sentence)
+        raise Unavailable(f"the daemon did not find an answer within {limit_s:.0f} s", hint="spotctl doctor")
+
+    def _reply(self, body: Mapping[str, Any], *, status: int = 200) -> Response:
+        return json_response({"now": utc_text(self._backend.now()), **body}, status=status)
+
+    async def status(self, request: Request) -> Response:
+        without_unknown(request, ())
+        return self._reply({"status": await self._ask(self._backend.status)})
+
+    async def plan(self, request: Request) -> Response:
+        body = await read_json(request, {"draft"})
+        draft = read_draft(body)
+        return self._reply({"plan": await self._ask(lambda: self._backend.plan(draft))})
+
+    async def has_code(self, request: Request) -> Response:
+        sha256 = read_sha256(request.path_params["sha256"])
+        present = await self._ask(lambda: self._backend.has_code(sha256), limit_s=PATIENT_S)
+        return self._reply({"present": present})
+
+    async def put_code(self, request: Request) -> Response:
+        """Streams the body; bounded in size, not in time, since a workdir may be large and its disk slow."""
+        sha256 = read_sha256(request.path_params["sha256"])
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._code_bytes_max:
+            raise self._code_too_large()
+        stored = await self._backend.put_code(sha256, self._bounded(request))
+        return self._reply({"code": stored})
+
+    async def _bounded(self, request: Request) -> AsyncIterator[bytes]:
+        taken = 0
+        async for chunk in request.stream():
+            taken += len(chunk)
+            if taken > self._code_bytes_max:
+                raise self._code_too_large()
+            if chunk:
+                yield chunk
+
+    def _code_too_large(self) -> TooLarge:
+        limit = f"{self._code_bytes_max / 2**30:.3g} GiB"
+        return TooLarge(
+            f"the packed workdir is larger than {limit}",
+            hint="list data and checkpoints in .gitignore, so that only code is packed",
+        )
+
+    async def submit(self, request: Request) -> Response:
+        body = await read_json(request, {"draft", "code_sha256", "secrets"})
+        code = body.get("code_sha256")
+        submission = Submission(
+            draft=read_draft(body),
+            code_sha256=None if code is None else read_sha256(code),
+            secrets=read_secrets(body),
+        )
+        detail = await self._ask(lambda: self._backend.submit(submission))
+        return self._reply(detail, status=201)
+
+    async def jobs(self, request: Request) -> Response:
+        query = read_job_query(request)
+        return self._reply(await self._ask(lambda: self._backend.jobs(query)))
+
+    async def job(self, request: Request) -> Response:
+        ref = request.path_params["ref"]
+        return self._reply(await self._ask(lambda: self._backend.job(ref)))
+
+    async def why(self, request: Request) -> Response:
+        ref = request.path_params["ref"]
+        return self._reply({"why": await self._ask(lambda: self._backend.why(ref))})
+
+    async def cancel(self, request: Request) -> Response:
+        ref = request.path_params["ref"]
+        return self._reply({"job": await self._ask(lambda: self._backend.cancel(ref))})
+
+    async def retry(self, request: Request) -> Response:
+        ref = request.path_params["ref"]
+        return self._reply({"job": await self._ask(lambda: self._backend.retry(ref))})
+
+    async def job_cost(self, request: Request) -> Response:
+        ref = request.path_params["ref"]
+        return self._reply(await self._ask(lambda: self._backend.cost(ref)))
+
+    async def cost(self, request: Request) -> Response:
+        without_unknown(request, ())
+        return self._reply(await self._ask(lambda: self._backend.cost(None)))
+
+    async def checkpoints(self, request: Request) -> Response:
+        ref = request.path_params["ref"]
+        return self._reply({"checkpoints": await self._ask(lambda: self._backend.checkpoints(ref))})
+
+    async def files(self, request: Request) -> Response:
+        without_unknown(request, ("checkpoint",))
+        ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
+        return self._reply(await self._ask(lambda: self._backend.files(ref, checkpoint), limit_s=PATIENT_S))
+
+    async def file_content(self, request: Request) -> Response:
+        without_unknown(request, ("checkpoint", "path"))
+        path = request.query_params.get("path", "")
+        if not path:
+            raise Invalid("the parameter path is missing")
+        ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
+        chunks = self._backend.read_file(ref, checkpoint, path)
+        first = await self._first(chunks)
+        return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file content", exc))
+
+    async def logs(self, request: Request) -> Response:
+        query = read_log_query(request)
+        records = self._backend.logs(request.path_params["ref"], query)
+        return await self._records(records, route="logs", follow=query.follow)
+
+    async def events(self, request: Request) -> Response:
+        query = read_event_query(request)
+        return await self._records(self._backend.events(query), route="events", follow=query.follow)
+
+    async def _records(self, records: AsyncIterator[Any], *, route: str, follow: bool) -> Response:
+        """A stream whose first record was looked for only where that cannot take for ever."""
+        first = [] if follow and route == "events" else await self._first(records)
+        return RecordStream(first, records, closing=self._closing, on_failure=lambda exc: self._on_failure(route, exc))
+
+    async def _first(self, items: AsyncIterator[Any]) -> list[Any]:
+        """The first item or nothing, so that a refusal still gets its status code."""
+
+        async def step() -> list[Any]:
+            async for item in items:
+                return [item]
+            return []
+
+        found: list[Any] = await self._ask(step, limit_s=PATIENT_S)
+        return found
+
+    async def prices(self, request: Request) -> Response:
+        query = read_price_query(request)
+        return self._reply(await self._ask(lambda: self._backend.prices(query)))
+
+    async def providers(self, request: Request) -> Response:
+        """Works without the state store: it is what one asks when something is wrong."""
+        without_unknown(request, ())
+        return self._reply({"providers": await self._backend.providers()})
+
+    async def doctor(self, request: Request) -> Response:
+        """Works without the state store, and says that it is down."""
+        without_unknown(request, ())
+        with anyio.move_on_after(PATIENT_S):
+            return self._reply(await self._backend.doctor())
+        raise Unavailable("the checks did not end in time", hint="see the daemon's log")
+
+    async def reconcile(self, request: Request) -> Response:
+        without_unknown(request, ())
+        return self._reply(await self._ask(self._backend.reconcile, limit_s=PATIENT_S))
+
+
+def _store_down(sentence: str) -> Unavailable:
+    return Unavailable(sentence, hint="running jobs go on; ask again when it is back, or spotctl doctor")

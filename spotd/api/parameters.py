@@ -1,0 +1,149 @@
+"""Bodies and query parameters of requests, checked before the backend sees them. All errors are `Invalid`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from spotd.api.answers import TooLarge
+from spotd.api.backend import Draft, EventQuery, Invalid, JobQuery, LogQuery, PriceQuery
+from spotd.api.words import utc_instant
+
+BODY_BYTES_MAX: Final = 2 * 2**20
+SECRET_BYTES_MAX: Final = 64 * 1024
+_COUNT_MAX: Final = 1_000_000
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+async def read_json(request: Request, known: Collection[str]) -> Mapping[str, Any]:
+    """The body as an object with no keys but these, all of its text valid Unicode."""
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > BODY_BYTES_MAX:
+            raise TooLarge("the request is larger than 2 MiB", hint="a job file holds settings, not data")
+    try:
+        body = json.loads(bytes(raw))
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeError as exc:
+        raise Invalid("the request holds bytes that are not text") from exc
+    except ValueError as exc:
+        raise Invalid("the request is not JSON") from exc
+    except RecursionError as exc:
+        raise Invalid("the request is nested too deeply") from exc
+    if not isinstance(body, dict):
+        raise Invalid("the request is not a JSON object")
+    for key in body:
+        if key not in known:
+            raise Invalid(f"the request holds the unknown key {key!r}")
+    return body
+
+
+def read_draft(body: Mapping[str, Any]) -> Draft:
+    draft = body.get("draft")
+    if not isinstance(draft, dict):
+        raise Invalid("the request has no draft")
+    unknown = set(draft) - {"data", "flags", "source", "base_dir"}
+    if unknown:
+        raise Invalid(f"the draft holds the unknown key {min(unknown)!r}")
+    data, flags = draft.get("data", {}), draft.get("flags", {})
+    source, base_dir = draft.get("source", ""), draft.get("base_dir", "")
+    if not isinstance(data, dict) or not isinstance(flags, dict):
+        raise Invalid("data and flags of a draft are objects")
+    if not isinstance(source, str) or not isinstance(base_dir, str):
+        raise Invalid("source and base_dir of a draft are text")
+    return Draft(data=data, flags=flags, source=source, base_dir=base_dir)
+
+
+def read_secrets(body: Mapping[str, Any]) -> dict[str, str]:
+    """Values by name. No message here ever holds a value."""
+    secrets = body.get("secrets") or {}
+    if not isinstance(secrets, dict) or not all(isinstance(value, str) for value in secrets.values()):
+        raise Invalid("secrets are an object of texts")
+    for name, value in secrets.items():
+        if len(value.encode()) > SECRET_BYTES_MAX:
+            raise Invalid(f"the secret {name} is larger than 64 KiB")
+    return secrets
+
+
+def read_sha256(value: object) -> str:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise Invalid("a code hash is 64 lower-case hexadecimal digits")
+    return value
+
+
+def without_unknown(request: Request, known: Collection[str]) -> None:
+    """Passes when every query parameter is known and given once."""
+    for name in request.query_params:
+        if name not in known:
+            raise Invalid(f"unknown parameter {name!r}")
+
+
+def _count(request: Request, name: str, default: int | None, *, least: int = 0) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or not least <= int(text[:12]) <= _COUNT_MAX:
+        raise Invalid(f"the parameter {name} must be a whole number from {least} to {_COUNT_MAX}")
+    return int(text)
+
+
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "0")
+    if text not in {"0", "1"}:
+        raise Invalid(f"the parameter {name} must be 0 or 1")
+    return text == "1"
+
+
+def read_job_query(request: Request) -> JobQuery:
+    without_unknown(request, ("state", "active", "limit"))
+    limit = _count(request, "limit", 1000, least=1)
+    return JobQuery(
+        states=frozenset(request.query_params.getlist("state")),
+        active_only=_flag(request, "active"),
+        limit=1000 if limit is None else limit,
+    )
+
+
+def read_price_query(request: Request) -> PriceQuery:
+    without_unknown(request, ("gpu", "provider", "limit"))
+    limit = _count(request, "limit", 50, least=1)
+    return PriceQuery(
+        gpu=request.query_params.get("gpu"),
+        provider=request.query_params.get("provider"),
+        limit=50 if limit is None else limit,
+    )
+
+
+def read_log_query(request: Request) -> LogQuery:
+    without_unknown(request, ("after", "tail", "attempt", "follow"))
+    return LogQuery(
+        after=request.query_params.get("after"),
+        tail=_count(request, "tail", None),
+        attempt=_count(request, "attempt", None, least=1),
+        follow=_flag(request, "follow"),
+    )
+
+
+def read_event_query(request: Request) -> EventQuery:
+    without_unknown(request, ("after", "since", "job", "limit", "follow"))
+    after = request.query_params.get("after")
+    if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 19):
+        raise Invalid("the parameter after must be the id of an event")
+    since = request.query_params.get("since")
+    try:
+        instant = None if since is None else utc_instant(since)
+    except (ValueError, OverflowError) as exc:
+        raise Invalid("the parameter since must be an instant such as 2026-11-21T10:00:00Z") from exc
+    limit = _count(request, "limit", 1000)
+    return EventQuery(
+        after=None if after is None else int(after),
+        since=instant,
+        job=request.query_params.get("job"),
+        limit=1000 if limit is None else limit,
+        follow=_flag(request, "follow"),
+    )
