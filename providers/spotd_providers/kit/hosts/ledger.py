@@ -1,0 +1,266 @@
+"""What a market billed, in its own books: append-only JSON lines, independent of any customer's records.
+
+Theory. Each line is a moment at which a machine's price per hour changed: it was opened, its price moved, it was
+paused (then only storage counts), it woke up, it ended. Between two lines of one machine lies a *segment* with one
+price; a bill is the sum over segments of price x time, each rounded up to a micro-dollar. A line is written in one
+piece and counts once its newline is there; a torn last line never happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+
+_FREE: Final = MicroUsdPerHour(0)
+
+
+class LedgerError(Exception):
+    """A line before the last is no ledger line: the file was changed by somebody else."""
+
+
+class LedgerEvent(StrEnum):
+    """Why a line was written."""
+
+    OPEN = "open"
+    PRICE = "price"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    """One change of what a machine costs.
+
+    Attributes:
+        key: the label the machine carries.
+        compute: what it costs per hour from now on without its disk; 0 while paused and after the end.
+        storage: what its disk costs per hour from now on; 0 after the end.
+        note: why, for people.
+    """
+
+    at: datetime
+    machine_id: str
+    key: str
+    event: LedgerEvent
+    compute: MicroUsdPerHour
+    storage: MicroUsdPerHour
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A span in which one machine had one price. `end` is `None` while it lasts."""
+
+    machine_id: str
+    key: str
+    start: datetime
+    end: datetime | None
+    compute: MicroUsdPerHour
+    storage: MicroUsdPerHour
+    paused: bool
+
+    def amount(self, until: datetime) -> MicroUsd:
+        """What this span cost up to an instant, each part rounded up."""
+        end = until if self.end is None else min(self.end, until)
+        return MicroUsd(cost(self.compute, end - self.start) + cost(self.storage, end - self.start))
+
+
+class Ledger:
+    """Writes one market's books. One writer per file; readers come and go."""
+
+    def __init__(self, path: Path) -> None:
+        """A torn last line of a writer that was killed is cut off: it was never acknowledged."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._latest: dict[str, LedgerLine] = {}
+        for line in read_ledger(path):
+            self._latest[line.machine_id] = line
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        _cut_torn_line(self._descriptor)
+
+    def open(
+        self,
+        machine_id: str,
+        key: str,
+        *,
+        at: datetime,
+        compute: MicroUsdPerHour,
+        storage: MicroUsdPerHour = _FREE,
+    ) -> None:
+        """The machine costs this much from `at` on."""
+        self._append(LedgerEvent.OPEN, machine_id, key, at, compute, storage, "")
+
+    def price(self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour) -> None:
+        """The machine's price is another one from `at` on; nothing is written if it is the same or does not count."""
+        last = self._latest[machine_id]
+        if last.event in (LedgerEvent.PAUSED, LedgerEvent.END):
+            return
+        if last.compute != compute:
+            self._append(LedgerEvent.PRICE, machine_id, last.key, at, compute, last.storage, "")
+
+    def paused(self, machine_id: str, *, at: datetime, note: str = "") -> None:
+        """From `at` on the machine costs its disk only."""
+        last = self._latest[machine_id]
+        self._append(LedgerEvent.PAUSED, machine_id, last.key, at, _FREE, last.storage, note)
+
+    def resumed(self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour) -> None:
+        """The machine runs again from `at` on."""
+        last = self._latest[machine_id]
+        self._append(LedgerEvent.RESUMED, machine_id, last.key, at, compute, last.storage, "")
+
+    def end(self, machine_id: str, *, at: datetime, note: str = "") -> None:
+        """The machine costs nothing from `at` on. Ending it again changes nothing."""
+        last = self._latest[machine_id]
+        if last.event is not LedgerEvent.END:
+            self._append(LedgerEvent.END, machine_id, last.key, at, _FREE, _FREE, note)
+
+    def is_open(self, machine_id: str) -> bool:
+        """Whether the machine still costs money."""
+        last = self._latest.get(machine_id)
+        return last is not None and last.event is not LedgerEvent.END
+
+    def close(self) -> None:
+        """Nothing more can be written; the file stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(
+        self,
+        event: LedgerEvent,
+        machine_id: str,
+        key: str,
+        at: datetime,
+        compute: MicroUsdPerHour,
+        storage: MicroUsdPerHour,
+        note: str,
+    ) -> None:
+        last = self._latest.get(machine_id)
+        line = LedgerLine(
+            # Books never run backwards, even if the reader of a file's change time was a little late.
+            at=max(at, last.at) if last else at,
+            machine_id=machine_id,
+            key=key,
+            event=event,
+            compute=compute,
+            storage=storage,
+            note=note,
+        )
+        os.write(self._descriptor, _encode(line))
+        self._latest[machine_id] = line
+
+
+def read_ledger(path: Path) -> tuple[LedgerLine, ...]:
+    """Every acknowledged line, oldest first; none if there is no file yet.
+
+    Raises:
+        LedgerError: a whole line is not one of ours.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    whole = content[: content.rfind(b"\n") + 1]
+    return tuple(_decode(text, number, path) for number, text in enumerate(whole.splitlines(), start=1))
+
+
+def segments(lines: Iterable[LedgerLine]) -> tuple[Segment, ...]:
+    """The spans of one price, in the order in which they began."""
+    found: list[Segment] = []
+    running: dict[str, LedgerLine] = {}
+    for line in lines:
+        began = running.pop(line.machine_id, None)
+        if began is not None:
+            found.append(_segment(began, line.at))
+        if line.event is not LedgerEvent.END:
+            running[line.machine_id] = line
+    found.extend(_segment(line, None) for line in running.values())
+    return tuple(sorted(found, key=lambda segment: (segment.start, segment.machine_id)))
+
+
+def total_by_machine(spans: Sequence[Segment], until: datetime) -> dict[str, MicroUsd]:
+    """What each machine cost up to an instant."""
+    totals: dict[str, MicroUsd] = {}
+    for span in spans:
+        totals[span.machine_id] = MicroUsd(totals.get(span.machine_id, 0) + span.amount(until))
+    return totals
+
+
+def total_by_key(spans: Sequence[Segment], until: datetime) -> dict[str, MicroUsd]:
+    """What the machines under each key cost together up to an instant."""
+    totals: dict[str, MicroUsd] = {}
+    for span in spans:
+        totals[span.key] = MicroUsd(totals.get(span.key, 0) + span.amount(until))
+    return totals
+
+
+def most_at_once(spans: Iterable[Segment], *, paused_too: bool = False) -> int:
+    """The greatest number of machines that ran (or existed) at the same instant; ends count before starts."""
+    changes: list[tuple[datetime, int]] = []
+    for span in spans:
+        if span.end == span.start or (span.paused and not paused_too):
+            continue
+        changes.append((span.start, 1))
+        if span.end is not None:
+            changes.append((span.end, -1))
+    now = most = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _segment(began: LedgerLine, end: datetime | None) -> Segment:
+    return Segment(
+        machine_id=began.machine_id,
+        key=began.key,
+        start=began.at,
+        end=end,
+        compute=began.compute,
+        storage=began.storage,
+        paused=began.event is LedgerEvent.PAUSED,
+    )
+
+
+def _cut_torn_line(descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
+    os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
+
+
+def _encode(line: LedgerLine) -> bytes:
+    fields = {
+        "v": 1,
+        "at": line.at.isoformat(),
+        "machine": line.machine_id,
+        "key": line.key,
+        "event": line.event,
+        "compute": line.compute,
+        "storage": line.storage,
+        "note": line.note,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def _decode(text: bytes, number: int, path: Path) -> LedgerLine:
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        return LedgerLine(
+            at=datetime.fromisoformat(fields["at"]),
+            machine_id=fields["machine"],
+            key=fields["key"],
+            event=LedgerEvent(fields["event"]),
+            compute=MicroUsdPerHour(int(fields["compute"])),
+            storage=MicroUsdPerHour(int(fields["storage"])),
+            note=fields["note"],
+        )
+    except (ValueError, KeyError, TypeError) as exc:
+        raise LedgerError(f"{path}, line {number}: {exc}") from exc
