@@ -344,6 +344,8 @@ class Policy:
     """No sign of life from a running host for so long means that it is lost."""
     commit_horizon: timedelta = timedelta(minutes=5)
     """How much running cost is set aside for each machine: detecting, saving and ending take that long at most."""
+    useful_run: timedelta = timedelta(minutes=5)
+    """A launch that the budget would not let run for at least so long is not made."""
     save_allowance: timedelta = timedelta(minutes=2)
     """Time beyond stop_grace that a stopping host may take for uploading."""
     expected_stay: timedelta = timedelta(hours=6)

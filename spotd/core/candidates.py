@@ -1,0 +1,236 @@
+"""Which offers a job could use, cheapest first, and why the others were passed over.
+
+Theory. Many jobs ask for the same thing. A *shape* is everything in a job that decides which offers fit and what they
+cost it; offers are filtered, priced and sorted once per shape and decision, and every job of that shape walks the
+same list. Cooldowns and offers already taken in this decision are looked at during the walk, since they change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from spotd.core.market import MarketSnapshot
+from spotd.core.model import Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
+from spotd.core.pricing import Needs, needs_of, quote, total_per_hour
+from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
+from spotd_providers.contract import gpus
+from spotd_providers.contract.money import MicroUsdPerGpuHour
+from spotd_providers.contract.values import Interruption, Market, Offer, ProviderName
+
+_INTERRUPTION_ORDER: Final[Mapping[Interruption, int]] = {
+    Interruption.NEVER: 0,
+    Interruption.NOTICE: 1,
+    Interruption.SUDDEN: 2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What of a job decides which offers fit and what they cost it."""
+
+    resources: Resources
+    needs: Needs
+
+
+def shape_of(job: Job, policy: Policy) -> Shape:
+    return Shape(resources=job.spec.resources, needs=needs_of(job, policy))
+
+
+def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
+    """The highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
+    if limit is not None and limit.per_gpu_hour is not None:
+        return MicroUsdPerGpuHour(limit.per_gpu_hour)
+    if limit is not None and limit.machine_hour is not None:
+        return MicroUsdPerGpuHour(limit.machine_hour // gpu_count)
+    return policy.ceilings.get(gpu, policy.ceiling_default)
+
+
+@dataclass(slots=True)
+class ShapeList:
+    """The offers that fit one shape, cheapest first, and a tally of those that do not.
+
+    `entries` holds (effective price of the whole machine, offer).
+    """
+
+    shape: Shape
+    entries: list[tuple[int, Offer]]
+    misfits: Counter[str]
+    quotes: dict[int, Quote] = field(default_factory=dict)
+    walked: int = 0
+    """Entries before this one were taken or cooling for every job of the shape."""
+
+
+class Catalogue:
+    """The market as one decision sees it: fresh boards only, one sorted list per shape."""
+
+    def __init__(self, market: MarketSnapshot, policy: Policy, cooldowns: Iterable[Cooldown], now: datetime) -> None:
+        self._policy = policy
+        self._now = now
+        self._lists: dict[Shape, ShapeList] = {}
+        self._gpu_sets: dict[str, frozenset[str]] = {}
+        self._cooling = {(c.provider, c.scope, c.subject) for c in cooldowns if c.until > now}
+        self._taken: set[tuple[ProviderName, str]] = set()
+        self.silent: dict[ProviderName, str] = {}
+        self.size = 0
+        self._shelves = []
+        for name in sorted(market.boards):
+            board = market.boards[name]
+            rules = policy.providers.get(name)
+            if rules is None:
+                continue
+            trouble = _trouble(rules, board.at, board.error, now)
+            if trouble:
+                self.silent[name] = trouble
+                continue
+            self._shelves.append((rules, board.shelf))
+            self.size += board.shelf.size
+
+    def list_for(self, shape: Shape) -> ShapeList:
+        found = self._lists.get(shape)
+        if found is None:
+            found = self._lists[shape] = self._build(shape)
+        return found
+
+    def _build(self, shape: Shape) -> ShapeList:
+        wanted = shape.resources
+        misfits: Counter[str] = Counter()
+        rows: list[tuple[int, int, str, str, Offer]] = []
+        for rules, shelf in self._shelves:
+            if wanted.providers and rules.name not in wanted.providers:
+                misfits[f"provider {rules.name} not asked for"] += shelf.size
+                continue
+            for (gpu, count), group in shelf.by_gpu.items():
+                if not self._fits_gpu(wanted, gpu, count, group):
+                    misfits["another GPU or count"] += len(group)
+                    continue
+                for offer in group:
+                    problem = misfit(offer, wanted)
+                    if problem:
+                        misfits[problem] += 1
+                        continue
+                    rows.append(
+                        (
+                            total_per_hour(offer, shape.needs, rules.fee_ppm),
+                            _INTERRUPTION_ORDER[offer.interruption],
+                            offer.provider,
+                            offer.offer_id,
+                            offer,
+                        )
+                    )
+        rows.sort(key=lambda row: row[:4])
+        return ShapeList(shape=shape, entries=[(row[0], row[4]) for row in rows], misfits=misfits)
+
+    def _fits_gpu(self, wanted: Resources, gpu: str, count: int, group: Sequence[Offer]) -> bool:
+        if wanted.gpu:
+            return any(count == a.count and gpu in self._gpu_set(a.name, gpu) for a in wanted.gpu)
+        return count == wanted.gpu_count and (wanted.min_vram_mb is None or bool(group))
+
+    def _gpu_set(self, name: str, offered: str) -> frozenset[str]:
+        found = self._gpu_sets.get(name)
+        if found is None:
+            found = self._gpu_sets[name] = resolve_gpu(name)
+        if offered not in found and gpus.matches(found, offered):
+            return found | {offered}
+        return found
+
+    def quote_at(self, offers: ShapeList, index: int) -> Quote:
+        """The full quote of one entry, built once."""
+        made = offers.quotes.get(index)
+        if made is None:
+            offer = offers.entries[index][1]
+            fee = self._policy.providers[offer.provider].fee_ppm
+            made = offers.quotes[index] = quote(offer, offers.shape.needs, fee, self._now)
+        return made
+
+    def ranked(self, offers: ShapeList) -> Iterator[Quote]:
+        """Every quote of the shape that is neither cooling nor taken, cheapest first."""
+        for index in range(offers.walked, len(offers.entries)):
+            if not self.blocked(offers.entries[index][1]):
+                yield self.quote_at(offers, index)
+
+    def first_free(self, offers: ShapeList) -> Quote | None:
+        """The cheapest quote that is neither cooling nor taken; moves the shared mark past what is blocked."""
+        while offers.walked < len(offers.entries):
+            if not self.blocked(offers.entries[offers.walked][1]):
+                return self.quote_at(offers, offers.walked)
+            offers.walked += 1
+        return None
+
+    def blocked(self, offer: Offer) -> str:
+        """Why this offer may not be bought in this decision, or an empty string."""
+        if (offer.provider, offer.host_id or f"offer:{offer.offer_id}") in self._taken:
+            return "taken by another job in this decision"
+        cooling = self._cooling
+        if not cooling:
+            return ""
+        if offer.host_id is not None and (offer.provider, CooldownScope.HOST, offer.host_id) in cooling:
+            return "host cools down after a loss"
+        if (offer.provider, CooldownScope.POOL, offer.pool) in cooling:
+            return "no capacity there a moment ago"
+        if (offer.provider, CooldownScope.OFFER, offer.offer_id) in cooling:
+            return "offer was refused a moment ago"
+        if (offer.provider, CooldownScope.PROVIDER, "") in cooling:
+            return "provider asked us to wait"
+        return ""
+
+    def take(self, offer: Offer) -> None:
+        """This offer, and everything else on its host, is spoken for."""
+        self._taken.add((offer.provider, offer.host_id or f"offer:{offer.offer_id}"))
+
+
+def _trouble(rules: ProviderPolicy, at: datetime | None, error: str, now: datetime) -> str:
+    if rules.unusable:
+        return rules.unusable
+    if at is None:
+        return error or "no prices yet"
+    if now - at > rules.quote_ttl:
+        age = int((now - at).total_seconds())
+        return f"prices are {age} s old" + (f": {error}" if error else "")
+    return ""
+
+
+def resolve_gpu(name: str) -> frozenset[str]:
+    """Canonical names a user's spelling stands for; an unknown one stands for itself."""
+    try:
+        return gpus.resolve(name)
+    except gpus.UnknownGpu:
+        return frozenset({name})
+
+
+def misfit(offer: Offer, wanted: Resources) -> str:
+    """Why this offer cannot carry the job, apart from its GPU and price; empty if it can."""
+    if wanted.market is MarketChoice.SPOT and offer.market is not Market.SPOT:
+        return "not a spot offer"
+    if wanted.market is MarketChoice.ON_DEMAND and offer.market is not Market.ON_DEMAND:
+        return "not an on-demand offer"
+    if wanted.min_vram_mb is not None and (offer.gpu_vram_mb or 0) < wanted.min_vram_mb:
+        return "too little GPU memory"
+    if offer.disk_gb_max is not None and offer.disk_gb_max < wanted.disk_gb:
+        return "too little disk"
+    if wanted.cpus is not None and (offer.cpus or 0) < wanted.cpus:
+        return "too few CPUs"
+    if wanted.memory_mb is not None and (offer.memory_mb or 0) < wanted.memory_mb:
+        return "too little memory"
+    if (
+        wanted.min_cuda is not None
+        and offer.cuda_max is not None
+        and _version(offer.cuda_max) < _version(wanted.min_cuda)
+    ):
+        return "CUDA too old"
+    if wanted.min_reliability is not None and (offer.reliability or 1.0) < wanted.min_reliability:
+        return "not reliable enough"
+    if wanted.regions and not any(_in_region(offer.region, region) for region in wanted.regions):
+        return "another region"
+    return ""
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in text.split("."))
+
+
+def _in_region(offered: str, asked: str) -> bool:
+    return asked.casefold() in offered.casefold()

@@ -1,0 +1,310 @@
+"""Which job gets which machine now, which machine must stop, and why everybody else waits.
+
+Theory. Running machines come first: one that would break a budget is told to save and stop while the money set aside
+for that is still there. Then jobs that want a machine are served in order of priority, lost hosts before newcomers,
+older before younger. A launch is admitted only when its price is at or under the job's ceiling and when what has been
+spent, plus what every machine still needs to be ended safely, plus a useful run of the new one, stays within every
+budget. The launch leaves here as an attempt and an intent; the call is made after both are durable.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from spotd.core.budgets import Purse
+from spotd.core.candidates import Catalogue, ShapeList, ceiling_for, shape_of
+from spotd.core.draft import Draft
+from spotd.core.market import MarketSnapshot
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Intent,
+    IntentKind,
+    IntentState,
+    Job,
+    JobId,
+    Plan,
+    Quote,
+    Verdict,
+    VerdictKind,
+    World,
+    attempt_key,
+    launch_intent_id,
+)
+from spotd.core.pricing import PPM, gpu_price_limit, repriced
+from spotd.core.requests import stop_attempt
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.words import passed_over_words, per_gpu_words, quote_words
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
+from spotd_providers.contract.values import Market
+
+_WAITS_FOR_PRICE = frozenset(
+    {VerdictKind.ABOVE_CEILING, VerdictKind.NO_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS}
+)
+
+
+def decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
+    """Launches, stop orders and one verdict per job."""
+    return _Decision(world, market, now).run()
+
+
+class _Decision:
+    """One decision; exists for the length of one call."""
+
+    def __init__(self, world: World, market: MarketSnapshot, now: datetime) -> None:
+        self.world = world
+        self.now = now
+        self.policy = world.policy
+        self.draft = Draft(world, now)
+        self.catalogue = Catalogue(market, world.policy, world.cooldowns, now)
+        self.purse = Purse(world, now)
+        self.verdicts: dict[JobId, Verdict] = {}
+        self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
+        for attempt in world.attempts.values():
+            self.attempts_by_job[attempt.id.job].append(attempt)
+        self.machines = sum(1 for a in world.attempts.values() if a.state.counts or a.machine.may_compute)
+        self.launches = 0
+
+    def run(self) -> Plan:
+        self._enforce_budgets()
+        for job in _serving_order(self.world.jobs.values()):
+            if job.state.may_be_placed:
+                self._place(job)
+            elif not job.state.is_final:
+                self._explain_running(job)
+        self.draft.wake(self.now + self.policy.recheck_every)
+        return replace(self.draft.plan(), verdicts=self.verdicts)
+
+    # --- machines that run ---
+
+    def _enforce_budgets(self) -> None:
+        running = sorted(
+            (a for a in self.world.attempts.values() if a.state.counts and a.stop is None),
+            key=lambda a: (a.id.job, a.id.number),
+        )
+        shortage = self.purse.shortage()
+        for item in running:
+            own = self.purse.job_shortage(self.world.jobs[item.id.job])
+            if own:
+                stop_attempt(self.draft, item, EndReason.OVER_BUDGET, own)
+            elif shortage:
+                stop_attempt(self.draft, item, EndReason.BUDGET_PAUSED, shortage[1])
+
+    def _explain_running(self, job: Job) -> None:
+        item = next((a for a in self.attempts_by_job[job.id] if a.state.counts), None)
+        stopping = job.state is JobState.CANCELLING or (item is not None and item.stop is not None)
+        self._verdict(
+            job,
+            VerdictKind.STOPPING if stopping else VerdictKind.RUNNING,
+            job.reason if item is None else f"{job.reason}; agreed at {quote_words(item.quote)}",
+            best=item.quote if item is not None else None,
+            ceiling=item.ceiling if item is not None else None,
+        )
+
+    # --- jobs that want a machine ---
+
+    def _place(self, job: Job) -> None:
+        gate = self._gate(job)
+        if gate is not None:
+            self._wait(job, *gate)
+            return
+        offers = self.catalogue.list_for(shape_of(job, self.policy))
+        if not offers.entries:
+            self._wait(job, *self._nothing_fits(offers))
+            return
+        best = self.catalogue.first_free(offers)
+        if best is None:
+            self._wait(job, VerdictKind.COOLING, self._all_blocked(offers))
+            return
+        chosen, ceiling = self._admissible(job, offers)
+        if chosen is None:
+            self._wait(job, *self._too_dear(job, best), best=best, ceiling=ceiling)
+            return
+        if ceiling is None:
+            return
+        agreed, price_max = self._agree(chosen, ceiling)
+        refusal = self.purse.refusal(job, agreed)
+        if refusal is not None:
+            kind, why, is_final = refusal
+            if is_final:
+                self.draft.move_job(job.id, JobState.EXPIRED, EndReason.OVER_BUDGET.traits.sentence.format(detail=why))
+            self._wait(job, kind, why, best=chosen, ceiling=ceiling)
+            return
+        self._launch(job, agreed, ceiling, price_max, offers)
+
+    def _gate(self, job: Job) -> tuple[VerdictKind, str] | None:
+        """What keeps any machine from being bought for this job, whatever it costs."""
+        if self.policy.launches_paused:
+            return VerdictKind.PAUSED, self.policy.launches_paused
+        for item in self.attempts_by_job[job.id]:
+            released_at = (item.ended_at or item.intended_at) + self.policy.lease
+            if item.state.counts or (item.machine.may_compute and self.now < released_at):
+                return (
+                    VerdictKind.RECONCILING,
+                    f"waits until {item.provider} confirms that the machine of attempt {item.id.number} has ended",
+                )
+        if self.machines >= self.policy.machines_max:
+            return VerdictKind.MACHINES, f"all {self.policy.machines_max} machines of [budget] machines are in use"
+        if self.launches >= self.policy.launches_per_cycle_max:
+            return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next"
+        return None
+
+    def _admissible(self, job: Job, offers: ShapeList) -> tuple[Quote | None, MicroUsdPerGpuHour | None]:
+        """The cheapest free quote at or under its ceiling; else nothing, and the ceiling of the cheapest."""
+        first: MicroUsdPerGpuHour | None = None
+        highest = self._highest_ceiling(job)
+        for candidate in self.catalogue.ranked(offers):
+            offer = candidate.offer
+            ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
+            first = ceiling if first is None else first
+            if ceiling is not None and candidate.price.per_gpu <= ceiling:
+                return candidate, ceiling
+            if highest is not None and candidate.price.total > highest:
+                break
+        return None, first
+
+    def _highest_ceiling(self, job: Job) -> int | None:
+        """No machine dearer than this per hour can be admitted, so the walk may stop there."""
+        price = job.spec.price
+        counts = [g.count for g in job.spec.resources.gpu] or [job.spec.resources.gpu_count]
+        if price is not None and price.machine_hour is not None:
+            return price.machine_hour
+        if price is not None and price.per_gpu_hour is not None:
+            return price.per_gpu_hour * max(counts)
+        known = [*self.policy.ceilings.values()]
+        if self.policy.ceiling_default is not None:
+            known.append(self.policy.ceiling_default)
+        return max(known) * max(counts) if known else 0
+
+    def _agree(self, chosen: Quote, ceiling: MicroUsdPerGpuHour) -> tuple[Quote, MicroUsdPerHour]:
+        """What to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid."""
+        limit = gpu_price_limit(chosen, ceiling)
+        offer = chosen.offer
+        if offer.market is Market.ON_DEMAND or not offer.pays_bid:
+            return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
+        wanted = offer.gpu_price + offer.gpu_price * self.policy.bid_headroom_ppm // PPM
+        bid = MicroUsdPerHour(max(offer.gpu_price, min(limit, wanted)))
+        return repriced(chosen, bid), bid
+
+    def _launch(
+        self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour, offers: ShapeList
+    ) -> None:
+        number = job.attempts_made + 1
+        identity = AttemptId(job=job.id, number=number)
+        key = attempt_key(self.policy.install, job.id, number)
+        item = Attempt(
+            id=identity,
+            key=key,
+            state=AttemptState.INTENDED,
+            quote=agreed,
+            ceiling=ceiling,
+            price_max=price_max,
+            intended_at=self.now,
+        )
+        self.draft.put_attempt(item)
+        self.draft.put_intent(
+            Intent(
+                id=launch_intent_id(key),
+                kind=IntentKind.LAUNCH,
+                provider=item.provider,
+                key=key,
+                state=IntentState.OPEN,
+                created_at=self.now,
+                attempt=identity,
+            )
+        )
+        self.draft.put_job(replace(self.draft.job(job.id), attempts_made=number))
+        sentence = (
+            f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)};"
+            f" cheapest of {len(offers.entries)} that fit"
+        )
+        self.draft.move_job(job.id, JobState.PROVISIONING, sentence)
+        self.draft.event(
+            "attempt.intended",
+            sentence,
+            attempt=identity,
+            provider=item.provider,
+            offer=agreed.offer.offer_id,
+            price_microusd_h=agreed.price.total,
+            ceiling_microusd_gpu_h=ceiling,
+        )
+        self.catalogue.take(agreed.offer)
+        self.purse.commit(job, agreed)
+        self.machines += 1
+        self.launches += 1
+        self._verdict(job, VerdictKind.PLACED, sentence, best=agreed, ceiling=ceiling)
+
+    # --- saying why not ---
+
+    def _wait(
+        self,
+        job: Job,
+        kind: VerdictKind,
+        sentence: str,
+        *,
+        best: Quote | None = None,
+        ceiling: MicroUsdPerGpuHour | None = None,
+    ) -> None:
+        self._verdict(job, kind, sentence, best=best, ceiling=ceiling)
+        if self.draft.job(job.id).state.is_final:
+            return
+        if kind in _WAITS_FOR_PRICE and not (
+            job.state is JobState.RECOVERING and kind is not VerdictKind.ABOVE_CEILING
+        ):
+            state = JobState.WAITING_PRICE
+        elif job.state is JobState.RECOVERING:
+            return
+        else:
+            state = JobState.QUEUED
+        if state is not job.state:
+            self.draft.move_job(job.id, state, sentence)
+
+    def _nothing_fits(self, offers: ShapeList) -> tuple[VerdictKind, str]:
+        silent = "; ".join(f"{name}: {why}" for name, why in sorted(self.catalogue.silent.items()))
+        if self.catalogue.size == 0:
+            return VerdictKind.NO_OFFERS, "no provider shows offers now" + (f" ({silent})" if silent else "")
+        tally = passed_over_words(offers.misfits)
+        return VerdictKind.NO_MATCH, f"none of {self.catalogue.size} offers fits: {tally}" + (
+            f" ({silent})" if silent else ""
+        )
+
+    def _all_blocked(self, offers: ShapeList) -> str:
+        reasons = sorted({self.catalogue.blocked(offer) for _, offer in offers.entries})
+        return f"all {len(offers.entries)} offers that fit are out for now: {'; '.join(reasons)}"
+
+    def _too_dear(self, job: Job, best: Quote) -> tuple[VerdictKind, str]:
+        offer = best.offer
+        ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
+        if ceiling is None:
+            return (
+                VerdictKind.NO_CEILING,
+                f"no ceiling for {offer.gpu}: give max_price in the job or set [ceilings] in the config",
+            )
+        over = as_usd(best.price.per_gpu - ceiling)
+        return (
+            VerdictKind.ABOVE_CEILING,
+            f"the cheapest, {quote_words(best)}, is ${over:.4f} above the ceiling of {per_gpu_words(ceiling)}",
+        )
+
+    def _verdict(
+        self,
+        job: Job,
+        kind: VerdictKind,
+        sentence: str,
+        *,
+        best: Quote | None = None,
+        ceiling: MicroUsdPerGpuHour | None = None,
+    ) -> None:
+        self.verdicts[job.id] = Verdict(
+            job=job.id, kind=kind, sentence=sentence, at=self.now, best=best, ceiling=ceiling
+        )
+
+
+def _serving_order(jobs: Iterable[Job]) -> list[Job]:
+    return sorted(
+        jobs,
+        key=lambda j: (-j.spec.priority, j.state is not JobState.RECOVERING, j.submitted_at, j.id),
+    )

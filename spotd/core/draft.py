@@ -1,0 +1,268 @@
+"""A plan in the making: a working copy of the world that remembers what changed and why.
+
+Theory. Functions of the core take a world and return a plan. Inside one of them, later rules must see what earlier
+ones did; a draft gives them that view and collects the changed rows. It lives for one call and is never shared, so
+the core stays a function from values to values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from spotd.core.metering import settled
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Charge,
+    Cooldown,
+    CooldownScope,
+    Event,
+    Intent,
+    IntentId,
+    IntentKind,
+    IntentState,
+    Job,
+    JobId,
+    MachineState,
+    Plan,
+    World,
+    terminate_intent_id,
+)
+from spotd.core.states import (
+    AttemptState,
+    Blame,
+    EndReason,
+    JobState,
+    check_attempt_transition,
+    check_job_transition,
+)
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
+from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
+
+
+class Draft:
+    """Collects changes on top of a world; `plan()` is what is to be committed."""
+
+    def __init__(self, world: World, now: datetime) -> None:
+        self.policy = world.policy
+        self.now = now
+        self._world = world
+        self._jobs: dict[JobId, Job] = {}
+        self._attempts: dict[AttemptId, Attempt] = {}
+        self._intents: dict[IntentId, Intent] = {}
+        self._cooldowns: list[Cooldown] = []
+        self._charges: list[Charge] = []
+        self._events: list[Event] = []
+        self._wake_at: datetime | None = None
+        self._look_again: set[ProviderName] = set()
+
+    def plan(self) -> Plan:
+        return Plan(
+            jobs={i: j for i, j in self._jobs.items() if self._world.jobs.get(i) != j},
+            attempts={i: a for i, a in self._attempts.items() if self._world.attempts.get(i) != a},
+            intents={i: t for i, t in self._intents.items() if self._world.intents.get(i) != t},
+            cooldowns=tuple(self._cooldowns),
+            charges=tuple(self._charges),
+            events=tuple(self._events),
+            wake_at=self._wake_at,
+            look_again=frozenset(self._look_again),
+        )
+
+    def job(self, job: JobId) -> Job:
+        return self._jobs.get(job) or self._world.jobs[job]
+
+    def attempt(self, attempt: AttemptId) -> Attempt:
+        return self._attempts.get(attempt) or self._world.attempts[attempt]
+
+    def intent(self, intent: IntentId) -> Intent | None:
+        return self._intents.get(intent) or self._world.intents.get(intent)
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every attempt that has not ended, in order of job and number."""
+        merged = {**self._world.attempts, **self._attempts}
+        ordered = sorted(merged, key=lambda i: (i.job, i.number))
+        return tuple(merged[i] for i in ordered if merged[i].state is not AttemptState.ENDED)
+
+    def intents(self) -> tuple[Intent, ...]:
+        merged = {**self._world.intents, **self._intents}
+        return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)
+
+    def wake(self, at: datetime) -> None:
+        """The core wants to be asked again no later than this."""
+        self._wake_at = at if self._wake_at is None else min(self._wake_at, at)
+
+    def look_again(self, provider: ProviderName) -> None:
+        self._look_again.add(provider)
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)
+        if before is not None:
+            check_attempt_transition(before.state, attempt.state)
+        self._attempts[attempt.id] = attempt
+
+    def put_job(self, job: Job) -> None:
+        before = self._jobs.get(job.id) or self._world.jobs.get(job.id)
+        if before is not None:
+            check_job_transition(before.state, job.state)
+        self._jobs[job.id] = job
+
+    def put_intent(self, intent: Intent) -> None:
+        self._intents[intent.id] = intent
+
+    def cool(self, provider: ProviderName, scope: CooldownScope, subject: str, span: timedelta, why: str) -> None:
+        self._cooldowns.append(
+            Cooldown(provider=provider, scope=scope, subject=subject, until=self.now + span, reason=why)
+        )
+
+    def event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        attempt: AttemptId | None = None,
+        job: JobId | None = None,
+        **data: str | int | float | None,
+    ) -> None:
+        self._events.append(
+            Event(
+                at=self.now,
+                kind=kind,
+                message=message,
+                job=attempt.job if attempt is not None else job,
+                attempt=attempt.number if attempt is not None else None,
+                data=data,
+            )
+        )
+
+    def move_job(self, job: JobId, state: JobState, reason: str, *, kind: str = "", **changes: object) -> None:
+        """The job is in this state for this reason; an event says so when either is new."""
+        before = self.job(job)
+        after = replace(
+            before,
+            state=state,
+            reason=reason,
+            state_since=self.now if state is not before.state else before.state_since,
+            **changes,  # type: ignore[arg-type]  # keywords are fields of Job, checked by replace
+        )
+        if state.is_final and after.ended_at is None:
+            after = replace(after, ended_at=self.now)
+        self.put_job(after)
+        if state is not before.state:
+            self.event(kind or f"job.{state.value.lower()}", reason, job=job, state=state.value)
+
+    def set_rate(self, attempt: AttemptId, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None) -> None:
+        """What the attempt cost so far is booked; from now on it costs this per hour."""
+        after, charges = settled(self.attempt(attempt), self.now, rate, on_demand_rate)
+        self._charges.extend(charges)
+        self.put_attempt(after)
+
+    def owe_termination(self, ref: InstanceRef, key: AttemptKey, attempt: AttemptId | None, *, why: str) -> None:
+        """The machine is being destroyed until the provider says that it is gone."""
+        intent = terminate_intent_id(ref)
+        known = self.intent(intent)
+        if known is not None and known.is_open:
+            return
+        self.put_intent(
+            Intent(
+                id=intent,
+                kind=IntentKind.TERMINATE,
+                provider=ref.provider,
+                key=key,
+                state=IntentState.OPEN,
+                created_at=self.now,
+                attempt=attempt,
+                ref=ref,
+            )
+        )
+        self.event("machine.ending", why, attempt=attempt, provider=ref.provider, instance=ref.instance_id, key=key)
+
+    def machine_gone(self, attempt: AttemptId) -> None:
+        """The provider says that nothing exists under the attempt's key: its costs are final."""
+        self.set_rate(attempt, MicroUsdPerHour(0), None)
+        item = replace(self.attempt(attempt), machine=MachineState.GONE)
+        self.put_attempt(item)
+        for intent in self.intents():
+            if intent.attempt == attempt:
+                self.put_intent(replace(intent, state=IntentState.DONE))
+        if item.state is AttemptState.ENDING:
+            self._close(item)
+
+    def _close(self, item: Attempt) -> None:
+        """The attempt is over and its machine is gone: its costs become the job's."""
+        self.put_attempt(replace(item, state=AttemptState.ENDED))
+        self.event(
+            "machine.gone",
+            f"the provider says that the machine is gone; it cost ${as_usd(item.meter.settled):.4f}",
+            attempt=item.id,
+            cost_microusd=item.meter.settled,
+        )
+        job = self.job(item.id.job)
+        self.put_job(
+            replace(
+                job,
+                spent=MicroUsd(job.spent + item.meter.settled),
+                on_demand=MicroUsd(job.on_demand + item.on_demand_settled),
+            )
+        )
+
+    def end_attempt(self, attempt: AttemptId, reason: EndReason, detail: str = "") -> None:
+        """The attempt counts no more; its machine is destroyed if it may exist, and the job moves on."""
+        item = self.attempt(attempt)
+        if not item.state.counts:
+            return
+        traits = reason.traits
+        sentence = traits.sentence.format(detail=detail or "no details")
+        item = replace(
+            item, state=AttemptState.ENDING, ended_at=self.now, end_reason=reason, end_detail=detail, stop=item.stop
+        )
+        self.put_attempt(item)
+        self.event(f"attempt.{reason.value}", sentence, attempt=attempt, reason=reason.value)
+        self._blame(item, traits.blame, sentence)
+        self._move_job_on(item, reason, sentence)
+        if item.machine is MachineState.GONE:
+            self._close(item)
+        elif item.ref is not None:
+            self.owe_termination(item.ref, item.key, attempt, why=f"its attempt ended: {sentence}")
+
+    def _blame(self, item: Attempt, blame: Blame, why: str) -> None:
+        offer = item.quote.offer
+        if blame is Blame.HOST and offer.host_id is not None:
+            self.cool(offer.provider, CooldownScope.HOST, offer.host_id, self.policy.host_cooldown, why)
+        elif blame is not Blame.NOBODY and blame is not Blame.USER:
+            self.cool(offer.provider, CooldownScope.POOL, offer.pool, self.policy.pool_cooldown, why)
+
+    def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
+        job = self.job(item.id.job)
+        traits = reason.traits
+        errors = job.errors + (1 if reason is EndReason.USER_ERROR else 0)
+        image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
+        state = traits.next_state
+        if job.cancel_requested and state is not JobState.SUCCEEDED:
+            state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
+        elif reason is EndReason.USER_ERROR:
+            left = job.spec.retry_errors - errors + 1
+            state = JobState.RECOVERING if left > 0 else JobState.FAILED
+            sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"
+        elif reason in {EndReason.LAUNCH_FAILED, EndReason.NEVER_LAUNCHED} and job.started_at is None:
+            state = JobState.QUEUED
+        elif image_errors >= self.policy.image_errors_max:
+            state = JobState.FAILED
+            sentence += f"; it failed on {image_errors} machines in a row"
+        self.move_job(
+            job.id,
+            state or JobState.RECOVERING,
+            sentence,
+            errors=errors,
+            image_errors=image_errors,
+            recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
+            lost=job.lost + (self._lost(item, job) if traits.is_recovery else timedelta(0)),
+            exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,
+        )
+
+    def _lost(self, item: Attempt, job: Job) -> timedelta:
+        """Work since the newest checkpoint of this attempt, or since its command began."""
+        if item.running_at is None:
+            return timedelta(0)
+        saved = [c.at for c in job.checkpoints if c.attempt == item.id.number]
+        return max(timedelta(0), self.now - max([item.running_at, *saved]))

@@ -1,0 +1,91 @@
+"""What machines have cost so far. Segments never cross a UTC midnight, so that a day's spending is a plain sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime, time, timedelta
+
+from spotd.core.model import Attempt, Charge, Job, Meter, World
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+
+
+def accrued(meter: Meter, now: datetime, since: datetime | None = None) -> MicroUsd:
+    """What runs on the meter and is not settled yet, optionally only the part after `since`."""
+    if meter.since is None:
+        return MicroUsd(0)
+    start = meter.since if since is None else max(meter.since, since)
+    return cost(meter.rate, now - start)
+
+
+def spent(attempt: Attempt, now: datetime) -> MicroUsd:
+    """What this attempt has cost up to now."""
+    return MicroUsd(attempt.meter.settled + accrued(attempt.meter, now))
+
+
+def on_demand_spent(attempt: Attempt, now: datetime) -> MicroUsd:
+    """What its time would have cost on-demand; its own cost where that price is unknown, so nothing is claimed."""
+    meter = attempt.meter
+    if meter.since is None:
+        return attempt.on_demand_settled
+    rate = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate
+    return MicroUsd(attempt.on_demand_settled + cost(rate, now - meter.since))
+
+
+def job_spent(world: World, job: Job, now: datetime) -> MicroUsd:
+    """What the job has cost up to now, over all attempts."""
+    return MicroUsd(job.spent + sum(spent(a, now) for a in world.attempts_of(job.id)))
+
+
+def day_start(day: date) -> datetime:
+    return datetime.combine(day, time(), tzinfo=UTC)
+
+
+def spent_on_day(world: World, now: datetime) -> MicroUsd:
+    """What all jobs have cost since the last UTC midnight."""
+    today = now.astimezone(UTC).date()
+    running = sum(accrued(a.meter, now, day_start(today)) for a in world.attempts.values())
+    return MicroUsd(world.books.by_day.get(today, 0) + running)
+
+
+def spent_in_month(world: World, now: datetime) -> MicroUsd:
+    """What all jobs have cost since the first of the UTC month."""
+    first = now.astimezone(UTC).date().replace(day=1)
+    settled = sum(amount for day, amount in world.books.by_day.items() if day >= first)
+    running = sum(accrued(a.meter, now, day_start(first)) for a in world.attempts.values())
+    return MicroUsd(settled + running)
+
+
+def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+    while start < end:
+        midnight = day_start(start.astimezone(UTC).date() + timedelta(days=1))
+        yield start, min(end, midnight)
+        start = midnight
+
+
+def settled(
+    attempt: Attempt, now: datetime, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None
+) -> tuple[Attempt, tuple[Charge, ...]]:
+    """The attempt with everything up to now booked, running on at the new rates; a rate of 0 stops the meter."""
+    meter = attempt.meter
+    charges: list[Charge] = []
+    if meter.since is not None:
+        for start, end in _days(meter.since, now):
+            amount = cost(meter.rate, end - start)
+            charges.append(
+                Charge(
+                    attempt=attempt.id,
+                    provider=attempt.provider,
+                    day=start.astimezone(UTC).date(),
+                    start=start,
+                    end=end,
+                    amount=amount,
+                    on_demand=None if meter.on_demand_rate is None else cost(meter.on_demand_rate, end - start),
+                )
+            )
+    total = MicroUsd(meter.settled + sum(c.amount for c in charges))
+    compared = MicroUsd(
+        attempt.on_demand_settled + sum(c.amount if c.on_demand is None else c.on_demand for c in charges)
+    )
+    fresh = Meter(settled=total, rate=rate, on_demand_rate=on_demand_rate, since=now if rate > 0 else None)
+    return replace(attempt, meter=fresh, on_demand_settled=compared), tuple(charges)

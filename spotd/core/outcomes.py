@@ -1,0 +1,223 @@
+"""What the answers of providers change: launches that took effect, failed or got lost, and machines being ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, assert_never
+
+from spotd.core.draft import Draft
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    CooldownScope,
+    Intent,
+    IntentId,
+    IntentKind,
+    IntentState,
+    MachineState,
+    Meter,
+    Plan,
+    World,
+    launch_intent_id,
+)
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import Instance
+
+OFFER_COOLDOWN: Final = timedelta(minutes=10)
+PRICE_COOLDOWN: Final = timedelta(seconds=30)
+ACCOUNT_COOLDOWN: Final = timedelta(minutes=15)
+OUTAGE_COOLDOWN: Final = timedelta(seconds=30)
+BROKEN_COOLDOWN: Final = timedelta(hours=6)
+TERMINATE_BACKOFF_FIRST: Final = timedelta(seconds=2)
+TERMINATE_BACKOFF_MAX: Final = timedelta(minutes=5)
+
+
+class LaunchFailure(StrEnum):
+    """Why a launch certainly did not take effect; one for each leaf of the providers' error tree that says so."""
+
+    NO_CAPACITY = "no_capacity"
+    OFFER_GONE = "offer_gone"
+    PRICE_MOVED = "price_moved"
+    QUOTA = "quota"
+    REJECTED = "rejected"
+    NO_BALANCE = "no_balance"
+    AUTH = "auth"
+    RATE_LIMITED = "rate_limited"
+    UNAVAILABLE = "unavailable"
+    CONTRACT = "contract"
+    NOT_PREPARED = "not_prepared"
+    """The grant could not be written, so the provider was never asked."""
+
+
+def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datetime) -> Plan:
+    """The provider says that the machine exists."""
+    draft = Draft(world, now)
+    if attempt_id not in world.attempts:
+        draft.owe_termination(instance.ref, instance.key, None, why="its attempt has ended meanwhile")
+        return draft.plan()
+    item = draft.attempt(attempt_id)
+    _launch_done(draft, item, instance)
+    if item.ref is not None and item.ref != instance.ref:
+        draft.owe_termination(instance.ref, instance.key, None, why="its attempt has another machine already")
+        return draft.plan()
+    if item.ref is not None:
+        return draft.plan()
+    draft.put_attempt(
+        replace(
+            item,
+            ref=instance.ref,
+            outcome_unknown=False,
+            launched_at=now,
+            machine=MachineState.LIVE,
+            state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
+            meter=Meter(rate=item.quote.price.total, on_demand_rate=item.quote.on_demand, since=now),
+        )
+    )
+    draft.event(
+        "machine.launched",
+        f"the machine exists at {item.provider}",
+        attempt=attempt_id,
+        instance=instance.ref.instance_id,
+        provider=item.provider,
+    )
+    if item.state is AttemptState.INTENDED:
+        if draft.job(attempt_id.job).state is JobState.PROVISIONING:
+            draft.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
+    else:
+        draft.owe_termination(instance.ref, instance.key, attempt_id, why="its attempt ended before it was launched")
+    return draft.plan()
+
+
+def _launch_done(draft: Draft, item: Attempt, instance: Instance) -> None:
+    intent = draft.intent(launch_intent_id(item.key))
+    if intent is not None:
+        draft.put_intent(replace(intent, state=IntentState.DONE, ref=instance.ref))
+
+
+def launch_refused(
+    world: World,
+    attempt_id: AttemptId,
+    failure: LaunchFailure,
+    detail: str,
+    now: datetime,
+    retry_after: timedelta | None = None,
+) -> Plan:
+    """The provider says that no machine was made; the job looks for the next quote."""
+    draft = Draft(world, now)
+    if attempt_id not in world.attempts or world.attempts[attempt_id].ref is not None:
+        return draft.plan()
+    item = draft.attempt(attempt_id)
+    intent = draft.intent(launch_intent_id(item.key))
+    draft.machine_gone(attempt_id)
+    if intent is not None:
+        draft.put_intent(replace(intent, state=IntentState.FAILED, error=detail))
+    _cool_down(draft, item, failure, detail, retry_after)
+    reason = EndReason.IMAGE_ERROR if failure is LaunchFailure.REJECTED else EndReason.LAUNCH_FAILED
+    if failure is LaunchFailure.CONTRACT:
+        reason = EndReason.CONTRACT_BROKEN
+    draft.end_attempt(attempt_id, reason, detail)
+    return draft.plan()
+
+
+def _cool_down(draft: Draft, item: Attempt, failure: LaunchFailure, detail: str, retry_after: timedelta | None) -> None:
+    offer = item.quote.offer
+    match failure:
+        case LaunchFailure.NO_CAPACITY:
+            scope, subject, span = CooldownScope.POOL, str(offer.pool), draft.policy.pool_cooldown
+        case LaunchFailure.OFFER_GONE:
+            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), OFFER_COOLDOWN
+        case LaunchFailure.PRICE_MOVED:
+            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), PRICE_COOLDOWN
+        case LaunchFailure.QUOTA:
+            scope, subject, span = CooldownScope.POOL, str(offer.pool), ACCOUNT_COOLDOWN
+        case LaunchFailure.NO_BALANCE | LaunchFailure.AUTH:
+            scope, subject, span = CooldownScope.PROVIDER, "", ACCOUNT_COOLDOWN
+        case LaunchFailure.RATE_LIMITED | LaunchFailure.UNAVAILABLE | LaunchFailure.NOT_PREPARED:
+            scope, subject, span = CooldownScope.PROVIDER, "", retry_after or OUTAGE_COOLDOWN
+        case LaunchFailure.REJECTED:
+            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), BROKEN_COOLDOWN
+        case LaunchFailure.CONTRACT:
+            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), BROKEN_COOLDOWN
+        case _:
+            assert_never(failure)
+    draft.cool(offer.provider, scope, subject, span, detail)
+
+
+def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
+    """Nobody knows whether the machine exists: only its key, looked for until the window has passed, can tell."""
+    draft = Draft(world, now)
+    if attempt_id not in world.attempts or world.attempts[attempt_id].ref is not None:
+        return draft.plan()
+    item = draft.attempt(attempt_id)
+    draft.put_attempt(replace(item, outcome_unknown=True))
+    intent = draft.intent(launch_intent_id(item.key))
+    if intent is not None:
+        draft.put_intent(replace(intent, state=IntentState.UNKNOWN, error=detail))
+    draft.event(
+        "launch.unknown",
+        f"the answer to the launch was lost ({detail}); looking for the machine by its key",
+        attempt=attempt_id,
+    )
+    draft.look_again(item.provider)
+    return draft.plan()
+
+
+def after_restart(world: World, now: datetime) -> Plan:
+    """Launches that a former process owed have an unknown outcome; terminate orders are simply given again."""
+    draft = Draft(world, now)
+    for intent in draft.intents():
+        if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and intent.attempt is not None:
+            draft.put_intent(replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted"))
+            item = world.attempts.get(intent.attempt)
+            if item is not None:
+                draft.put_attempt(replace(item, outcome_unknown=True))
+                draft.event("launch.unknown", "spotd was restarted during the launch", attempt=intent.attempt)
+                draft.look_again(item.provider)
+        elif intent.kind is IntentKind.TERMINATE:
+            draft.put_intent(replace(intent, state=IntentState.OPEN, not_before=None))
+    return draft.plan()
+
+
+def terminate_accepted(world: World, intent_id: IntentId, now: datetime) -> Plan:
+    """The provider accepted that the machine ends; it costs nothing from here and counts until it is gone."""
+    draft = Draft(world, now)
+    intent = world.intents.get(intent_id)
+    if intent is None or intent.state is not IntentState.OPEN:
+        return draft.plan()
+    draft.put_intent(replace(intent, state=IntentState.ACCEPTED, accepted_at=now, tries=intent.tries + 1, error=""))
+    if intent.attempt is not None and intent.attempt in world.attempts:
+        item = draft.attempt(intent.attempt)
+        if item.ref == intent.ref and item.machine is not MachineState.GONE:
+            draft.set_rate(intent.attempt, MicroUsdPerHour(0), None)
+            draft.put_attempt(replace(draft.attempt(intent.attempt), machine=MachineState.HALTED))
+    draft.look_again(intent.provider)
+    return draft.plan()
+
+
+def terminate_failed(
+    world: World, intent_id: IntentId, detail: str, now: datetime, retry_after: timedelta | None = None
+) -> Plan:
+    """The order is given again later, for as long as it takes."""
+    draft = Draft(world, now)
+    intent = world.intents.get(intent_id)
+    if intent is None or not _is_pending(intent):
+        return draft.plan()
+    backoff = min(TERMINATE_BACKOFF_MAX, TERMINATE_BACKOFF_FIRST * 2 ** min(intent.tries, 10))
+    not_before = now + max(backoff, retry_after or timedelta(0))
+    draft.put_intent(replace(intent, tries=intent.tries + 1, not_before=not_before, error=detail))
+    if intent.tries == 0:
+        draft.event(
+            "machine.ending_failed",
+            f"{intent.provider} did not end the machine ({detail}); trying until it does",
+            attempt=intent.attempt if intent.attempt in world.attempts else None,
+            key=intent.key,
+        )
+    draft.wake(not_before)
+    return draft.plan()
+
+
+def _is_pending(intent: Intent) -> bool:
+    return intent.kind is IntentKind.TERMINATE and intent.state is IntentState.OPEN

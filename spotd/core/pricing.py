@@ -1,0 +1,133 @@
+"""The effective price of an offer for one job: what the hour will really cost, term by term.
+
+    total = fee x (gpu + disk_GB x storage / 720) + upload + restore
+
+`upload` is the checkpoint traffic a job makes per hour, `restore` the one-time download spread over the stay that is
+expected. Every term is rounded up to a micro-dollar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.model import Job, Policy, PriceBreakdown, Quote
+from spotd_providers.contract.money import (
+    HOURS_PER_STORAGE_MONTH,
+    MicroUsdPerGb,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
+    per_gpu,
+)
+from spotd_providers.contract.values import Market, Offer
+
+PPM: Final = 1_000_000
+GB: Final = 1_000_000_000
+DEFAULT_CHECKPOINT_INTERVAL: Final = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What of a job enters a price: disk, and traffic in bytes."""
+
+    disk_gb: int
+    upload_bytes_per_hour: int
+    restore_bytes_per_hour: int
+
+
+def needs_of(job: Job, policy: Policy) -> Needs:
+    """What the job's newest checkpoint says about its traffic; none is known before the first."""
+    spec = job.spec
+    size = job.checkpoints[0].bytes if job.checkpoints else 0
+    interval = max(spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, timedelta(minutes=1))
+    stay = max(policy.expected_stay, timedelta(minutes=1))
+    hour = timedelta(hours=1)
+    return Needs(
+        disk_gb=spec.resources.disk_gb,
+        upload_bytes_per_hour=size * hour // interval,
+        restore_bytes_per_hour=(size + job.code_bytes) * hour // stay,
+    )
+
+
+def _up(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def storage_per_hour(offer: Offer, disk_gb: int) -> MicroUsdPerHour:
+    return MicroUsdPerHour(_up(offer.storage_price * disk_gb, HOURS_PER_STORAGE_MONTH))
+
+
+def _traffic(bytes_per_hour: int, price: MicroUsdPerGb) -> MicroUsdPerHour:
+    return MicroUsdPerHour(_up(bytes_per_hour * price, GB))
+
+
+def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int) -> int:
+    """The effective price alone, in micro-dollars per hour; equals `breakdown(...).total` without building it."""
+    base = offer.gpu_price + _up(offer.storage_price * needs.disk_gb, HOURS_PER_STORAGE_MONTH)
+    total = base + _up(base * (fee_ppm - PPM), PPM)
+    if needs.upload_bytes_per_hour:
+        total += _up(needs.upload_bytes_per_hour * offer.upload_price, GB)
+    if needs.restore_bytes_per_hour:
+        total += _up(needs.restore_bytes_per_hour * offer.download_price, GB)
+    return total
+
+
+def breakdown(offer: Offer, gpu_price: MicroUsdPerHour, needs: Needs, fee_ppm: int) -> PriceBreakdown:
+    """Every term, for this price of the GPU part."""
+    storage = storage_per_hour(offer, needs.disk_gb)
+    fee = MicroUsdPerHour(_up((gpu_price + storage) * (fee_ppm - PPM), PPM))
+    upload = _traffic(needs.upload_bytes_per_hour, offer.upload_price)
+    restore = _traffic(needs.restore_bytes_per_hour, offer.download_price)
+    total = MicroUsdPerHour(gpu_price + storage + fee + upload + restore)
+    return PriceBreakdown(
+        gpu=gpu_price,
+        storage=storage,
+        fee=fee,
+        upload=upload,
+        restore=restore,
+        total=total,
+        per_gpu=per_gpu(total, offer.gpu_count),
+        fee_ppm=fee_ppm,
+    )
+
+
+def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
+    """The offer with its effective price for these needs."""
+    on_demand = offer.on_demand_price
+    if on_demand is None and offer.market is Market.ON_DEMAND:
+        on_demand = offer.gpu_price
+    return Quote(
+        offer=offer,
+        price=breakdown(offer, offer.gpu_price, needs, fee_ppm),
+        on_demand=None if on_demand is None else breakdown(offer, on_demand, needs, fee_ppm).total,
+        at=at,
+    )
+
+
+def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
+    """The same quote at another price of its GPU part."""
+    old = agreed.price
+    fee = MicroUsdPerHour(_up((gpu_price + old.storage) * (old.fee_ppm - PPM), PPM))
+    total = MicroUsdPerHour(gpu_price + old.storage + fee + old.upload + old.restore)
+    return replace(
+        agreed,
+        price=replace(old, gpu=gpu_price, fee=fee, total=total, per_gpu=per_gpu(total, agreed.offer.gpu_count)),
+    )
+
+
+def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHour:
+    """The highest price of the GPU part at which the whole stays at or under the ceiling; 0 when none does."""
+    old = agreed.price
+    left = ceiling * agreed.offer.gpu_count - old.upload - old.restore
+    base = left * PPM // old.fee_ppm
+    limit = base - old.storage
+    while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.per_gpu > ceiling:
+        limit -= 1
+    return MicroUsdPerHour(max(0, limit))
+
+
+def halted_rate(agreed: Quote) -> MicroUsdPerHour:
+    """What a machine that does not run still costs: its disk, with the fee."""
+    storage = agreed.price.storage
+    return MicroUsdPerHour(storage + _up(storage * (agreed.price.fee_ppm - PPM), PPM))

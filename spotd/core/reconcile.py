@@ -1,0 +1,460 @@
+"""Ours against theirs: what providers list and hosts wrote, turned into what is true now.
+
+Theory. Every attempt that has not ended is compared with the newest listing of its provider and the newest look at
+what its host wrote. The look is always newer than the listing it is judged with, so nothing a host published before
+it died is missed. The matrix, for a *complete* listing begun after the attempt's launch:
+
+    ours \\ theirs    runs                   paused / ending / gone      absent
+    INTENDED         adopt                  adopt, then its loss        after the window: never launched
+    STARTING         provision time-out     its loss                    twice if the news is large: lost
+    RUNNING          silence: lost          its loss                    twice if the news is large: lost
+    STOPPING         deadline: end it       the order's reason          the order's reason
+    ENDING           end it                 wait for gone               gone, after the end was accepted
+    unknown key      end it                 end it unless gone          -
+
+An incomplete listing proves what it shows and nothing else; with no listing and no look, everything is held.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final, assert_never
+
+from spotd.core.draft import Draft
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    ExitCause,
+    HostReport,
+    IntentKind,
+    IntentState,
+    MachineState,
+    Plan,
+    World,
+    key_belongs_to,
+    terminate_intent_id,
+)
+from spotd.core.pricing import halted_rate, repriced
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
+
+TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
+"""A machine still listed as running so long after its end was accepted is ended again: some providers forget."""
+CHECKPOINTS_REMEMBERED: Final = 50
+
+_LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
+    Loss.PREEMPTED: EndReason.PREEMPTED,
+    Loss.OUTBID: EndReason.OUTBID,
+    Loss.HOST_LOST: EndReason.HOST_LOST,
+    Loss.PROVISION_FAILED: EndReason.HOST_LOST,
+    Loss.IMAGE_ERROR: EndReason.IMAGE_ERROR,
+    Loss.BALANCE: EndReason.PROVIDER_BALANCE,
+    Loss.EXPIRED: EndReason.HOST_LOST,
+    Loss.SELF: EndReason.HOST_LOST,
+}
+
+
+def reconcile(
+    world: World,
+    listings: Mapping[ProviderName, Listing],
+    reports: Mapping[AttemptId, HostReport],
+    now: datetime,
+) -> Plan:
+    """What the newest readings change. Orders of the plan's rows are deterministic."""
+    draft = Draft(world, now)
+    sighted = _by_key(listings)
+    for attempt in draft.attempts():
+        report = reports.get(attempt.id)
+        if report is not None:
+            _absorb(draft, attempt.id, report)
+    held = _held_back(draft, listings, sighted)
+    for attempt in draft.attempts():
+        _judge(draft, attempt.id, listings.get(attempt.provider), sighted, reports.get(attempt.id), held)
+    _end_strays(draft, listings)
+    return draft.plan()
+
+
+def _by_key(listings: Mapping[ProviderName, Listing]) -> dict[tuple[ProviderName, AttemptKey], tuple[Instance, ...]]:
+    found: defaultdict[tuple[ProviderName, AttemptKey], list[Instance]] = defaultdict(list)
+    for provider in sorted(listings):
+        for instance in listings[provider].instances:
+            found[provider, instance.key].append(instance)
+    return {key: tuple(sorted(group, key=lambda i: i.ref.instance_id)) for key, group in found.items()}
+
+
+# --- what the host wrote ---------------------------------------------------------------------------------------
+
+
+def _absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
+    """Checkpoints, signs of life and notices of an attempt that still counts."""
+    item = draft.attempt(attempt_id)
+    if not item.state.counts:
+        return
+    for note in report.notes:
+        draft.event("host.note", note, attempt=attempt_id)
+    if report.checkpoints:
+        job = draft.job(attempt_id.job)
+        fresh = tuple(reversed(report.checkpoints))
+        draft.put_job(replace(job, checkpoints=(fresh + job.checkpoints)[:CHECKPOINTS_REMEMBERED]))
+        for checkpoint in report.checkpoints:
+            draft.event(
+                "checkpoint.accepted",
+                f"checkpoint {checkpoint.name} is complete and verified",
+                attempt=attempt_id,
+                name=checkpoint.name,
+                step=checkpoint.step,
+                bytes=checkpoint.bytes,
+            )
+    item = replace(item, looked_at=report.looked_at)
+    if report.seq > item.heartbeat_seq:
+        item = replace(
+            item, heartbeat_seq=report.seq, heartbeat_seen_at=report.looked_at, phase=report.phase or item.phase
+        )
+    if report.resumed_from is not None and item.resumed_from is None:
+        item = replace(item, resumed_from=report.resumed_from)
+        draft.event(
+            "attempt.resumed",
+            f"resumed from checkpoint {report.resumed_from}",
+            attempt=attempt_id,
+            name=report.resumed_from,
+        )
+    draft.put_attempt(item)
+    if report.notice_at is not None:
+        _note_notice(draft, attempt_id, report.notice_at)
+    if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
+        if item.state is AttemptState.INTENDED and item.ref is None:
+            return  # the machine speaks before its launch was answered; its listing will name it
+        _running(draft, attempt_id)
+
+
+_RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
+
+
+def _running(draft: Draft, attempt_id: AttemptId) -> None:
+    item = draft.attempt(attempt_id)
+    draft.put_attempt(replace(item, state=AttemptState.RUNNING, running_at=draft.now))
+    resumed = f", from checkpoint {item.resumed_from}" if item.resumed_from else ""
+    job = draft.job(attempt_id.job)
+    offer = item.quote.offer
+    draft.event("attempt.running", f"the command runs{resumed}", attempt=attempt_id)
+    if job.state in {JobState.PROVISIONING, JobState.STARTING}:
+        draft.move_job(
+            job.id,
+            JobState.RUNNING,
+            f"runs on {offer.gpu_count} x {offer.gpu} at {offer.provider}{resumed}",
+            started_at=job.started_at or draft.now,
+            image_errors=0,
+        )
+
+
+def _note_notice(draft: Draft, attempt_id: AttemptId, at: datetime) -> None:
+    item = draft.attempt(attempt_id)
+    if item.notice_at is not None:
+        return
+    draft.put_attempt(replace(item, notice_at=at))
+    seconds = max(0, int((at - draft.now).total_seconds()))
+    draft.event("attempt.notice", f"the provider will take the machine in {seconds} s", attempt=attempt_id)
+    draft.look_again(item.provider)
+
+
+# --- large news ------------------------------------------------------------------------------------------------
+
+
+def _held_back(
+    draft: Draft,
+    listings: Mapping[ProviderName, Listing],
+    sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
+) -> frozenset[AttemptId]:
+    """Attempts whose absence is not believed yet: too many vanished in one reading, which is read again at once."""
+    held: set[AttemptId] = set()
+    for provider in sorted(listings):
+        listing = listings[provider]
+        if not listing.complete:
+            continue
+        tracked = [
+            a for a in draft.attempts() if a.provider == provider and a.ever_listed and a.machine is MachineState.LIVE
+        ]
+        missing = [a for a in tracked if (provider, a.key) not in sighted]
+        for item in tracked:
+            if (provider, item.key) in sighted and item.missing_since is not None:
+                draft.put_attempt(replace(item, missing_since=None))
+        if len(missing) * 3 <= len(tracked):
+            continue
+        for item in missing:
+            if item.missing_since is not None and listing.at > item.missing_since:
+                continue
+            if item.missing_since is None:
+                draft.put_attempt(replace(item, missing_since=listing.at))
+                draft.event(
+                    "machine.missing",
+                    f"{len(missing)} of {len(tracked)} machines at {provider} are missing at once: asking again",
+                    attempt=item.id,
+                )
+            held.add(item.id)
+            draft.look_again(provider)
+    return frozenset(held)
+
+
+# --- one attempt -----------------------------------------------------------------------------------------------
+
+
+def _judge(
+    draft: Draft,
+    attempt_id: AttemptId,
+    listing: Listing | None,
+    sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
+    report: HostReport | None,
+    held: frozenset[AttemptId],
+) -> None:
+    item = draft.attempt(attempt_id)
+    mine = _pick(draft, item, sighted.get((item.provider, item.key), ()))
+    if mine is not None and item.ref is None:
+        _adopt(draft, attempt_id, mine)
+    if mine is not None:
+        _observe(draft, attempt_id, mine)
+    item = draft.attempt(attempt_id)
+    if item.state.counts and report is not None and report.exit_cause is not None:
+        _exited(draft, attempt_id, report)
+        item = draft.attempt(attempt_id)
+    absent = listing is not None and listing.complete and mine is None and _listing_speaks(draft, item, listing)
+    if item.state is AttemptState.ENDING:
+        if absent or (mine is not None and mine.state is InstanceState.GONE):
+            draft.machine_gone(attempt_id)
+        return
+    if not item.state.counts:
+        return
+    looked = report is not None and (listing is None or report.looked_at >= listing.at)
+    if mine is not None and mine.state in _STOPPED and (looked or item.running_at is None):
+        _lost(draft, attempt_id, mine)
+    elif absent and attempt_id not in held and (looked or item.heartbeat_seq < 0):
+        _absent(draft, attempt_id)
+    else:
+        _watch_clocks(draft, attempt_id, report)
+
+
+_STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
+
+
+def _pick(draft: Draft, item: Attempt, found: tuple[Instance, ...]) -> Instance | None:
+    """The machine of this attempt among those that carry its key; the others are doubles and are ended."""
+    if item.ref is not None:
+        chosen = next((i for i in found if i.ref == item.ref), None)
+    else:
+        ranked = sorted(found, key=lambda i: (i.state is not InstanceState.RUNNING, i.state in _STOPPED))
+        chosen = ranked[0] if ranked else None
+    for other in found:
+        if other is not chosen and other.state is not InstanceState.GONE:
+            draft.owe_termination(
+                other.ref, other.key, None, why=f"a second machine carries the key of attempt {item.id.number}"
+            )
+    return chosen
+
+
+def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+    """A launch whose answer we never had is found to have happened."""
+    item = draft.attempt(attempt_id)
+    since = mine.created_at or item.intended_at
+    item = replace(
+        item,
+        ref=mine.ref,
+        outcome_unknown=False,
+        launched_at=since,
+        machine=MachineState.LIVE,
+        state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
+        meter=replace(
+            item.meter, rate=item.quote.price.total, on_demand_rate=item.quote.on_demand, since=min(since, draft.now)
+        ),
+    )
+    draft.put_attempt(item)
+    for intent in draft.intents():
+        if intent.attempt == attempt_id and intent.kind is IntentKind.LAUNCH:
+            draft.put_intent(replace(intent, state=IntentState.DONE, ref=mine.ref))
+    draft.event(
+        "machine.adopted", "the machine was found by its key", attempt=attempt_id, instance=mine.ref.instance_id
+    )
+    if item.state is AttemptState.STARTING and draft.job(attempt_id.job).state is JobState.PROVISIONING:
+        draft.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
+    if not item.state.counts:
+        draft.owe_termination(mine.ref, mine.key, attempt_id, why="it was launched after its attempt had ended")
+
+
+def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+    """What the listing says of a machine we know: price, notice, whether it can still compute."""
+    item = replace(draft.attempt(attempt_id), ever_listed=True, missing_since=None)
+    draft.put_attempt(item)
+    if mine.notice_at is not None and item.state.counts and mine.state not in _STOPPED:
+        _note_notice(draft, attempt_id, mine.notice_at)
+        item = draft.attempt(attempt_id)
+    match mine.state:
+        case InstanceState.PAUSED:
+            draft.put_attempt(replace(item, machine=MachineState.HALTED))
+            _rate(draft, attempt_id, halted_rate(item.quote), None)
+        case InstanceState.ENDING:
+            draft.put_attempt(replace(item, machine=MachineState.HALTED))
+            _rate(draft, attempt_id, MicroUsdPerHour(0), None)
+        case InstanceState.PENDING | InstanceState.RUNNING | InstanceState.UNKNOWN:
+            if item.state is AttemptState.ENDING:
+                _end_again(draft, item)
+                return
+            if item.machine is not MachineState.LIVE:
+                draft.put_attempt(replace(item, machine=MachineState.LIVE))
+            quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
+            _rate(draft, attempt_id, quote.price.total, quote.on_demand)
+        case InstanceState.GONE:
+            draft.machine_gone(attempt_id)
+        case _:
+            assert_never(mine.state)
+
+
+def _rate(draft: Draft, attempt_id: AttemptId, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None) -> None:
+    meter = draft.attempt(attempt_id).meter
+    if meter.rate != rate or (meter.since is None) != (rate == 0):
+        draft.set_rate(attempt_id, rate, on_demand_rate)
+
+
+def _end_again(draft: Draft, item: Attempt) -> None:
+    """A machine that should be dead runs: it woke up, or the provider forgot our order."""
+    if item.ref is None:
+        return
+    intent = draft.intent(terminate_intent_id(item.ref))
+    if intent is None or not intent.is_open:
+        draft.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
+    elif (
+        intent.state is IntentState.ACCEPTED
+        and intent.accepted_at is not None
+        and draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER
+    ):
+        draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+        draft.put_attempt(replace(draft.attempt(item.id), machine=MachineState.LIVE))
+        _rate(draft, item.id, item.quote.price.total, item.quote.on_demand)
+        draft.event("machine.ending", "it still runs after its end was accepted: ending it again", attempt=item.id)
+
+
+def _exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
+    """The runner reported its own end."""
+    item = replace(draft.attempt(attempt_id), exit_code=report.exit_code, phase="done")
+    if item.state is AttemptState.INTENDED:
+        return  # its machine is not known yet; the report will still be there
+    draft.put_attempt(item)
+    cause = report.exit_cause
+    detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
+    match cause:
+        case None:
+            return
+        case ExitCause.FINISHED:
+            if report.exit_code == 0:
+                draft.end_attempt(attempt_id, EndReason.DONE)
+            elif item.stop is not None:
+                draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+            else:
+                draft.end_attempt(attempt_id, EndReason.USER_ERROR, detail)
+        case ExitCause.STOPPED:
+            if item.stop is not None:
+                draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+            else:
+                draft.end_attempt(attempt_id, EndReason.PREEMPTED)
+        case ExitCause.NOTICE:
+            draft.end_attempt(attempt_id, EndReason.PREEMPTED)
+        case ExitCause.LEASE:
+            draft.end_attempt(attempt_id, EndReason.LEASE_EXPIRED)
+        case ExitCause.SETUP_FAILED:
+            draft.end_attempt(attempt_id, EndReason.USER_ERROR, detail or "setup failed")
+        case ExitCause.RUNNER_FAILED:
+            draft.end_attempt(attempt_id, EndReason.HOST_LOST, detail)
+        case _:
+            assert_never(cause)
+
+
+def _listing_speaks(draft: Draft, item: Attempt, listing: Listing) -> bool:
+    """Whether absence from this listing says anything about the attempt's machine."""
+    rules = draft.policy.providers.get(item.provider)
+    window = rules.reconcile_window if rules is not None else timedelta(minutes=3)
+    if item.ever_listed:
+        return item.launched_at is None or listing.at > item.launched_at
+    return listing.at > max(item.intended_at, item.launched_at or item.intended_at) + window
+
+
+def _lost(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+    item = draft.attempt(attempt_id)
+    if item.stop is not None:
+        draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+        return
+    reason = EndReason.HOST_LOST if mine.loss is None else _LOSS_REASONS[mine.loss]
+    if mine.loss is None and item.notice_at is not None:
+        reason = EndReason.PREEMPTED
+    draft.end_attempt(attempt_id, reason, mine.detail or f"the provider says {mine.state.value}")
+
+
+def _absent(draft: Draft, attempt_id: AttemptId) -> None:
+    item = draft.attempt(attempt_id)
+    draft.machine_gone(attempt_id)
+    if item.state is AttemptState.INTENDED:
+        draft.end_attempt(attempt_id, EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
+    elif item.stop is not None:
+        draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+    elif item.notice_at is not None:
+        draft.end_attempt(attempt_id, EndReason.PREEMPTED)
+    else:
+        draft.end_attempt(attempt_id, EndReason.HOST_LOST, "the provider lists it no more")
+
+
+def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None) -> None:
+    """Time-outs of a machine that seems to exist. Without a fresh look, silence is ours and not the host's."""
+    item = draft.attempt(attempt_id)
+    rules = draft.policy.providers.get(item.provider)
+    if item.stop is not None and draft.now >= item.stop.deadline:
+        draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+        return
+    if item.stop is not None:
+        draft.wake(item.stop.deadline)
+    if report is None or item.launched_at is None:
+        return
+    if item.heartbeat_seen_at is not None:
+        silent_at = item.heartbeat_seen_at + draft.policy.silence_max
+        if draft.now >= silent_at:
+            silence = int((draft.now - item.heartbeat_seen_at).total_seconds())
+            draft.end_attempt(attempt_id, EndReason.HOST_LOST, f"no sign of life for {silence} s")
+        else:
+            draft.wake(silent_at)
+    elif rules is not None:
+        late_at = item.launched_at + rules.provision_timeout
+        if draft.now >= late_at:
+            draft.end_attempt(attempt_id, EndReason.PROVISION_TIMEOUT)
+        else:
+            draft.wake(late_at)
+
+
+# --- machines nobody expects -----------------------------------------------------------------------------------
+
+
+def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
+    """Machines under our install label that no open attempt owns: bought by a life we do not remember."""
+    owned = {(a.provider, a.key) for a in draft.attempts()}
+    present = {
+        instance.ref
+        for listing in listings.values()
+        for instance in listing.instances
+        if instance.state is not InstanceState.GONE
+    }
+    for provider in sorted(listings):
+        listing = listings[provider]
+        for instance in sorted(listing.instances, key=lambda i: i.ref.instance_id):
+            if (provider, instance.key) in owned or instance.state is InstanceState.GONE:
+                continue
+            if key_belongs_to(draft.policy.install, instance.key):
+                draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
+    for intent in draft.intents():
+        if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
+            continue
+        seen = listings.get(intent.provider)
+        if seen is None or not seen.complete or intent.accepted_at is None or seen.at <= intent.accepted_at:
+            continue
+        if intent.ref not in present:
+            draft.put_intent(replace(intent, state=IntentState.DONE))
+            draft.event("machine.gone", "a machine without an attempt is gone", key=intent.key)
+        elif draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:
+            draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))

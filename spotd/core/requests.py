@@ -1,0 +1,72 @@
+"""What users ask for, as plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from spotd.core.draft import Draft
+from spotd.core.model import Attempt, Job, JobId, Plan, StopOrder, World
+from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
+
+
+def submit(world: World, job: Job, now: datetime) -> Plan:
+    """The job is queued."""
+    if job.id in world.jobs:
+        raise InvariantBroken(f"job id {job.id} is taken")
+    draft = Draft(world, now)
+    draft.put_job(job)
+    draft.event("job.submitted", f"{job.name} is queued", job=job.id, name=job.name)
+    return draft.plan()
+
+
+def stop_attempt(draft: Draft, item: Attempt, reason: EndReason, detail: str) -> None:
+    """The runner is told to save and stop; a machine that is not known yet is let go as soon as it is."""
+    if item.stop is not None:
+        return
+    grace = draft.job(item.id.job).spec.checkpoint.stop_grace
+    order = StopOrder(
+        reason=reason,
+        detail=detail,
+        ordered_at=draft.now,
+        deadline=draft.now + grace + draft.policy.save_allowance,
+    )
+    if item.running_at is None:
+        draft.put_attempt(replace(item, stop=order))
+        draft.end_attempt(item.id, reason, detail)
+        return
+    draft.put_attempt(replace(item, stop=order, state=AttemptState.STOPPING))
+    draft.event(
+        "attempt.stopping",
+        f"told to save and stop: {reason.traits.sentence.format(detail=detail)}",
+        attempt=item.id,
+        reason=reason.value,
+    )
+    draft.wake(order.deadline)
+
+
+def cancel(world: World, job_id: JobId, now: datetime) -> Plan:
+    """The job ends as soon as its machine has saved; at once where it has none. Nothing happens to a final job."""
+    draft = Draft(world, now)
+    job = draft.job(job_id)
+    if job.state.is_final or job.cancel_requested:
+        return draft.plan()
+    draft.put_job(replace(job, cancel_requested=True))
+    counting = next((a for a in world.attempts_of(job_id) if a.state.counts), None)
+    if counting is None:
+        draft.move_job(job_id, JobState.CANCELLED, EndReason.CANCELLED.traits.sentence)
+        return draft.plan()
+    draft.move_job(job_id, JobState.CANCELLING, "cancelled: the machine saves and stops")
+    stop_attempt(draft, counting, EndReason.CANCELLED, "")
+    return draft.plan()
+
+
+def retry(world: World, job: Job, now: datetime) -> Plan:
+    """A final job is queued again, with its checkpoints, its spending and a fresh count of errors."""
+    if not job.state.is_final:
+        raise InvariantBroken(f"job {job.id} is {job.state}, only a final job can be retried")
+    jobs = {**world.jobs, job.id: job}
+    draft = Draft(replace(world, jobs=jobs), now)
+    draft.put_job(replace(job, errors=0, image_errors=0, cancel_requested=False, ended_at=None, exit_code=None))
+    draft.move_job(job.id, JobState.QUEUED, "queued again by its owner", kind="job.retried")
+    return draft.plan()

@@ -1,0 +1,27 @@
+"""Money and machines in words, for the sentences that explain decisions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from spotd.core.model import Quote
+from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
+
+
+def per_gpu_words(price: MicroUsdPerGpuHour) -> str:
+    return f"${as_usd(price):.4f}/GPU-h"
+
+
+def quote_words(quote: Quote) -> str:
+    """`1 x H100_SXM at vast (Texas, US), spot, $2.1000/GPU-h`."""
+    offer = quote.offer
+    place = f" ({offer.region})" if offer.region else ""
+    return (
+        f"{offer.gpu_count} x {offer.gpu} at {offer.provider}{place}, {offer.market.value},"
+        f" {per_gpu_words(quote.price.per_gpu)}"
+    )
+
+
+def passed_over_words(misfits: Counter[str]) -> str:
+    """`3 too little disk, 1 another region`, most frequent first."""
+    return ", ".join(f"{count} {why}" for why, count in sorted(misfits.items(), key=lambda kv: (-kv[1], kv[0])))
