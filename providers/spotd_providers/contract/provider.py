@@ -153,6 +153,10 @@ class ProviderTraits:
         hosts_share_filesystem: the machines can read this computer's files (the local market, fakes on loopback), so
             a folder store can serve them.
         default_fee_multiplier: marketplace fee on top of the listed price, as a decimal string.
+        ends_itself_by: how the runner on a machine may end it: `file`, `shutdown`, `vast` or `runpod`; empty where
+            the provider gives no instance-scoped way.
+        ends_itself_at: base URL of the API that `vast` and `runpod` call; empty is the real one.
+        notice_imds: base URL of a metadata service on the machines that warns of preemption; empty for none.
     """
 
     start_script_bytes_max: int
@@ -161,6 +165,9 @@ class ProviderTraits:
     quote_ttl: timedelta = timedelta(minutes=5)
     hosts_share_filesystem: bool = False
     default_fee_multiplier: str = "1.00"
+    ends_itself_by: str = ""
+    ends_itself_at: str = ""
+    notice_imds: str = ""
 
 
 class ProviderPlugin(Protocol):
