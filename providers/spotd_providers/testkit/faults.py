@@ -1,0 +1,231 @@
+"""Everything that can go wrong between a provider and its cloud, as ASGI middleware with a queue of faults.
+
+    faults = Faults(app, classify=which_call)
+    with serving(faults) as cloud:
+        faults.lose_answer(Call.LAUNCH)           # the machine is bought, the answer never arrives
+        faults.answer(Call.LIST, Canned(status=503), times=3)
+
+Faults wait in one queue per call and are used up in order, one per request; a call without a waiting fault is answered
+truly. *After effect* means that the cloud did what was asked before the fault struck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from spotd_providers.testkit.serve import (
+    AsgiApp,
+    Message,
+    Receive,
+    RecordedRequest,
+    Scope,
+    Send,
+    as_request,
+    cut,
+    read_body,
+    replayed,
+)
+
+FOR_EVER: Final = 1_000_000
+_POLL_S: Final = 0.02
+
+
+class Call(StrEnum):
+    """What a request to a cloud is for, whatever its API calls it."""
+
+    OFFERS = "offers"
+    LAUNCH = "launch"
+    LIST = "list"
+    """Listing machines; also asking for one of them."""
+    TERMINATE = "terminate"
+    ACCOUNT = "account"
+    """Key, balance, quota, charges."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canned:
+    """An answer given instead of the true one."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
+
+
+GATEWAY_ERROR: Final = Canned(
+    status=502, body=b"<html><body>502 Bad Gateway</body></html>", headers={"content-type": "text/html"}
+)
+SERVER_ERROR: Final = Canned(status=500, body=b'{"error":"internal"}')
+NOT_JSON: Final = Canned(status=200, body=b"<html>we'll be back soon</html>", headers={"content-type": "text/html"})
+NOTHING: Final = Canned(status=200, body=b"")
+
+
+class _Kind(StrEnum):
+    ANSWER = "answer"
+    LOSE = "lose"
+    CUT_BODY = "cut body"
+    HANG = "hang"
+    EDIT = "edit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    kind: _Kind
+    after_effect: bool
+    canned: Canned | None = None
+    edit: Callable[[Canned], Canned] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Queued:
+    fault: _Fault
+    left: int
+
+
+class Faults:
+    """Middleware that answers truly unless a fault is waiting. All methods may be called from any thread."""
+
+    def __init__(self, app: AsgiApp, *, classify: Callable[[RecordedRequest], Call]) -> None:
+        """`classify` sees `headers` and `body` too: one URL may serve several calls (GraphQL, EC2's Query API)."""
+        self._app = app
+        self.classify = classify
+        self._lock = threading.Lock()
+        self._waiting: dict[Call, deque[_Queued]] = {call: deque() for call in Call}
+        self._hung = 0
+        self._released = 0
+
+    def answer(self, call: Call, canned: Canned, *, times: int = 1, after_effect: bool = False) -> None:
+        """The next requests get this answer; by default the cloud does nothing for them."""
+        self._add(call, _Fault(kind=_Kind.ANSWER, after_effect=after_effect, canned=canned), times)
+
+    def lose_answer(self, call: Call, *, times: int = 1, after_effect: bool = True) -> None:
+        """The connection breaks before the first byte of the answer."""
+        self._add(call, _Fault(kind=_Kind.LOSE, after_effect=after_effect), times)
+
+    def cut_body(self, call: Call, *, times: int = 1) -> None:
+        """The true answer breaks off in the middle of its body, after the effect."""
+        self._add(call, _Fault(kind=_Kind.CUT_BODY, after_effect=True), times)
+
+    def truncate(self, call: Call, *, times: int = 1) -> None:
+        """The true answer arrives as the first half of itself, in a perfectly valid HTTP message."""
+
+        def half(true: Canned) -> Canned:
+            return Canned(status=true.status, body=true.body[: len(true.body) // 2], headers=true.headers)
+
+        self.edit(call, half, times=times)
+
+    def edit(self, call: Call, edit: Callable[[Canned], Canned], *, times: int = 1) -> None:
+        """The true answer is changed on its way back."""
+        self._add(call, _Fault(kind=_Kind.EDIT, after_effect=True, edit=edit), times)
+
+    def hang(self, call: Call, *, times: int = 1, after_effect: bool = True) -> None:
+        """No answer comes until `release()` or until the client gives up."""
+        self._add(call, _Fault(kind=_Kind.HANG, after_effect=after_effect), times)
+
+    def release(self) -> None:
+        """Requests that hang now are cut; later ones hang anew."""
+        with self._lock:
+            self._released += 1
+
+    @property
+    def hanging(self) -> bool:
+        """Whether a client is being kept waiting."""
+        with self._lock:
+            return self._hung > 0
+
+    def clear(self) -> None:
+        """No fault is waiting, and nothing hangs."""
+        with self._lock:
+            for queue in self._waiting.values():
+                queue.clear()
+            self._released += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        fault = self._next(as_request(scope, body))
+        if fault is None:
+            await self._app(scope, replayed(body, receive), send)
+            return
+        true = await self._perform(scope, body, receive) if fault.after_effect else None
+        if fault.kind is _Kind.LOSE:
+            cut(scope)
+        elif fault.kind is _Kind.HANG:
+            await self._hold(receive)
+            cut(scope)
+        elif fault.kind is _Kind.CUT_BODY and true is not None:
+            await _send_half_and_cut(scope, send, true)
+        elif fault.kind is _Kind.EDIT and fault.edit is not None and true is not None:
+            await _send(send, fault.edit(true))
+        elif fault.canned is not None:
+            await _send(send, fault.canned)
+
+    def _add(self, call: Call, fault: _Fault, times: int) -> None:
+        with self._lock:
+            self._waiting[call].append(_Queued(fault=fault, left=times))
+
+    def _next(self, request: RecordedRequest) -> _Fault | None:
+        call = self.classify(request)
+        with self._lock:
+            queue = self._waiting[call]
+            if not queue:
+                return None
+            queue[0].left -= 1
+            return queue[0].fault if queue[0].left else queue.popleft().fault
+
+    async def _perform(self, scope: Scope, body: bytes, receive: Receive) -> Canned:
+        """The cloud did what was asked; its answer is kept here."""
+        status = 500
+        headers: dict[str, str] = {}
+        content = b""
+
+        async def keep(message: Message) -> None:
+            nonlocal status, content
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers.update({n.decode("latin-1").lower(): v.decode("latin-1") for n, v in message["headers"]})
+            else:
+                content += message.get("body", b"")
+
+        await self._app(scope, replayed(body, receive), keep)
+        return Canned(status=status, body=content, headers=headers)
+
+    async def _hold(self, receive: Receive) -> None:
+        with self._lock:
+            self._hung += 1
+            release_no = self._released
+        gone = asyncio.ensure_future(receive())
+        try:
+            while not gone.done():
+                with self._lock:
+                    if self._released != release_no:
+                        return
+                await asyncio.wait([gone], timeout=_POLL_S)
+        finally:
+            gone.cancel()
+            with self._lock:
+                self._hung -= 1
+
+
+async def _send(send: Send, answer: Canned) -> None:
+    headers = {**answer.headers, "content-length": str(len(answer.body))}
+    await _start(send, answer.status, headers)
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _send_half_and_cut(scope: Scope, send: Send, answer: Canned) -> None:
+    body = answer.body or b"{}"
+    await _start(send, answer.status, {**answer.headers, "content-length": str(len(body))})
+    await send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
+    await asyncio.sleep(0)
+    cut(scope)
+
+
+async def _start(send: Send, status: int, headers: Mapping[str, str]) -> None:
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
