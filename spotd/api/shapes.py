@@ -314,11 +314,16 @@ class CostShape(TypedDict):
 
 
 class FileShape(TypedDict):
-    """One regular file of a checkpoint or of the outputs. `mode` holds the permission bits."""
+    """One path of a checkpoint or of the outputs. `mode` holds the permission bits.
+
+    A `dir` is listed only where it is empty. `target` is a `link`'s, relative and inside the folder, else null.
+    """
 
     path: str
+    kind: Literal["file", "dir", "link"]
     bytes: int
     mode: int
+    target: str | None
 
 
 class FilesShape(TypedDict):

@@ -1,0 +1,102 @@
+"""The daemon's API as plain calls. Answers are the JSON objects of `spotd.api.shapes`, with `schema` and `now`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+from spotd import paths
+from spotd.client.errors import DaemonRefused
+from spotd.client.transport import PATIENT_S, Query, Transport
+
+
+class Daemon:
+    """One daemon, found by its socket. Every call may raise `DaemonUnreachable` or `DaemonRefused`."""
+
+    def __init__(self, socket: Path | None = None) -> None:
+        self._transport = Transport(paths.socket_path(os.environ) if socket is None else socket)
+
+    @property
+    def socket(self) -> Path:
+        return self._transport.path
+
+    def status(self) -> dict[str, Any]:
+        return self._transport.json("GET", "/v1/status")
+
+    def plan(self, draft: Mapping[str, Any]) -> dict[str, Any]:
+        return self._transport.json("POST", "/v1/plan", body={"draft": draft})
+
+    def has_code(self, sha256: str) -> bool:
+        return bool(self._transport.json("GET", f"/v1/code/{sha256}", timeout_s=PATIENT_S).get("present"))
+
+    def put_code(self, sha256: str, content: IO[bytes], size: int) -> dict[str, Any]:
+        return self._transport.upload(f"/v1/code/{sha256}", content, size)
+
+    def submit(
+        self, draft: Mapping[str, Any], *, code_sha256: str | None, secrets: Mapping[str, str]
+    ) -> dict[str, Any]:
+        body = {"draft": draft, "code_sha256": code_sha256, "secrets": secrets}
+        return self._transport.json("POST", "/v1/jobs", body=body)
+
+    def jobs_bytes(self, query: Query) -> bytes:
+        """The answer unparsed: with a thousand jobs, parsing only to print again is half of the command's time."""
+        return self._transport.json_bytes("GET", "/v1/jobs", query=query)
+
+    def jobs(self, query: Query) -> dict[str, Any]:
+        return self._transport.json("GET", "/v1/jobs", query=query)
+
+    def job(self, ref: str) -> dict[str, Any]:
+        return self._transport.json("GET", _job(ref))
+
+    def why(self, ref: str) -> dict[str, Any]:
+        return self._transport.json("GET", _job(ref, "why"))
+
+    def logs(self, ref: str, query: Query) -> Iterator[dict[str, Any]]:
+        return self._transport.lines(_job(ref, "logs"), query=query)
+
+    def cancel(self, ref: str) -> dict[str, Any]:
+        return self._transport.json("POST", _job(ref, "cancel"))
+
+    def retry(self, ref: str) -> dict[str, Any]:
+        return self._transport.json("POST", _job(ref, "retry"))
+
+    def prices(self, query: Query) -> dict[str, Any]:
+        return self._transport.json("GET", "/v1/prices", query=query)
+
+    def events(self, query: Query) -> Iterator[dict[str, Any]]:
+        return self._transport.lines("/v1/events", query=query)
+
+    def cost(self, ref: str | None) -> dict[str, Any]:
+        return self._transport.json("GET", "/v1/cost" if ref is None else _job(ref, "cost"))
+
+    def checkpoints(self, ref: str) -> dict[str, Any]:
+        return self._transport.json("GET", _job(ref, "checkpoints"))
+
+    def files(self, ref: str, checkpoint: str | None) -> dict[str, Any]:
+        return self._transport.json("GET", _job(ref, "files"), query={"checkpoint": checkpoint}, timeout_s=PATIENT_S)
+
+    def read_file(self, ref: str, checkpoint: str | None, path: str) -> Iterator[bytes]:
+        return self._transport.chunks(_job(ref, "files/content"), query={"checkpoint": checkpoint, "path": path})
+
+    def providers(self) -> dict[str, Any]:
+        return self._transport.json("GET", "/v1/providers")
+
+    def doctor(self) -> dict[str, Any]:
+        return self._transport.json("GET", "/v1/doctor", timeout_s=PATIENT_S)
+
+    def reconcile(self) -> dict[str, Any]:
+        return self._transport.json("POST", "/v1/reconcile", timeout_s=PATIENT_S)
+
+
+def _job(ref: str, part: str = "") -> str:
+    """The target of one job.
+
+    Raises:
+        DaemonRefused: text that can be neither id nor name, and would name another target.
+    """
+    if not ref or "/" in ref or ref in {".", ".."} or not ref.isprintable():
+        raise DaemonRefused(f"there is no job {ref!r}", code="not_found", hint="spotctl ls")
+    return f"/v1/jobs/{quote(ref, safe='')}" + (f"/{part}" if part else "")

@@ -1,0 +1,54 @@
+"""The two ways a call to the daemon fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientProblem:
+    """One thing wrong in what the user wrote; `key` is dotted, empty for the whole."""
+
+    key: str
+    message: str
+    hint: str
+
+
+class ClientError(Exception):
+    """The wish was not fulfilled. The message ends without a full stop; `hint` is a way out or empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class DaemonUnreachable(ClientError):
+    """Nobody answered, or not in the daemon's language. Whether the wish was heard is unknown."""
+
+
+class DaemonRefused(ClientError):
+    """The daemon said no; `code` is one of the API's closed set."""
+
+    def __init__(self, message: str, *, code: str, hint: str = "", problems: Sequence[ClientProblem] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.problems = tuple(problems)
+
+
+def refused(error: Mapping[str, Any]) -> DaemonRefused:
+    """The refusal in an answer's `error` object, however incomplete that object is."""
+    rows = error.get("problems")
+    problems = [
+        ClientProblem(key=str(row.get("key", "")), message=str(row.get("message", "")), hint=str(row.get("hint", "")))
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict)
+    ]
+    return DaemonRefused(
+        str(error.get("message") or "the daemon refused without saying why"),
+        code=str(error.get("code", "internal")),
+        hint=str(error.get("hint", "")),
+        problems=problems,
+    )

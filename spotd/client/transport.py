@@ -1,0 +1,236 @@
+"""HTTP over the daemon's unix socket with the standard library, and its failures in words."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+from urllib.parse import urlencode
+
+from spotd import paths
+from spotd.client.errors import ClientError, DaemonUnreachable, refused
+
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 40.0
+"""Above the longest that the daemon lets a look at rows take, so that its own sentence arrives."""
+PATIENT_S: Final = 180.0
+"""For what asks providers or the object store."""
+STREAM_S: Final = 45.0
+"""A followed stream sends an empty line every 10 s; several missing mean that nobody is there."""
+SCHEMA: Final = 1
+_LINE_BYTES_MAX: Final = 16 * 2**20
+_CHUNK: Final = 1 << 18
+
+Query = Mapping[str, str | int | list[str] | None]
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection whose host is a socket of the file system."""
+
+    def __init__(self, path: Path, *, timeout_s: float) -> None:
+        super().__init__("spotd", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        # Secrets travel here: a socket that another user put in this place is not ours to speak to.
+        owner = self._path.stat().st_uid
+        if owner not in {os.geteuid(), 0} and os.geteuid() != 0:
+            raise PermissionError(errno.EPERM, "belongs to another user")
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(CONNECT_S)
+        self.sock.connect(os.fspath(self._path))
+        self.sock.settimeout(self._timeout_s)
+
+
+class Transport:
+    """Requests to one daemon, a connection each: a command makes one or two."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def json_bytes(
+        self,
+        method: str,
+        target: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = ANSWER_S,
+    ) -> bytes:
+        """The bytes of a successful answer, unparsed.
+
+        Raises:
+            DaemonUnreachable, DaemonRefused
+        """
+        data = None if body is None else json.dumps(body).encode()
+        with self._exchange(method, target, query=query, body=data, timeout_s=timeout_s) as response:
+            return response.read()
+
+    def json(
+        self,
+        method: str,
+        target: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = ANSWER_S,
+    ) -> dict[str, Any]:
+        """The answer.
+
+        Raises:
+            DaemonUnreachable, DaemonRefused
+        """
+        return self._parsed(self.json_bytes(method, target, query=query, body=body, timeout_s=timeout_s))
+
+    def upload(self, target: str, content: IO[bytes], size: int) -> dict[str, Any]:
+        """The answer to a PUT of so many bytes from the file.
+
+        Raises:
+            DaemonUnreachable, DaemonRefused
+        """
+        headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+        with self._exchange("PUT", target, body=content, headers=headers, timeout_s=PATIENT_S) as response:
+            return self._parsed(response.read())
+
+    def lines(self, target: str, *, query: Query | None = None) -> Iterator[dict[str, Any]]:
+        """The records of a stream as they come, without the empty lines that keep it alive.
+
+        Raises:
+            DaemonUnreachable, DaemonRefused: also in the middle.
+        """
+        with self._exchange("GET", target, query=query, timeout_s=STREAM_S) as response:
+            while line := response.readline(_LINE_BYTES_MAX):
+                if not line.endswith(b"\n"):
+                    raise self._garbled()
+                if line.strip():
+                    yield self._parsed(line)
+
+    def chunks(self, target: str, *, query: Query | None = None) -> Iterator[bytes]:
+        """The bytes of a file as they come.
+
+        Raises:
+            DaemonUnreachable: also where the file ends before its end.
+            DaemonRefused
+        """
+        with self._exchange("GET", target, query=query, timeout_s=PATIENT_S) as response:
+            while chunk := response.read(_CHUNK):
+                yield chunk
+
+    @contextmanager
+    def _exchange(
+        self,
+        method: str,
+        target: str,
+        *,
+        query: Query | None = None,
+        body: bytes | IO[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = _UnixConnection(self.path, timeout_s=timeout_s)
+        url = f"{target}?{text}" if (text := _encoded(query)) else target
+        try:
+            # A server that refuses an upload early answers and closes: that answer says more than the broken pipe.
+            try:
+                connection.request(method, url, body=body, headers=dict(headers or {}))
+            except (BrokenPipeError, ConnectionResetError):
+                if connection.sock is None:
+                    raise
+            response = connection.getresponse()
+            if response.status >= 300:
+                raise self._refusal(response)
+            yield response
+        except ClientError:
+            raise
+        except (OSError, http.client.HTTPException) as exc:
+            raise self._unreachable(exc) from exc
+        finally:
+            connection.close()
+
+    def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
+        body = self._parsed(response.read(), check_error=False)
+        error = body.get("error")
+        return refused(error) if isinstance(error, dict) else self._garbled()
+
+    def _parsed(self, raw: bytes, *, check_error: bool = True) -> dict[str, Any]:
+        try:
+            body = json.loads(raw)
+        except ValueError as exc:
+            raise self._garbled() from exc
+        if not isinstance(body, dict):
+            raise self._garbled()
+        if body.get("schema") != SCHEMA:
+            raise DaemonUnreachable(
+                f"the daemon at {self.path} speaks another version of the API",
+                hint="install the same version of spotd for both and restart the daemon",
+            )
+        if check_error and isinstance(body.get("error"), dict):
+            raise refused(body["error"])
+        return body
+
+    def _garbled(self) -> DaemonUnreachable:
+        return DaemonUnreachable(
+            f"what answers at {self.path} is not spotd", hint="set SPOTD_SOCKET to the daemon's socket"
+        )
+
+    def _unreachable(self, exc: Exception) -> DaemonUnreachable:
+        place = str(self.path)
+        start = "spotd run"
+        if self.path != paths.SYSTEM_SOCKET and _exists(paths.SYSTEM_SOCKET):
+            start = f"export SPOTD_SOCKET={paths.SYSTEM_SOCKET} to use the system's daemon, or start one: spotd run"
+        match exc:
+            case FileNotFoundError() | NotADirectoryError():
+                return DaemonUnreachable(f"the daemon is not running: there is no socket {place}", hint=start)
+            case ConnectionRefusedError():
+                return DaemonUnreachable(f"the daemon is not running: nobody listens at {place}", hint=start)
+            case PermissionError(errno=errno.EPERM):
+                return DaemonUnreachable(
+                    f"the socket {place} belongs to another user", hint="set SPOTD_SOCKET to your own daemon's socket"
+                )
+            case PermissionError():
+                return DaemonUnreachable(
+                    f"no permission to use the daemon's socket {place}", hint="run spotctl as the user that runs spotd"
+                )
+            case TimeoutError():
+                return DaemonUnreachable(
+                    f"the daemon at {place} does not answer", hint="see its log, or restart it: running machines go on"
+                )
+            case http.client.RemoteDisconnected():
+                return DaemonUnreachable("the daemon went away before it answered", hint="start it again: spotd run")
+            case http.client.IncompleteRead() | ConnectionResetError() | BrokenPipeError():
+                return DaemonUnreachable(
+                    "the daemon went away in the middle of its answer", hint="start it again: spotd run"
+                )
+            case http.client.HTTPException():
+                return self._garbled()
+            case OSError() if len(os.fsencode(place)) > paths.SOCKET_PATH_BYTES_MAX:
+                return DaemonUnreachable(
+                    f"the path of the socket is longer than {paths.SOCKET_PATH_BYTES_MAX} bytes: {place}",
+                    hint="set SPOTD_SOCKET to a shorter path",
+                )
+            case _:
+                return DaemonUnreachable(f"cannot talk to the daemon at {place}: {exc}", hint=start)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _encoded(query: Query | None) -> str:
+    pairs: list[tuple[str, str]] = []
+    for name, value in (query or {}).items():
+        if isinstance(value, list):
+            pairs += [(name, item) for item in value]
+        elif value is not None:
+            pairs.append((name, str(value)))
+    return urlencode(pairs)
