@@ -1,0 +1,31 @@
+"""The state database: the only place where rows exist. Everything that leaves it is a core value or a view."""
+
+from spotd.store.errors import (
+    StoreCorrupt,
+    StoreError,
+    StoreInUse,
+    StoreTooNew,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from spotd.store.points import StorePoint
+from spotd.store.store import Reads, Store, Tx
+from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView
+
+__all__ = [
+    "AmbiguousJob",
+    "AttemptView",
+    "CostView",
+    "EventView",
+    "JobView",
+    "Reads",
+    "Store",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreInUse",
+    "StorePoint",
+    "StoreTooNew",
+    "StoreUnavailable",
+    "StoreUnsupported",
+    "Tx",
+]

@@ -1,0 +1,57 @@
+"""How instants, durations and whole values become column values, without losing anything.
+
+Instants are integer microseconds since the epoch: they sort, they compare, and no driver rounds them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from spotd.core.states import InvariantBroken
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TICK: Final = timedelta(microseconds=1)
+
+
+def instant_out(at: datetime) -> int:
+    """Microseconds since the epoch.
+
+    Raises:
+        InvariantBroken: the instant has no time zone.
+    """
+    if at.tzinfo is None:
+        raise InvariantBroken(f"an instant without a time zone cannot be stored: {at.isoformat()}")
+    return (at - _EPOCH) // _TICK
+
+
+def instant_in(stored: int) -> datetime:
+    """The aware UTC instant."""
+    return _EPOCH + timedelta(microseconds=stored)
+
+
+def maybe_instant_out(at: datetime | None) -> int | None:
+    return None if at is None else instant_out(at)
+
+
+def maybe_instant_in(stored: int | None) -> datetime | None:
+    return None if stored is None else _EPOCH + timedelta(microseconds=stored)
+
+
+def duration_out(duration: timedelta) -> int:
+    """Microseconds."""
+    return duration // _TICK
+
+
+def duration_in(stored: int) -> timedelta:
+    return timedelta(microseconds=stored)
+
+
+def words_out(text: str) -> str:
+    """The text without what some database cannot hold: NUL and lone surrogates become visible escapes.
+
+    Sentences quote providers and hosts, and a stranger's odd character must not keep a state from being written.
+    """
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

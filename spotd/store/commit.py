@@ -1,0 +1,141 @@
+"""Writes a plan: checks it against what is stored, then one bulk statement per table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Insert, Table, delete, func, insert, select
+from sqlalchemy.dialects.sqlite import insert as upsert_into
+
+from spotd.core.model import AttemptId, Checkpoint, Cooldown, CooldownScope, IntentState, Job, JobId, Plan
+from spotd.core.states import AttemptState, InvariantBroken, JobState
+from spotd.store import rows
+from spotd.store.memory import Memory
+from spotd.store.points import AtPoint, StorePoint
+from spotd.store.rules import Stored, check_plan
+from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, COOLDOWNS, EVENTS, INTENTS, JOBS
+from spotd.store.world import chunks, load_checkpoints
+
+
+def write_plan(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint) -> int:
+    """The plan is part of this transaction; returns the number of its last event, 0 if it has none.
+
+    Raises:
+        InvariantBroken: it breaks a rule; nothing of it was written.
+    """
+    if plan.is_empty:
+        return 0
+    check_plan(plan, _stored(connection, plan))
+    try:
+        return _write(connection, memory, plan, at_point)
+    except (OverflowError, UnicodeError, ValueError) as exc:
+        raise InvariantBroken(f"a value of the plan cannot be stored: {exc}") from exc
+
+
+def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint) -> int:
+    _upsert(connection, JOBS, [{**rows.job_out(j, memory.spec_text(j)), "revision": 1} for j in plan.jobs.values()])
+    at_point(StorePoint.JOBS)
+    # Those that stop to count come first, so that the unique index never sees two.
+    attempts = sorted(plan.attempts.values(), key=lambda attempt: attempt.state.counts)
+    _upsert(connection, ATTEMPTS, [rows.attempt_out(a, memory.quote_text(a.id, a.quote)) for a in attempts])
+    at_point(StorePoint.ATTEMPTS)
+    _write_checkpoints(connection, memory, plan.jobs.values())
+    at_point(StorePoint.CHECKPOINTS)
+    _upsert(connection, INTENTS, [rows.intent_out(intent) for intent in plan.intents.values()])
+    at_point(StorePoint.INTENTS)
+    _upsert(connection, COOLDOWNS, [rows.cooldown_out(cooldown) for cooldown in _longest(plan.cooldowns)])
+    at_point(StorePoint.COOLDOWNS)
+    _append(connection, CHARGES, [rows.charge_out(charge) for charge in plan.charges])
+    at_point(StorePoint.CHARGES)
+    last = _append_events(connection, plan)
+    at_point(StorePoint.EVENTS)
+    for job in plan.jobs:
+        memory.jobs.pop(job, None)
+    return last
+
+
+def _stored(connection: Connection, plan: Plan) -> Stored:
+    touched = set(plan.jobs) | {i.job for i in plan.attempts} | {charge.attempt.job for charge in plan.charges}
+    touched |= {intent.attempt.job for intent in plan.intents.values() if intent.attempt is not None}
+    jobs: dict[JobId, JobState] = {}
+    attempts: dict[AttemptId, tuple[AttemptState, str]] = {}
+    for some in chunks(touched):
+        for job_id, state in connection.execute(select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(some))):
+            jobs[job_id] = JobState(state)
+        columns = (ATTEMPTS.c.job_id, ATTEMPTS.c.number, ATTEMPTS.c.state, ATTEMPTS.c.key)
+        for job_id, number, state, key in connection.execute(select(*columns).where(ATTEMPTS.c.job_id.in_(some))):
+            attempts[AttemptId(job=job_id, number=number)] = (AttemptState(state), key)
+    intents = {
+        row.id: IntentState(row.state)
+        for some in chunks(plan.intents)
+        for row in connection.execute(select(INTENTS.c.id, INTENTS.c.state).where(INTENTS.c.id.in_(some)))
+    }
+    return Stored(jobs=jobs, attempts=attempts, intents=intents)
+
+
+@cache
+def _upsert_statement(table: Table) -> Insert:
+    statement = upsert_into(table)
+    changed: dict[str, Any] = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
+    if table is JOBS:
+        changed["revision"] = JOBS.c.revision + 1
+    where = statement.excluded.until > COOLDOWNS.c.until if table is COOLDOWNS else None
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed, where=where)
+
+
+def _upsert(connection: Connection, table: Table, values: Sequence[rows.Columns]) -> None:
+    if values:
+        connection.execute(_upsert_statement(table), values)
+
+
+def _append(connection: Connection, table: Table, values: Sequence[rows.Columns]) -> None:
+    if values:
+        connection.execute(insert(table), values)
+
+
+def _append_events(connection: Connection, plan: Plan) -> int:
+    if not plan.events:
+        return 0
+    first = int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0) + 1
+    _append(connection, EVENTS, [rows.event_out(first + n, event) for n, event in enumerate(plan.events)])
+    return first + len(plan.events) - 1
+
+
+def _longest(cooldowns: Sequence[Cooldown]) -> list[Cooldown]:
+    """One per subject: a cooldown may be prolonged, never cut short."""
+    longest: dict[tuple[str, CooldownScope, str], Cooldown] = {}
+    for cooldown in cooldowns:
+        subject = (cooldown.provider, cooldown.scope, cooldown.subject)
+        known = longest.get(subject)
+        if known is None or cooldown.until > known.until:
+            longest[subject] = cooldown
+    return list(longest.values())
+
+
+def _write_checkpoints(connection: Connection, memory: Memory, jobs: Collection[Job]) -> None:
+    changed = [job for job in jobs if not _remembered(memory, job)]
+    stored: dict[JobId, tuple[Checkpoint, ...]] = {}
+    for some in chunks(job.id for job in changed):
+        stored.update(load_checkpoints(connection, some))
+    added: list[rows.Columns] = []
+    replaced: list[JobId] = []
+    for job in changed:
+        before = stored.get(job.id, ())
+        if job.checkpoints == before:
+            continue
+        kept = len(before)
+        if job.checkpoints[len(job.checkpoints) - kept :] != before:
+            replaced.append(job.id)
+            kept = 0
+        oldest_first = job.checkpoints[::-1]
+        added += [rows.checkpoint_out(job.id, n, oldest_first[n]) for n in range(kept, len(oldest_first))]
+    for some in chunks(replaced):
+        connection.execute(delete(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(some)))
+    _append(connection, CHECKPOINTS, added)
+
+
+def _remembered(memory: Memory, job: Job) -> bool:
+    known = memory.jobs.get(job.id)
+    return known is not None and known[1].checkpoints == job.checkpoints

@@ -1,0 +1,35 @@
+"""What can go wrong with the state database; each leaf says what to do next.
+
+Every message names the file and holds no value of a statement: `hint` is the way out.
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The state database refused or could not do something. Nothing of the transaction was written."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(f"{message}; {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class StoreUnavailable(StoreError):
+    """It cannot be read or written now (disk full, locked, I/O error): hold, and try the same transaction again."""
+
+
+class StoreInUse(StoreError):
+    """Another process writes this state: there can be only one."""
+
+
+class StoreTooNew(StoreError):
+    """A newer spotd wrote this state; it was left as it is."""
+
+
+class StoreCorrupt(StoreError):
+    """The file is damaged or no state database at all; it was left as it is."""
+
+
+class StoreUnsupported(StoreError):
+    """The place that was asked for is of a kind that this version cannot use."""

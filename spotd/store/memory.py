@@ -1,0 +1,63 @@
+"""What the one writer remembers of rows it has read, so that an unchanged row is not parsed again.
+
+Only what `world` showed last is remembered, and everything is forgotten after a rollback: a revision that was
+given out inside a transaction that never happened must not vouch for anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spotd.core.model import AttemptId, Job, JobId, Quote
+from spotd.store import rows
+from spotd_jobs.spec.model import JobSpec
+
+
+@dataclass(slots=True)
+class Memory:
+    """Values by id, each with what tells whether it still holds."""
+
+    jobs: dict[JobId, tuple[int, Job]] = field(default_factory=dict)
+    specs: dict[JobId, tuple[str, JobSpec]] = field(default_factory=dict)
+    quotes: dict[AttemptId, tuple[str, Quote]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        self.jobs.clear()
+        self.specs.clear()
+        self.quotes.clear()
+
+    def spec(self, job: JobId, text: str) -> JobSpec:
+        """The value of a stored spec."""
+        known = self.specs.get(job)
+        if known is None or known[0] != text:
+            known = self.specs[job] = (text, rows.spec_in(text))
+        return known[1]
+
+    def spec_text(self, job: Job) -> str:
+        """The text of a spec that is to be stored."""
+        known = self.specs.get(job.id)
+        if known is not None and known[1] is job.spec:
+            return known[0]
+        return rows.spec_out(job.spec)
+
+    def quote(self, attempt: AttemptId, text: str) -> Quote:
+        """The value of a stored quote."""
+        known = self.quotes.get(attempt)
+        if known is None or known[0] != text:
+            known = self.quotes[attempt] = (text, rows.quote_in(text))
+        return known[1]
+
+    def quote_text(self, attempt: AttemptId, quote: Quote) -> str:
+        """The text of a quote that is to be stored."""
+        known = self.quotes.get(attempt)
+        if known is not None and known[1] is quote:
+            return known[0]
+        return rows.quote_out(quote)
+
+    def keep_only(self, jobs: set[JobId], attempts: set[AttemptId]) -> None:
+        """Everything else is forgotten, so that the memory is as small as the world."""
+        if len(self.jobs) > len(jobs) or len(self.specs) > len(jobs):
+            self.jobs = {i: v for i, v in self.jobs.items() if i in jobs}
+            self.specs = {i: v for i, v in self.specs.items() if i in jobs}
+        if len(self.quotes) > len(attempts):
+            self.quotes = {i: v for i, v in self.quotes.items() if i in attempts}

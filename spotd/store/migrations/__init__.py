@@ -1,0 +1,1 @@
+"""alembic scripts: each revision is written out by hand and never edited once released."""

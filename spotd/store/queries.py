@@ -1,0 +1,257 @@
+"""Questions of the API, each a fixed number of statements however many rows answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
+
+from spotd.core.model import Attempt, AttemptId, Charge, Checkpoint, Event, Intent, Job, JobId
+from spotd.core.states import AttemptState, JobState
+from spotd.store import rows
+from spotd.store.columns import duration_in, instant_in, maybe_instant_in
+from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, EVENTS, INTENTS, JOBS
+from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView
+from spotd.store.world import chunks, load_checkpoints
+from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import AttemptKey
+
+AMBIGUOUS_MAX: Final = 10
+_ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
+_IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "revision", "code_sha256", "code_bytes"})
+_OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
+_NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
+
+
+def job(connection: Connection, job_id: JobId) -> Job | None:
+    """The whole job, spec and checkpoints included."""
+    row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).one_or_none()
+    if row is None:
+        return None
+    return rows.job_in(row, rows.spec_in(row.spec), load_checkpoints(connection, [job_id]).get(job_id, ()))
+
+
+def find_job(connection: Connection, text: str) -> JobView | AmbiguousJob | None:
+    """The job that a user means: by id, else by name (the newest of that name), else by the only id that begins so.
+
+    A name goes before a prefix, because names are chosen and the beginning of an id is chance.
+    """
+    if not text:
+        return None
+    exact = list_jobs(connection, where=or_(JOBS.c.id == text, JOBS.c.name == text))
+    for view in exact:
+        if view.id == text:
+            return view
+    if exact:
+        return exact[0]
+    begins = list_jobs(connection, where=func.substr(JOBS.c.id, 1, len(text)) == text, limit=AMBIGUOUS_MAX)
+    if len(begins) > 1:
+        return AmbiguousJob(text=text, candidates=begins)
+    return begins[0] if begins else None
+
+
+def active_or_all(*, active: bool, names: Sequence[str] = ()) -> ColumnElement[bool]:
+    """The condition of a list of jobs."""
+    parts: list[ColumnElement[bool]] = []
+    if active:
+        parts.append(JOBS.c.state.in_(_ACTIVE))
+    if names:
+        parts.append(JOBS.c.name.in_(names))
+    return and_(true(), *parts)
+
+
+def with_id(job_id: JobId) -> ColumnElement[bool]:
+    """The condition of one job."""
+    return JOBS.c.id == job_id
+
+
+def list_jobs(connection: Connection, *, where: ColumnElement[bool], limit: int | None = None) -> tuple[JobView, ...]:
+    """Jobs, newest first."""
+    found = connection.execute(select(*_IN_LIST).where(where).order_by(*_NEWEST_FIRST).limit(limit)).all()
+    ids = [row.id for row in found]
+    attempts: dict[JobId, list[AttemptView]] = {}
+    checkpoints: dict[JobId, tuple[Checkpoint, int]] = {}
+    for some in chunks(ids):
+        for view in _newest_and_open(connection, some):
+            attempts.setdefault(view.id.job, []).append(view)
+        checkpoints.update(_newest_checkpoints(connection, some))
+    return tuple(_job_view(row, attempts.get(row.id, []), checkpoints.get(row.id)) for row in found)
+
+
+def _newest_and_open(connection: Connection, ids: Sequence[JobId]) -> Iterable[AttemptView]:
+    newest = (
+        select(ATTEMPTS.c.job_id, func.max(ATTEMPTS.c.number).label("number"))
+        .where(ATTEMPTS.c.job_id.in_(ids))
+        .group_by(ATTEMPTS.c.job_id)
+        .subquery()
+    )
+    query = (
+        select(*_OF_ATTEMPT)
+        .join(newest, newest.c.job_id == ATTEMPTS.c.job_id)
+        .where(or_(ATTEMPTS.c.number == newest.c.number, ATTEMPTS.c.state != AttemptState.ENDED.value))
+        .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
+    )
+    return map(_attempt_view, connection.execute(query))
+
+
+def _newest_checkpoints(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Checkpoint, int]]:
+    newest = (
+        select(
+            CHECKPOINTS.c.job_id,
+            func.max(CHECKPOINTS.c.ordinal).label("ordinal"),
+            func.count().label("checkpoint_count"),
+        )
+        .where(CHECKPOINTS.c.job_id.in_(ids))
+        .group_by(CHECKPOINTS.c.job_id)
+        .subquery()
+    )
+    query = select(CHECKPOINTS, newest.c.checkpoint_count).join(
+        newest, and_(newest.c.job_id == CHECKPOINTS.c.job_id, newest.c.ordinal == CHECKPOINTS.c.ordinal)
+    )
+    return {row.job_id: (rows.checkpoint_in(row), row.checkpoint_count) for row in connection.execute(query)}
+
+
+def _attempt_view(row: rows.Row) -> AttemptView:
+    return AttemptView(
+        id=AttemptId(job=row.job_id, number=row.number),
+        state=AttemptState(row.state),
+        provider=row.provider,
+        offer_id=row.offer_id,
+        host_id=row.host_id,
+        region=row.region,
+        gpu=row.gpu,
+        gpu_count=row.gpu_count,
+        price=row.price_total,
+        price_per_gpu=row.price_per_gpu,
+        meter=rows.meter_in(row),
+        on_demand_settled=row.on_demand_settled,
+        phase=row.phase,
+        intended_at=instant_in(row.intended_at),
+        running_at=maybe_instant_in(row.running_at),
+        ended_at=maybe_instant_in(row.ended_at),
+    )
+
+
+def _job_view(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tuple[Checkpoint, int] | None) -> JobView:
+    return JobView(
+        id=row.id,
+        name=row.name,
+        state=JobState(row.state),
+        reason=row.reason,
+        state_since=instant_in(row.state_since),
+        submitted_at=instant_in(row.submitted_at),
+        started_at=maybe_instant_in(row.started_at),
+        ended_at=maybe_instant_in(row.ended_at),
+        exit_code=row.exit_code,
+        cancel_requested=row.cancel_requested,
+        gpu_wanted=row.gpu_wanted,
+        attempts_made=row.attempts_made,
+        errors=row.errors,
+        recoveries=row.recoveries,
+        lost=duration_in(row.lost),
+        settled=row.spent,
+        on_demand_settled=row.on_demand,
+        newest=attempts[-1] if attempts else None,
+        open=tuple(a for a in attempts if a.state is not AttemptState.ENDED),
+        checkpoint=None if checkpoint is None else checkpoint[0],
+        checkpoint_count=0 if checkpoint is None else checkpoint[1],
+    )
+
+
+def attempts_of(connection: Connection, job_id: JobId) -> tuple[Attempt, ...]:
+    """Every attempt of a job, ended ones too, oldest first."""
+    query = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
+    return tuple(rows.attempt_in(row, rows.quote_in(row.quote)) for row in connection.execute(query))
+
+
+def attempt_by_key(connection: Connection, key: AttemptKey) -> Attempt | None:
+    """The attempt whose machine carries this key."""
+    row = connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.key == key)).one_or_none()
+    return None if row is None else rows.attempt_in(row, rows.quote_in(row.quote))
+
+
+def intents_of(connection: Connection, job_id: JobId) -> tuple[Intent, ...]:
+    """Every paid call for a job, settled ones too, oldest first."""
+    query = select(INTENTS).where(INTENTS.c.attempt_job == job_id).order_by(INTENTS.c.created_at, INTENTS.c.id)
+    return tuple(map(rows.intent_in, connection.execute(query)))
+
+
+def checkpoints_of(connection: Connection, job_id: JobId) -> tuple[Checkpoint, ...]:
+    """The accepted checkpoints of a job, newest first."""
+    return load_checkpoints(connection, [job_id]).get(job_id, ())
+
+
+def counts_by_state(connection: Connection) -> Mapping[JobState, int]:
+    """How many jobs are in each state; every state is there."""
+    query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
+    found = {state: count for state, count in connection.execute(query)}
+    return {state: found.get(state.value, 0) for state in JobState}
+
+
+def events(
+    connection: Connection, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000
+) -> tuple[EventView, ...]:
+    """Events with a number above `since`, in the order they happened, the first `limit` of them."""
+    query = _events_of(job_id).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
+    return tuple(map(_event_view, connection.execute(query)))
+
+
+def newest_events(connection: Connection, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
+    """The last `limit` events, in the order they happened."""
+    query = _events_of(job_id).order_by(desc(EVENTS.c.seq)).limit(limit)
+    return tuple(map(_event_view, connection.execute(query)))[::-1]
+
+
+def last_event(connection: Connection) -> int:
+    """The number of the newest event, 0 before the first."""
+    return int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0)
+
+
+def _events_of(job_id: JobId | None) -> Select[Any]:
+    query = select(EVENTS)
+    return query if job_id is None else query.where(EVENTS.c.job_id == job_id)
+
+
+def _event_view(row: rows.Row) -> EventView:
+    event: Event = rows.event_in(row)
+    return EventView(seq=row.seq, event=event)
+
+
+def charges_of(connection: Connection, job_id: JobId) -> tuple[Charge, ...]:
+    """Every booked span of a job, in order of attempt and time."""
+    query = select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.attempt, CHARGES.c.start)
+    return tuple(map(rows.charge_in, connection.execute(query)))
+
+
+def _costs(
+    connection: Connection, subject: ColumnElement[Any], since: date | None, until: date | None
+) -> tuple[CostView, ...]:
+    compared = func.sum(func.coalesce(CHARGES.c.on_demand, CHARGES.c.amount))
+    query = select(subject, func.sum(CHARGES.c.amount), compared).group_by(subject).order_by(subject)
+    if since is not None:
+        query = query.where(CHARGES.c.day >= since)
+    if until is not None:
+        query = query.where(CHARGES.c.day <= until)
+    return tuple(
+        CostView(subject=one, amount=MicroUsd(int(amount)), on_demand=MicroUsd(int(on_demand)))
+        for one, amount, on_demand in connection.execute(query)
+    )
+
+
+def costs_by_job(connection: Connection, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
+    """Booked cost of each job on these UTC days, both included."""
+    return _costs(connection, CHARGES.c.job_id, since, until)
+
+
+def costs_by_provider(
+    connection: Connection, since: date | None = None, until: date | None = None
+) -> tuple[CostView, ...]:
+    """Booked cost at each provider on these UTC days, both included."""
+    return _costs(connection, CHARGES.c.provider, since, until)
+
+
+def costs_by_day(connection: Connection, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
+    """Booked cost of each of these UTC days, both included; a day without any is left out."""
+    return _costs(connection, CHARGES.c.day, since, until)

@@ -1,0 +1,357 @@
+"""Core values to column values and back, one pair of functions per table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Charge,
+    Checkpoint,
+    Cooldown,
+    CooldownScope,
+    Event,
+    Intent,
+    IntentId,
+    IntentKind,
+    IntentState,
+    Job,
+    JobId,
+    MachineState,
+    Meter,
+    Quote,
+    StopOrder,
+)
+from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd.store.codec import Codec
+from spotd.store.columns import (
+    duration_in,
+    duration_out,
+    instant_in,
+    instant_out,
+    maybe_instant_in,
+    maybe_instant_out,
+    words_out,
+)
+from spotd_jobs.spec.model import JobSpec, Resources
+from spotd_providers.contract.values import InstanceId, InstanceRef, ProviderName
+
+Row = Any
+"""A result row of a Core select over all columns of one table."""
+Columns = dict[str, Any]
+
+_SPEC: Final = Codec(JobSpec)
+_QUOTE: Final = Codec(Quote)
+_STOP: Final = Codec(StopOrder)
+
+
+def spec_out(spec: JobSpec) -> str:
+    return _SPEC.dumps(spec)
+
+
+def spec_in(text: str) -> JobSpec:
+    return _SPEC.loads(text)
+
+
+def quote_out(quote: Quote) -> str:
+    return _QUOTE.dumps(quote)
+
+
+def quote_in(text: str) -> Quote:
+    return _QUOTE.loads(text)
+
+
+def gpu_wanted(resources: Resources) -> str:
+    """What the user asked for, short enough for a column of a table."""
+    if resources.gpu:
+        return ", ".join(f"{gpu.name}:{gpu.count}" for gpu in resources.gpu)
+    if resources.min_vram_mb is not None:
+        return f">={-(-resources.min_vram_mb // 1000)}GB:{resources.gpu_count}"
+    return f"any:{resources.gpu_count}"
+
+
+def job_out(job: Job, spec_text: str) -> Columns:
+    return {
+        "id": job.id,
+        "name": job.name,
+        "spec": spec_text,
+        "gpu_wanted": gpu_wanted(job.spec.resources),
+        "code_sha256": job.code_sha256,
+        "code_bytes": job.code_bytes,
+        "submitted_at": instant_out(job.submitted_at),
+        "state": job.state.value,
+        "reason": words_out(job.reason),
+        "state_since": instant_out(job.state_since),
+        "attempts_made": job.attempts_made,
+        "errors": job.errors,
+        "image_errors": job.image_errors,
+        "recoveries": job.recoveries,
+        "spent": job.spent,
+        "on_demand": job.on_demand,
+        "lost": duration_out(job.lost),
+        "started_at": maybe_instant_out(job.started_at),
+        "ended_at": maybe_instant_out(job.ended_at),
+        "exit_code": job.exit_code,
+        "cancel_requested": job.cancel_requested,
+    }
+
+
+def job_in(row: Row, spec: JobSpec, checkpoints: tuple[Checkpoint, ...]) -> Job:
+    return Job(
+        id=JobId(row.id),
+        name=row.name,
+        spec=spec,
+        code_sha256=row.code_sha256,
+        code_bytes=row.code_bytes,
+        submitted_at=instant_in(row.submitted_at),
+        state=JobState(row.state),
+        reason=row.reason,
+        state_since=instant_in(row.state_since),
+        attempts_made=row.attempts_made,
+        errors=row.errors,
+        image_errors=row.image_errors,
+        recoveries=row.recoveries,
+        checkpoints=checkpoints,
+        spent=row.spent,
+        on_demand=row.on_demand,
+        lost=duration_in(row.lost),
+        started_at=maybe_instant_in(row.started_at),
+        ended_at=maybe_instant_in(row.ended_at),
+        exit_code=row.exit_code,
+        cancel_requested=row.cancel_requested,
+    )
+
+
+def checkpoint_out(job: JobId, ordinal: int, checkpoint: Checkpoint) -> Columns:
+    return {
+        "job_id": job,
+        "ordinal": ordinal,
+        "name": checkpoint.name,
+        "attempt": checkpoint.attempt,
+        "step": checkpoint.step,
+        "bytes": checkpoint.bytes,
+        "at": instant_out(checkpoint.at),
+        "manifest_key": checkpoint.manifest_key,
+        "sha256": checkpoint.sha256,
+    }
+
+
+def checkpoint_in(row: Row) -> Checkpoint:
+    return Checkpoint(
+        name=row.name,
+        attempt=row.attempt,
+        step=row.step,
+        bytes=row.bytes,
+        at=instant_in(row.at),
+        manifest_key=row.manifest_key,
+        sha256=row.sha256,
+    )
+
+
+def attempt_out(attempt: Attempt, quote_text: str) -> Columns:
+    """Raises InvariantBroken for a machine at another provider than the one that was agreed."""
+    offer, ref, meter = attempt.quote.offer, attempt.ref, attempt.meter
+    if ref is not None and ref.provider != offer.provider:
+        raise InvariantBroken(
+            f"attempt {attempt.key} was bought at {offer.provider} but its machine is {ref.provider}'s"
+        )
+    return {
+        "job_id": attempt.id.job,
+        "number": attempt.id.number,
+        "key": attempt.key,
+        "state": attempt.state.value,
+        "quote": quote_text,
+        "provider": offer.provider,
+        "offer_id": offer.offer_id,
+        "host_id": offer.host_id,
+        "region": offer.region,
+        "gpu": offer.gpu,
+        "gpu_count": offer.gpu_count,
+        "price_total": attempt.quote.price.total,
+        "price_per_gpu": attempt.quote.price.per_gpu,
+        "ceiling": attempt.ceiling,
+        "price_max": attempt.price_max,
+        "intended_at": instant_out(attempt.intended_at),
+        "ref_id": None if ref is None else ref.instance_id,
+        "ref_scope": None if ref is None else ref.scope,
+        "outcome_unknown": attempt.outcome_unknown,
+        "launched_at": maybe_instant_out(attempt.launched_at),
+        "running_at": maybe_instant_out(attempt.running_at),
+        "ended_at": maybe_instant_out(attempt.ended_at),
+        "meter_settled": meter.settled,
+        "meter_rate": meter.rate,
+        "meter_on_demand_rate": meter.on_demand_rate,
+        "meter_since": maybe_instant_out(meter.since),
+        "on_demand_settled": attempt.on_demand_settled,
+        "ever_listed": attempt.ever_listed,
+        "missing_since": maybe_instant_out(attempt.missing_since),
+        "machine": attempt.machine.value,
+        "heartbeat_seq": attempt.heartbeat_seq,
+        "heartbeat_seen_at": maybe_instant_out(attempt.heartbeat_seen_at),
+        "looked_at": maybe_instant_out(attempt.looked_at),
+        "phase": words_out(attempt.phase),
+        "resumed_from": attempt.resumed_from,
+        "notice_at": maybe_instant_out(attempt.notice_at),
+        "stop": None if attempt.stop is None else _STOP.dumps(attempt.stop),
+        "end_reason": None if attempt.end_reason is None else attempt.end_reason.value,
+        "end_detail": words_out(attempt.end_detail),
+        "exit_code": attempt.exit_code,
+    }
+
+
+def meter_in(row: Row) -> Meter:
+    return Meter(
+        settled=row.meter_settled,
+        rate=row.meter_rate,
+        on_demand_rate=row.meter_on_demand_rate,
+        since=maybe_instant_in(row.meter_since),
+    )
+
+
+def attempt_in(row: Row, quote: Quote) -> Attempt:
+    ref = None
+    if row.ref_id is not None:
+        ref = InstanceRef(provider=quote.offer.provider, instance_id=InstanceId(row.ref_id), scope=row.ref_scope)
+    return Attempt(
+        id=AttemptId(job=JobId(row.job_id), number=row.number),
+        key=row.key,
+        state=AttemptState(row.state),
+        quote=quote,
+        ceiling=row.ceiling,
+        price_max=row.price_max,
+        intended_at=instant_in(row.intended_at),
+        ref=ref,
+        outcome_unknown=row.outcome_unknown,
+        launched_at=maybe_instant_in(row.launched_at),
+        running_at=maybe_instant_in(row.running_at),
+        ended_at=maybe_instant_in(row.ended_at),
+        meter=meter_in(row),
+        on_demand_settled=row.on_demand_settled,
+        ever_listed=row.ever_listed,
+        missing_since=maybe_instant_in(row.missing_since),
+        machine=MachineState(row.machine),
+        heartbeat_seq=row.heartbeat_seq,
+        heartbeat_seen_at=maybe_instant_in(row.heartbeat_seen_at),
+        looked_at=maybe_instant_in(row.looked_at),
+        phase=row.phase,
+        resumed_from=row.resumed_from,
+        notice_at=maybe_instant_in(row.notice_at),
+        stop=None if row.stop is None else _STOP.loads(row.stop),
+        end_reason=None if row.end_reason is None else EndReason(row.end_reason),
+        end_detail=row.end_detail,
+        exit_code=row.exit_code,
+    )
+
+
+def intent_out(intent: Intent) -> Columns:
+    attempt, ref = intent.attempt, intent.ref
+    return {
+        "id": intent.id,
+        "kind": intent.kind.value,
+        "provider": intent.provider,
+        "key": intent.key,
+        "state": intent.state.value,
+        "created_at": instant_out(intent.created_at),
+        "attempt_job": None if attempt is None else attempt.job,
+        "attempt_number": None if attempt is None else attempt.number,
+        "ref_provider": None if ref is None else ref.provider,
+        "ref_id": None if ref is None else ref.instance_id,
+        "ref_scope": None if ref is None else ref.scope,
+        "tries": intent.tries,
+        "not_before": maybe_instant_out(intent.not_before),
+        "accepted_at": maybe_instant_out(intent.accepted_at),
+        "error": words_out(intent.error),
+    }
+
+
+def intent_in(row: Row) -> Intent:
+    attempt = None if row.attempt_job is None else AttemptId(job=JobId(row.attempt_job), number=row.attempt_number)
+    ref = None
+    if row.ref_id is not None:
+        ref = InstanceRef(
+            provider=ProviderName(row.ref_provider), instance_id=InstanceId(row.ref_id), scope=row.ref_scope
+        )
+    return Intent(
+        id=IntentId(row.id),
+        kind=IntentKind(row.kind),
+        provider=ProviderName(row.provider),
+        key=row.key,
+        state=IntentState(row.state),
+        created_at=instant_in(row.created_at),
+        attempt=attempt,
+        ref=ref,
+        tries=row.tries,
+        not_before=maybe_instant_in(row.not_before),
+        accepted_at=maybe_instant_in(row.accepted_at),
+        error=row.error,
+    )
+
+
+def cooldown_out(cooldown: Cooldown) -> Columns:
+    return {
+        "provider": cooldown.provider,
+        "scope": cooldown.scope.value,
+        "subject": cooldown.subject,
+        "until": instant_out(cooldown.until),
+        "reason": words_out(cooldown.reason),
+    }
+
+
+def cooldown_in(row: Row) -> Cooldown:
+    return Cooldown(
+        provider=ProviderName(row.provider),
+        scope=CooldownScope(row.scope),
+        subject=row.subject,
+        until=instant_in(row.until),
+        reason=row.reason,
+    )
+
+
+def charge_out(charge: Charge) -> Columns:
+    return {
+        "job_id": charge.attempt.job,
+        "attempt": charge.attempt.number,
+        "start": instant_out(charge.start),
+        "end": instant_out(charge.end),
+        "provider": charge.provider,
+        "day": charge.day,
+        "amount": charge.amount,
+        "on_demand": charge.on_demand,
+    }
+
+
+def charge_in(row: Row) -> Charge:
+    return Charge(
+        attempt=AttemptId(job=JobId(row.job_id), number=row.attempt),
+        provider=ProviderName(row.provider),
+        day=row.day,
+        start=instant_in(row.start),
+        end=instant_in(row.end),
+        amount=row.amount,
+        on_demand=row.on_demand,
+    )
+
+
+def event_out(seq: int, event: Event) -> Columns:
+    return {
+        "seq": seq,
+        "at": instant_out(event.at),
+        "kind": event.kind,
+        "message": words_out(event.message),
+        "job_id": event.job,
+        "attempt": event.attempt,
+        "data": json.dumps(dict(event.data), separators=(",", ":"), allow_nan=False),
+    }
+
+
+def event_in(row: Row) -> Event:
+    return Event(
+        at=instant_in(row.at),
+        kind=row.kind,
+        message=row.message,
+        job=None if row.job_id is None else JobId(row.job_id),
+        attempt=row.attempt,
+        data=json.loads(row.data),
+    )

@@ -1,0 +1,259 @@
+"""The state of one spotd installation, as transactions over core values.
+
+Theory. One process writes. `tx` runs a function in one write transaction (BEGIN IMMEDIATE, synchronous FULL): when it
+returns, what it committed survives a power cut; when it raises, nothing happened. `read` runs one in a snapshot. Both
+may be called from any thread, one at a time; production calls them from one dedicated thread, a simulation inline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import date, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from sqlalchemy import Connection, Engine, exc, insert, select, update
+
+from spotd.core.model import Attempt, Charge, Checkpoint, Intent, Job, JobId, Plan, Policy, World
+from spotd.core.states import InvariantBroken, JobState
+from spotd.store import queries
+from spotd.store.commit import write_plan
+from spotd.store.engine import Place, open_engine, parse_place, translated
+from spotd.store.errors import StoreUnavailable
+from spotd.store.lock import WriterLock
+from spotd.store.memory import Memory
+from spotd.store.migrate import migrate
+from spotd.store.points import AtPoint, StorePoint, pass_on
+from spotd.store.tables import META
+from spotd.store.views import AmbiguousJob, CostView, EventView, JobView
+from spotd.store.world import load_world
+from spotd_providers.contract.values import AttemptKey
+
+T = TypeVar("T")
+
+
+class Reads:
+    """One consistent view of the state, valid until the function it was given to returns."""
+
+    def __init__(self, connection: Connection, memory: Memory) -> None:
+        self._connection = connection
+        self._memory = memory
+
+    def world(self, policy: Policy, now: datetime) -> World:
+        """Everything that is not over yet, unexpired cooldowns, and the books of this UTC month."""
+        return load_world(self._connection, self._memory, policy, now)
+
+    def job(self, job_id: JobId) -> Job | None:
+        """The whole job, spec and checkpoints included."""
+        return queries.job(self._connection, job_id)
+
+    def find_job(self, text: str) -> JobView | AmbiguousJob | None:
+        """The job a user means by an id, a name (the newest of that name) or a unique beginning of an id."""
+        return queries.find_job(self._connection, text)
+
+    def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
+        """All jobs, or those that are not final; newest first."""
+        return queries.list_jobs(self._connection, where=queries.active_or_all(active=active), limit=limit)
+
+    def job_view(self, job_id: JobId) -> JobView | None:
+        """One line of the list of jobs."""
+        found = queries.list_jobs(self._connection, where=queries.with_id(job_id))
+        return found[0] if found else None
+
+    def jobs_named(self, names: tuple[str, ...]) -> tuple[JobView, ...]:
+        """Jobs with one of these names, newest first."""
+        return queries.list_jobs(self._connection, where=queries.active_or_all(active=False, names=names))
+
+    def counts_by_state(self) -> Mapping[JobState, int]:
+        """How many jobs are in each state; every state is there."""
+        return queries.counts_by_state(self._connection)
+
+    def attempts_of(self, job_id: JobId) -> tuple[Attempt, ...]:
+        """Every attempt of a job, ended ones too, oldest first."""
+        return queries.attempts_of(self._connection, job_id)
+
+    def attempt_by_key(self, key: AttemptKey) -> Attempt | None:
+        """The attempt whose machine carries this key."""
+        return queries.attempt_by_key(self._connection, key)
+
+    def intents_of(self, job_id: JobId) -> tuple[Intent, ...]:
+        """Every paid call for a job, settled ones too, oldest first."""
+        return queries.intents_of(self._connection, job_id)
+
+    def checkpoints_of(self, job_id: JobId) -> tuple[Checkpoint, ...]:
+        """The accepted checkpoints of a job, newest first."""
+        return queries.checkpoints_of(self._connection, job_id)
+
+    def events(self, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000) -> tuple[EventView, ...]:
+        """Events with a number above `since`, oldest first, the first `limit` of them."""
+        return queries.events(self._connection, since=since, job_id=job_id, limit=limit)
+
+    def newest_events(self, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
+        """The last `limit` events, oldest first."""
+        return queries.newest_events(self._connection, job_id=job_id, limit=limit)
+
+    def last_event(self) -> int:
+        """The number of the newest event, 0 before the first."""
+        return queries.last_event(self._connection)
+
+    def charges_of(self, job_id: JobId) -> tuple[Charge, ...]:
+        """Every booked span of a job, in order of attempt and time."""
+        return queries.charges_of(self._connection, job_id)
+
+    def costs_by_job(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
+        """Booked cost of each job on these UTC days, both included."""
+        return queries.costs_by_job(self._connection, since, until)
+
+    def costs_by_provider(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
+        """Booked cost at each provider on these UTC days, both included."""
+        return queries.costs_by_provider(self._connection, since, until)
+
+    def costs_by_day(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
+        """Booked cost of each of these UTC days, both included; a day without any is left out."""
+        return queries.costs_by_day(self._connection, since, until)
+
+    def meta(self, key: str) -> str | None:
+        """A fact about this state itself."""
+        return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
+
+
+class Tx(Reads):
+    """A write transaction. What it reads includes what it wrote."""
+
+    def __init__(self, connection: Connection, memory: Memory, at_point: AtPoint) -> None:
+        super().__init__(connection, memory)
+        self._at_point = at_point
+        self.spoiled = False
+
+    def commit(self, plan: Plan) -> int:
+        """The plan is part of this transaction; returns the number of its last event, 0 if it has none.
+
+        Raises:
+            InvariantBroken: the plan breaks a rule. The transaction can not be saved any more.
+        """
+        try:
+            return write_plan(self._connection, self._memory, plan, self._at_point)
+        except BaseException:
+            self.spoiled = True
+            raise
+
+    def set_meta(self, key: str, value: str) -> None:
+        """A fact about this state itself is as given."""
+        changed = self._connection.execute(update(META).where(META.c.key == key).values(value=value))
+        if changed.rowcount == 0:
+            self._connection.execute(insert(META).values(key=key, value=value))
+
+
+class Store:
+    """The state, open for reading and writing until it is closed. Made by `Store.open`."""
+
+    def __init__(self, *, place: Place, engine: Engine, lock: WriterLock | None, at_point: AtPoint = pass_on) -> None:
+        self._place = place
+        self._engine = engine
+        self._lock = lock
+        self._at_point = at_point
+        self._memory = Memory()
+        self._turn = threading.Lock()
+        self._turn_of: int | None = None
+        self._is_closed = False
+
+    @classmethod
+    def open(cls, url: str | Path, *, at_point: AtPoint = pass_on) -> Self:
+        """The state at a path, `sqlite:///` URL or `:memory:`, at the schema of this version; made if it is not there.
+
+        Args:
+            at_point: called at every `StorePoint`; tests end the process there.
+
+        Raises:
+            StoreInUse: another process writes it.
+            StoreTooNew, StoreCorrupt: the file was left as it is.
+            StoreUnavailable: it cannot be opened now.
+            StoreUnsupported: another kind of database.
+        """
+        place = parse_place(url)
+        lock = None if place.path is None else WriterLock(place.path)
+        engine: Engine | None = None
+        try:
+            engine = open_engine(place)
+            with translated(place), engine.connect() as connection:
+                migrate(connection, place, at_point)
+                if place.path is not None:
+                    connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+                connection.rollback()
+        except BaseException:
+            if engine is not None:
+                engine.dispose()
+            if lock is not None:
+                lock.release()
+            raise
+        return cls(place=place, engine=engine, lock=lock, at_point=at_point)
+
+    def close(self) -> None:
+        """Nothing of the state is held any more; closing twice is fine."""
+        with self._turn:
+            self._is_closed = True
+            self._engine.dispose()
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def tx(self, fn: Callable[[Tx], T]) -> T:
+        """What the function returned, once everything it committed is durable; if it raises, nothing happened.
+
+        Raises:
+            StoreUnavailable: nothing was written; the same call may work later.
+            InvariantBroken: a plan broke a rule.
+        """
+        with self._my_turn(), translated(self._place), self._engine.connect() as connection:
+            try:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                self._at_point(StorePoint.BEGUN)
+                tx = Tx(connection, self._memory, self._at_point)
+                result = fn(tx)
+                if tx.spoiled:
+                    raise InvariantBroken("a transaction went on after one of its plans was refused")
+                connection.commit()
+            except BaseException:
+                self._memory.forget()
+                with suppress(exc.DBAPIError):
+                    connection.rollback()
+                raise
+        self._at_point(StorePoint.COMMITTED)
+        return result
+
+    def read(self, fn: Callable[[Reads], T]) -> T:
+        """What the function returned, from one consistent view.
+
+        Raises:
+            StoreUnavailable: it cannot be read now.
+        """
+        with self._my_turn(), translated(self._place), self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN")
+            try:
+                return fn(Reads(connection, self._memory))
+            finally:
+                with suppress(exc.DBAPIError):
+                    connection.rollback()
+
+    @contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        if self._turn_of == threading.get_ident():
+            raise InvariantBroken("a transaction was begun inside another one")
+        with self._turn:
+            if self._is_closed:
+                raise StoreUnavailable(f"the state {self._place} was closed", hint="open it again")
+            self._turn_of = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._turn_of = None

@@ -1,0 +1,244 @@
+"""The tables of the state database. Rows never leave `spotd.store`.
+
+Theory. One row per job, attempt, intent; they are replaced as their values change. Events and charges are only ever
+added. `jobs.revision` grows with every write of a job, so that an unchanged job need not be read again. Money is
+integer micro-dollars, instants are integer microseconds since the epoch, enums are their text. JSON holds only what
+is never queried. What is queried of a quote is repeated in columns of its attempt.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Date,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.orm import registry
+from sqlmodel import Field, SQLModel
+
+from spotd.core.states import AttemptState
+
+_NAMES: Final = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+COUNTING_WHERE: Final = "state IN ({})".format(", ".join(f"'{s}'" for s in AttemptState if s.counts))
+"""The same set that `AttemptState.counts` names, as the database enforces it."""
+
+
+class Base(SQLModel, registry=registry(metadata=MetaData(naming_convention=_NAMES))):
+    """Keeps these tables apart from any other SQLModel tables of the process."""
+
+
+METADATA: Final = Base.metadata
+
+
+def _text(*args: Any, primary_key: bool = False, nullable: bool = False, index: bool = False) -> Any:
+    return Field(sa_column=Column(Text, *args, primary_key=primary_key, nullable=nullable, index=index))
+
+
+def _big(*, primary_key: bool = False, nullable: bool = False, index: bool = False) -> Any:
+    return Field(
+        sa_column=Column(BigInteger, primary_key=primary_key, nullable=nullable, index=index, autoincrement=False)
+    )
+
+
+class JobRow(Base, table=True):
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_name_submitted_at", "name", "submitted_at"),)
+
+    id: str = _text(primary_key=True)
+    revision: int = _big()
+    name: str = _text()
+    spec: str = _text()
+    gpu_wanted: str = _text()
+    code_sha256: str | None = _text(nullable=True)
+    code_bytes: int = _big()
+    submitted_at: int = _big(index=True)
+    state: str = _text(index=True)
+    reason: str = _text()
+    state_since: int = _big()
+    attempts_made: int = _big()
+    errors: int = _big()
+    image_errors: int = _big()
+    recoveries: int = _big()
+    spent: int = _big()
+    on_demand: int = _big()
+    lost: int = _big()
+    started_at: int | None = _big(nullable=True)
+    ended_at: int | None = _big(nullable=True)
+    exit_code: int | None = _big(nullable=True)
+    cancel_requested: bool = Field(sa_column=Column(Boolean, nullable=False))
+
+
+class AttemptRow(Base, table=True):
+    __tablename__ = "attempts"
+    __table_args__ = (
+        Index(
+            "ix_attempts_one_counting",
+            "job_id",
+            unique=True,
+            sqlite_where=text(COUNTING_WHERE),
+            postgresql_where=text(COUNTING_WHERE),
+        ),
+        Index("ix_attempts_key", "key", unique=True),
+    )
+
+    job_id: str = _text(ForeignKey("jobs.id"), primary_key=True)
+    number: int = _big(primary_key=True)
+    key: str = _text()
+    state: str = _text(index=True)
+    quote: str = _text()
+    provider: str = _text()
+    offer_id: str = _text()
+    host_id: str | None = _text(nullable=True)
+    region: str = _text()
+    gpu: str = _text()
+    gpu_count: int = _big()
+    price_total: int = _big()
+    price_per_gpu: int = _big()
+    ceiling: int = _big()
+    price_max: int = _big()
+    intended_at: int = _big()
+    ref_id: str | None = _text(nullable=True)
+    ref_scope: str | None = _text(nullable=True)
+    outcome_unknown: bool = Field(sa_column=Column(Boolean, nullable=False))
+    launched_at: int | None = _big(nullable=True)
+    running_at: int | None = _big(nullable=True)
+    ended_at: int | None = _big(nullable=True)
+    meter_settled: int = _big()
+    meter_rate: int = _big()
+    meter_on_demand_rate: int | None = _big(nullable=True)
+    meter_since: int | None = _big(nullable=True)
+    on_demand_settled: int = _big()
+    ever_listed: bool = Field(sa_column=Column(Boolean, nullable=False))
+    missing_since: int | None = _big(nullable=True)
+    machine: str = _text()
+    heartbeat_seq: int = _big()
+    heartbeat_seen_at: int | None = _big(nullable=True)
+    looked_at: int | None = _big(nullable=True)
+    phase: str = _text()
+    resumed_from: str | None = _text(nullable=True)
+    notice_at: int | None = _big(nullable=True)
+    stop: str | None = _text(nullable=True)
+    end_reason: str | None = _text(nullable=True)
+    end_detail: str = _text()
+    exit_code: int | None = _big(nullable=True)
+
+
+class CheckpointRow(Base, table=True):
+    """An accepted checkpoint; `ordinal` grows with acceptance, so the newest is the largest."""
+
+    __tablename__ = "checkpoints"
+
+    job_id: str = _text(ForeignKey("jobs.id"), primary_key=True)
+    ordinal: int = _big(primary_key=True)
+    name: str = _text()
+    attempt: int = _big()
+    step: int | None = _big(nullable=True)
+    bytes: int = _big()
+    at: int = _big()
+    manifest_key: str = _text()
+    sha256: str = _text()
+
+
+class IntentRow(Base, table=True):
+    """A paid call. It has no foreign key: a stranger under our label is ended although no attempt is known."""
+
+    __tablename__ = "intents"
+
+    id: str = _text(primary_key=True)
+    kind: str = _text()
+    provider: str = _text()
+    key: str = _text()
+    state: str = _text(index=True)
+    created_at: int = _big()
+    attempt_job: str | None = _text(nullable=True)
+    attempt_number: int | None = _big(nullable=True)
+    ref_provider: str | None = _text(nullable=True)
+    ref_id: str | None = _text(nullable=True)
+    ref_scope: str | None = _text(nullable=True)
+    tries: int = _big()
+    not_before: int | None = _big(nullable=True)
+    accepted_at: int | None = _big(nullable=True)
+    error: str = _text()
+
+
+class CooldownRow(Base, table=True):
+    __tablename__ = "cooldowns"
+
+    provider: str = _text(primary_key=True)
+    scope: str = _text(primary_key=True)
+    subject: str = _text(primary_key=True)
+    until: int = _big(index=True)
+    reason: str = _text()
+
+
+class ChargeRow(Base, table=True):
+    """Append-only. The key makes booking the same span twice impossible."""
+
+    __tablename__ = "charges"
+    __table_args__ = (ForeignKeyConstraint(["job_id", "attempt"], ["attempts.job_id", "attempts.number"]),)
+
+    job_id: str = _text(primary_key=True)
+    attempt: int = _big(primary_key=True)
+    start: int = _big(primary_key=True)
+    end: int = _big()
+    provider: str = _text()
+    day: date = Field(sa_column=Column(Date, nullable=False, index=True))
+    amount: int = _big()
+    on_demand: int | None = _big(nullable=True)
+
+
+class EventRow(Base, table=True):
+    """Append-only, numbered without gaps by the one writer. No foreign key: it may tell of what is not ours."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
+
+    seq: int = Field(
+        sa_column=Column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False)
+    )
+    at: int = _big()
+    kind: str = _text()
+    message: str = _text()
+    job_id: str | None = _text(nullable=True)
+    attempt: int | None = _big(nullable=True)
+    data: str = _text()
+
+
+class MetaRow(Base, table=True):
+    """Facts about this state itself."""
+
+    __tablename__ = "meta"
+
+    key: str = _text(primary_key=True)
+    value: str = _text()
+
+
+def _table(row: type[Base]) -> Table:
+    return METADATA.tables[str(row.__tablename__)]
+
+
+JOBS: Final = _table(JobRow)
+ATTEMPTS: Final = _table(AttemptRow)
+CHECKPOINTS: Final = _table(CheckpointRow)
+INTENTS: Final = _table(IntentRow)
+COOLDOWNS: Final = _table(CooldownRow)
+CHARGES: Final = _table(ChargeRow)
+EVENTS: Final = _table(EventRow)
+META: Final = _table(MetaRow)

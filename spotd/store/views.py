@@ -1,0 +1,121 @@
+"""What the API shows of the state, as frozen values without a row behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from spotd.core.metering import accrued
+from spotd.core.model import AttemptId, Checkpoint, Event, JobId, Meter
+from spotd.core.states import AttemptState, JobState
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour, cost
+from spotd_providers.contract.values import ProviderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """One machine in a list of jobs.
+
+    Attributes:
+        price: effective, whole machine, as agreed at commit.
+    """
+
+    id: AttemptId
+    state: AttemptState
+    provider: ProviderName
+    offer_id: str
+    host_id: str | None
+    region: str
+    gpu: str
+    gpu_count: int
+    price: MicroUsdPerHour
+    price_per_gpu: MicroUsdPerGpuHour
+    meter: Meter
+    on_demand_settled: MicroUsd
+    phase: str
+    intended_at: datetime
+    running_at: datetime | None
+    ended_at: datetime | None
+
+    def spent_at(self, now: datetime) -> MicroUsd:
+        """What it has cost by now."""
+        return MicroUsd(self.meter.settled + accrued(self.meter, now))
+
+    def on_demand_at(self, now: datetime) -> MicroUsd:
+        """What its time would have cost on-demand; its own cost where that price is unknown."""
+        if self.meter.since is None:
+            return self.on_demand_settled
+        rate = self.meter.rate if self.meter.on_demand_rate is None else self.meter.on_demand_rate
+        return MicroUsd(self.on_demand_settled + cost(rate, now - self.meter.since))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One line of the list of jobs.
+
+    Attributes:
+        gpu_wanted: what the user asked for, before any machine is known.
+        newest: the last attempt, ended or not.
+        open: attempts that have not ended; their cost is not in `settled` yet.
+        settled, on_demand_settled: of attempts that have ended.
+    """
+
+    id: JobId
+    name: str
+    state: JobState
+    reason: str
+    state_since: datetime
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    exit_code: int | None
+    cancel_requested: bool
+    gpu_wanted: str
+    attempts_made: int
+    errors: int
+    recoveries: int
+    lost: timedelta
+    settled: MicroUsd
+    on_demand_settled: MicroUsd
+    newest: AttemptView | None
+    open: tuple[AttemptView, ...]
+    checkpoint: Checkpoint | None
+    checkpoint_count: int
+
+    def spent_at(self, now: datetime) -> MicroUsd:
+        """What the job has cost by now, over all attempts."""
+        return MicroUsd(self.settled + sum(a.spent_at(now) for a in self.open))
+
+    def on_demand_at(self, now: datetime) -> MicroUsd:
+        """What the same time would have cost on-demand."""
+        return MicroUsd(self.on_demand_settled + sum(a.on_demand_at(now) for a in self.open))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmbiguousJob:
+    """Several jobs have an id that begins like this; newest first, at most `queries.AMBIGUOUS_MAX`."""
+
+    text: str
+    candidates: tuple[JobView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventView:
+    """An event with its number."""
+
+    seq: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostView:
+    """Booked cost of one job, provider or day. What still runs on a meter is not in it.
+
+    Attributes:
+        on_demand: what the same spans would have cost on-demand; a span without a known price counts as its own cost,
+            so that no saving is claimed for it.
+    """
+
+    subject: JobId | ProviderName | date
+    amount: MicroUsd
+    on_demand: MicroUsd

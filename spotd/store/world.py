@@ -1,0 +1,123 @@
+"""Loads what the core needs to decide: everything that is not over yet, and this month's books.
+
+Core selects, never ORM objects: a thousand jobs cost a list of revisions and the jobs that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, func, or_, select
+
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Books,
+    Checkpoint,
+    Cooldown,
+    Intent,
+    IntentId,
+    IntentState,
+    Job,
+    JobId,
+    Policy,
+    World,
+)
+from spotd.core.states import AttemptState, JobState
+from spotd.store import rows
+from spotd.store.columns import instant_out
+from spotd.store.memory import Memory
+from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, COOLDOWNS, INTENTS, JOBS
+from spotd_providers.contract.money import MicroUsd
+
+T = TypeVar("T")
+PARAMETERS_MAX: Final = 10_000
+"""Values in one IN list; SQLite's limit is 32,766."""
+_ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
+_NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
+_OPEN: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
+_IN_WORLD: Final = or_(
+    JOBS.c.state.in_(_ACTIVE), JOBS.c.id.in_(select(ATTEMPTS.c.job_id).where(ATTEMPTS.c.state.in_(_NOT_ENDED)))
+)
+
+
+def chunks(values: Iterable[T]) -> Iterator[Sequence[T]]:
+    """The values in pieces that fit into one statement."""
+    every = list(values)
+    for start in range(0, len(every), PARAMETERS_MAX):
+        yield every[start : start + PARAMETERS_MAX]
+
+
+def load_world(connection: Connection, memory: Memory, policy: Policy, now: datetime) -> World:
+    """The world at this moment, jobs in the order of their submission."""
+    attempts = _attempts(connection, memory)
+    jobs = _jobs(connection, memory)
+    memory.keep_only(set(jobs), set(attempts))
+    return World(
+        policy=policy,
+        jobs=jobs,
+        attempts=attempts,
+        intents=_intents(connection),
+        cooldowns=_cooldowns(connection, now),
+        books=_books(connection, now),
+    )
+
+
+def _jobs(connection: Connection, memory: Memory) -> dict[JobId, Job]:
+    revisions = connection.execute(select(JOBS.c.id, JOBS.c.revision).where(_IN_WORLD)).all()
+    changed = [job for job, revision in revisions if (known := memory.jobs.get(job)) is None or known[0] != revision]
+    for some in chunks(changed):
+        _read_jobs(connection, memory, some)
+    found = [memory.jobs[job][1] for job, _ in revisions]
+    return {job.id: job for job in sorted(found, key=lambda job: (job.submitted_at, job.id))}
+
+
+def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId]) -> None:
+    checkpoints = load_checkpoints(connection, ids)
+    for row in connection.execute(select(JOBS).where(JOBS.c.id.in_(ids))):
+        job = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
+        memory.jobs[job.id] = (row.revision, job)
+
+
+def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:
+    """The accepted checkpoints of these jobs, newest first; jobs without any are left out."""
+    found: dict[JobId, list[Checkpoint]] = {}
+    query = select(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(ids)).order_by(CHECKPOINTS.c.ordinal.desc())
+    for row in connection.execute(query):
+        found.setdefault(row.job_id, []).append(rows.checkpoint_in(row))
+    return {job: tuple(some) for job, some in found.items()}
+
+
+def _attempts(connection: Connection, memory: Memory) -> dict[AttemptId, Attempt]:
+    found: dict[AttemptId, Attempt] = {}
+    for row in connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))):
+        attempt_id = AttemptId(job=row.job_id, number=row.number)
+        found[attempt_id] = rows.attempt_in(row, memory.quote(attempt_id, row.quote))
+    return dict(sorted(found.items(), key=lambda item: (item[0].job, item[0].number)))
+
+
+def _intents(connection: Connection) -> dict[IntentId, Intent]:
+    query = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
+    return {intent.id: intent for intent in map(rows.intent_in, connection.execute(query))}
+
+
+def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
+    query = (
+        select(COOLDOWNS)
+        .where(COOLDOWNS.c.until > instant_out(now))
+        .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
+    )
+    return tuple(rows.cooldown_in(row) for row in connection.execute(query))
+
+
+def _books(connection: Connection, now: datetime) -> Books:
+    first = now.astimezone(UTC).date().replace(day=1)
+    query = (
+        select(CHARGES.c.day, func.sum(CHARGES.c.amount))
+        .where(CHARGES.c.day >= first)
+        .group_by(CHARGES.c.day)
+        .order_by(CHARGES.c.day)
+    )
+    return Books(by_day={day: MicroUsd(int(amount)) for day, amount in connection.execute(query)})
