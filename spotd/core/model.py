@@ -107,8 +107,8 @@ class Meter:
 class MachineState(StrEnum):
     """What may exist under an attempt's key.
 
-    EXPECTED: the launch may have taken effect. LIVE: it exists and may compute. HALTED: it cannot compute any more
-    (paused, ending, or the provider accepted its end) but may still bill storage. GONE: the provider says so.
+    EXPECTED: the launch may have taken effect. LIVE: it exists and may compute, or wake up and compute. HALTED: the
+    provider ends it or accepted its end. GONE: the provider says so.
     """
 
     EXPECTED = "expected"

@@ -9,7 +9,7 @@ it died is missed. The matrix, for a *complete* listing begun after the attempt'
     STARTING         provision time-out     its loss                    twice if the news is large: lost
     RUNNING          silence: lost          its loss                    twice if the news is large: lost
     STOPPING         deadline: end it       the order's reason          the order's reason
-    ENDING           end it                 wait for gone               gone, after the end was accepted
+    ENDING           end it                 end it, wait for gone       gone, once its end was accepted
     unknown key      end it                 end it unless gone          -
 
 An incomplete listing proves what it shows and nothing else; with no listing and no look, everything is held.
@@ -222,7 +222,7 @@ def _judge(
         item = draft.attempt(attempt_id)
     absent = listing is not None and listing.complete and mine is None and _listing_speaks(draft, item, listing)
     if item.state is AttemptState.ENDING:
-        if absent or (mine is not None and mine.state is InstanceState.GONE):
+        if absent and _end_accepted(draft, item, listing):
             draft.machine_gone(attempt_id)
         return
     if not item.state.counts:
@@ -234,6 +234,15 @@ def _judge(
         _absent(draft, attempt_id)
     else:
         _watch_clocks(draft, attempt_id, report)
+
+
+def _end_accepted(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
+    """A list may lie once; only one that was begun after the provider accepted the end is the last word."""
+    if item.ref is None:
+        return True
+    intent = draft.intent(terminate_intent_id(item.ref))
+    accepted_at = None if intent is None else intent.accepted_at
+    return listing is not None and accepted_at is not None and listing.at > accepted_at
 
 
 _STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
@@ -291,7 +300,7 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         item = draft.attempt(attempt_id)
     match mine.state:
         case InstanceState.PAUSED:
-            draft.put_attempt(replace(item, machine=MachineState.HALTED))
+            # It may wake up by itself, so it counts as able to compute until its end is accepted.
             _rate(draft, attempt_id, halted_rate(item.quote), None)
         case InstanceState.ENDING:
             draft.put_attempt(replace(item, machine=MachineState.HALTED))
@@ -391,8 +400,8 @@ def _lost(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
 
 def _absent(draft: Draft, attempt_id: AttemptId) -> None:
     item = draft.attempt(attempt_id)
-    draft.machine_gone(attempt_id)
-    if item.state is AttemptState.INTENDED:
+    if item.ref is None:
+        draft.machine_gone(attempt_id)
         draft.end_attempt(attempt_id, EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
     elif item.stop is not None:
         draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
@@ -403,10 +412,14 @@ def _absent(draft: Draft, attempt_id: AttemptId) -> None:
 
 
 def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None) -> None:
-    """Time-outs of a machine that seems to exist. Without a fresh look, silence is ours and not the host's."""
+    """Time-outs of a machine that seems to exist.
+
+    Without a fresh look, silence is ours and not the host's, and a checkpoint may lie unseen in the store.
+    """
     item = draft.attempt(attempt_id)
     rules = draft.policy.providers.get(item.provider)
-    if item.stop is not None and draft.now >= item.stop.deadline:
+    patience = timedelta(0) if report is not None else draft.policy.lease
+    if item.stop is not None and draft.now >= item.stop.deadline + patience:
         draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
         return
     if item.stop is not None:
