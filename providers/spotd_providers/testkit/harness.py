@@ -132,6 +132,8 @@ class Harness(MarketKnobs, ABC):
         self.credential = credential
         self.install = install
         self.log = RecordingLog()
+        self.errors: list[str] = []
+        """Everything about every error that behaviours met, tracebacks and causes included."""
         self._attempts = count(1)
         self._provider: Provider | None = None
 
@@ -171,7 +173,11 @@ class Harness(MarketKnobs, ABC):
 
     @abstractmethod
     def sold(self) -> Sequence[WorldOffer]:
-        """What the provider should offer now, at least two things, at least one with several GPUs."""
+        """What the provider should offer now: at least two kinds of GPU, at least one machine with several."""
+
+    def secrets(self) -> Sequence[str]:
+        """Texts that must turn up in no log, error or URL. Override where a credential has several parts."""
+        return [secret for secret in (self.credential, GRANT_CANARY) if secret]
 
     def requests(self, call: Call | None = None) -> list[RecordedRequest]:
         """What arrived at the cloud, in order, lost answers included."""

@@ -1,0 +1,288 @@
+"""Buying: at most once, under our key, and never a wrong word about whether it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import anyio
+
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    ContractViolation,
+    NoBalance,
+    NoCapacity,
+    OfferGone,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RateLimited,
+    RequestRejected,
+    Unavailable,
+)
+from spotd_providers.contract.provider import Provider
+from spotd_providers.contract.values import InstanceState, Launched, LaunchRequest, Market
+from spotd_providers.testkit.clock import until
+from spotd_providers.testkit.expect import (
+    BehaviourFailed,
+    all_offers,
+    an_offer,
+    attempted,
+    bought,
+    bought_once,
+    expect,
+    nothing_bought,
+    refused,
+    the_machine,
+)
+from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, NOT_JSON, NOTHING, SERVER_ERROR, Call, Faults
+from spotd_providers.testkit.harness import START_SCRIPT, Harness
+from spotd_providers.testkit.suite import behaviour
+
+LOST_AFTER_EFFECT: Final[dict[str, Callable[[Faults], None]]] = {
+    "connection lost": lambda faults: faults.lose_answer(Call.LAUNCH),
+    "no answer": lambda faults: faults.hang(Call.LAUNCH),
+    "answer cut": lambda faults: faults.cut_body(Call.LAUNCH),
+    "answer truncated": lambda faults: faults.truncate(Call.LAUNCH),
+    "answer not JSON": lambda faults: faults.answer(Call.LAUNCH, NOT_JSON, after_effect=True),
+    "answer empty": lambda faults: faults.answer(Call.LAUNCH, NOTHING, after_effect=True),
+    "gateway error": lambda faults: faults.answer(Call.LAUNCH, GATEWAY_ERROR, after_effect=True),
+    "server error": lambda faults: faults.answer(Call.LAUNCH, SERVER_ERROR, after_effect=True),
+}
+
+
+@behaviour()
+async def a_launch_makes_one_machine_that_carries_the_key(h: Harness) -> None:
+    """After a launch the world holds one machine, under our key, as it was ordered."""
+    offer = await an_offer(h)
+    request = h.request(offer)
+    launched = await h.provider.launch(request)
+    bought_once(h, request.key)
+    machine = h.live(request.key)[0]
+    expect(launched.instance.key == request.key, f"the answer carries {launched.instance.key!r}")
+    expect(launched.instance.ref.provider == h.plugin.name, f"{launched.instance.ref!r} names another provider")
+    expect(launched.instance.state is not InstanceState.GONE, "the new machine is said to be gone")
+    expect(launched.instance.ref.instance_id == machine.machine_id, "the answer names another machine")
+    if machine.market is not None:
+        expect(machine.market is offer.market, f"a machine was bought {machine.market} instead of {offer.market}")
+    if machine.image is not None:
+        expect(machine.image == request.image, f"the machine runs the image {machine.image!r}")
+    if machine.disk_gb is not None:
+        expect(machine.disk_gb >= request.disk_gb, f"the machine has {machine.disk_gb} GB of disk")
+    if machine.start_script is not None:
+        expect(START_SCRIPT.strip() in machine.start_script, "the start script arrived changed")
+
+
+@behaviour()
+async def a_launched_machine_is_found_and_listed(h: Harness) -> None:
+    """A machine that was bought is told of by find and by the listing, with one ref."""
+    key, instance = await bought(h)
+    found = await the_machine(h, key)
+    listing = await h.provider.instances()
+    listed = [i for i in listing.instances if i.key == key]
+    expect(listing.complete, "a listing that went well is called incomplete")
+    expect(len(listed) == 1, f"listed {len(listed)} times")
+    expect(found.ref == listed[0].ref == instance.ref, "launch, find and listing name different machines")
+    expect(found.state in (InstanceState.RUNNING, InstanceState.PENDING), f"a machine that is up is {found.state}")
+
+
+@behaviour(cases=tuple(LOST_AFTER_EFFECT))
+async def a_lost_answer_means_unknown_and_one_machine(h: Harness, case: str) -> None:
+    """A purchase whose answer is lost is OutcomeUnknown, is never repeated, and is found by its key."""
+    request = h.request(await an_offer(h))
+    LOST_AFTER_EFFECT[case](h.faults)
+    error = await refused(h, partial(h.provider.launch, request), OutcomeUnknown)
+    expect(isinstance(error, OutcomeUnknown) and error.key == request.key, f"{error!r} does not carry the key")
+    h.faults.clear()
+    bought_once(h, request.key)
+    await h.settle()
+    await the_machine(h, request.key)
+    bought_once(h, request.key)
+
+
+@behaviour(cases=("connection lost", "no answer"))
+async def a_purchase_that_never_happened_is_unknown_until_find_says_so(h: Harness, case: str) -> None:
+    """A connection that breaks before the effect looks the same; find then tells that there is none."""
+    request = h.request(await an_offer(h))
+    if case == "connection lost":
+        h.faults.lose_answer(Call.LAUNCH, after_effect=False)
+    else:
+        h.faults.hang(Call.LAUNCH, after_effect=False)
+    await refused(h, partial(h.provider.launch, request), OutcomeUnknown)
+    h.faults.clear()
+    nothing_bought(h, request.key)
+    expect(h.launch_calls() == 1, "the purchase was tried again")
+    await h.settle()
+    expect(not await h.provider.find(request.key), "find tells of a machine that was never made")
+
+
+@behaviour()
+async def an_unreachable_cloud_sells_nothing(h: Harness) -> None:
+    """A cloud that cannot be connected to is Unavailable: nothing was bought, for certain."""
+    request = h.request(await an_offer(h))
+    h.served.stop()
+    # A connection kept from before may die under the request, which is as unknown as any other lost answer.
+    await refused(h, partial(h.provider.launch, request), Unavailable, OutcomeUnknown)
+    await refused(h, partial(h.provider.launch, request), Unavailable)
+    nothing_bought(h, request.key)
+
+
+@behaviour(cases=("with advice", "without advice"))
+async def a_rate_limited_launch_is_refused_and_not_repeated(h: Harness, case: str) -> None:
+    """A launch that meets a rate limit raises RateLimited at once; the daemon decides what happens next."""
+    request = h.request(await an_offer(h))
+    h.faults.answer(Call.LAUNCH, h.rate_limit_answer(30 if case == "with advice" else None))
+    error = await refused(h, partial(h.provider.launch, request), RateLimited)
+    expect(isinstance(error, RateLimited) and error.retry_after.total_seconds() > 0, "it says not how long to wait")
+    if case == "with advice" and isinstance(error, RateLimited):
+        expect(error.retry_after.total_seconds() >= 30, f"it asks to wait {error.retry_after} instead of 30 s")
+    nothing_bought(h, request.key)
+    expect(h.launch_calls() == 1, f"{h.launch_calls()} requests to buy were sent")
+
+
+@behaviour()
+async def a_failed_confirmation_does_not_deny_the_purchase(h: Harness) -> None:
+    """If the cloud sold the machine and then cannot be asked about it, launch does not say that nothing happened."""
+    request = h.request(await an_offer(h))
+    h.faults.answer(Call.LIST, SERVER_ERROR, times=FOR_EVER)
+    outcome = await attempted(h, partial(h.provider.launch, request))
+    expect(isinstance(outcome, Launched | OutcomeUnknown), f"{outcome!r} although the machine was bought")
+    h.faults.clear()
+    bought_once(h, request.key)
+    await h.settle()
+    await the_machine(h, request.key)
+
+
+@behaviour()
+async def a_cancelled_launch_leaves_at_most_one_machine_that_is_found(h: Harness) -> None:
+    """Cancelling a launch in flight buys nothing more, and what it bought is found by its key."""
+    request = h.request(await an_offer(h))
+    h.faults.hang(Call.LAUNCH)
+    async with anyio.create_task_group() as group:
+        group.start_soon(h.provider.launch, request)
+        await until(lambda: h.faults.hanging)
+        group.cancel_scope.cancel()
+    h.faults.clear()
+    await h.settle()
+    bought_once(h, request.key)
+    await the_machine(h, request.key)
+
+
+@behaviour()
+async def a_vanished_offer_is_refused(h: Harness) -> None:
+    """An offer that was sold to somebody else is OfferGone (or NoCapacity), and nothing is bought."""
+    request = h.request(await an_offer(h))
+    h.vanish_offer(request.offer)
+    await refused(h, partial(h.provider.launch, request), OfferGone, NoCapacity)
+    nothing_bought(h, request.key)
+
+
+@behaviour()
+async def a_cloud_without_machines_says_so(h: Harness) -> None:
+    """A cloud that is out of this kind of machine is NoCapacity, and nothing is bought."""
+    request = h.request(await an_offer(h))
+    h.exhaust_capacity(request.offer)
+    await refused(h, partial(h.provider.launch, request), NoCapacity, OfferGone)
+    nothing_bought(h, request.key)
+
+
+@behaviour()
+async def an_empty_account_is_no_balance(h: Harness) -> None:
+    """A launch without money is NoBalance, and nothing is bought."""
+    request = h.request(await an_offer(h))
+    h.empty_balance()
+    await refused(h, partial(h.provider.launch, request), NoBalance)
+    nothing_bought(h, request.key)
+
+
+@behaviour()
+async def a_used_up_quota_is_quota_exceeded(h: Harness) -> None:
+    """A launch beyond an account limit is QuotaExceeded, and nothing is bought."""
+    request = h.request(await an_offer(h))
+    h.exhaust_quota()
+    await refused(h, partial(h.provider.launch, request), QuotaExceeded)
+    nothing_bought(h, request.key)
+
+
+@behaviour()
+async def a_launch_without_a_valid_key_is_auth_failed(h: Harness) -> None:
+    """A launch whose key is not accepted is AuthFailed, and nothing is bought."""
+    request = h.request(await an_offer(h))
+    h.break_auth()
+    await refused(h, partial(h.provider.launch, request), AuthFailed)
+    nothing_bought(h, request.key)
+
+
+@behaviour()
+async def a_start_script_beyond_the_limit_is_refused_before_buying(h: Harness) -> None:
+    """A start script longer than the declared limit is RequestRejected without a request to buy."""
+    limit = h.plugin.traits(h.settings()).start_script_bytes_max
+    expect(limit >= len(START_SCRIPT), f"a limit of {limit} bytes holds no start script")
+    request = h.request(await an_offer(h), start_script="#" + "x" * limit)
+    error = await refused(h, partial(h.provider.launch, request), RequestRejected)
+    expect(isinstance(error, RequestRejected) and error.field and error.reason, f"{error!r} names no field or reason")
+    expect(h.launch_calls() == 0, "the request was sent all the same")
+
+
+@behaviour()
+async def a_start_script_of_the_full_limit_is_accepted(h: Harness) -> None:
+    """A start script of exactly the declared limit is bought and arrives whole."""
+    limit = h.plugin.traits(h.settings()).start_script_bytes_max
+    filler = "#" * (limit - len(START_SCRIPT.encode()) - 1) + "\n"
+    script = START_SCRIPT + filler
+    expect(len(script.encode()) == limit, "the test's own script has the wrong size")
+    request = h.request(await an_offer(h), start_script=script)
+    await h.provider.launch(request)
+    bought_once(h, request.key)
+    arrived = h.live(request.key)[0].start_script
+    if arrived is not None:
+        expect(script.strip() in arrived, "the start script arrived changed")
+
+
+@behaviour()
+async def an_interruptible_purchase_is_never_an_on_demand_one(h: Harness) -> None:
+    """If the cloud sells on-demand where we bid, launch says ContractViolation and the machine is ended."""
+    request = h.request(await an_offer(h, Market.SPOT))
+    h.sell_on_demand_instead()
+    await refused(h, partial(h.provider.launch, request), ContractViolation)
+    nothing_bought(h, request.key)
+
+
+@behaviour()
+async def what_a_refused_launch_left_behind_is_ended(h: Harness) -> None:
+    """A refusal that leaves a machine behind is cleaned up before launch says that there is none."""
+    request = h.request(await an_offer(h))
+    h.refuse_but_leave_machine()
+    outcome = await attempted(h, partial(h.provider.launch, request))
+    if not isinstance(outcome, Exception):
+        raise BehaviourFailed(f"a refused launch returned {outcome!r}")
+    if not isinstance(outcome, OutcomeUnknown):
+        nothing_bought(h, request.key)
+
+
+@behaviour()
+async def launches_beside_each_other_do_not_mix(h: Harness) -> None:
+    """Concurrent launches and reads each get their own answer: one machine for each key."""
+    offers = sorted(await all_offers(h), key=lambda o: (o.gpu_price, o.offer_id))
+    first = offers[0]
+    second = next((o for o in offers if o.pool != first.pool), None)
+    expect(second is not None, "the harness sells only one pool")
+    requests = [h.request(offer) for offer in (first, second) if offer is not None]
+    answers: dict[str, Launched] = {}
+    provider: Provider = h.provider
+
+    async def buy(request: LaunchRequest) -> None:
+        answers[request.key] = await provider.launch(request)
+
+    async with anyio.create_task_group() as group:
+        for request in requests:
+            group.start_soon(buy, request)
+        group.start_soon(provider.offers, h.query())
+        group.start_soon(provider.instances)
+        group.start_soon(provider.find, h.key())
+    for request in requests:
+        machines = h.live(request.key)
+        expect(len(machines) == 1, f"{len(machines)} machines exist under {request.key}")
+        expect(answers[request.key].instance.key == request.key, "a launch got another one's answer")
+        expect(answers[request.key].instance.ref.instance_id == machines[0].machine_id, "two launches mixed up")
+    expect(h.launch_calls() == len(requests), f"{h.launch_calls()} requests to buy were sent")

@@ -1,0 +1,111 @@
+"""Never above what was agreed, and books that agree with the cloud's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+from spotd_providers.contract.errors import NoCapacity, OfferGone, PriceMoved, ProviderError, RequestRejected
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance
+from spotd_providers.contract.values import LaunchRequest, Market
+from spotd_providers.testkit.expect import an_offer, attempted, bought, expect, nothing_bought, refused
+from spotd_providers.testkit.harness import Harness
+from spotd_providers.testkit.knobs import NotApplicable
+from spotd_providers.testkit.suite import behaviour
+
+
+async def _never_dearer(h: Harness, request: LaunchRequest) -> None:
+    outcome = await attempted(h, partial(h.provider.launch, request))
+    if isinstance(outcome, ProviderError):
+        expect(
+            isinstance(outcome, PriceMoved | OfferGone | NoCapacity | RequestRejected),
+            f"{outcome!r} instead of PriceMoved",
+        )
+        nothing_bought(h, request.key)
+    for machine in h.live(request.key):
+        expect(machine.price is not None, "the harness does not tell what its machines cost")
+        expect(
+            machine.price is not None and machine.price <= request.price_max,
+            f"a machine was bought at {machine.price}, agreed were {request.price_max}",
+        )
+
+
+@behaviour(cases=tuple(Market))
+async def a_price_that_moved_is_not_paid(h: Harness, case: Market) -> None:
+    """When the price rose after the poll, nothing is bought above what was agreed."""
+    request = h.request(await an_offer(h, case))
+    h.raise_price(request.offer, 2.0)
+    await _never_dearer(h, request)
+
+
+@behaviour(cases=tuple(Market))
+async def price_max_is_respected(h: Harness, case: Market) -> None:
+    """An agreed price below the offer's never buys at the offer's."""
+    offer = await an_offer(h, case)
+    await _never_dearer(h, h.request(offer, price_max=MicroUsdPerHour(offer.gpu_price // 2)))
+
+
+@behaviour()
+async def a_machine_is_bought_at_the_offered_price_or_less(h: Harness) -> None:
+    """What the cloud charges for a machine is what was offered, whole machine against whole machine."""
+    offer = await an_offer(h)
+    key, _ = await bought(h, offer)
+    for machine in h.live(key):
+        if machine.price is None:
+            raise NotApplicable("the harness does not tell what its machines cost")
+        expect(machine.price <= offer.gpu_price, f"{offer.gpu_price} was offered, {machine.price} is charged")
+
+
+@behaviour()
+async def the_balance_is_what_the_account_holds(h: Harness) -> None:
+    """The balance told is the cloud's own, never more."""
+    truth = h.true_balance()
+    expect(isinstance(h.provider, KnowsBalance), "the account has a balance and the provider cannot tell it")
+    if isinstance(h.provider, KnowsBalance):
+        told = await h.provider.balance()
+        # Rounded up to a micro-dollar at the edge, like every amount.
+        expect(truth.available <= told.available <= truth.available + 1, f"{told!r} is told, {truth!r} is true")
+
+
+@behaviour()
+async def a_changed_bid_is_what_the_machine_costs_at_most(h: Harness) -> None:
+    """After a change of bid the cloud knows the new bid for the whole machine."""
+    if not isinstance(h.provider, ChangesBids):
+        raise NotApplicable("this provider cannot change a bid")
+    offer = await an_offer(h, Market.SPOT)
+    key, instance = await bought(h, offer)
+    bid = MicroUsdPerHour(offer.gpu_price + 100_000)
+    await h.provider.change_bid(instance.ref, bid)
+    prices = [machine.price for machine in h.live(key)]
+    expect(all(price is not None and abs(price - bid) <= offer.gpu_count for price in prices), f"the bid is {prices}")
+
+
+@behaviour()
+async def a_bid_on_an_absent_machine_is_refused(h: Harness) -> None:
+    """A bid on a machine that is gone is an error, not a success."""
+    if not isinstance(h.provider, ChangesBids):
+        raise NotApplicable("this provider cannot change a bid")
+    offer = await an_offer(h, Market.SPOT)
+    _, instance = await bought(h, offer)
+    await h.provider.terminate(instance.ref)
+    await h.settle()
+    await refused(h, partial(h.provider.change_bid, instance.ref, offer.gpu_price), ProviderError)
+
+
+@behaviour()
+async def charges_are_the_clouds_own(h: Harness) -> None:
+    """What the provider says was billed for a machine is what the cloud's ledger holds, to one cent."""
+    if not isinstance(h.provider, Bills):
+        raise NotApplicable("this provider has no billing API")
+    since = h.clock.now() - timedelta(hours=1)
+    key, instance = await bought(h)
+    await h.advance(timedelta(hours=2))
+    await h.provider.terminate(instance.ref)
+    await h.settle()
+    billed = h.billed(instance.ref.instance_id)
+    charges = await h.provider.charges(since, h.clock.now() + timedelta(hours=1))
+    ours = [c for c in charges if c.key == key or c.instance_id == instance.ref.instance_id]
+    told = sum(charge.amount for charge in ours)
+    expect(billed > 0, "the harness billed nothing for two hours")
+    expect(abs(told - billed) <= 10_000, f"{told} micro-dollars are told, {billed} were billed")

@@ -1,0 +1,209 @@
+"""When the cloud misbehaves: every failure is a leaf of the contract, in bounded time, without a secret in it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
+from spotd_providers.contract.values import Instance, Listing, OfferPage
+from spotd_providers.testkit.expect import an_offer, attempted, bought, expect, refused
+from spotd_providers.testkit.faults import (
+    FOR_EVER,
+    GATEWAY_ERROR,
+    NOT_JSON,
+    NOTHING,
+    SERVER_ERROR,
+    Call,
+    Canned,
+    Faults,
+)
+from spotd_providers.testkit.harness import Harness
+from spotd_providers.testkit.suite import behaviour
+
+REQUESTS_MAX: Final = 12
+"""However a read retries, one call of it sends no more than this while every answer is an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A call without side effects, and the requests it makes."""
+
+    name: str
+    of: Call
+    call: Callable[[Harness, Instance], Awaitable[Any]]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+READS: Final = (
+    Read(name="offers", of=Call.OFFERS, call=lambda h, _: h.provider.offers(h.query())),
+    Read(name="instances", of=Call.LIST, call=lambda h, _: h.provider.instances()),
+    Read(name="find", of=Call.LIST, call=lambda h, machine: h.provider.find(machine.key)),
+)
+
+
+def _odd(body: bytes) -> Callable[[Faults, Call], None]:
+    return lambda faults, call: faults.answer(call, Canned(status=200, body=body), times=FOR_EVER)
+
+
+READ_FAULTS: Final[dict[str, Callable[[Faults, Call], None]]] = {
+    "connection lost": lambda faults, call: faults.lose_answer(call, times=FOR_EVER),
+    "connection lost before": lambda faults, call: faults.lose_answer(call, times=FOR_EVER, after_effect=False),
+    "answer cut": lambda faults, call: faults.cut_body(call, times=FOR_EVER),
+    "answer truncated": lambda faults, call: faults.truncate(call, times=FOR_EVER),
+    "gateway error": lambda faults, call: faults.answer(call, GATEWAY_ERROR, times=FOR_EVER),
+    "server error": lambda faults, call: faults.answer(call, SERVER_ERROR, times=FOR_EVER),
+    "not JSON": lambda faults, call: faults.answer(call, NOT_JSON, times=FOR_EVER),
+    "empty": lambda faults, call: faults.answer(call, NOTHING, times=FOR_EVER),
+    "empty object": _odd(b"{}"),
+    "empty list": _odd(b"[]"),
+    "null": _odd(b"null"),
+    "text": _odd(b'"ok"'),
+    "number": _odd(b"1e999"),
+    "deep": _odd(b"[" * 100_000),
+    "binary": _odd(bytes(range(256))),
+}
+
+
+@behaviour(cases=READS)
+async def trouble_in_a_read_is_a_leaf_and_never_a_false_none(h: Harness, case: Read) -> None:
+    """Whatever comes back, a read raises a leaf or admits that it is incomplete; it never hides a machine."""
+    _, machine = await bought(h)
+    for name, strike in READ_FAULTS.items():
+        strike(h.faults, case.of)
+        outcome = await attempted(h, partial(case.call, h, machine))
+        h.faults.clear()
+        if isinstance(outcome, ProviderError):
+            expect(
+                isinstance(outcome, Unavailable | RateLimited | AuthFailed),
+                f"{name}: {outcome!r} is not what a read that failed raises",
+            )
+        elif isinstance(outcome, Listing):
+            hidden = machine.key not in {i.key for i in outcome.instances}
+            expect(not (hidden and outcome.complete), f"{name}: a listing called complete hides a machine")
+        elif isinstance(outcome, OfferPage):
+            expect(outcome.offers or not outcome.complete, f"{name}: was taken for an empty market")
+        else:
+            expect(outcome, f"{name}: find says that there is no machine")
+    expect(await case.call(h, machine), "the call does not recover when the trouble ends")
+
+
+@behaviour(cases=READS)
+async def a_slow_answer_times_out(h: Harness, case: Read) -> None:
+    """A read whose answer never comes gives up in bounded time, as Unavailable."""
+    _, machine = await bought(h)
+    h.faults.hang(case.of, times=FOR_EVER)
+    await refused(h, partial(case.call, h, machine), Unavailable)
+    h.faults.clear()
+    expect(await case.call(h, machine), "the call does not recover when the trouble ends")
+
+
+@behaviour(cases=READS)
+async def a_storm_of_rate_limits_is_not_answered_by_a_storm(h: Harness, case: Read) -> None:
+    """While every answer is a rate limit, a read sends a few requests and raises RateLimited."""
+    _, machine = await bought(h)
+    for advice_s in (3600, 5, None):
+        before = len(h.requests(case.of))
+        h.faults.answer(case.of, h.rate_limit_answer(advice_s), times=FOR_EVER)
+        error = await refused(h, partial(case.call, h, machine), RateLimited)
+        h.faults.clear()
+        sent = len(h.requests(case.of)) - before
+        expect(1 <= sent <= REQUESTS_MAX, f"{sent} requests were sent into the storm")
+        if isinstance(error, RateLimited):
+            expect(error.retry_after.total_seconds() > 0, "it says not how long to wait")
+            if advice_s is not None:
+                expect(error.retry_after.total_seconds() >= advice_s, f"it asks to wait {error.retry_after} only")
+
+
+@behaviour(cases=READS)
+async def a_single_hiccup_is_survived_or_told(h: Harness, case: Read) -> None:
+    """One failed answer either is retried or raises; the next call is as if nothing had been."""
+    _, machine = await bought(h)
+    h.faults.answer(case.of, GATEWAY_ERROR)
+    outcome = await attempted(h, partial(case.call, h, machine))
+    if isinstance(outcome, ProviderError):
+        expect(isinstance(outcome, Unavailable), f"{outcome!r} for a gateway error")
+    h.faults.clear()
+    expect(await case.call(h, machine), "the call does not recover")
+
+
+@behaviour(cases=READS)
+async def a_wrong_content_type_is_survived_or_told(h: Harness, case: Read) -> None:
+    """A true answer under a wrong content type is read, or is Unavailable; it crashes nothing."""
+    _, machine = await bought(h)
+
+    def as_html(true: Canned) -> Canned:
+        return Canned(status=true.status, body=true.body, headers={**true.headers, "content-type": "text/html"})
+
+    h.faults.edit(case.of, as_html, times=FOR_EVER)
+    outcome = await attempted(h, partial(case.call, h, machine))
+    expect(isinstance(outcome, Unavailable) or outcome, f"{outcome!r} for a wrong content type")
+
+
+@behaviour(cases=READS)
+async def a_refused_key_is_auth_failed(h: Harness, case: Read) -> None:
+    """A read whose key is not accepted is AuthFailed."""
+    _, machine = await bought(h)
+    h.break_auth()
+    outcome = await attempted(h, partial(case.call, h, machine))
+    if case.of is Call.OFFERS and isinstance(outcome, OfferPage):
+        return  # some clouds show their prices to anybody
+    expect(isinstance(outcome, AuthFailed), f"{outcome!r} for a key that is not accepted")
+
+
+@behaviour(cases=("offers", "instances", "launch", "terminate"))
+async def a_cloud_that_echoes_secrets_is_not_quoted(h: Harness, case: str) -> None:
+    """An error page that repeats our key or our start script leaves neither in errors nor in logs."""
+    offer = await an_offer(h)
+    _, machine = await bought(h, offer)
+    echo = " ".join(h.secrets()).encode()
+    for status in (400, 401, 403, 404, 422, 500, 503):
+        body = b'{"success":false,"error":"bad request: %s","message":"%s","msg":"%s","detail":"%s"}' % ((echo,) * 4)
+        for call in Call:
+            h.faults.answer(call, Canned(status=status, body=body), times=FOR_EVER)
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "offers": partial(h.provider.offers, h.query()),
+            "instances": h.provider.instances,
+            "launch": partial(h.provider.launch, h.request(offer)),
+            "terminate": partial(h.provider.terminate, machine.ref),
+        }
+        outcome = await attempted(h, calls[case])
+        if case == "instances" and not isinstance(outcome, ProviderError):
+            expect(not outcome.complete, f"HTTP {status} was taken for a complete listing")
+        h.faults.clear()
+    # `run` searches errors, logs and URLs for the secrets when the behaviour is over.
+
+
+@behaviour()
+async def what_is_shown_holds_no_secret(h: Harness) -> None:
+    """Offers, machines, check lines and the provider's own repr hold neither key nor grant."""
+    _, machine = await bought(h)
+    shown = [
+        repr(h.provider),
+        repr(await h.provider.offers(h.query())),
+        repr(await h.provider.instances()),
+        repr(await h.provider.find(machine.key)),
+        repr(await h.provider.check()),
+        repr(h.settings()),
+    ]
+    for secret in h.secrets():
+        expect(not any(secret in text for text in shown), "a secret is shown")
+
+
+@behaviour()
+async def the_key_travels_in_headers_only(h: Harness) -> None:
+    """No URL and no body of any request holds the key, and every request that needs it signs itself anew."""
+    _, machine = await bought(h)
+    await h.provider.instances()
+    await h.provider.check()
+    await h.provider.terminate(machine.ref)
+    if h.credential is None:
+        return
+    for request in h.requests():
+        for secret in h.secrets():
+            expect(secret not in request.url, f"a secret is in the URL of a {request.method}")
+        expect(h.credential.encode() not in request.body, f"the key is in the body of {request.method} {request.path}")

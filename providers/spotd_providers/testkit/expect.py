@@ -1,0 +1,122 @@
+"""How behaviours judge: expectations that survive `python -O`, failures that must be leaves of the contract."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from spotd_providers.contract import errors
+from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Market, Offer
+from spotd_providers.testkit.clock import outlast
+from spotd_providers.testkit.harness import Harness
+from spotd_providers.testkit.knobs import NotApplicable
+
+T = TypeVar("T")
+
+LEAVES: Final[tuple[type[ProviderError], ...]] = (
+    errors.RateLimited,
+    errors.Unavailable,
+    errors.AuthFailed,
+    errors.NoCapacity,
+    errors.OfferGone,
+    errors.PriceMoved,
+    errors.QuotaExceeded,
+    errors.RequestRejected,
+    errors.NoBalance,
+    errors.OutcomeUnknown,
+    errors.ContractViolation,
+    errors.NotSupported,
+)
+DEADLINE_MAX: Final = timedelta(minutes=5)
+"""No single call may keep the daemon waiting for longer."""
+
+
+class BehaviourFailed(AssertionError):
+    """The provider does not behave; the message says what was seen instead."""
+
+
+def expect(condition: object, otherwise: str) -> None:
+    """The condition holds.
+
+    Raises:
+        BehaviourFailed: with `otherwise` as its message.
+    """
+    if not condition:
+        raise BehaviourFailed(otherwise)
+
+
+async def attempted(h: Harness, call: Callable[[], Awaitable[T]]) -> T | ProviderError:
+    """What a call returned, or the leaf of the contract it raised. Deadlines pass at once where answers hang."""
+    outcome, waited = await outlast(call, lambda: h.faults.hanging)
+    expect(waited <= DEADLINE_MAX, f"kept its caller waiting for {waited}")
+    if isinstance(outcome, Exception):
+        if isinstance(outcome, NotApplicable):
+            raise outcome
+        h.errors.append("".join(traceback.format_exception(outcome)) + repr(outcome) + repr(outcome.args))
+        if not isinstance(outcome, LEAVES):
+            raise BehaviourFailed(f"raised {outcome!r}, which is no leaf of the contract") from outcome
+        expect(str(outcome).strip(), f"{type(outcome).__name__} says nothing")
+        return outcome
+    return outcome
+
+
+async def refused(h: Harness, call: Callable[[], Awaitable[object]], *kinds: type[ProviderError]) -> ProviderError:
+    """The error of a call that must fail in one of these ways."""
+    outcome = await attempted(h, call)
+    names = " or ".join(kind.__name__ for kind in kinds)
+    if not isinstance(outcome, ProviderError):
+        raise BehaviourFailed(f"returned {outcome!r} instead of raising {names}")
+    if not isinstance(outcome, kinds):
+        raise BehaviourFailed(f"raised {outcome!r} instead of {names}") from outcome
+    return outcome
+
+
+async def all_offers(h: Harness) -> tuple[Offer, ...]:
+    """What is on sale; never nothing."""
+    page = await h.provider.offers(h.query())
+    expect(page.offers, "nothing is on offer although the cloud sells something")
+    return page.offers
+
+
+async def an_offer(h: Harness, market: Market | None = None) -> Offer:
+    """The cheapest offer (of that market).
+
+    Raises:
+        NotApplicable: nothing is sold on that market.
+    """
+    offers = [o for o in await all_offers(h) if market is None or o.market is market]
+    if not offers:
+        raise NotApplicable(f"this provider sells nothing {market}")
+    return min(offers, key=lambda offer: (offer.gpu_price, offer.offer_id))
+
+
+async def bought(h: Harness, offer: Offer | None = None) -> tuple[AttemptKey, Instance]:
+    """A machine of ours that is up."""
+    key = h.key()
+    request = h.request(offer or await an_offer(h), key)
+    instance = (await h.provider.launch(request)).instance
+    await h.settle()
+    return key, instance
+
+
+async def the_machine(h: Harness, key: AttemptKey) -> Instance:
+    """The one machine under this key that is not gone, as `find` tells it."""
+    found = [i for i in await h.provider.find(key) if i.state is not InstanceState.GONE]
+    expect(len(found) == 1, f"find({key}) tells of {len(found)} machines instead of one: {found!r}")
+    return found[0]
+
+
+def nothing_bought(h: Harness, key: AttemptKey) -> None:
+    """The world holds no machine under this key."""
+    machines = h.live(key)
+    expect(not machines, f"a machine exists although the launch was refused: {machines!r}")
+
+
+def bought_once(h: Harness, key: AttemptKey) -> None:
+    """The world holds exactly one machine under this key, and one request to buy was sent."""
+    machines = h.live(key)
+    expect(len(machines) == 1, f"{len(machines)} machines exist under {key} instead of one: {machines!r}")
+    expect(h.launch_calls() == 1, f"{h.launch_calls()} requests to buy were sent instead of one")
