@@ -1,0 +1,54 @@
+# `make demo` and `make test` work on a fresh clone: Python 3.11 or newer, make, and the package registry.
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help demo test check format swarm bench clean
+
+help: ## list what make can do
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+demo: $(VENV)/.demo ## watch real training processes being bought, taken away and resumed (two minutes, no account)
+	@$(BIN)/spotd demo $(ARGS)
+
+test: $(VENV)/.dev ## run the test suite (about ten minutes on two cores)
+	@echo "running the tests; longer swarms are 'make swarm'"
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+check: $(VENV)/.dev ## lint, types, direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## put the code into its format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
+	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean: ## remove what make made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.base:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; install one, or: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "error: cannot make $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base pyproject.toml constraints.txt
+	@echo "installing spotd and what the demo needs into $(VENV)"
+	@$(PIP) install -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base pyproject.toml constraints.txt
+	@echo "installing spotd and what its tests need into $(VENV)"
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
