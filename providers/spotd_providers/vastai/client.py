@@ -45,17 +45,19 @@ T = TypeVar("T")
 
 
 class Endpoint(Enum):
-    """Minimum seconds between calls, and how long to stay away after a 429 without advice."""
+    """Minimum seconds between calls (a little above vast.ai's own thresholds, since requests arrive unevenly), and how
+    long to stay away after a 429 without advice.
+    """
 
     SEARCH = ("search", 0.0, 6.0)
-    CREATE = ("create", 4.5, 12.0)
-    SHOW = ("show instance", 2.0, 2.0)
-    LIST = ("list instances", 1.0, 1.0)
-    DESTROY = ("destroy", 3.0, 3.0)
-    BID = ("change bid", 5.5, 5.5)
-    LOGS = ("request logs", 1.0, 1.5)
-    USER = ("account", 1.0, 1.0)
-    CHARGES = ("charges", 1.0, 3.0)
+    CREATE = ("create", 4.6, 12.0)
+    SHOW = ("show instance", 2.1, 2.1)
+    LIST = ("list instances", 1.1, 1.1)
+    DESTROY = ("destroy", 3.1, 3.1)
+    BID = ("change bid", 5.6, 5.6)
+    LOGS = ("request logs", 1.1, 1.5)
+    USER = ("account", 1.1, 1.1)
+    CHARGES = ("charges", 1.1, 3.0)
 
     def __init__(self, title: str, interval_s: float, penalty_s: float) -> None:
         self.title = title

