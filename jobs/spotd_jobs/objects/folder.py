@@ -1,0 +1,301 @@
+"""An object store in a folder: for one machine, for tests, and for hosts that see this computer's files.
+
+Every object is one file whose path is its key. A write goes to a spool folder first, is flushed to disk, and appears
+under its name in one step, so that no reader ever sees half an object and an acknowledged one survives a power cut.
+
+Grants are honest but not enforced: whoever may use one can reach the folder anyway. What hosts wrote is therefore read
+with care: links are never followed, only plain files are objects.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import IO, Final
+
+from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, StoreError, StoreUnavailable, UploadGrant
+
+TEMPORARY_PREFIX: Final = ".tmp-"
+"""File names that begin so are unfinished writes: they are no objects, are never listed, and no key may use them."""
+
+_SPOOL: Final = f"{TEMPORARY_PREFIX}spool"
+_SPOOL_KEPT: Final = timedelta(days=1)
+_KEY_MAX: Final = 1024
+_NAME_MAX: Final = 255
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PASSING: Final = frozenset({errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.EAGAIN})
+
+
+def checked_key(key: str) -> str:
+    """The key, if it is a relative path that stays below the store and every file system can hold.
+
+    Raises:
+        StoreError: naming what is wrong with it.
+    """
+    parts = key.split("/")
+    wrong = None
+    if not key or len(key.encode(errors="surrogateescape")) > _KEY_MAX:
+        wrong = f"is empty or longer than {_KEY_MAX} bytes"
+    elif any(part in ("", ".", "..") for part in parts):
+        wrong = "has an empty part, '.' or '..'"
+    elif any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) <= 0xDFFF for char in key) or "\\" in key:
+        wrong = "holds a control character, a backslash or broken text"
+    elif any(len(part.encode()) > _NAME_MAX for part in parts):
+        wrong = f"has a part longer than {_NAME_MAX} bytes"
+    elif any(part.startswith(TEMPORARY_PREFIX) for part in parts):
+        wrong = f"has a part that begins with {TEMPORARY_PREFIX}, which is for unfinished writes"
+    if wrong is not None:
+        raise StoreError(f"the object key {key[:100]!r} {wrong}")
+    return key
+
+
+class FolderStore:
+    """An `ObjectStore` below one folder, which is made (0700) if it does not exist."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.realpath(root))
+        with self._translated("open"):
+            self._make_folders(self._root)
+            self._make_folders(self._root / _SPOOL)
+            self._sweep_spool()
+
+    def __repr__(self) -> str:
+        return f"FolderStore({str(self._root)!r})"
+
+    @property
+    def shared_with_hosts_by(self) -> str:
+        """`filesystem`: a grant is a path."""
+        return "filesystem"
+
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+        """All or nothing, durable when it returns.
+
+        Raises:
+            Conflict: `create_only` and the object exists.
+            StoreUnavailable: the disk is full.
+        """
+        return self._write(key, lambda file: file.write(data), create_only=create_only)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """The object holds a copy of the file as it was read; durable when it returns.
+
+        Raises:
+            StoreError: the file cannot be read.
+            StoreUnavailable: the disk is full.
+        """
+        try:
+            source = path.open("rb")
+        except OSError as exc:
+            raise StoreError(f"{path} cannot be read: {exc.strerror}") from exc
+        with source:
+            return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), create_only=False)
+
+    def get(self, key: str, *, bytes_max: int) -> bytes:
+        """The object, refused when larger than `bytes_max`.
+
+        Raises:
+            ObjectMissing, StoreError
+        """
+        with self._translated("read"), self._opened(key) as file:
+            data = file.read(bytes_max + 1)
+        if len(data) > bytes_max:
+            raise StoreError(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
+        return data
+
+    def get_file(self, key: str, path: Path) -> None:
+        """The object's bytes are in `path`, written all or not at all.
+
+        Raises:
+            ObjectMissing, StoreError
+        """
+        spooled = path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        with self._translated("read"), self._opened(key) as source:
+            try:
+                with spooled.open("xb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
+                    _flush(file)
+                spooled.replace(path)
+            finally:
+                spooled.unlink(missing_ok=True)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """What is known of the object, or `None` if there is none."""
+        path = self._path(key)
+        with self._translated("read"):
+            try:
+                found = path.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return _info(key, found) if stat.S_ISREG(found.st_mode) else None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object whose key begins with the prefix, in key order (by bytes, as S3 orders them)."""
+        folder, _, _ = prefix.rpartition("/")
+        if folder:
+            self._path(folder)
+        with self._translated("list"):
+            yield from self._below(f"{folder}/" if folder else "", prefix)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; absent ones do not matter."""
+        paths = [self._path(key) for key in keys]
+        with self._translated("delete"):
+            for path in paths:
+                with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    path.unlink()
+
+    def presign_get(self, key: str, *, expires: datetime) -> str:  # noqa: ARG002  # a path does not expire
+        """A `file://` URL; whoever sees this file system can read it, at any time."""
+        return self._path(key).as_uri()
+
+    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
+        """The folder below which the holder may write, already there.
+
+        Raises:
+            StoreError: the prefix does not end in `/`, or is no place in this store.
+        """
+        if not prefix.endswith("/"):
+            raise StoreError(f"the prefix of a grant must end in '/', not {prefix[:100]!r}")
+        folder = self._path(prefix[:-1])
+        with self._translated("write"):
+            self._make_folders(folder)
+        return UploadGrant(
+            method="folder", prefix=prefix, expires=expires, size_max=size_max, fields={"path": str(folder)}
+        )
+
+    def _path(self, key: str) -> Path:
+        """Where the object is or would be, no link on the way there."""
+        path = self._root / checked_key(key)
+        parent = str(path.parent)
+        if os.path.realpath(parent) != parent:
+            raise StoreError(f"the object {key} lies behind a link, which this store never follows")
+        return path
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[IO[bytes]]:
+        path = self._path(key)
+        missing = f"there is no object {key} in {self._root}"
+        try:
+            # O_NONBLOCK: a pipe put there by a host must not hang the reader; O_NOFOLLOW: nor may a link lead away
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as exc:
+            if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+                raise ObjectMissing(missing) from exc
+            raise
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ObjectMissing(missing)
+            yield file
+
+    def _write(self, key: str, fill: Callable[[IO[bytes]], object], *, create_only: bool) -> ObjectInfo:
+        path = self._path(key)
+        spooled = self._root / _SPOOL / uuid.uuid4().hex
+        with self._translated("write"):
+            try:
+                with spooled.open("xb") as file:
+                    fill(file)
+                    # an etag rests on the time of change, and that of the file system may tick only every few ms
+                    os.utime(file.fileno(), ns=(now := time.time_ns(), now))
+                    _flush(file)
+                self._make_folders(path.parent)
+                if create_only:
+                    self._publish_new(spooled, path, key)
+                else:
+                    spooled.replace(path)
+            finally:
+                spooled.unlink(missing_ok=True)
+            _flush_folder(path.parent)
+            return _info(key, path.lstat())
+
+    def _publish_new(self, spooled: Path, path: Path, key: str) -> None:
+        try:
+            path.hardlink_to(spooled)  # fails if the name is taken, which a rename would not
+        except FileExistsError as exc:
+            raise Conflict(f"the object {key} exists already in {self._root}") from exc
+
+    def _below(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+        try:
+            with os.scandir(self._root / folder) as scanned:
+                entries = [
+                    entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
+                    for entry in scanned
+                    if not entry.name.startswith(TEMPORARY_PREFIX)
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in sorted(entries, key=os.fsencode):
+            key = folder + name
+            if name.endswith("/"):
+                if key.startswith(prefix) or prefix.startswith(key):
+                    yield from self._below(key, prefix)
+            elif key.startswith(prefix):
+                try:
+                    found = (self._root / key).lstat()
+                except FileNotFoundError:
+                    continue  # deleted since the folder was read
+                if stat.S_ISREG(found.st_mode):
+                    yield _info(key, found)
+
+    def _make_folders(self, folder: Path) -> None:
+        """The folder exists, and its name will after a power cut."""
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+            _flush_folder(path.parent)
+
+    def _sweep_spool(self) -> None:
+        """Writes that a crash left unfinished are gone; young ones may be another process's and stay."""
+        oldest = time.time() - _SPOOL_KEPT.total_seconds()
+        for path in (self._root / _SPOOL).iterdir():
+            with suppress(FileNotFoundError):
+                if path.lstat().st_mtime < oldest:
+                    path.unlink()
+
+    @contextmanager
+    def _translated(self, action: str) -> Iterator[None]:
+        """Failures of the system become the store's own, with the place and a way out."""
+        try:
+            yield
+        except OSError as exc:
+            place = f"the store folder {self._root}"
+            if exc.errno in _FULL:
+                raise StoreUnavailable(
+                    f"cannot {action}: no space left for {place}; free some, or point [store] url elsewhere"
+                ) from exc
+            if exc.errno in _PASSING:
+                raise StoreUnavailable(f"cannot {action} in {place} now: {exc.strerror}; check the disk") from exc
+            reason = exc.strerror or type(exc).__name__
+            raise StoreError(f"cannot {action} in {place}: {reason}; check its owner, mode and mount") from exc
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _info(key: str, found: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(
+        key=key,
+        size=found.st_size,
+        etag=f"{found.st_mtime_ns:x}-{found.st_size:x}-{found.st_ino:x}",
+        modified=datetime.fromtimestamp(found.st_mtime, UTC),
+    )

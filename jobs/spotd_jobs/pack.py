@@ -1,0 +1,236 @@
+"""A working folder as one deterministic archive, so that equal content has an equal hash and is stored once.
+
+`.gitignore` files count as they do for git: nested ones, negations, and those of the repository above the folder.
+`.git` never travels. Links may point around inside the folder but not out of it, since what they point to would be
+missing, or somebody else's, on the host.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+_NEVER: Final = ".git"
+_RULES: Final = ".gitignore"
+_COMPRESSION: Final = 6
+_FILES_MAX: Final = 100_000
+
+
+class PackError(Exception):
+    """The folder cannot be packed; the message names the place, `hint` the way out."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """One packed folder.
+
+    Attributes:
+        data: the gzip-compressed tar archive; paths are relative to the folder.
+        sha256: of `data`, lower-case hex.
+        size: bytes of `data`.
+        file_count: files and links in it, folders not counted.
+        skipped: sockets, pipes and devices that were left out, by path.
+    """
+
+    data: bytes
+    sha256: str
+    size: int
+    file_count: int
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The ignore rules of one folder; `base` is that folder's path from the top of the repository, `""` or `x/y/`."""
+
+    base: str
+    spec: GitIgnoreSpec
+
+
+def pack(workdir: Path, *, bytes_max: int) -> Packed:
+    """The folder's content as an archive that depends on names, contents, links and the executable bit only.
+
+    Raises:
+        PackError: no such folder, nothing in it, more than `bytes_max` bytes, an unreadable file, or a link that
+            leads out of it.
+    """
+    if not workdir.is_dir():
+        what = "is not a folder" if workdir.exists() else "does not exist"
+        raise PackError(f"the workdir {workdir} {what}", hint="set workdir to the folder that holds the code")
+    members = list(_walk(workdir))
+    skipped = tuple(name for name, mode in members if not _travels(mode))
+    files = sorted((name, mode) for name, mode in members if _travels(mode))
+    if not any(not stat.S_ISDIR(mode) for _, mode in files):
+        raise PackError(
+            f"the workdir {workdir} holds nothing to pack", hint=f"check its {_RULES}, or leave workdir out"
+        )
+    _refuse_too_much(workdir, files, bytes_max)
+    buffer = io.BytesIO()
+    left = bytes_max
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=_COMPRESSION, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, mode in files:
+            left -= _add(archive, workdir, name, mode, left)
+    data = buffer.getvalue()
+    return Packed(
+        data=data,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        file_count=sum(not stat.S_ISDIR(mode) for _, mode in files),
+        skipped=skipped,
+    )
+
+
+def _travels(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)
+
+
+def _walk(workdir: Path) -> Iterator[tuple[str, int]]:
+    """Path and mode of everything that is not ignored, links not followed."""
+    root, rules = _rules_above(workdir)
+    seen = 0
+    folders = [("", rules)]
+    while folders:
+        folder, rules = folders.pop()
+        here = workdir / folder
+        rules = [*rules, *_rules_in(here, root + folder)]
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError as exc:
+            raise PackError(
+                f"{here} cannot be read: {exc.strerror}", hint=f"mend its mode or ignore it in {_RULES}"
+            ) from exc
+        for entry in entries:
+            if entry.name == _NEVER:
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            name = folder + entry.name
+            if _is_ignored(root + name + ("/" if is_folder else ""), rules):
+                continue
+            seen += 1
+            if seen > _FILES_MAX:
+                raise PackError(
+                    f"the workdir {workdir} holds more than {_FILES_MAX} files",
+                    hint=f"ignore data and environments in a {_RULES}, or choose a smaller workdir",
+                )
+            yield name, entry.stat(follow_symlinks=False).st_mode
+            if is_folder:
+                folders.append((name + "/", rules))
+
+
+def _rules_above(workdir: Path) -> tuple[str, list[_Rules]]:
+    """The folder's path from the top of its repository, and the rules of the folders above it up to there."""
+    folder = workdir.resolve()
+    above = [folder, *folder.parents]
+    top = next((candidate for candidate in above if (candidate / _NEVER).exists()), None)
+    if top is None or top == folder:
+        return "", []
+    rules = []
+    for candidate in reversed(above[1 : above.index(top) + 1]):
+        base = candidate.relative_to(top).as_posix()
+        rules += _rules_in(candidate, "" if base == "." else f"{base}/")
+    return f"{folder.relative_to(top).as_posix()}/", rules
+
+
+def _rules_in(folder: Path, base: str) -> list[_Rules]:
+    from pathspec import GitIgnoreSpec  # the client must start without it
+
+    path = folder / _RULES
+    try:
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return []
+    except OSError as exc:
+        raise PackError(f"{path} cannot be read: {exc.strerror}", hint="mend its mode") from exc
+    try:
+        return [_Rules(base, GitIgnoreSpec.from_lines(lines))]
+    except ValueError as exc:
+        raise PackError(
+            f"{path} holds a pattern that git would not understand: {exc}", hint="mend the pattern"
+        ) from exc
+
+
+def _is_ignored(path: str, rules: list[_Rules]) -> bool:
+    """Whether the last rule that says anything, deepest folder first, says that the path is ignored."""
+    for rule in reversed(rules):
+        verdict = rule.spec.check_file(path[len(rule.base) :]).include
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _refuse_too_much(workdir: Path, files: list[tuple[str, int]], bytes_max: int) -> None:
+    sizes = {name: (workdir / name).lstat().st_size for name, mode in files if stat.S_ISREG(mode)}
+    total = sum(sizes.values())
+    if total <= bytes_max:
+        return
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
+    named = ", ".join(f"{name} ({_megabytes(sizes[name])})" for name in largest)
+    raise PackError(
+        f"the workdir {workdir} holds {_megabytes(total)}, more than the {_megabytes(bytes_max)} that may be packed",
+        hint=f"ignore what the job does not need in a {_RULES}; the largest are {named}",
+    )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _add(archive: tarfile.TarFile, workdir: Path, name: str, mode: int, left: int) -> int:
+    """The member is in the archive; how many bytes of content it has."""
+    member = tarfile.TarInfo(name)  # owner, group and time stay 0
+    member.mode = 0o755 if stat.S_ISDIR(mode) or mode & 0o100 else 0o644
+    path = workdir / name
+    if stat.S_ISDIR(mode):
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+        return 0
+    if stat.S_ISLNK(mode):
+        member.type = tarfile.SYMTYPE
+        member.mode = 0o777
+        member.linkname = _inner_target(workdir, path)
+        archive.addfile(member)
+        return 0
+    try:
+        with path.open("rb") as file:
+            content = file.read(left + 1)
+    except OSError as exc:
+        hint = f"mend its mode or ignore it in {_RULES}"
+        raise PackError(f"{path} cannot be read: {exc.strerror}", hint=hint) from exc
+    if len(content) > left:
+        raise PackError(f"{path} grew while it was packed", hint="pack a folder that nothing writes to")
+    member.size = len(content)  # what was read, not what was listed: the file may have changed in between
+    archive.addfile(member, io.BytesIO(content))
+    return len(content)
+
+
+def _inner_target(workdir: Path, path: Path) -> str:
+    """The link's target, which lies inside the folder both as written and as the system follows it."""
+    target = str(path.readlink())
+    relative = path.parent.relative_to(workdir)
+    lexical = os.path.normpath(relative / target)
+    followed = Path(os.path.realpath(path))  # Path.resolve raises on a loop of links
+    inside = followed.is_relative_to(workdir.resolve())
+    if os.path.isabs(target) or lexical.split("/")[0] == ".." or not inside:  # noqa: PTH117  # a string from the link
+        raise PackError(
+            f"the link {path.relative_to(workdir)} leads out of the workdir, to {target}",
+            hint=f"copy what it points to into {workdir}, make it a relative link inside, or ignore it in {_RULES}",
+        )
+    return target

@@ -1,0 +1,243 @@
+"""Converters for single values and a reader for tables of them, which collects every problem it meets.
+
+By hand and not with pydantic, for two reasons: `spotctl` parses job files and must not pay for importing pydantic,
+and each message is written for the person who made that very mistake.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from spotd_jobs.spec.problems import BadValue, Problem, key_path, nearest, unknown_key
+
+T = TypeVar("T")
+D = TypeVar("D")
+E = TypeVar("E", bound=StrEnum)
+Convert = Callable[[object], T]
+
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_RESERVED_PREFIX: Final = "SPOTD_"
+
+
+def kind(value: object) -> str:
+    """What a person would call this value."""
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "a date or time"
+
+
+def shown(value: object, *, length_max: int = 60) -> str:
+    """The value as TOML would spell it, cut short."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    text = "".join(char if char.isprintable() else "?" for char in text)
+    return text if len(text) <= length_max else text[: length_max - 3] + "..."
+
+
+def text(*, length_max: int, example: str, pattern: str | None = None, rule: str = "") -> Convert[str]:
+    """A converter for text that is not blank, holds no NUL and matches the whole pattern; `rule` says it in words."""
+
+    def convert(value: object) -> str:
+        if not isinstance(value, str):
+            raise BadValue(f"must be text, not {kind(value)}", hint=f"write {example}")
+        if not value.strip():
+            raise BadValue("must not be empty", hint=f"write {example}")
+        if "\0" in value:
+            raise BadValue("must not hold a NUL character", hint=f"write {example}")
+        if len(value) > length_max:
+            raise BadValue(f"is longer than {length_max} characters", hint=f"write {example}")
+        if pattern is not None and not re.fullmatch(pattern, value):
+            raise BadValue(f"{shown(value)} {rule}", hint=f"write {example}")
+        return value
+
+    return convert
+
+
+def integer(*, least: int, most: int, example: str) -> Convert[int]:
+    """A converter for a whole number within bounds."""
+
+    def convert(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            wrong = f"{shown(value)} is not a whole number" if isinstance(value, float | str) else f"is {kind(value)}"
+            raise BadValue(f"must be a whole number: {wrong}", hint=f"write {example}")
+        if not least <= value <= most:
+            raise BadValue(f"{shown(value)} is not between {least} and {most}", hint=f"write {example}")
+        return value
+
+    return convert
+
+
+def fraction(*, example: str) -> Convert[float]:
+    """A converter for a number from 0 to 1."""
+
+    def convert(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadValue(f"must be a number from 0 to 1, not {shown(value)}", hint=f"write {example}")
+        if not 0 <= value <= 1:
+            per_cent = f"; {shown(value)} percent is {value / 100:g}" if 1 < value <= 100 else ""
+            raise BadValue(f"{shown(value)} is not between 0 and 1", hint=f"write {example}{per_cent}")
+        return float(value)
+
+    return convert
+
+
+def choice(members: type[E]) -> Convert[E]:
+    """A converter for one member of a closed set."""
+    names = [str(member) for member in members]
+
+    def convert(value: object) -> E:
+        if isinstance(value, str) and value in names:
+            return members(value)
+        match = nearest(value, names) if isinstance(value, str) else None
+        hint = f'did you mean "{match}"?' if match else "write one of them"
+        raise BadValue(f"must be one of {', '.join(names)}, not {shown(value)}", hint=hint)
+
+    return convert
+
+
+def bounded(convert: Convert[T], *, least: T, most: T, words: str) -> Convert[T]:
+    """The converter, refusing what lies outside; `words` names both bounds."""
+
+    def within(value: object) -> T:
+        result = convert(value)
+        if not least <= result <= most:  # type: ignore[operator]  # T is only ever an ordered type here
+            raise BadValue(f"{shown(value)} is not between {words}", hint="choose a value within these bounds")
+        return result
+
+    return within
+
+
+def env_name(value: object) -> str:
+    """The name of an environment variable that the job may choose itself.
+
+    Raises:
+        BadValue: not a portable name, or one of those that spotd sets.
+    """
+    if not isinstance(value, str) or not _ENV_NAME.fullmatch(value):
+        raise BadValue(
+            f"{shown(value)} is not a name for an environment variable",
+            hint="use letters, digits and _, not starting with a digit, as in WANDB_API_KEY",
+        )
+    if value.upper().startswith(_RESERVED_PREFIX):
+        raise BadValue(f"{value} is set by spotd itself", hint="choose a name that does not start with SPOTD_")
+    return value
+
+
+class Table:
+    """One table of a file while it is read: every value goes through a converter, every problem is kept."""
+
+    def __init__(self, data: Mapping[str, object], path: tuple[str, ...], problems: list[Problem]) -> None:
+        self._data = data
+        self._path = path
+        self._problems = problems
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    def report(self, key: str | int | tuple[str | int, ...], message: str, hint: str) -> None:
+        """Keep a problem of a key of this table."""
+        parts = key if isinstance(key, tuple) else (key,)
+        self._problems.append(Problem(key=key_path((*self._path, *parts)), message=message, hint=hint))
+
+    def required(self, key: str, hint: str) -> None:
+        """Keep a problem if the key is absent."""
+        if key not in self._data:
+            self.report(key, "is missing", hint)
+
+    def take(self, key: str, convert: Convert[T], default: T) -> T:
+        """The converted value; `default` where the key is absent or, with a problem kept, wrong."""
+        if key not in self._data:
+            return default
+        return self._converted((key,), self._data[key], convert, default)
+
+    def take_list(
+        self, key: str, convert: Convert[T], *, count_min: int = 0, count_max: int, example: str, lone: bool = False
+    ) -> tuple[T, ...]:
+        """Each element converted; those that are wrong are left out with a problem kept.
+
+        `lone` permits a single value in place of a list of one.
+        """
+        if key not in self._data:
+            return ()
+        value = self._data[key]
+        if lone and isinstance(value, str):
+            value = [value]
+            places: list[tuple[str | int, ...]] = [(key,)]
+        elif isinstance(value, list | tuple):
+            places = [(key, index) for index in range(len(value))]
+        else:
+            self.report(key, f"must be a list, not {kind(value)}", f"write {example}")
+            return ()
+        if not count_min <= len(value) <= count_max:
+            wrong = "must not be empty" if not value else f"has more than {count_max} entries"
+            self.report(key, wrong, f"write {example}")
+            return ()
+        results: list[T] = []
+        for place, item in zip(places, value, strict=True):
+            result = self._converted(place, item, convert, None)
+            if result in results:
+                self.report(place, f"{shown(item)} is given twice", "remove one of them")
+            elif result is not None:
+                results.append(result)
+        return tuple(results)
+
+    def take_env(self, key: str, *, count_max: int, length_max: int) -> tuple[tuple[str, str], ...]:
+        """A table of environment variables as sorted pairs."""
+        value = self._data.get(key, {})
+        if not isinstance(value, Mapping):
+            self.report(key, f"must be a table, not {kind(value)}", 'write env = { HF_HOME = "/workspace/hf" }')
+            return ()
+        if len(value) > count_max:
+            self.report(key, f"has more than {count_max} variables", "put them into a file that `setup` reads")
+            return ()
+        pairs = []
+        for name, content in value.items():
+            if self._converted((key, name), name, env_name, None) is None:
+                continue
+            if not isinstance(content, str):
+                spelled = shown(content)
+                self.report(
+                    (key, name), f"must be text, not {kind(content)}", f'put it in quotes: {name} = "{spelled}"'
+                )
+            elif "\0" in content or len(content) > length_max:
+                self.report((key, name), f"holds a NUL or is longer than {length_max} characters", "shorten it")
+            else:
+                pairs.append((name, content))
+        return tuple(sorted(pairs))
+
+    def table(self, key: str, *, example: str) -> Table:
+        """The table below `key`; an empty one if it is absent or, with a problem kept, no table."""
+        value = self._data.get(key, {})
+        if not isinstance(value, Mapping):
+            self.report(key, f"must be a table, not {kind(value)}", f"write {example}")
+            value = {}
+        return Table(value, (*self._path, key), self._problems)
+
+    def refuse_unknown(self, known: Collection[str], *, elsewhere: Mapping[str, str]) -> None:
+        """Every key that is not among the known ones is reported with the one that was most likely meant.
+
+        `elsewhere` gives the full path of keys that belong into another table.
+        """
+        for key in self._data:
+            if key not in known:
+                self._problems.append(unknown_key((*self._path, key), known, elsewhere=elsewhere.get(key)))
+
+    def _converted(self, place: tuple[str | int, ...], value: object, convert: Convert[T], default: D) -> T | D:
+        try:
+            return convert(value)
+        except BadValue as exc:
+            self.report(place, str(exc), exc.hint)
+            return default

@@ -1,0 +1,73 @@
+"""TOML files from disk, refused with a sentence instead of a traceback."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from spotd_jobs.spec.problems import FileProblems, Problem
+
+BYTES_MAX: Final = 1_000_000
+_PLACE: Final = re.compile(
+    r"^(?P<what>.*?) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|(?P<end>end of document))\)$"
+)
+
+
+def read_toml(path: Path, *, refusal: type[FileProblems]) -> tuple[dict[str, Any], str]:
+    """The data of a TOML file and the text it was read from.
+
+    Raises:
+        FileProblems: of the class `refusal`; the file is missing, unreadable, too large, not UTF-8 or not TOML.
+    """
+    source = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(BYTES_MAX + 1)
+    except FileNotFoundError as exc:
+        problem = Problem(key="", message="no such file", hint="check the path; it is taken from the current folder")
+        raise refusal(source, [problem]) from exc
+    except IsADirectoryError as exc:
+        problem = Problem(key="", message="this is a folder, not a file", hint="name the TOML file inside it")
+        raise refusal(source, [problem]) from exc
+    except OSError as exc:
+        problem = Problem(key="", message=f"cannot be read: {exc.strerror}", hint="check the file's owner and mode")
+        raise refusal(source, [problem]) from exc
+    if len(raw) > BYTES_MAX:
+        problem = Problem(key="", message="larger than 1 MB", hint="this does not look like a file meant for spotd")
+        raise refusal(source, [problem])
+    return parse_toml(raw, source=source, refusal=refusal)
+
+
+def parse_toml(raw: bytes, *, source: str, refusal: type[FileProblems]) -> tuple[dict[str, Any], str]:
+    """The data of a TOML document and its text.
+
+    Raises:
+        FileProblems: of the class `refusal`; not UTF-8 or not TOML.
+    """
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        problem = Problem(key="", message="not UTF-8 text", hint="save the file as UTF-8", line=line)
+        raise refusal(source, [problem]) from exc
+    text = text.replace("\r\n", "\n")
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as exc:
+        raise refusal(source, [_syntax_problem(str(exc), text)]) from exc
+    except RecursionError as exc:
+        problem = Problem(
+            key="", message="lists or tables are nested too deeply", hint="no key needs more than three levels"
+        )
+        raise refusal(source, [problem]) from exc
+
+
+def _syntax_problem(message: str, text: str) -> Problem:
+    place = _PLACE.match(message)
+    if place is None:
+        return Problem(key="", message=f"not valid TOML: {message}", hint='text needs quotes: name = "llama-lora"')
+    line = text.count("\n") + 1 if place["end"] else int(place["line"])
+    hint = 'text needs quotes, as in name = "llama-lora"; a table starts with [name] on a line of its own'
+    return Problem(key="", message=f"not valid TOML: {place['what']}", hint=hint, line=line)
