@@ -1,0 +1,114 @@
+"""The last value of what each provider sells and of which of our machines it lists.
+
+Pollers write here, the brain and the API read. Nothing is queued: a newer answer replaces an older one, because
+decisions look at the world as it is and not at how it came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from spotd.core.market import Board, MarketSnapshot, build_shelf
+from spotd.core.model import Event
+from spotd.daemon.bell import Bell
+from spotd_providers.contract.values import AttemptKey, Listing, OfferPage, ProviderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinesSeen:
+    """What is known of a provider's machines: the newest listing, and the trouble of the newest try."""
+
+    listing: Listing | None = None
+    error: str = ""
+    error_since: datetime | None = None
+
+
+class Boards:
+    """One board and one listing per provider; `bell` rings when anything changed."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._boards: dict[ProviderName, Board] = {}
+        self._machines: dict[ProviderName, MachinesSeen] = {}
+        self._pages: dict[ProviderName, OfferPage] = {}
+        self._away: dict[ProviderName, str] = {}
+        self._notes: list[Event] = []
+        self.wanted: dict[ProviderName, frozenset[AttemptKey]] = {}
+        """Keys whose machines must be looked for one by one, because a launch's outcome is unknown."""
+        self.inhabited: frozenset[ProviderName] = frozenset()
+        """Providers where we have, or may have, machines."""
+
+    def open(self, provider: ProviderName) -> None:
+        """The provider has an empty board until its first answer."""
+        self._boards[provider] = Board(provider=provider)
+        self._machines[provider] = MachinesSeen()
+
+    def snapshot(self) -> MarketSnapshot:
+        return MarketSnapshot(boards=dict(self._boards))
+
+    def listings(self) -> Mapping[ProviderName, Listing]:
+        """The newest listing of each provider that ever answered."""
+        return {name: seen.listing for name, seen in self._machines.items() if seen.listing is not None}
+
+    def machines(self, provider: ProviderName) -> MachinesSeen:
+        return self._machines[provider]
+
+    def page(self, provider: ProviderName) -> OfferPage | None:
+        """The newest answer as it came, rejected rows included."""
+        return self._pages.get(provider)
+
+    def offers_seen(self, provider: ProviderName, page: OfferPage, *, asked_at: datetime) -> None:
+        before = self._pages.get(provider)
+        changed = before is None or before.offers != page.offers or bool(self._boards[provider].error)
+        self._pages[provider] = page
+        board = self._boards[provider]
+        shelf = build_shelf(page.offers) if changed else board.shelf
+        self._boards[provider] = Board(provider=provider, shelf=shelf, at=asked_at)
+        if changed:
+            self._bell.ring()
+
+    def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
+        """The last offers stay until their time-to-live ends, and the board says what is wrong."""
+        board = self._boards[provider]
+        self._boards[provider] = replace(board, error=error, error_since=board.error_since or at)
+
+    def machines_listed(self, provider: ProviderName, listing: Listing) -> None:
+        before = self._machines[provider]
+        self._machines[provider] = MachinesSeen(listing=listing)
+        same = before.listing is not None and before.listing.instances == listing.instances
+        if not same or provider in self.inhabited:
+            self._bell.ring()
+
+    def machines_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
+        """The last listing stays: it proves nothing new, and the core sees by its time how old it is."""
+        seen = self._machines[provider]
+        self._machines[provider] = replace(seen, error=error, error_since=seen.error_since or at)
+
+    def note_away(self, provider: ProviderName, error: str, *, at: datetime) -> bool:
+        """True once per outage: the caller logs it, and the event is kept for the next commit."""
+        if provider in self._away:
+            return False
+        self._away[provider] = error
+        self._note("provider.away", f"{provider} does not answer as it should: {error}", provider, at)
+        return True
+
+    def note_back(self, provider: ProviderName, *, at: datetime) -> bool:
+        """True once per return."""
+        if self._away.pop(provider, None) is None:
+            return False
+        self._note("provider.back", f"{provider} answers again", provider, at)
+        return True
+
+    def notes(self) -> tuple[Event, ...]:
+        """Events that wait for a commit."""
+        return tuple(self._notes)
+
+    def notes_committed(self, notes: Iterable[Event]) -> None:
+        done = set(map(id, notes))
+        self._notes = [note for note in self._notes if id(note) not in done]
+
+    def _note(self, kind: str, message: str, provider: ProviderName, at: datetime) -> None:
+        self._notes.append(Event(at=at, kind=kind, message=message, data={"provider": provider}))
+        self._bell.ring()

@@ -1,0 +1,218 @@
+"""The loop: look at the world as it is, decide, write it down, hand over what is owed, sleep until something changes.
+
+Theory. Nothing is remembered between cycles that the state does not hold, apart from caches: each cycle loads the
+world again. What woke the loop does not matter. The order inside a cycle does: the machine listings are taken *before*
+the look at what the hosts wrote, so a host that a listing shows as dead has had its last word read; and paid calls are
+handed over only after the commit that owes them has returned.
+
+When the state cannot be written the loop holds: it launches nothing, says so once, and goes on trying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import anyio
+
+from spotd.core.decide import decide
+from spotd.core.model import AttemptId, HostReport, IntentKind, IntentState, JobId, Plan, Verdict, World
+from spotd.core.outcomes import after_restart
+from spotd.core.plans import applied, combine
+from spotd.core.reconcile import reconcile
+from spotd.core.states import InvariantBroken
+from spotd.daemon.bell import Bell
+from spotd.daemon.boards import Boards
+from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.commits import Commits, Committed, cycle_points
+from spotd.daemon.crash import CrashPoint
+from spotd.daemon.executor import Executor
+from spotd.daemon.granter import Granter
+from spotd.daemon.inhabited import Inhabited
+from spotd.daemon.storekeeper import Storekeeper
+from spotd.store import StoreError
+from spotd_providers.contract.provider import Clock, Logger
+from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
+
+CYCLE_GAP_S: Final = 0.02
+"""However often it rings, the loop leaves the machine to others in between."""
+HOLD_S: Final = 2.0
+LOOK_SHARED_S: Final = 1.0
+LOOK_NETWORK: Final = timedelta(seconds=10)
+LOOK_FLOOR_S: Final = 0.25
+RECHECK_FLOOR_S: Final = 0.5
+WATCHDOG_SHARE: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrainState:
+    """What the API may know of the newest cycle."""
+
+    world: World
+    verdicts: Mapping[JobId, Verdict]
+    at: datetime
+
+
+class Brain:
+    """One cycle at a time; `cycle` is all of it, `run` repeats it."""
+
+    def __init__(
+        self,
+        *,
+        commits: Commits,
+        boards: Boards,
+        keeper: Storekeeper,
+        executor: Executor,
+        granter: Granter,
+        clock: Clock,
+        log: Logger,
+        bell: Bell,
+        look_again: Callable[[ProviderName], None],
+        alive: Callable[[], None],
+        watchdog_s: float | None = None,
+        look_every_s: float = LOOK_SHARED_S,
+    ) -> None:
+        self._commits = commits
+        self._boards = boards
+        self._keeper = keeper
+        self._executor = executor
+        self._granter = granter
+        self._clock = clock
+        self._log = log
+        self._bell = bell
+        self._look_again = look_again
+        self._alive = alive
+        self._watchdog_s = watchdog_s
+        self._look_every_s = look_every_s
+        self._inhabited = Inhabited()
+        self._held = False
+        self.state: BrainState | None = None
+        self.cycles = 0
+
+    async def adopt(self) -> None:
+        """Launches that a former process owed are unknown now; everything it left is known and being kept.
+
+        Raises:
+            StoreError: the state cannot be written, so nothing may begin.
+        """
+        committed = await self._commits.commit(
+            after_restart, (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT)
+        )
+        self._publish(committed)
+        machines = len(committed.world.attempts)
+        if machines:
+            self._log.info("daemon.adopted", attempts=machines, intents=len(committed.world.intents))
+
+    async def run(self) -> None:
+        """Cycles follow each other until this is cancelled.
+
+        Raises:
+            InvariantBroken: a rule the safety of money rests on did not hold; nothing was written.
+        """
+        while True:
+            pause_s = await self.cycle()
+            self._alive()
+            await anyio.sleep(CYCLE_GAP_S)
+            await self._bell.wait(seconds=pause_s)
+
+    async def cycle(self) -> float:
+        """The world was looked at and what follows is durable and under way. Returns seconds until the next is due."""
+        listings = self._boards.listings()
+        notes = self._boards.notes()
+        reports = await self._keeper.look(self.state.world) if self.state is not None else {}
+
+        def think(world: World, now: datetime) -> Plan:
+            fresh = self._keeper.fresh(reports, world)
+            first = reconcile(world, listings, fresh, now)
+            second = decide(applied(world, first), self._boards.snapshot(), now)
+            both = combine(first, second)
+            return replace(both, events=both.events + notes)
+
+        try:
+            committed = await self._commits.commit(think, cycle_points)
+        except StoreError as exc:
+            self._hold(exc)
+            return HOLD_S
+        except InvariantBroken as exc:
+            self._log.error("invariant.broken", error=str(exc))
+            raise
+        self._resume()
+        self._boards.notes_committed(notes)
+        self._keeper.committed(reports)
+        self._tell(committed, listings, reports)
+        self._publish(committed)
+        self._executor.take(committed.plan, committed.world)
+        self._executor.end(committed.world)
+        for provider in sorted(committed.plan.look_again):
+            self._look_again(provider)
+        self.cycles += 1
+        return self._pause_s(committed)
+
+    def _publish(self, committed: Committed) -> None:
+        """Pollers, grants and the API work with this world from now on."""
+        world = committed.world
+        verdicts = committed.plan.verdicts
+        if not verdicts and self.state is not None:
+            verdicts = {job: v for job, v in self.state.verdicts.items() if job in world.jobs}
+        self.state = BrainState(world=world, verdicts=verdicts, at=committed.at)
+        wanted: dict[ProviderName, set[AttemptKey]] = {}
+        for intent in world.intents.values():
+            if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.UNKNOWN:
+                wanted.setdefault(intent.provider, set()).add(intent.key)
+        self._boards.wanted = {provider: frozenset(keys) for provider, keys in wanted.items()}
+        before = self._boards.inhabited
+        self._boards.inhabited = self._inhabited.update(world, self._boards.listings(), committed.at)
+        for provider in sorted(self._boards.inhabited - before):
+            self._look_again(provider)
+        self._granter.update(world)
+
+    def _pause_s(self, committed: Committed) -> float:
+        world, now = committed.world, committed.at
+        recheck = virtual_at_least(self._clock, world.policy.recheck_every, real_s=RECHECK_FLOOR_S)
+        dues = [now + recheck]
+        if committed.plan.wake_at is not None:
+            dues.append(committed.plan.wake_at)
+        owed = (i for i in world.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE))
+        dues.extend(intent.not_before for intent in owed if intent.not_before is not None)
+        pause_s = max(0.0, self._clock.real_seconds(min(dues) - self._clock.now()))
+        if any(attempt.state.counts for attempt in world.attempts.values()):
+            pause_s = min(pause_s, self._look_every_s)
+        if self._watchdog_s is not None:
+            pause_s = min(pause_s, self._watchdog_s / WATCHDOG_SHARE)
+        return pause_s
+
+    def _hold(self, trouble: StoreError) -> None:
+        if not self._held:
+            self._log.error("state.held", error=trouble.message, hint=trouble.hint)
+        self._held = True
+
+    def _resume(self) -> None:
+        if self._held:
+            self._log.info("state.back")
+        self._held = False
+
+    def _tell(
+        self, committed: Committed, listings: Mapping[ProviderName, Listing], reports: Mapping[AttemptId, HostReport]
+    ) -> None:
+        """One wide line for a decision that changed something."""
+        plan = committed.plan
+        if plan.is_empty:
+            return
+        fields: dict[str, Any] = {
+            "jobs": len(committed.world.jobs),
+            "attempts": len(committed.world.attempts),
+            "listings": len(listings),
+            "reports": len(reports),
+            "launches": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.LAUNCH)),
+            "endings": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE)),
+            "changed": {str(job): item.state.value for job, item in sorted(plan.jobs.items())},
+            "events": [event.kind for event in plan.events],
+            "took_ms": round(self._clock.real_seconds(self._clock.now() - committed.at) * 1000, 1),
+        }
+        self._log.info("brain.decided", **{name: value for name, value in fields.items() if value not in ([], {})})
+
+
+def _is_new(kind: IntentKind, state: IntentState, wanted: IntentKind) -> bool:
+    return kind is wanted and state is IntentState.OPEN

@@ -1,0 +1,97 @@
+"""Every change of the state goes through here: load the world, ask the core, write the answer, check the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from spotd.core.invariants import check
+from spotd.core.model import IntentKind, IntentState, Plan, Policy, World
+from spotd.core.plans import applied
+from spotd.core.states import InvariantBroken
+from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.database import Database
+from spotd.store import Tx
+from spotd_providers.contract.provider import Clock
+
+Decide = Callable[[World, datetime], Plan]
+Points = tuple[CrashPoint, CrashPoint]
+
+
+class PolicyBox:
+    """The policy in force: from the config, plus what the daemon itself knows at the moment."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.paused = ""
+        """A sentence while nothing may be launched."""
+
+    @property
+    def current(self) -> Policy:
+        return replace(self._policy, launches_paused=self.paused) if self.paused else self._policy
+
+    def reload(self, policy: Policy) -> None:
+        self._policy = policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A plan that is durable, and the world with it."""
+
+    world: World
+    plan: Plan
+    at: datetime
+
+
+class Commits:
+    """The one way in which the daemon changes its state."""
+
+    def __init__(self, database: Database, policy: PolicyBox, clock: Clock, crash: CrashPoints) -> None:
+        self._database = database
+        self._policy = policy
+        self._clock = clock
+        self._crash = crash
+
+    async def commit(self, decide: Decide, points: Points | Callable[[Plan], Points]) -> Committed:
+        """What the core decided about the newest world is written, in one transaction.
+
+        Raises:
+            StoreError: nothing was written.
+            InvariantBroken: the plan would break a rule; nothing was written, and the daemon must stop.
+        """
+        policy = self._policy.current
+        chosen: list[Points] = []
+
+        def work(tx: Tx) -> Committed:
+            now = self._clock.now()
+            world = tx.world(policy, now)
+            plan = decide(world, now)
+            after = applied(world, plan)
+            if plan.is_empty:
+                return Committed(world=after, plan=plan, at=now)
+            broken = check(after)
+            if broken:
+                raise InvariantBroken("; ".join(broken))
+            pair = points(plan) if callable(points) else points
+            chosen.append(pair)
+            tx.commit(plan)
+            self._crash(pair[0])
+            return Committed(world=after, plan=plan, at=now)
+
+        committed = await self._database.tx(work)
+        for pair in chosen:
+            self._crash(pair[1])
+        return committed
+
+
+def cycle_points(plan: Plan) -> Points:
+    """Which pair of crash points a brain cycle's commit is: named for the most consequential thing in it."""
+    fresh = {intent.kind for intent in plan.intents.values() if intent.state is IntentState.OPEN}
+    if IntentKind.LAUNCH in fresh:
+        return CrashPoint.BEFORE_COMMIT_CYCLE_LAUNCH, CrashPoint.AFTER_COMMIT_CYCLE_LAUNCH
+    if IntentKind.TERMINATE in fresh:
+        return CrashPoint.BEFORE_COMMIT_CYCLE_TERMINATE, CrashPoint.AFTER_COMMIT_CYCLE_TERMINATE
+    if any(attempt.stop is not None for attempt in plan.attempts.values()):
+        return CrashPoint.BEFORE_COMMIT_CYCLE_ORDER, CrashPoint.AFTER_COMMIT_CYCLE_ORDER
+    return CrashPoint.BEFORE_COMMIT_CYCLE_OTHER, CrashPoint.AFTER_COMMIT_CYCLE_OTHER

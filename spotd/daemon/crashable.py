@@ -1,0 +1,52 @@
+"""The daemon with a way to kill it at a named point, for end-to-end tests only: `python -m spotd.daemon.crashable`.
+
+`SPOTD_CRASH_AT="name:nth"` names a point of `crash.CrashPoint` and which passage of it is the last. The process ends
+by SIGKILL, so nothing is cleaned up, as in a power cut. Nothing else in spotd reads this variable.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+
+from spotd.daemon.crash import CrashPoint, CrashPoints, never
+
+VARIABLE = "SPOTD_CRASH_AT"
+
+
+def crash_points(setting: str | None) -> CrashPoints:
+    """What ends this process at the point that the setting names.
+
+    Raises:
+        ValueError: there is no such point, or the count is not a positive whole number.
+    """
+    if not setting:
+        return never
+    name, _, nth = setting.partition(":")
+    fatal, last = CrashPoint(name), int(nth or "1")
+    if last < 1:
+        raise ValueError(f"{VARIABLE}={setting}: passages count from 1")
+    passed: Counter[CrashPoint] = Counter()
+
+    def reached(point: CrashPoint) -> None:
+        passed[point] += 1
+        if point is fatal and passed[point] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reached
+
+
+def main() -> int:
+    from spotd.daemon.main import run
+
+    if len(sys.argv) > 3 or (len(sys.argv) > 1 and sys.argv[1] != "--config"):
+        sys.stderr.write("usage: python -m spotd.daemon.crashable [--config FILE]\n")
+        return 2
+    config = sys.argv[2] if len(sys.argv) == 3 else None
+    return run(config, {}, crash=crash_points(os.environ.get(VARIABLE)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

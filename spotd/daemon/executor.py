@@ -1,0 +1,276 @@
+"""Makes the paid calls that are owed: each launch once, each termination until the provider takes it.
+
+Theory. A launch is made only from an intent that this process committed itself, and the intent's id is struck off
+before the call: no path leads to a second call for it. What the provider answers is committed, for as long as that
+takes; when the process dies before, the next one finds the intent open and treats its outcome as unknown. Anything
+but a clear answer (a time-out, a lost answer, a plugin that fails) is unknown too, and only the machine's key can
+tell then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+import anyio
+import anyio.abc
+
+from spotd.core import outcomes
+from spotd.core.model import Attempt, Intent, IntentId, IntentKind, IntentState, Job, Plan, World
+from spotd.core.outcomes import LaunchFailure
+from spotd.daemon.bell import Bell
+from spotd.daemon.commits import Commits, Committed, Decide, Points
+from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.failures import Refusal, refusal_of
+from spotd.daemon.secretfiles import SecretsMissing
+from spotd.store import StoreError as StateError
+from spotd_jobs.objects.api import StoreError as ObjectsError
+from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
+from spotd_providers.contract.provider import Clock, Logger, Provider
+from spotd_providers.contract.values import InstallId, Instance, LaunchRequest, ProviderName
+
+LAUNCH_DEADLINE_S: Final = 90.0
+TERMINATE_DEADLINE_S: Final = 60.0
+CALLS_PER_PROVIDER: Final = 4
+COMMIT_RETRY_FIRST_S: Final = 0.5
+COMMIT_RETRY_MAX_S: Final = 15.0
+
+
+class Preparation(Protocol):
+    """What must be in the object store before a machine is bought."""
+
+    async def prepare(self, attempt: Attempt, job: Job) -> str:
+        """The grant is written; returns the start script that reads it."""
+        ...
+
+
+class Executor:
+    """Performs intents while `run` runs; `busy` counts the calls whose outcome is not committed yet."""
+
+    def __init__(
+        self,
+        *,
+        providers: Mapping[ProviderName, Provider],
+        install: InstallId,
+        commits: Commits,
+        grants: Preparation,
+        clock: Clock,
+        log: Logger,
+        brain_bell: Bell,
+        look_again: Callable[[ProviderName], None],
+        crash: CrashPoints,
+    ) -> None:
+        self._providers = providers
+        self._install = install
+        self._commits = commits
+        self._grants = grants
+        self._clock = clock
+        self._log = log
+        self._brain_bell = brain_bell
+        self._look_again = look_again
+        self._crash = crash
+        self._group: anyio.abc.TaskGroup | None = None
+        self._launch_turns = {name: anyio.Semaphore(CALLS_PER_PROVIDER) for name in providers}
+        self._end_turns = {name: anyio.Semaphore(CALLS_PER_PROVIDER) for name in providers}
+        self._launched: set[IntentId] = set()
+        self._ending: set[IntentId] = set()
+        self._launching = 0
+        self._idle = Bell()
+        self._retired = False
+
+    @property
+    def busy(self) -> int:
+        return self._launching + len(self._ending)
+
+    async def run(self) -> None:
+        """Calls are made until this is cancelled."""
+        async with anyio.create_task_group() as group:
+            self._group = group
+            await anyio.sleep_forever()
+
+    def take(self, plan: Plan, world: World) -> None:
+        """The launches of a plan that this process has just committed are on their way, each exactly once."""
+        for intent in plan.intents.values():
+            if intent.kind is not IntentKind.LAUNCH or intent.state is not IntentState.OPEN:
+                continue
+            if intent.id in self._launched or intent.attempt is None or self._group is None:
+                continue
+            self._launched.add(intent.id)
+            attempt = world.attempts[intent.attempt]
+            job = world.jobs[intent.attempt.job]
+            self._launching += 1
+            self._group.start_soon(self._launch, attempt, job, name=f"launch-{intent.key}")
+
+    def end(self, world: World) -> None:
+        """Every machine that is owed its end, and whose time it is, is being ended."""
+        now = self._clock.now()
+        for intent in world.intents.values():
+            due = intent.not_before is None or intent.not_before <= now
+            if intent.kind is not IntentKind.TERMINATE or intent.state is not IntentState.OPEN or not due:
+                continue
+            if intent.id in self._ending or intent.provider not in self._providers or self._group is None:
+                continue
+            if self._retired:
+                continue
+            self._ending.add(intent.id)
+            self._group.start_soon(self._terminate, intent, name=f"terminate-{intent.id}")
+
+    async def drain(self, *, seconds: float) -> bool:
+        """No new terminations begin; returns whether every call under way was finished and committed in time."""
+        self._retired = True
+        with anyio.move_on_after(seconds):
+            while self.busy:
+                await self._idle.wait(seconds=seconds)
+        return self.busy == 0
+
+    # --- launches ---
+
+    async def _launch(self, attempt: Attempt, job: Job) -> None:
+        try:
+            async with self._launch_turns[attempt.provider]:
+                await self._launch_now(attempt, job)
+        finally:
+            self._launching -= 1
+            self._idle.ring()
+
+    async def _launch_now(self, attempt: Attempt, job: Job) -> None:
+        answer: Instance | Refusal | str
+        try:
+            script = await self._grants.prepare(attempt, job)
+        except (ObjectsError, SecretsMissing) as exc:
+            answer = Refusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
+        else:
+            answer = await self._buy(attempt, job, script)
+        await self._settle_launch(attempt, answer)
+
+    async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | Refusal | str:
+        """The machine, why there is certainly none, or in words why nobody knows."""
+        request = LaunchRequest(
+            key=attempt.key,
+            install=self._install,
+            offer=attempt.quote.offer,
+            price_max=attempt.price_max,
+            image=job.spec.image,
+            disk_gb=job.spec.resources.disk_gb,
+            start_script=script,
+        )
+        self._crash(CrashPoint.BEFORE_LAUNCH)
+        try:
+            with anyio.fail_after(LAUNCH_DEADLINE_S):
+                made = await self._providers[attempt.provider].launch(request)
+        except OutcomeUnknown as exc:
+            return str(exc) or "the answer was lost"
+        except ProviderError as exc:
+            self._crash(CrashPoint.AFTER_LAUNCH)
+            return refusal_of(exc) or f"{type(exc).__name__}: {exc}"
+        except TimeoutError:
+            return f"no answer within {LAUNCH_DEADLINE_S:.0f} s"
+        except Exception as exc:  # noqa: BLE001 - a plugin broke its contract in the middle of a paid call: unknown
+            self._log.error("provider.broke_contract", provider=attempt.provider, call="launch", exc_info=exc)
+            return f"the plugin failed with {type(exc).__name__}"
+        self._crash(CrashPoint.AFTER_LAUNCH)
+        if made.instance.key != attempt.key:
+            self._log.error("provider.wrong_key", provider=attempt.provider, key=attempt.key, got=made.instance.key)
+            return "the provider answered with a machine that carries another key"
+        return made.instance
+
+    async def _settle_launch(self, attempt: Attempt, answer: Instance | Refusal | str) -> None:
+        fields: dict[str, Any] = {
+            "key": attempt.key,
+            "provider": attempt.provider,
+            "offer": attempt.quote.offer.offer_id,
+            "effective_microusd_h": attempt.quote.price.total,
+        }
+        match answer:
+            case Instance():
+                machine = answer
+                await self._commit(
+                    lambda world, now: outcomes.launched(world, attempt.id, machine, now),
+                    (CrashPoint.BEFORE_COMMIT_LAUNCHED, CrashPoint.AFTER_COMMIT_LAUNCHED),
+                )
+                self._log.info("launch.done", instance=machine.ref.instance_id, **fields)
+            case Refusal():
+                no = answer
+                await self._commit(
+                    lambda world, now: outcomes.launch_refused(
+                        world, attempt.id, no.failure, no.detail, now, no.retry_after
+                    ),
+                    (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
+                )
+                if no.failure is LaunchFailure.CONTRACT:
+                    # What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray.
+                    self._look_again(attempt.provider)
+                self._log.warning("launch.refused", failure=no.failure.value, detail=no.detail, **fields)
+            case str():
+                detail = answer
+                await self._commit(
+                    lambda world, now: outcomes.launch_unknown(world, attempt.id, detail, now),
+                    (CrashPoint.BEFORE_COMMIT_LAUNCH_UNKNOWN, CrashPoint.AFTER_COMMIT_LAUNCH_UNKNOWN),
+                )
+                self._log.warning("launch.unknown", detail=detail, **fields)
+
+    # --- terminations ---
+
+    async def _terminate(self, intent: Intent) -> None:
+        try:
+            async with self._end_turns[intent.provider]:
+                await self._terminate_now(intent)
+        finally:
+            self._ending.discard(intent.id)
+            self._idle.ring()
+            self._brain_bell.ring()
+
+    async def _terminate_now(self, intent: Intent) -> None:
+        if intent.ref is None:
+            return
+        ref = intent.ref
+        self._crash(CrashPoint.BEFORE_TERMINATE)
+        detail, wait = "", None
+        try:
+            with anyio.fail_after(TERMINATE_DEADLINE_S):
+                await self._providers[intent.provider].terminate(ref)
+        except TimeoutError:
+            detail = f"no answer within {TERMINATE_DEADLINE_S:.0f} s"
+        except ProviderError as exc:
+            detail = str(exc) or type(exc).__name__
+            wait = exc.retry_after if isinstance(exc, RateLimited) else None
+        except Exception as exc:  # noqa: BLE001 - a failing plugin must not end the daemon while a machine bills
+            self._log.error("provider.broke_contract", provider=intent.provider, call="terminate", exc_info=exc)
+            detail = f"the plugin failed with {type(exc).__name__}"
+        self._crash(CrashPoint.AFTER_TERMINATE)
+        if detail:
+            await self._terminate_failed(intent, detail, wait)
+            return
+        await self._commit(
+            lambda world, now: outcomes.terminate_accepted(world, intent.id, now),
+            (CrashPoint.BEFORE_COMMIT_TERMINATE_ACCEPTED, CrashPoint.AFTER_COMMIT_TERMINATE_ACCEPTED),
+        )
+        self._log.info("terminate.accepted", key=intent.key, provider=intent.provider, instance=ref.instance_id)
+
+    async def _terminate_failed(self, intent: Intent, detail: str, wait: timedelta | None) -> None:
+        await self._commit(
+            lambda world, now: outcomes.terminate_failed(world, intent.id, detail, now, wait),
+            (CrashPoint.BEFORE_COMMIT_TERMINATE_FAILED, CrashPoint.AFTER_COMMIT_TERMINATE_FAILED),
+        )
+        if intent.tries == 0:
+            self._log.warning("terminate.failed", key=intent.key, provider=intent.provider, detail=detail)
+
+    # --- outcomes ---
+
+    async def _commit(self, decide: Decide, points: Points) -> None:
+        """The outcome is durable. A state that cannot be written is waited for: the answer exists only here."""
+        wait_s, told = COMMIT_RETRY_FIRST_S, False
+        committed: Committed | None = None
+        while committed is None:
+            try:
+                committed = await self._commits.commit(decide, points)
+            except StateError as exc:
+                if not told:
+                    self._log.error("state.cannot_write_outcome", error=exc.message, hint=exc.hint)
+                    told = True
+                await anyio.sleep(wait_s)
+                wait_s = min(COMMIT_RETRY_MAX_S, wait_s * 2)
+        for provider in committed.plan.look_again:
+            self._look_again(provider)
+        self._brain_bell.ring()

@@ -1,0 +1,161 @@
+"""Keeps every grant current: writes them in worker threads, one attempt at a time, behind the brain's back.
+
+Level-triggered. The brain says what the world is; this loop compares it with what it last wrote for each attempt and
+writes what differs. A write that fails is tried again at the next round, and the store's silence is told once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from spotd.core.model import Attempt, AttemptId, Job, Policy, World
+from spotd.core.states import AttemptState
+from spotd.daemon.bell import Bell
+from spotd.daemon.grants import Grants, order_of
+from spotd.daemon.secretfiles import SecretsMissing
+from spotd_jobs.objects.api import StoreError
+from spotd_providers.contract.provider import Clock, Logger
+
+T = TypeVar("T")
+
+WRITE_DEADLINE_S: Final = 60.0
+THREADS: Final = 4
+RETRY_S: Final = 2.0
+RENEWALS_PER_LEASE: Final = 4
+"""One more than the wire's three, so that a slow round is not a lapse."""
+
+StartScript = Callable[[str], str]
+"""From the grant's URL to what the machine runs first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    at: datetime
+    orders: tuple[bool, bool]
+    superseded: bool = False
+
+
+class Granter:
+    """`prepare` for the executor, `update` for the brain, `run` for the task group."""
+
+    def __init__(
+        self,
+        grants: Grants,
+        *,
+        policy: Callable[[], Policy],
+        start_script: StartScript,
+        clock: Clock,
+        wall: Clock,
+        log: Logger,
+        inline: bool = False,
+    ) -> None:
+        self._grants = grants
+        self._policy = policy
+        self._start_script = start_script
+        self._clock = clock
+        self._wall = wall
+        self._log = log
+        self._inline = inline
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._bell = Bell()
+        self._world: World | None = None
+        self._written: dict[AttemptId, _Written] = {}
+        self._trouble = ""
+
+    async def prepare(self, attempt: Attempt, job: Job) -> str:
+        """The grant is written; returns the start script that reads it.
+
+        Raises:
+            StoreError, SecretsMissing: nothing may be launched.
+        """
+        policy = self._policy()
+        url = await self._call(lambda: self._grants.prepare(attempt, job, policy))
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
+        return self._start_script(url)
+
+    def update(self, world: World) -> None:
+        """This is the world now; whatever it changes about grants is written soon."""
+        self._world = world
+        self._bell.ring()
+
+    async def run(self) -> None:
+        """Grants follow the world until this is cancelled."""
+        while True:
+            pause_s = await self.round()
+            await self._bell.wait(seconds=pause_s)
+
+    async def round(self) -> float:
+        """Every grant that was due is written, or will be tried again. Returns seconds until the next is due."""
+        world, policy = self._world, self._policy()
+        if world is None:
+            return 60.0
+        renew_after = timedelta(seconds=max(0.2, self._clock.real_seconds(policy.lease) / RENEWALS_PER_LEASE))
+        # Taken before the first await: a grant prepared during this round belongs to a newer world than this one.
+        gone = [attempt for attempt in self._written if attempt not in world.attempts]
+        trouble = ""
+        for attempt in sorted(world.attempts.values(), key=lambda a: (a.stop is None, a.id.job, a.id.number)):
+            work = self._due(attempt, world.jobs.get(attempt.id.job), policy, renew_after)
+            if work is not None:
+                trouble = await self._try(work) or trouble
+        for ended in gone:
+            trouble = await self._try(partial(self._remove, ended)) or trouble
+        self._note(trouble)
+        return RETRY_S if trouble else renew_after.total_seconds() / 4
+
+    def _due(
+        self, attempt: Attempt, job: Job | None, policy: Policy, renew_after: timedelta
+    ) -> Callable[[], None] | None:
+        """What must be written for this attempt now, if anything."""
+        if job is None:
+            return None
+        last = self._written.get(attempt.id)
+        if attempt.state is AttemptState.ENDING:
+            return None if last is not None and last.superseded else partial(self._supersede, attempt, job, policy)
+        if not attempt.state.counts or (attempt.state is AttemptState.INTENDED and not attempt.outcome_unknown):
+            return None
+        current = last is not None and last.orders == order_of(attempt) and self._wall.now() - last.at < renew_after
+        return None if current else partial(self._renew, attempt, job, policy)
+
+    def _renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        self._grants.renew(attempt, job, policy)
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
+
+    def _supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        self._grants.supersede(attempt, job, policy)
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt), superseded=True)
+
+    def _remove(self, attempt: AttemptId) -> None:
+        self._grants.remove(attempt)
+        self._written.pop(attempt, None)
+
+    async def _try(self, work: Callable[[], None]) -> str:
+        try:
+            await self._call(work)
+        except (StoreError, SecretsMissing) as exc:
+            return str(exc)
+        return ""
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._inline:
+            return work()
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(THREADS)
+        try:
+            with anyio.fail_after(WRITE_DEADLINE_S):
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+        except TimeoutError as exc:
+            raise StoreError(f"the checkpoint store did not answer within {WRITE_DEADLINE_S:.0f} s") from exc
+
+    def _note(self, trouble: str) -> None:
+        if trouble and not self._trouble:
+            self._log.warning("grants.not_renewed", error=trouble)
+        elif self._trouble and not trouble:
+            self._log.info("grants.renewed_again")
+        self._trouble = trouble

@@ -1,0 +1,296 @@
+"""Writes what hosts are allowed and told: spec.json once, grant.json before a launch and again and again after it.
+
+Theory. A grant is a function of the attempt, its job, the store and the wall clock; nothing in it is remembered, so a
+restarted daemon simply writes all of them again. Hosts know only real time: everything virtual is converted here,
+with floors below which a real process cannot act. A renewal comes early enough that two may fail; an order goes out
+at once. An attempt that no longer counts gets a last grant that tells whoever still reads it to stop, and when its
+machine is gone the grant, which holds the job's secrets, is deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+from urllib.parse import quote as url_quote
+
+from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, JobId, Policy
+from spotd.daemon import layout
+from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.secretfiles import SecretFiles
+from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.spec.codec import spec_to_json
+from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.wire.fields import is_printable
+from spotd_jobs.wire.grant import (
+    Blob,
+    CheckpointRules,
+    EndMethod,
+    Grant,
+    JobRef,
+    NoticeSources,
+    Orders,
+    Restore,
+    RunSpec,
+    SelfTerminate,
+    StopOrder,
+    Upload,
+    UploadMethod,
+)
+from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, Manifest, restore_of, verify_manifest
+from spotd_providers.contract.provider import Clock, ProviderTraits
+from spotd_providers.contract.values import ProviderName
+
+LIFE: Final = timedelta(hours=6)
+"""How long URLs and the upload form are good; renewals are far more frequent."""
+LAST_LIFE: Final = timedelta(minutes=2)
+OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest object a runner writes is one chunk."""
+RESTORE_CHOICES: Final = 3
+HEARTBEAT: Final = timedelta(seconds=15)
+REFRESH: Final = timedelta(seconds=15)
+HEARTBEAT_FLOOR_S: Final = 0.2
+REFRESH_FLOOR_S: Final = 0.2
+SHARED_PACE_S: Final = 1.0
+"""On a folder of this computer a heartbeat costs nothing, and a quick one makes local jobs feel alive."""
+SETTLE_FLOOR_S: Final = 0.5
+GRACE_FLOOR_S: Final = 5.0
+LINE_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerBundle:
+    """The program that every host runs: one file, named by its hash."""
+
+    data: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Size:
+    size: int
+    sha256: str | None = None
+
+
+class Grants:
+    """Builds and writes grants. Synchronous: called from worker threads, and inline in virtual time."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        clock: Clock,
+        wall: Clock,
+        secrets: SecretFiles,
+        bundle: RunnerBundle,
+        traits: Mapping[ProviderName, ProviderTraits],
+        crash: CrashPoints,
+    ) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._wall = wall
+        self._secrets = secrets
+        self._bundle = bundle
+        self._runner_sha256 = bundle.sha256
+        self._traits = traits
+        self._crash = crash
+        self._there: set[str] = set()
+        self._there_lock = threading.Lock()
+
+    def prepare(self, attempt: Attempt, job: Job, policy: Policy) -> str:
+        """Runner, spec and grant are in the store; returns the URL of the grant, the one thing a host starts with.
+
+        Raises:
+            StoreError: something could not be written, so nothing may be launched.
+            SecretsMissing: nothing may be launched either.
+        """
+        self._put_once(
+            layout.runner_key(self._runner_sha256),
+            self._bundle.data,
+            (CrashPoint.BEFORE_PUT_RUNNER, CrashPoint.AFTER_PUT_RUNNER),
+        )
+        self._put_once(
+            layout.spec_key(job.id),
+            json.dumps(spec_to_json(job.spec), indent=1).encode(),
+            (CrashPoint.BEFORE_PUT_SPEC, CrashPoint.AFTER_PUT_SPEC),
+        )
+        self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))
+        return self._grant_url(attempt.id, self._wall.now() + LIFE)
+
+    def renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        """The newest grant has today's orders, a new lease and new URLs."""
+        self._write(attempt, job, policy, (CrashPoint.BEFORE_RENEW_GRANT, CrashPoint.AFTER_RENEW_GRANT))
+
+    def supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        """Whoever still reads this attempt's grant is told to stop at once, and gets no secret any more."""
+        grant = self.build(attempt, job, policy, superseded=True)
+        self._crash(CrashPoint.BEFORE_SUPERSEDE_GRANT)
+        self._objects.put(layout.grant_key(attempt.id), grant.to_bytes())
+        self._crash(CrashPoint.AFTER_SUPERSEDE_GRANT)
+
+    def remove(self, attempt: AttemptId) -> None:
+        """The grant is gone, and the secrets in it."""
+        self._objects.delete([layout.grant_key(attempt)])
+
+    def _write(self, attempt: Attempt, job: Job, policy: Policy, points: tuple[CrashPoint, CrashPoint]) -> None:
+        grant = self.build(attempt, job, policy)
+        self._crash(points[0])
+        self._objects.put(layout.grant_key(attempt.id), grant.to_bytes())
+        self._crash(points[1])
+
+    def build(self, attempt: Attempt, job: Job, policy: Policy, *, superseded: bool = False) -> Grant:
+        """The grant as it is to be now."""
+        now = self._wall.now()
+        expires = now + (LAST_LIFE if superseded else LIFE)
+        upload = self._objects.grant_upload(layout.prefix_of(attempt.id), expires=expires, size_max=OBJECT_BYTES_MAX)
+        traits = self._traits.get(attempt.provider)
+        return Grant(
+            job=JobRef(id=job.id, name=_line(job.name)),
+            attempt=attempt.id.number,
+            issued_at=now,
+            expires=expires,
+            lease_s=self._real(policy.lease, floor_s=1.0),
+            heartbeat_s=self._pace(HEARTBEAT, HEARTBEAT_FLOOR_S),
+            refresh_s=self._pace(REFRESH, REFRESH_FLOOR_S),
+            grant_url=self._grant_url(attempt.id, expires),
+            runner=self._blob(
+                layout.runner_key(self._runner_sha256), self._runner_sha256, len(self._bundle.data), expires
+            ),
+            code=None
+            if job.code_sha256 is None
+            else self._blob(layout.code_key(job.code_sha256), job.code_sha256, job.code_bytes, expires),
+            upload=Upload(
+                method=UploadMethod(upload.method),
+                prefix=upload.prefix,
+                expires=upload.expires,
+                size_max=upload.size_max,
+                fields=dict(upload.fields),
+            ),
+            restore=[] if superseded or attempt.running_at is not None else self._restores(job, expires),
+            spec=self._run_spec(job.spec),
+            secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
+            notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
+            orders=_orders(attempt, superseded=superseded),
+            self_terminate=_self_terminate(traits),
+        )
+
+    def _run_spec(self, spec: JobSpec) -> RunSpec:
+        rules = spec.checkpoint
+        return RunSpec(
+            run=list(spec.run),
+            setup=spec.setup,
+            env=dict(spec.env),
+            outputs=list(spec.outputs),
+            checkpoint=CheckpointRules(
+                path=rules.path,
+                every_s=None if rules.every is None else self._real(rules.every, floor_s=0.05),
+                keep=rules.keep,
+                settle_s=self._real(rules.settle, floor_s=SETTLE_FLOOR_S),
+                stop_signal=rules.stop_signal,
+                stop_grace_s=self._real(rules.stop_grace, floor_s=GRACE_FLOOR_S),
+            ),
+        )
+
+    def _real(self, duration: timedelta, *, floor_s: float) -> float:
+        """Seconds on the wall; never below the floor because of an accelerated clock, but as short as was asked for."""
+        return max(self._clock.real_seconds(duration), min(floor_s, duration.total_seconds()))
+
+    def _pace(self, duration: timedelta, floor_s: float) -> float:
+        real = self._real(duration, floor_s=floor_s)
+        return min(real, SHARED_PACE_S) if self._objects.shared_with_hosts_by == "filesystem" else real
+
+    def _restores(self, job: Job, expires: datetime) -> list[Restore]:
+        """The newest checkpoints, any of which the runner may restore; one that cannot be read is left out."""
+        choices: list[Restore] = []
+        for checkpoint in job.checkpoints:
+            if len(choices) == RESTORE_CHOICES:
+                break
+            accepted = self._manifest(job.id, checkpoint)
+            if accepted is None:
+                continue
+            choices.append(
+                restore_of(
+                    accepted,
+                    checkpoint.manifest_key,
+                    lambda key: self._objects.presign_get(key, expires=expires),
+                    chunks_base=self._chunks_base(checkpoint.manifest_key, expires),
+                )
+            )
+        return choices
+
+    def _manifest(self, job: JobId, checkpoint: Checkpoint) -> AcceptedManifest | None:
+        """The accepted manifest, if it still is what was accepted.
+
+        Its chunks were seen when it was accepted and are verified by content when they are restored, so they are not
+        asked for one by one before every launch.
+        """
+        try:
+            data = self._objects.get(checkpoint.manifest_key, bytes_max=MANIFEST_BYTES_MAX)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return None
+        if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
+            return None
+        sizes = {c.key: c.size for entry in Manifest.model_validate_json(data).files for c in entry.chunks}
+        verdict = verify_manifest(data, job, checkpoint.attempt, lambda key: _Size(size=sizes[key]))
+        return verdict if isinstance(verdict, AcceptedManifest) else None
+
+    def _chunks_base(self, key: str, expires: datetime) -> str | None:
+        """A folder's common beginning of all its URLs, which spares a grant one URL for each chunk."""
+        url = self._objects.presign_get(key, expires=expires)
+        tail = url_quote(key)
+        return url.removesuffix(tail) if url.startswith("file://") and url.endswith(tail) else None
+
+    def _grant_url(self, attempt: AttemptId, expires: datetime) -> str:
+        return self._objects.presign_get(layout.grant_key(attempt), expires=expires)
+
+    def _blob(self, key: str, sha256: str, size: int, expires: datetime) -> Blob:
+        return Blob(url=self._objects.presign_get(key, expires=expires), sha256=sha256, size=size)
+
+    def _put_once(self, key: str, data: bytes, points: tuple[CrashPoint, CrashPoint]) -> None:
+        """The object is there; the store is asked at most once in this process."""
+        with self._there_lock:
+            if key in self._there:
+                return
+        if self._objects.head(key) is None:
+            self._crash(points[0])
+            self._objects.put(key, data)
+            self._crash(points[1])
+        with self._there_lock:
+            self._there.add(key)
+
+
+def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
+    if superseded:
+        return Orders(stop=StopOrder(reason="this attempt no longer counts", grace_s=0.0, flush=False))
+    stop = None
+    if attempt.stop is not None:
+        words = attempt.stop.reason.traits.sentence.format(detail=attempt.stop.detail or "no details")
+        stop = StopOrder(reason=_line(words))
+    # A notice that only the provider's API gave is passed on: the host may have no way to hear of it.
+    return Orders(checkpoint=1 if attempt.notice_at is not None else 0, stop=stop)
+
+
+def order_of(attempt: Attempt) -> tuple[bool, bool]:
+    """What of an attempt changes its orders: while this stays the same, a renewal can wait."""
+    return attempt.stop is not None, attempt.notice_at is not None
+
+
+def _self_terminate(traits: ProviderTraits | None) -> SelfTerminate | None:
+    if traits is None or not traits.ends_itself_by:
+        return None
+    return SelfTerminate(method=EndMethod(traits.ends_itself_by), base_url=traits.ends_itself_at or None)
+
+
+def _line(text: str) -> str:
+    """The text as one printable line."""
+    kept = "".join(c if is_printable(c) else " " for c in text)
+    return kept[:LINE_MAX]

@@ -1,0 +1,204 @@
+"""One poller per provider: what it sells, and which of our machines it lists, each at its own pace.
+
+Theory. Pollers share nothing but the boards, so one that hangs delays nobody. Every call has a deadline in real
+seconds, since a dead connection does not know of an accelerated clock. A listing is dated by the moment it was asked
+for, not answered: a machine bought in between is then never taken for missing.
+
+Machines are listed at the poll's pace where we have or may have any, and otherwise by a slow sweep (the first at
+once), so that a machine nobody remembers is found however it came to be. A launch whose outcome is unknown is looked
+up by its key besides, because a provider's list may lag behind its search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from random import Random
+from typing import Final, TypeVar
+
+import anyio
+
+from spotd.daemon.bell import Bell
+from spotd.daemon.boards import Boards
+from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
+from spotd_providers.contract.provider import Clock, Logger, Provider
+from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, ProviderName
+
+T = TypeVar("T")
+
+READ_DEADLINE_S: Final = 60.0
+"""A slow provider may take half a minute for a page; beyond this it counts as away."""
+POLL_FLOOR_REAL_S: Final = 0.2
+SWEEP_EVERY: Final = timedelta(minutes=10)
+BACKOFF_MAX: Final = 4
+JITTER: Final = 0.1
+AUTH_PAUSE: Final = timedelta(minutes=10)
+"""A refused key will be refused again; asking rarely still notices when the user has fixed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often one provider is asked."""
+
+    poll_every: timedelta
+    sweep_every: timedelta = SWEEP_EVERY
+    deadline_s: float = READ_DEADLINE_S
+
+
+class Poller:
+    """Keeps one provider's board and listing fresh for as long as its two loops run."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        boards: Boards,
+        clock: Clock,
+        rng: Random,
+        log: Logger,
+        pace: Pace,
+        query: Callable[[], OfferQuery],
+        crash: CrashPoints,
+    ) -> None:
+        self.name: ProviderName = provider.name
+        self._provider = provider
+        self._boards = boards
+        self._clock = clock
+        self._rng = rng
+        self._log = log
+        self._query = query
+        self._crash = crash
+        self._offers_bell = Bell()
+        self._machines_bell = Bell()
+        self._offers_failures = 0
+        self._machines_failures = 0
+        self._listing_done = anyio.Event()
+        self.pace = pace
+        boards.open(self.name)
+
+    def look_again(self) -> None:
+        """The machines are listed again at once."""
+        self._machines_bell.ring()
+
+    def ask_again(self) -> None:
+        """The offers are asked for at once."""
+        self._offers_bell.ring()
+
+    async def first_listing(self, *, deadline_s: float) -> None:
+        """Returns when the machines were listed once, tried or not, or at the deadline."""
+        with anyio.move_on_after(deadline_s):
+            await self._listing_done.wait()
+
+    async def offers_loop(self) -> None:
+        while True:
+            wait = await self.poll_offers()
+            await self._offers_bell.wait(seconds=self._real_pause(wait))
+
+    async def machines_loop(self) -> None:
+        while True:
+            wait = await self.poll_machines()
+            await self._pause_machines(wait)
+
+    async def poll_offers(self) -> timedelta:
+        """The board shows the newest answer, or what is wrong. Returns the pause until the next poll."""
+        asked_at = self._clock.now()
+        self._crash(CrashPoint.BEFORE_OFFERS)
+        try:
+            page = await self._ask(lambda: self._provider.offers(self._query()))
+        except ProviderError as exc:
+            self._offers_failures += 1
+            self._boards.offers_failed(self.name, _sentence(exc), at=asked_at)
+            self._went_away("offers", exc, asked_at)
+            return self._after_failure(exc, self._offers_failures)
+        self._crash(CrashPoint.AFTER_OFFERS)
+        self._offers_failures = 0
+        self._boards.offers_seen(self.name, page, asked_at=asked_at)
+        self._came_back()
+        return self.pace.poll_every
+
+    async def poll_machines(self) -> timedelta:
+        """The newest listing is on the board, or what is wrong. Returns the pause until the next one."""
+        asked_at = self._clock.now()
+        wanted = self._boards.wanted.get(self.name, frozenset())
+        self._crash(CrashPoint.BEFORE_INSTANCES)
+        try:
+            listing = await self._ask(self._provider.instances)
+            self._crash(CrashPoint.AFTER_INSTANCES)
+            found = [machine for key in sorted(wanted) for machine in await self._find(key)]
+        except ProviderError as exc:
+            self._machines_failures += 1
+            self._boards.machines_failed(self.name, _sentence(exc), at=asked_at)
+            self._went_away("instances", exc, asked_at)
+            return self._after_failure(exc, self._machines_failures)
+        finally:
+            self._listing_done.set()
+        self._machines_failures = 0
+        self._boards.machines_listed(self.name, _merged(listing, found, asked_at))
+        self._came_back()
+        return self.pace.poll_every
+
+    async def _find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        self._crash(CrashPoint.BEFORE_FIND)
+        found = await self._ask(lambda: self._provider.find(key))
+        self._crash(CrashPoint.AFTER_FIND)
+        return found
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            with anyio.fail_after(self.pace.deadline_s):
+                return await call()
+        except TimeoutError as exc:
+            raise _Silent(f"no answer within {self.pace.deadline_s:.0f} s") from exc
+        except ProviderError:
+            raise
+        except Exception as exc:
+            self._log.error("provider.broke_contract", provider=self.name, error=type(exc).__name__, exc_info=exc)
+            raise _Silent(f"the plugin failed with {type(exc).__name__}, which is a bug in it") from exc
+
+    async def _pause_machines(self, wait: timedelta) -> None:
+        """Waits for the next listing; where nothing of ours can be, only the sweep or a request ends the wait."""
+        if self.name in self._boards.inhabited or self._machines_failures:
+            await self._machines_bell.wait(seconds=self._real_pause(wait))
+            return
+        await self._machines_bell.wait(seconds=self._real_pause(max(wait, self.pace.sweep_every)))
+
+    def _real_pause(self, wait: timedelta) -> float:
+        jittered = wait * (1 + JITTER * (2 * self._rng.random() - 1))
+        return self._clock.real_seconds(virtual_at_least(self._clock, jittered, real_s=POLL_FLOOR_REAL_S))
+
+    def _after_failure(self, failure: ProviderError, failures: int) -> timedelta:
+        backed_off: timedelta = self.pace.poll_every * min(BACKOFF_MAX, 2 ** (failures - 1))
+        if isinstance(failure, RateLimited):
+            wanted: timedelta = failure.retry_after
+            return max(self.pace.poll_every, wanted)
+        if isinstance(failure, AuthFailed):
+            return max(backed_off, AUTH_PAUSE)
+        return backed_off
+
+    def _went_away(self, call: str, failure: ProviderError, at: datetime) -> None:
+        if self._boards.note_away(self.name, _sentence(failure), at=at):
+            self._log.warning("provider.away", provider=self.name, call=call, error=_sentence(failure))
+
+    def _came_back(self) -> None:
+        if self._offers_failures or self._machines_failures:
+            return
+        if self._boards.note_back(self.name, at=self._clock.now()):
+            self._log.info("provider.back", provider=self.name)
+
+
+class _Silent(ProviderError):
+    """No usable answer: treated like every other way of being away."""
+
+
+def _sentence(failure: ProviderError) -> str:
+    return str(failure) or type(failure).__name__
+
+
+def _merged(listing: Listing, found: list[Instance], asked_at: datetime) -> Listing:
+    """The listing dated by its question, with machines that only the search by key showed."""
+    listed = {machine.ref for machine in listing.instances}
+    more = {machine.ref: machine for machine in found if machine.ref not in listed}
+    return replace(listing, at=asked_at, instances=listing.instances + tuple(more.values()))

@@ -1,0 +1,70 @@
+"""The values of a job's secrets: one private file per job in the state folder, and nowhere else but in grants."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from spotd.core.model import JobId
+from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.log import Redactor
+
+
+class SecretsMissing(Exception):
+    """Values that a job needs are not there; the message names them, never shows them."""
+
+
+class SecretFiles:
+    """Every value that passes here is known to the redactor before anybody else sees it."""
+
+    def __init__(self, folder: Path, redactor: Redactor, crash: CrashPoints) -> None:
+        self._folder = folder
+        self._redactor = redactor
+        self._crash = crash
+
+    def write(self, job: JobId, values: Mapping[str, str]) -> None:
+        """The values are durable, readable by this user only. Nothing is written for a job without secrets."""
+        self._redactor.register(values.values())
+        if not values:
+            return
+        self._crash(CrashPoint.BEFORE_WRITE_SECRETS)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        path = self._path(job)
+        draft = path.with_suffix(".draft")
+        draft.unlink(missing_ok=True)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(dict(values), file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        self._crash(CrashPoint.AFTER_WRITE_SECRETS)
+
+    def read(self, job: JobId, names: Collection[str]) -> dict[str, str]:
+        """The values of these names.
+
+        Raises:
+            SecretsMissing: the file, or one of the names, is not there.
+        """
+        if not names:
+            return {}
+        try:
+            stored = json.loads(self._path(job).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as exc:
+            raise SecretsMissing(f"the secrets of job {job} cannot be read; submit it again") from exc
+        missing = sorted(name for name in names if not isinstance(stored.get(name), str))
+        if missing:
+            raise SecretsMissing(f"job {job} has no value for {', '.join(missing)}; submit it again")
+        values = {name: stored[name] for name in sorted(names)}
+        self._redactor.register(values.values())
+        return values
+
+    def remove(self, job: JobId) -> None:
+        """The job's values are gone; fine if there were none."""
+        self._path(job).unlink(missing_ok=True)
+
+    def _path(self, job: JobId) -> Path:
+        return self._folder / f"{job}.json"

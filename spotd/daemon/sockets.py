@@ -1,0 +1,94 @@
+"""The API's socket: bound by us, because a server that binds it itself makes it writable for everybody."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+from spotd.paths import SOCKET_PATH_BYTES_MAX
+
+PROBE_TIMEOUT_S: Final = 1.0
+BACKLOG: Final = 128
+
+
+class SocketRefused(Exception):
+    """The socket cannot be ours; the message says why, and the hint is the way out."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(f"{message}; {hint}")
+        self.message = message
+        self.hint = hint
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening socket at the path, mode 0600, in a folder that only its owner may enter.
+
+    One that a dead daemon left behind is replaced. The folder is made 0700 when it is made here; one that exists is
+    accepted only when it is ours, because whoever owns the folder can swap the socket.
+
+    Raises:
+        SocketRefused: a live daemon answers there, or the place cannot be used.
+    """
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise SocketRefused(
+            f"the socket's path is longer than the {SOCKET_PATH_BYTES_MAX} bytes a unix socket may have: {path}",
+            hint="set SPOTD_SOCKET to a shorter path",
+        )
+    _own_folder(path.parent)
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        sock.bind(os.fspath(path))
+    except OSError as exc:
+        sock.close()
+        raise SocketRefused(f"cannot bind {path}: {exc.strerror}", hint="set SPOTD_SOCKET to another path") from exc
+    finally:
+        os.umask(before)
+    path.chmod(0o600)
+    sock.listen(BACKLOG)
+    sock.settimeout(0)
+    return sock
+
+
+def _own_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as exc:
+        raise SocketRefused(f"cannot use the folder {folder}: {exc.strerror}", hint="set SPOTD_SOCKET") from exc
+    if found.st_uid != os.getuid():
+        raise SocketRefused(f"the folder {folder} belongs to another user", hint="set SPOTD_SOCKET to a path of yours")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        try:
+            folder.chmod(0o700)
+        except OSError as exc:
+            raise SocketRefused(
+                f"others may enter the folder {folder}: {exc.strerror}", hint=f"run: chmod 700 {folder}"
+            ) from exc
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise SocketRefused(f"{path} exists and is not a socket", hint="move it away, or set SPOTD_SOCKET")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_TIMEOUT_S)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as exc:
+            raise SocketRefused(
+                f"something holds {path} and does not answer: {exc}", hint="stop it, or set SPOTD_SOCKET"
+            ) from exc
+    raise SocketRefused(
+        f"another spotd daemon answers at {path}", hint="stop it first, or set SPOTD_SOCKET to another path"
+    )
