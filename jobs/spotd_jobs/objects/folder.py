@@ -168,7 +168,7 @@ class FolderStore:
         with self._translated("write"):
             self._make_folders(folder)
         return UploadGrant(
-            method="folder", prefix=prefix, expires=expires, size_max=size_max, fields={"path": str(folder)}
+            method="folder", prefix=prefix, expires=expires, size_max=size_max, fields={"directory": str(folder)}
         )
 
     def _path(self, key: str) -> Path:
