@@ -1,9 +1,10 @@
 """Answers that are sent piece by piece.
 
 Records go out as one JSON object a line. An idle stream sends an empty line now and then, so that each side notices
-when the other is gone. An error after the status line was sent is a last line `{"schema": 1, "error": ...}`. Plain
-bytes have no place for such a line: there the answer is left without its end, so that the server cuts the connection and
-the reader sees that something is missing.
+when the other is gone. An error after the status line was sent is a last line `{"schema": 1, "error": ...}`.
+
+Plain bytes have no place for such a line: there the answer is left without its end, so that the server cuts the
+connection and the reader sees that something is missing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,49 @@
+"""`spotctl`: the table of its commands."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from spotd.cli.entry import run
+from spotd.cli.lazy import Lazy, LazyGroup
+
+_HERE = "spotd.cli.commands"
+
+COMMANDS = {
+    "submit": Lazy(target=f"{_HERE}.submit:submit", help="Queue a job, after showing what it would cost and where."),
+    "ls": Lazy(target=f"{_HERE}.jobs:ls", help="List jobs.", aliases=("ps", "queue")),
+    "show": Lazy(target=f"{_HERE}.jobs:show", help="Everything about one job."),
+    "why": Lazy(target=f"{_HERE}.jobs:why", help="Why a job waits, runs where it does, or stopped."),
+    "logs": Lazy(target=f"{_HERE}.logs:logs", help="What a job wrote, over all its machines."),
+    "cancel": Lazy(target=f"{_HERE}.jobs:cancel", help="Stop a job and destroy its machine."),
+    "retry": Lazy(target=f"{_HERE}.jobs:retry", help="Queue an ended job again, from its newest checkpoint."),
+    "prices": Lazy(target=f"{_HERE}.prices:prices", help="Effective prices now.", aliases=("offers",)),
+    "events": Lazy(target=f"{_HERE}.events:events", help="What happened, and why."),
+    "cost": Lazy(target=f"{_HERE}.cost:cost", help="What jobs cost, and what that saved."),
+    "checkpoints": Lazy(target=f"{_HERE}.files:checkpoints", help="The checkpoints of a job."),
+    "pull": Lazy(target=f"{_HERE}.files:pull", help="Fetch a job's outputs or one of its checkpoints."),
+    "providers": Lazy(target=f"{_HERE}.health:providers", help="Health and powers of each provider."),
+    "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),
+    "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
+}
+NOT_YET = ("history", "top", "web", "backtest", "size", "ssh")
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, not_yet=NOT_YET, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="spotd", message="spotctl %(version)s")
+def spotctl() -> None:
+    """Queue GPU jobs, and see where they run, why, and what they cost.
+
+    JOB is an id, the beginning of one, or a name. The daemon is found by $SPOTD_SOCKET, else in the runtime directory
+    of this user.
+    """
+
+
+def main() -> None:
+    sys.exit(run(spotctl, "spotctl"))
+
+
+if __name__ == "__main__":
+    main()

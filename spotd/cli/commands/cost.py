@@ -1,0 +1,140 @@
+"""`cost`: receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.commands.jobs import gpu_text, where_text
+from spotd.cli.options import JSON, TABLE, output
+from spotd.cli.table import Column, state_cell
+from spotd.cli.table import show as show_table
+from spotd.cli.words import NOTHING, clean, dollars, local_text, money, price, span_text
+from spotd.client.daemon import Daemon
+
+if TYPE_CHECKING:
+    from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, ReceiptShape
+
+_JOB_COLUMNS = (
+    Column(title="ID"),
+    Column(title="NAME", shrinks=True, least=8),
+    Column(title="STATE"),
+    Column(title="SPENT", right=True),
+    Column(title="ON-DEMAND", right=True),
+    Column(title="SAVED", right=True),
+    Column(title="RECOV", right=True),
+    Column(title="LOST", right=True),
+)
+_ATTEMPT_COLUMNS = (
+    Column(title="TRY", right=True),
+    Column(title="WHERE", shrinks=True, least=10),
+    Column(title="GPU", shrinks=True, least=6),
+    Column(title="MARKET", shrinks=True, least=4),
+    Column(title="FROM"),
+    Column(title="RAN", right=True),
+    Column(title="$/H", right=True),
+    Column(title="SPENT", right=True),
+    Column(title="ON-DEMAND", right=True),
+    Column(title="END", shrinks=True, least=8),
+)
+
+
+@click.command()
+@click.argument("ref", metavar="[JOB]", required=False)
+@output(TABLE, JSON)
+def cost(*, ref: str | None, output: str) -> None:
+    """What one job cost, attempt by attempt, or what all of them did; and what on-demand would have cost."""
+    answer = Daemon().cost(ref)
+    if output == JSON:
+        stdout.document(answer)
+        return
+    shape: CostShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    if ref is not None and shape["receipts"]:
+        show_receipt(shape["receipts"][0])
+        return
+    if not shape["receipts"]:
+        stderr.note("nothing was spent yet")
+    else:
+        show_table(_JOB_COLUMNS, [_job_row(receipt) for receipt in shape["receipts"]])
+        stdout.line("")
+        stdout.line(
+            f"total: spent {dollars(shape['spent_usd'])}, on demand {dollars(shape['on_demand_usd'])}, "
+            f"saved {dollars(shape['saved_usd'])}{_percent(shape['saved_usd'], shape['on_demand_usd'])}, "
+            f"{shape['recoveries']} recoveries, {minutes(shape['lost_s'])} lost"
+        )
+    _show_budgets(shape["budgets"])
+
+
+def show_receipt(receipt: ReceiptShape) -> None:
+    """The receipt of one job is on stdout."""
+    saved, on_demand = receipt["saved_usd"], receipt["on_demand_usd"]
+    facts = [
+        ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
+        ("spent", dollars(receipt["spent_usd"])
+            + ("" if receipt["budget_usd"] is None else f" of {dollars(receipt['budget_usd'])}")),
+        ("on demand", f"{dollars(on_demand)} for the same hours on the same hardware"),
+        ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
+        ("recoveries", str(receipt["recoveries"])),
+        ("lost", f"{minutes(receipt['lost_s'])} of work repeated and waiting for a machine"),
+    ]  # fmt: skip
+    stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))
+    if receipt["attempts"]:
+        stdout.line("")
+        show_table(
+            _ATTEMPT_COLUMNS,
+            [
+                (
+                    str(line["attempt"]),
+                    where_text(line),
+                    gpu_text(line),
+                    line["market"],
+                    local_text(line["started_at"]),
+                    _ran(line),
+                    price(line["effective_usd_h"]),
+                    money(line["spent_usd"]),
+                    money(line["on_demand_usd"]),
+                    line["reason"] or ("runs" if line["ended_at"] is None else NOTHING),
+                )
+                for line in receipt["attempts"]
+            ],
+        )
+
+
+def _ran(line: AttemptCostShape) -> str:
+    return span_text(line["seconds"])
+
+
+def minutes(seconds: float) -> str:
+    """A loss of time in minutes, the unit of a receipt."""
+    return f"{seconds / 60:.1f} minutes"
+
+
+def _percent(saved: float, on_demand: float) -> str:
+    return f" ({100 * saved / on_demand:.0f} %)" if on_demand > 0 else ""
+
+
+def _job_row(receipt: ReceiptShape) -> tuple[object, ...]:
+    return (
+        receipt["id"],
+        receipt["name"],
+        state_cell(receipt["state"]),
+        money(receipt["spent_usd"]),
+        money(receipt["on_demand_usd"]),
+        money(receipt["saved_usd"]),
+        str(receipt["recoveries"]),
+        span_text(receipt["lost_s"]),
+    )
+
+
+def _show_budgets(budgets: Sequence[BudgetShape]) -> None:
+    for budget in budgets:
+        if budget["limit"] is None:
+            continue
+        if budget["name"] == "machines":
+            text = f"{budget['used']:.0f} of {budget['limit']:.0f}"
+        else:
+            text = f"{dollars(budget['used'])} of {dollars(budget['limit'])}, {dollars(budget['committed'])} more committed"
+        stdout.line(clean(f"budget {budget['name']}: {text}"))

@@ -1,0 +1,123 @@
+"""`providers`, `doctor`, `reconcile`: is everything as it should be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.codes import ExitCode
+from spotd.cli.options import ID, JSON, TABLE, output
+from spotd.cli.table import Cell, Column
+from spotd.cli.table import show as show_table
+from spotd.cli.words import NOTHING, clean, seconds_between, short_span
+from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonUnreachable
+
+if TYPE_CHECKING:
+    from spotd.api.shapes import CheckShape, DoctorShape, ProviderShape, ReconcileShape
+
+_PROVIDER_COLUMNS = (
+    Column(title="PROVIDER"),
+    Column(title="HEALTH"),
+    Column(title="OFFERS", right=True),
+    Column(title="MACHINES", right=True),
+    Column(title="POLLED", right=True),
+    Column(title="FEE", right=True),
+    Column(title="CAN", shrinks=True, least=8),
+    Column(title="DETAIL", shrinks=True, least=10),
+)
+
+
+@click.command()
+@click.option("--explain", is_flag=True, help="Say why each missing power is missing.")
+@output(TABLE, JSON, ID)
+def providers(*, explain: bool, output: str) -> None:
+    """Health, last poll, offers seen and powers of each provider."""
+    answer = Daemon().providers()
+    rows: list[ProviderShape] = answer["providers"]
+    if output == JSON:
+        stdout.document(answer)
+        return
+    if output == ID:
+        stdout.write("".join(f"{row['name']}\n" for row in rows))
+        return
+    if not rows:
+        stderr.note("no providers are configured")
+        return
+    show_table(_PROVIDER_COLUMNS, [_provider_row(row, answer["now"]) for row in rows])
+    if explain:
+        for row in rows:
+            for power in row["capabilities"]:
+                if not power["available"]:
+                    stdout.line(clean(f"{row['name']}: no {power['power']}: {power['reason']}"))
+
+
+def _provider_row(row: ProviderShape, now: str) -> tuple[str | Cell, ...]:
+    health = Cell("off", "dim") if not row["enabled"] else Cell("ok", "green") if row["ok"] else Cell("failing", "red")
+    polled = seconds_between(row["last_poll_at"], now)
+    return (
+        row["name"],
+        health,
+        str(row["offers"]),
+        str(row["machines"]),
+        NOTHING if polled is None else f"{short_span(polled)} ago",
+        f"x{row['fee_multiplier']:.2f}",
+        ",".join(power["power"] for power in row["capabilities"] if power["available"]),
+        row["detail"],
+    )
+
+
+@click.command()
+@output(TABLE, JSON)
+def doctor(*, output: str) -> int:
+    """Check the daemon, its store and every provider; one line each, with a way out. Exits 1 if something is wrong."""
+    daemon = Daemon()
+    try:
+        answer = daemon.doctor()
+    except DaemonUnreachable as exc:
+        if output == JSON:
+            check: CheckShape = {
+                "area": "daemon", "name": "reachable", "ok": False, "detail": exc.message, "hint": exc.hint
+            }  # fmt: skip
+            stdout.document({"schema": 1, "ok": False, "checks": [check]})
+            return ExitCode.UNREACHABLE
+        raise
+    shape: DoctorShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    if output == JSON:
+        stdout.document(answer)
+    else:
+        _show_checks(daemon, shape)
+    return ExitCode.OK if shape["ok"] else ExitCode.JOB_FAILED
+
+
+def _show_checks(daemon: Daemon, shape: DoctorShape) -> None:
+    reached: CheckShape = {
+        "area": "daemon", "name": "reachable", "ok": True, "detail": f"answers at {daemon.socket}", "hint": ""
+    }  # fmt: skip
+    for check in [reached, *shape["checks"]]:
+        mark = "ok  " if check["ok"] else "FAIL"
+        stdout.line(f"{mark}  {clean(check['area'])}: {clean(check['name'])}: {clean(check['detail'])}")
+        if check["hint"] and not check["ok"]:
+            stdout.line(f"      hint: {clean(check['hint'])}")
+    failed = sum(not check["ok"] for check in shape["checks"])
+    stderr.note("all is well" if shape["ok"] else f"{failed} of {len(shape['checks']) + 1} checks failed")
+
+
+@click.command()
+@output(TABLE, JSON)
+def reconcile(*, output: str) -> None:
+    """Ask every provider for its machines now, and set right what differs."""
+    answer = Daemon().reconcile()
+    if output == JSON:
+        stdout.document(answer)
+        return
+    shape: ReconcileShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    for listing in shape["listings"]:
+        text = f"{listing['machines']} machines" if listing["complete"] else "no complete list"
+        stdout.line(clean(f"{listing['provider']}: {text}{f': {listing["error"]}' if listing['error'] else ''}"))
+    for action in shape["actions"]:
+        stdout.line(clean(action))
+    if not shape["actions"]:
+        stdout.line("nothing to set right")

@@ -1,0 +1,285 @@
+"""`ls`, `show`, `why`, `cancel`, `retry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output
+from spotd.cli.table import Column, Row, state_cell
+from spotd.cli.table import show as show_table
+from spotd.cli.words import (
+    NOTHING,
+    clean,
+    dollars,
+    local_text,
+    money,
+    price,
+    seconds_between,
+    short_span,
+    size_text,
+    span_text,
+)
+from spotd.client.daemon import Daemon
+
+if TYPE_CHECKING:
+    from spotd.api.shapes import AttemptShape, JobDetailShape, JobShape, QuoteShape, WhyShape
+
+LS_COLUMNS = (
+    Column(title="ID"),
+    Column(title="NAME", shrinks=True, least=8),
+    Column(title="STATE"),
+    Column(title="GPU", shrinks=True, least=6),
+    Column(title="WHERE", shrinks=True, least=6),
+    Column(title="$/H", right=True),
+    Column(title="SPENT", right=True),
+    Column(title="SAVED", right=True),
+    Column(title="RECOV", right=True),
+    Column(title="CKPT", shrinks=True, least=5),
+    Column(title="AGE", right=True),
+)
+_ATTEMPT_COLUMNS = (
+    Column(title="TRY", right=True),
+    Column(title="WHERE", shrinks=True, least=10),
+    Column(title="GPU", shrinks=True, least=6),
+    Column(title="$/H", right=True),
+    Column(title="SPENT", right=True),
+    Column(title="STARTED"),
+    Column(title="RAN", right=True),
+    Column(title="RESUMED FROM", shrinks=True, least=8),
+    Column(title="END", shrinks=True, least=8),
+)
+
+
+@click.command()
+@click.option("--active", is_flag=True, help="Only jobs that have not ended.")
+@click.option("--state", "states", multiple=True, metavar="STATE", help="Only jobs in this state; may be repeated.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    help="At most so many ended jobs.",
+)
+@output(TABLE, JSON, ID)
+def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> None:
+    """List jobs, newest first."""
+    query: dict[str, Any] = {"limit": limit, "active": int(active), "state": [state.upper() for state in states]}
+    if output == JSON:
+        stdout.document_bytes(Daemon().jobs_bytes(query))
+        return
+    answer = Daemon().jobs(query)
+    jobs: list[JobShape] = answer["jobs"]
+    if output == ID:
+        stdout.write("".join(f"{job['id']}\n" for job in jobs))
+        return
+    if not jobs:
+        stderr.note("no jobs; queue one with spotctl submit")
+        return
+    show_table(LS_COLUMNS, [job_row(job, answer["now"]) for job in jobs])
+    if answer["more"]:
+        stderr.note(f"older jobs are left out; spotctl ls --limit {limit * 10} shows more")
+
+
+def job_row(job: JobShape, now: str) -> Row:
+    """One line of `ls`."""
+    age = seconds_between(job["submitted_at"], now)
+    return (
+        job["id"],
+        job["name"],
+        state_cell(job["state"]),
+        gpu_text(job),
+        where_text(job),
+        money(job["effective_usd_h"]) if (job["effective_usd_h"] or 0) >= 1 else price(job["effective_usd_h"]),
+        money(job["spent_usd"]),
+        money(job["saved_usd"]),
+        str(job["recoveries"]),
+        checkpoint_text(job),
+        short_span(age or 0),
+    )
+
+
+def gpu_text(machine: Mapping[str, Any]) -> str:
+    """The GPUs of a job, an attempt or a quote, as a job file would ask for them."""
+    return f"{machine['gpu']}:{machine['gpu_count']}" if machine["gpu"] else NOTHING
+
+
+def where_text(machine: Mapping[str, Any]) -> str:
+    """Provider and host, as far as there is one."""
+    return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
+
+
+def checkpoint_text(job: JobShape) -> str:
+    """The step of the newest checkpoint, or its name where no step is known."""
+    newest = job["checkpoint"]
+    if newest is None:
+        return NOTHING
+    return newest["name"] if newest["step"] is None else str(newest["step"])
+
+
+@click.command()
+@job_argument
+@output(TABLE, JSON, ID)
+def show(*, ref: str, output: str) -> None:
+    """Everything about one job: its state, money, attempts and settings."""
+    answer = Daemon().job(ref)
+    if output == JSON:
+        stdout.document(answer)
+        return
+    if output == ID:
+        stdout.line(answer["job"]["id"])
+        return
+    detail: JobDetailShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail)))
+    if detail["job"]["attempts"]:
+        stdout.line("")
+        show_table(_ATTEMPT_COLUMNS, [_attempt_row(attempt, answer["now"]) for attempt in detail["job"]["attempts"]])
+
+
+def _facts(detail: JobDetailShape) -> list[tuple[str, str]]:
+    job = detail["job"]
+    newest = job["checkpoint"]
+    facts = [
+        ("id", job["id"]),
+        ("name", job["name"]),
+        ("state", f"{job['state']}: {job['reason']}"),
+        ("verdict", job["verdict"]),
+        ("gpu", gpu_text(job)),
+        ("where", where_text(job)),
+        ("price", "" if job["effective_usd_h"] is None else f"{dollars_h(job['effective_usd_h'])} for the machine"),
+        ("ceiling", "" if detail["ceiling_usd_gpu_h"] is None else f"${price(detail['ceiling_usd_gpu_h'])} per GPU-hour"),
+        ("spent", _spent_text(detail)),
+        ("saved", f"{dollars(job['saved_usd'])} against {dollars(job['on_demand_usd'])} on demand"),
+        ("recoveries", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
+        ("checkpoint", "none yet" if newest is None else
+            f"{newest['name']}, {size_text(newest['bytes'])}, {local_text(newest['at'])}, by attempt {newest['attempt']}"),
+        ("phase", detail["phase"]),
+        ("submitted", local_text(job["submitted_at"])),
+        ("started", local_text(job["started_at"])),
+        ("ended", local_text(job["ended_at"])),
+        ("exit code", "" if job["exit_code"] is None else str(job["exit_code"])),
+        ("priority", str(detail["priority"]) if detail["priority"] else ""),
+        ("code", "" if detail["code_sha256"] is None else f"{size_text(detail['code_bytes'])}, sha256 {detail['code_sha256'][:12]}"),
+    ]  # fmt: skip
+    facts += [(key, _value_text(detail["spec"][key])) for key in ("image", "run", "setup", "secrets", "outputs")
+              if detail["spec"].get(key)]  # fmt: skip
+    return [(key, value) for key, value in facts if value and value != NOTHING]
+
+
+def _spent_text(detail: JobDetailShape) -> str:
+    spent = dollars(detail["job"]["spent_usd"])
+    return spent if detail["budget_usd"] is None else f"{spent} of {dollars(detail['budget_usd'])}"
+
+
+def dollars_h(usd_h: float) -> str:
+    return f"${price(usd_h)}/h"
+
+
+def _value_text(value: object) -> str:
+    """A setting as one line; a command's argv is shown as a shell would take it."""
+    if isinstance(value, list):
+        from shlex import join
+
+        items = [str(item) for item in value]
+        return items[2] if items[:2] == ["/bin/sh", "-c"] and len(items) == 3 else join(items)
+    return str(value)
+
+
+def _attempt_row(attempt: AttemptShape, now: str) -> Row:
+    began = attempt["launched_at"] or attempt["intended_at"]
+    ran = seconds_between(began, attempt["ended_at"] or now) or 0
+    return (
+        str(attempt["attempt"]),
+        where_text(attempt),
+        gpu_text(attempt),
+        price(attempt["effective_usd_h"]),
+        money(attempt["spent_usd"]),
+        local_text(began),
+        short_span(ran),
+        attempt["resumed_from"] or NOTHING,
+        attempt["detail"] or attempt["reason"] or attempt["state"],
+    )
+
+
+@click.command()
+@job_argument
+@output(TABLE, JSON)
+def why(*, ref: str, output: str) -> None:
+    """Why a job waits, why it runs where it does, or why it stopped."""
+    answer = Daemon().why(ref)
+    if output == JSON:
+        stdout.document(answer)
+        return
+    shape: WhyShape = answer["why"]
+    lines = [f"{shape['name']} ({shape['id']}) is {shape['state']}: {shape['sentence']}"]
+    best, ceiling = shape["best"], shape["ceiling_usd_gpu_h"]
+    if ceiling is not None:
+        lines.append(f"  ceiling   ${price(ceiling)} per GPU-hour")
+    if best is not None:
+        lines.append(f"  best now  {quote_text(best)}")
+    if shape["passed_over"]:
+        lines.append("  passed over:")
+        lines += [f"    {row['offers']:>5}  {row['reason']}" for row in shape["passed_over"]]
+    if shape["until"] is not None:
+        lines.append(f"  looks again by {local_text(shape['until'])}")
+    lines += [f"  {row['provider']} shows no prices: {row['error']}" for row in shape["boards"] if row["error"]]
+    if shape["events"]:
+        lines.append("  lately:")
+        lines += [f"    {local_text(event['at'])}  {event['message']}" for event in shape["events"]]
+    stdout.write("".join(f"{_indented(text)}\n" for text in lines))
+
+
+def _indented(text: str) -> str:
+    body = text.lstrip(" ")
+    return text[: len(text) - len(body)] + _keeping_gaps(body)
+
+
+def _keeping_gaps(text: str) -> str:
+    """`clean` for a line whose double spaces are its layout."""
+    return "  ".join(clean(part) for part in text.split("  "))
+
+
+def quote_text(quote: QuoteShape) -> str:
+    """An offer in one line."""
+    where = where_text(quote) + (f" ({quote['region']})" if quote["region"] else "")
+    return f"${price(quote['effective_usd_gpu_h'])} per GPU-hour: {gpu_text(quote)} {quote['market']} at {where}"
+
+
+@click.command()
+@job_argument
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output(TABLE, JSON, ID)
+def cancel(*, ref: str, yes: bool, output: str) -> int | None:
+    """Stop a job and destroy its machine. Its checkpoints stay, and `spotctl retry` goes on from them."""
+    daemon = Daemon()
+    if not yes and stderr.is_terminal() and stdout.is_terminal():
+        job: JobShape = daemon.job(ref)["job"]
+        if job["provider"] is not None and not stderr.ask(f"stop {clean(job['name'])} on {clean(where_text(job))}?"):
+            from spotd.cli.codes import ExitCode
+
+            stderr.note("nothing was cancelled")
+            return ExitCode.INTERRUPTED
+        ref = job["id"]
+    return _changed(daemon.cancel(ref), output)
+
+
+@click.command()
+@job_argument
+@output(TABLE, JSON, ID)
+def retry(*, ref: str, output: str) -> None:
+    """Queue a job again that failed, expired or was cancelled; it resumes from its newest checkpoint."""
+    _changed(Daemon().retry(ref), output)
+
+
+def _changed(answer: Mapping[str, Any], output: str) -> None:
+    job: JobShape = answer["job"]
+    if output == JSON:
+        stdout.document(answer)
+    elif output == ID:
+        stdout.line(job["id"])
+    else:
+        stdout.line(clean(f"{job['name']} ({job['id']}) is {job['state']}: {job['reason']}"))

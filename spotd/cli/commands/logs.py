@@ -1,0 +1,114 @@
+"""`logs`, and the following of a job that `submit --wait` shares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.codes import ExitCode, of_state
+from spotd.cli.follow import Waiting, followed
+from spotd.cli.options import JSON, TABLE, job_argument, output
+from spotd.cli.words import Stripper, clean
+from spotd.client.daemon import Daemon
+
+if TYPE_CHECKING:
+    from spotd.api.shapes import LogShape
+
+
+@click.command()
+@job_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends; exit 1 if it failed.")
+@click.option("-n", "--tail", type=click.IntRange(0, 1_000_000), help="Only the last so many lines.")
+@click.option("--attempt", type=click.IntRange(1, 1_000_000), help="Only this attempt.")
+@click.option("--raw", is_flag=True, help="Leave control sequences in: the host's text can then steer your terminal.")
+@output(TABLE, JSON)
+def logs(*, ref: str, follow: bool, tail: int | None, attempt: int | None, raw: bool, output: str) -> int:
+    """What a job wrote, over all its machines; kept after they are gone."""
+    query: dict[str, Any] = {"tail": tail, "attempt": attempt}
+    daemon = Daemon()
+    printer = JsonPrinter() if output == JSON else TextPrinter(raw=raw)
+    if follow:
+        return follow_to_end(daemon, ref, query, printer)
+    if output == JSON:
+        records = [without_schema(record) for record in daemon.logs(ref, query)]
+        stdout.document({"schema": 1, "logs": records})
+        return ExitCode.OK
+    for record in daemon.logs(ref, query):
+        printer.show(record)  # type: ignore[arg-type]  # the record is the shape plus `schema`
+    printer.end()
+    return ExitCode.OK
+
+
+def without_schema(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "schema"}
+
+
+class TextPrinter:
+    """Output of the job on stdout, everything about it on stderr."""
+
+    def __init__(self, *, raw: bool) -> None:
+        self._raw = raw
+        self._stripper = Stripper()
+        self._at_line_start = True
+
+    def show(self, record: LogShape) -> None:
+        if record["kind"] == "log":
+            self._write(record["text"] if self._raw else self._stripper.feed(record["text"]))
+            return
+        self.end()
+        if record["kind"] == "end":
+            return
+        stderr.note(f"--- {clean(record['text'])} ---")
+
+    def end(self) -> None:
+        """Nothing is held back, and what comes next on the screen begins a line."""
+        self._write(self._stripper.end())
+        self._stripper = Stripper()
+        if not self._at_line_start and stdout.is_terminal():
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            stdout.write(text)
+            self._at_line_start = text.endswith("\n")
+
+
+class JsonPrinter:
+    """Every record as a line of JSON."""
+
+    def show(self, record: LogShape) -> None:
+        stdout.record({**record})
+
+    def end(self) -> None:
+        """Nothing is ever held back."""
+
+
+def follow_to_end(
+    daemon: Daemon,
+    ref: str,
+    query: dict[str, Any],
+    printer: TextPrinter | JsonPrinter,
+    *,
+    waiting: Waiting | None = None,
+) -> int:
+    """The exit code of the job's final state, all of its output being printed.
+
+    Raises:
+        DaemonUnreachable: it was not there at first, or went away and did not come back.
+    """
+    state = ""
+    for record in followed(
+        lambda now: daemon.logs(ref, now),
+        query,
+        cursor="cursor",
+        drop=("tail",),
+        is_last=lambda record: record["kind"] == "end",
+        waiting=waiting or Waiting(),
+    ):
+        shape: LogShape = record  # type: ignore[assignment]  # the record is the shape plus `schema`
+        printer.show(shape)
+        state = shape["state"] or state
+    printer.end()
+    return of_state(state)

@@ -1,0 +1,65 @@
+"""A command group that imports a command only when it is called or asked for its own help."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lazy:
+    """Where a command lives (`module:attribute`) and the line that the group's help shows for it."""
+
+    target: str
+    help: str
+    aliases: tuple[str, ...] = ()
+
+
+class NotYet(click.UsageError):
+    """A command that belongs to the design but is not built yet."""
+
+
+class LazyGroup(click.Group):
+    """Commands from a table of `Lazy`, in the table's order."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, Lazy], not_yet: Collection[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+        self._not_yet = frozenset(not_yet)
+        self._names = {alias: name for name, entry in lazy.items() for alias in (name, *entry.aliases)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = self._names.get(cmd_name)
+        if name is None:
+            return None
+        module, _, attribute = self._lazy[name].target.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        del ctx
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word in self._not_yet:
+            raise NotYet(f"{ctx.command_path} {word} is not available yet", ctx)
+        if word not in self._names and not word.startswith("-"):
+            close = get_close_matches(word.lower(), self._names, n=1)
+            suggestion = f", did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"there is no command {word!r}{suggestion}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        rows = [(", ".join((name, *entry.aliases)), entry.help) for name, entry in self._lazy.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

@@ -1,0 +1,114 @@
+"""The only module that writes to stderr: errors, hints, notes, questions and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from spotd.cli.words import clean, size_text, span_text
+
+_RED: Final = "\x1b[1;31m"
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
+_PROGRESS_EVERY_S: Final = 0.1
+
+
+def is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _styled(text: str, style: str) -> str:
+    if not is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"{style}{text}{_PLAIN}"
+
+
+def line(text: str = "") -> None:
+    """The text is on stderr, if anybody is there to read it: a closed stderr must not become an error of its own."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def error(message: str, *, hint: str = "") -> None:
+    """`error: ...`, and after a blank line `hint: ...`."""
+    line(f"{_styled('error:', _RED)} {clean(message)}")
+    if hint:
+        line()
+        line(f"hint: {clean(hint)}")
+
+
+def errors(rows: Sequence[tuple[str, str]], *, hint: str = "") -> None:
+    """Several errors, each with its own hint beneath."""
+    for message, own_hint in rows:
+        line(f"{_styled('error:', _RED)} {clean(message)}")
+        if own_hint:
+            line(f"  hint: {clean(own_hint)}")
+    if hint:
+        line()
+        line(f"hint: {clean(hint)}")
+
+
+def warning(message: str) -> None:
+    line(f"warning: {clean(message)}")
+
+
+def note(message: str) -> None:
+    """Something worth a look, dim on a terminal."""
+    line(_styled(clean(message), _DIM))
+
+
+def ask(question: str) -> bool:
+    """Whether a person said yes. Anything else, the end of input included, means no."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        line()
+    return answer.strip().lower() in {"y", "yes"}
+
+
+class Progress:
+    """How far something has come, on one line that is erased at the end; silent where nobody watches."""
+
+    def __init__(self, verb: str, total: int | None) -> None:
+        self._verb = verb
+        self._total = total
+        self._done = 0
+        self._begun = time.monotonic()
+        self._shown_at = 0.0
+        self._active = is_terminal()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._active and self._shown_at:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def add(self, count: int) -> None:
+        """So many more bytes are done."""
+        self._done += count
+        now = time.monotonic()
+        if self._active and now - self._shown_at >= _PROGRESS_EVERY_S:
+            self._shown_at = now
+            self._draw(now)
+
+    def _draw(self, now: float) -> None:
+        rate = self._done / max(now - self._begun, 0.001)
+        parts = [self._verb, size_text(self._done)]
+        if self._total:
+            parts[1] += f" of {size_text(self._total)}"
+            parts.append(f"{100 * self._done // self._total} %")
+        parts.append(f"{size_text(int(rate))}/s")
+        if self._total and rate > 0 and self._total > self._done:
+            parts.append(f"{span_text((self._total - self._done) / rate)} left")
+        room = max(shutil.get_terminal_size((80, 24)).columns - 1, 20)
+        sys.stderr.write("\r\x1b[K" + "  ".join(parts)[:room])
+        sys.stderr.flush()

@@ -1,0 +1,89 @@
+"""The only module that writes to stdout: data, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+class OutputClosed(Exception):
+    """Nobody reads stdout any more (`spotctl ls | head -1`)."""
+
+
+class OutputFailed(Exception):
+    """Stdout takes no more (a full disk behind it); the message is the system's."""
+
+
+def is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def width() -> int:
+    """Columns of the terminal."""
+    return max(shutil.get_terminal_size((120, 40)).columns, 40)
+
+
+def colour() -> bool:
+    """Whether colour is wanted here."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def write(text: str) -> None:
+    """The text is written; characters the terminal's encoding lacks are escaped.
+
+    Raises:
+        OutputClosed, OutputFailed
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    write_bytes(text.encode(encoding, errors="backslashreplace"))
+
+
+def write_bytes(data: bytes) -> None:
+    """The bytes are written and flushed.
+
+    Raises:
+        OutputClosed, OutputFailed
+    """
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError as exc:
+        raise OutputClosed from exc
+    except OSError as exc:
+        raise OutputFailed(exc.strerror or str(exc)) from exc
+
+
+def line(text: str) -> None:
+    write(text + "\n")
+
+
+def document(body: Mapping[str, Any]) -> None:
+    """One JSON document: indented for a person, on one line for a program."""
+    if is_terminal():
+        line(json.dumps(body, indent=2))
+    else:
+        line(json.dumps(body, separators=(",", ":")))
+
+
+def record(body: Mapping[str, Any]) -> None:
+    """One line of a JSON stream."""
+    line(json.dumps(body, separators=(",", ":")))
+
+
+def document_bytes(raw: bytes) -> None:
+    """A JSON document as it came from the daemon, indented only for a person."""
+    if is_terminal():
+        document(json.loads(raw))
+    else:
+        write_bytes(raw if raw.endswith(b"\n") else raw + b"\n")
+
+
+def abandon() -> None:
+    """Whatever is still buffered goes nowhere, so that the interpreter's last flush is silent."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())

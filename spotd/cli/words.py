@@ -1,0 +1,145 @@
+"""Money, spans, sizes and instants as a person reads them, and text from strangers made harmless."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Final
+
+NOTHING: Final = "-"
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_DAY: Final = 86400
+
+# Controls of C0 and C1, line and paragraph separators, everything that turns the direction of writing, and the
+# invisible tag characters: with these, text from a rented host could forge what the terminal shows.
+_UNSAFE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+_SPACES: Final = re.compile(r"\s+")
+_SEQUENCE: Final = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
+    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # OSC, DCS, SOS, PM, APC
+    "|\x1b[ -/]+[0-~]"  # two-part escapes, such as the choice of a character set
+    "|\x1b[0-Z\\\\^-~]"  # the rest
+)
+_UNFINISHED: Final = re.compile(
+    "(?:(?:\x1b\\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*\x1b?|\x1b[ -/]*)\\Z"
+)
+_HELD_MAX: Final = 4096
+
+
+def clean(text: str) -> str:
+    """The text on one line, without anything that a terminal would obey."""
+    return _SPACES.sub(" ", _UNSAFE.sub("", _SEQUENCE.sub("", text))).strip()
+
+
+class Stripper:
+    """Takes the control sequences out of a stream of text, also where one is cut in two.
+
+    Line feeds and tabs stay. A carriage return becomes a line feed, so that progress bars remain readable.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._after_return = False
+
+    def feed(self, text: str) -> str:
+        """What may be shown of the text so far."""
+        text = self._held + text
+        self._held = ""
+        text = _SEQUENCE.sub("", text)
+        unfinished = _UNFINISHED.search(text)
+        if unfinished is not None and len(unfinished.group()) <= _HELD_MAX:
+            self._held = unfinished.group()
+            text = text[: unfinished.start()]
+        return self._lines(text)
+
+    def end(self) -> str:
+        """What was held back in the hope of its end."""
+        rest, self._held = self._held, ""
+        return self._lines(rest)
+
+    def _lines(self, text: str) -> str:
+        if self._after_return and text.startswith("\n"):
+            text = text[1:]
+        if text:
+            self._after_return = text.endswith("\r")
+        return _UNSAFE.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def money(usd: float | None) -> str:
+    """Dollars and cents; something is never shown as nothing."""
+    if usd is None:
+        return NOTHING
+    if 0 < usd < 0.005:
+        return "<0.01"
+    return f"{usd:.2f}"
+
+
+def dollars(usd: float | None) -> str:
+    """The same with its sign."""
+    text = money(usd)
+    if text.startswith("-") and usd is not None:
+        return f"-${text[1:]}"
+    return text if usd is None else f"<${text[1:]}" if text.startswith("<") else f"${text}"
+
+
+def price(usd_h: float | None) -> str:
+    """A price per hour, fine enough to tell cheap machines apart."""
+    if usd_h is None:
+        return NOTHING
+    if 0 < usd_h < 0.00005:
+        return "<0.0001"
+    return f"{usd_h:.4f}" if usd_h < 1 else f"{usd_h:.3f}"
+
+
+def short_span(seconds: float) -> str:
+    """One unit, for a narrow column."""
+    whole = max(0, int(seconds))
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m"
+    if whole < 2 * _DAY:
+        return f"{whole // _HOUR}h"
+    return f"{whole // _DAY}d"
+
+
+def span_text(seconds: float) -> str:
+    """Two units, for a sentence."""
+    whole = max(0, round(seconds))
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    if whole < 2 * _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+
+
+def size_text(size: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def instant(text: str | None) -> datetime | None:
+    """The instant of a JSON answer."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def local_text(text: str | None) -> str:
+    """The instant of a JSON answer on this machine's clock face."""
+    moment = instant(text)
+    return NOTHING if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def seconds_between(earlier: str | None, later: str | None) -> float | None:
+    """From one instant of a JSON answer to another."""
+    first, last = instant(earlier), instant(later)
+    return None if first is None or last is None else (last - first).total_seconds()
