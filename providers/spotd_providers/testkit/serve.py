@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 T = TypeVar("T")
 
@@ -141,22 +142,25 @@ def serving(app: AsgiApp) -> Iterator[Served]:
     transports: dict[tuple[str, int], asyncio.Transport] = {}
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     port = listener.getsockname()[1]
-    server = uvicorn.Server(
-        uvicorn.Config(
-            _Recorder(app, requests, transports),
-            http=_protocol(transports),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=0,
-        )
-    )
-    loop_ready: Future[asyncio.AbstractEventLoop] = Future()
+    config = uvicorn.Config(_Recorder(app, requests, transports), ws="none", lifespan="off", log_config=None)
+    config.load()
+    protocol = _protocol(transports)
+    ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def main() -> None:
-        loop_ready.set_result(asyncio.get_running_loop())
-        await server.serve(sockets=[listener])
+        loop = asyncio.get_running_loop()
+        state = ServerState()
+        stopping = asyncio.Event()
+        # Not uvicorn's own main loop: it looks ten times a second whether to stop, which a suite pays for every time.
+        server = await loop.create_server(
+            lambda: protocol(config=config, server_state=state, app_state={}, _loop=loop), sock=listener
+        )
+        ready.set_result((loop, stopping))
+        await stopping.wait()
+        server.close()
+        for transport in list(transports.values()):
+            transport.abort()
+        await _ended(state.tasks)
 
     def run() -> None:
         with asyncio.Runner() as runner:
@@ -165,16 +169,12 @@ def serving(app: AsgiApp) -> Iterator[Served]:
     thread = threading.Thread(target=run, name=f"fake cloud on port {port}", daemon=True)
 
     def stop() -> None:
-        server.should_exit = True
-        server.force_exit = True
-        for transport in list(transports.values()):
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(transport.abort)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: stopped before
+            loop.call_soon_threadsafe(stopping.set)
         thread.join(START_TIMEOUT_S)
-        listener.close()
 
     thread.start()
-    loop = loop_ready.result(timeout=START_TIMEOUT_S)
+    loop, stopping = ready.result(timeout=START_TIMEOUT_S)
     try:
         yield Served(url=f"http://127.0.0.1:{port}", port=port, requests=requests, _loop=loop, _stop=stop)
     finally:
@@ -219,7 +219,13 @@ class _Recorder:
             await asyncio.sleep(0)
 
 
-def _protocol(transports: dict[tuple[str, int], asyncio.Transport]) -> type[asyncio.Protocol]:
+async def _ended(tasks: set[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _protocol(transports: dict[tuple[str, int], asyncio.Transport]) -> type[H11Protocol]:
     class RememberedProtocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
             transports[transport.get_extra_info("peername")] = transport

@@ -19,7 +19,7 @@ from spotd_providers.kit.http import Answer
 from spotd_providers.vastai.wire import decoded
 
 TEXT_CHARS_MAX: Final = 240
-RETRY_AFTER_MAX: Final = timedelta(minutes=10)
+RETRY_AFTER_MAX: Final = timedelta(days=1)
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
 _AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
 _OWN_OFFERS_ONLY: Final = "403/3586"  # a host's account asked for somebody else's offer: the key itself is fine
@@ -28,6 +28,8 @@ _LONG_HEX: Final = re.compile(r"\b[0-9a-fA-F]{32,}\b")
 _ASSIGNED_SECRET: Final = re.compile(
     r"(?i)\b(api_key|token|secret|password|authorization)(\"?\s*[=:]\s*)\"?(bearer\s+)?[^\s\"&,]+"
 )
+_WORD: Final = re.compile(r"[a-z][a-z0-9_]{2,40}")
+_MIXED_TOKEN: Final = re.compile(r"(?=\S*[0-9])(?=\S*[A-Za-z])\S{8,}")
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -59,6 +61,11 @@ def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
     return _LONG_HEX.sub("***", text).strip()[:chars_max]
 
 
+def quoted(text: str) -> str:
+    """The text of a refusal, for an error: any word that mixes letters and digits may be a secret that was echoed."""
+    return _MIXED_TOKEN.sub("***", clean(text))
+
+
 def body_of(answer: Answer) -> Any:
     """The decoded body, or `None` if it is no JSON."""
     try:
@@ -75,8 +82,10 @@ def raise_for(answer: Answer, body: Any, *, endpoint: str, penalty: timedelta, n
         Refused: a definite no.
     """
     fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    code = _text(fields.get("error")).lower()
-    detail = clean(_text(fields.get("msg")) or _text(fields.get("detail")) or ("" if fields else answer.text))
+    word = _text(fields.get("error")).lower()
+    code = word if _WORD.fullmatch(word) else ""
+    said = _text(fields.get("msg")) or _text(fields.get("detail")) or ("" if code else word)
+    detail = quoted(said or ("" if fields else answer.text[:TEXT_CHARS_MAX]))
     if answer.status == 429:
         raise too_many(answer, code=code, detail=detail, endpoint=endpoint, penalty=penalty, now=now, rng=rng)
     not_allowed = answer.status == 403 and _OWN_OFFERS_ONLY not in detail

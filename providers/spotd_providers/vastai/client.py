@@ -16,6 +16,8 @@ from enum import Enum
 from random import Random
 from typing import Any, Final, TypeVar
 
+import anyio
+
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import Answer, AnswerLost, Http
@@ -100,6 +102,7 @@ class VastClient:
         self._rng = rng
         self._pace = Pace(clock)
         self._searches = SearchWindow(clock)
+        self._one_purchase = anyio.Lock()
 
     async def search(self, query: Mapping[str, Any]) -> OfferRows:
         """The rows of one search. Not repeated on failure: the poller comes back anyway, and searches are counted."""
@@ -122,13 +125,17 @@ class VastClient:
             OutcomeUnknown: the contract may exist.
             Refused, RateLimited, AuthFailed, Unavailable: it certainly does not.
         """
-        await self._pace.turn(Endpoint.CREATE.title, Endpoint.CREATE.interval)
-        try:
-            answer = await self._http.send(
-                "PUT", f"/api/v0/asks/{ask}/", json_body=dict(body), timeout_s=CREATE_TIMEOUT_S
-            )
-        except AnswerLost as exc:
-            raise OutcomeUnknown(f"vast.ai's answer to the purchase of offer {ask} was lost", key=key) from exc
+        # One purchase at a time, and the interval counts from its end: a refused one costs its offer's quote.
+        async with self._one_purchase:
+            await self._pace.turn(Endpoint.CREATE.title, Endpoint.CREATE.interval)
+            try:
+                answer = await self._http.send(
+                    "PUT", f"/api/v0/asks/{ask}/", json_body=dict(body), timeout_s=CREATE_TIMEOUT_S
+                )
+            except AnswerLost as exc:
+                raise OutcomeUnknown(f"vast.ai's answer to the purchase of offer {ask} was lost", key=key) from exc
+            finally:
+                self._pace.penalise(Endpoint.CREATE.title, Endpoint.CREATE.interval)
         value = body_of(answer)
         reply = shaped(CreateReply, value, what="a purchase") if isinstance(value, dict) else CreateReply()
         try:

@@ -44,17 +44,17 @@ async def examine(client: VastClient, settings: VastSettings, services: Services
         return f"{found.count} interruptible offers under your filters"
 
     lines.append(await _line("key", key, hint="create a key at console.vast.ai/manage-keys and put it in api_key"))
-    lines.extend(_of_account(account, services))
+    if not account:
+        return tuple(lines)  # whatever is wrong would only be found three more times, each after its time-out
+    lines.extend(_of_account(account[0], services))
     lines.append(await _line("instances", instances, hint=_SCOPES))
     lines.append(await _line("billing", billing, hint=_SCOPES))
     lines.append(await _line("market", market, hint="relax the filters under [providers.vast]"))
     return tuple(lines)
 
 
-def _of_account(account: Sequence[tuple[UserReply, Answer]], services: Services) -> list[CheckLine]:
-    if not account:
-        return []
-    reply, answer = account[0]
+def _of_account(account: tuple[UserReply, Answer], services: Services) -> list[CheckLine]:
+    reply, answer = account
     credit = reply.balance if reply.credit is None else reply.credit
     if credit is None:
         money = CheckLine(name="balance", ok=False, detail="the account states no credit", hint=_SCOPES)

@@ -145,6 +145,7 @@ def _offer(row: OfferRow, market: Market, gpu: str, on_demand: OnDemandPrices, u
         gpu_count=row.num_gpus,
         gpu_vram_mb=round(row.gpu_ram),
         gpu_price=MicroUsdPerHour(usd[price]),
+        pays_bid=spot,
         on_demand_price=_on_demand_price(row, market, on_demand, usd),
         storage_price=MicroUsdPerGbMonth(usd[row.storage_cost]),
         upload_price=MicroUsdPerGb(usd[row.inet_up_cost]),

@@ -52,6 +52,8 @@ class VastPlugin:
             quote_ttl=timedelta(minutes=5),
             hosts_share_filesystem=is_loopback(settings.base_url),
             default_fee_multiplier=DEFAULT_FEE_MULTIPLIER,
+            ends_itself_by="vast",
+            ends_itself_at=settings.base_url,
         )
 
     def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:

@@ -225,7 +225,7 @@ def shaped(model: type[_M], value: Any, *, what: str) -> _M:
 
 
 def offer_rows(body: bytes) -> OfferRows:
-    """Every row of a search answer, understood or rejected; a bare list (the CLI's raw output) will do as well.
+    """Every row of a search answer, understood or rejected.
 
     Raises:
         Unavailable: there is no list of offers in it.
@@ -253,7 +253,7 @@ def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
     except ValidationError:
         pass
     value = decoded(body)
-    rows = value.get("offers") if isinstance(value, dict) else value
+    rows = value.get("offers") if isinstance(value, dict) else None
     if not isinstance(rows, list):
         raise Unavailable("vast.ai's search answer holds no list of offers")
     validate = _OFFER_ROW.validator.validate_python

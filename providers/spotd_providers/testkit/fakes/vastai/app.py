@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from email.utils import format_datetime
 from secrets import token_hex
 from typing import Any
 
@@ -130,8 +131,11 @@ class VastApi:
 
     def _json(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> Response:
         # Starlette would add a charset, which the official client refuses.
-        content_type = {"content-type": self.cloud.quirks.content_type}
-        return Response(json.dumps(body), status_code=status, headers={**content_type, **(headers or {})})
+        own = {
+            "content-type": self.cloud.quirks.content_type,
+            "date": format_datetime(self.cloud.clock.now(), usegmt=True),
+        }
+        return Response(json.dumps(body), status_code=status, headers={**own, **(headers or {})})
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope["path"])
