@@ -10,7 +10,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.commands.jobs import gpu_text, where_text
 from spotd.cli.options import JSON, TABLE, output
-from spotd.cli.table import Column, state_cell
+from spotd.cli.table import Column, Row, state_cell
 from spotd.cli.table import show as show_table
 from spotd.cli.words import NOTHING, clean, dollars, local_text, money, price, span_text
 from spotd.client.daemon import Daemon
@@ -116,7 +116,7 @@ def _percent(saved: float, on_demand: float) -> str:
     return f" ({100 * saved / on_demand:.0f} %)" if on_demand > 0 else ""
 
 
-def _job_row(receipt: ReceiptShape) -> tuple[object, ...]:
+def _job_row(receipt: ReceiptShape) -> Row:
     return (
         receipt["id"],
         receipt["name"],
@@ -136,5 +136,6 @@ def _show_budgets(budgets: Sequence[BudgetShape]) -> None:
         if budget["name"] == "machines":
             text = f"{budget['used']:.0f} of {budget['limit']:.0f}"
         else:
-            text = f"{dollars(budget['used'])} of {dollars(budget['limit'])}, {dollars(budget['committed'])} more committed"
+            used, limit, committed = (dollars(budget[key]) for key in ("used", "limit", "committed"))
+            text = f"{used} of {limit}, {committed} more committed"
         stdout.line(clean(f"budget {budget['name']}: {text}"))

@@ -9,7 +9,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
 from spotd.cli.options import ID, JSON, TABLE, output
-from spotd.cli.table import Cell, Column
+from spotd.cli.table import Cell, Column, Row
 from spotd.cli.table import show as show_table
 from spotd.cli.words import NOTHING, clean, seconds_between, short_span
 from spotd.client.daemon import Daemon
@@ -54,7 +54,7 @@ def providers(*, explain: bool, output: str) -> None:
                     stdout.line(clean(f"{row['name']}: no {power['power']}: {power['reason']}"))
 
 
-def _provider_row(row: ProviderShape, now: str) -> tuple[str | Cell, ...]:
+def _provider_row(row: ProviderShape, now: str) -> Row:
     health = Cell("off", "dim") if not row["enabled"] else Cell("ok", "green") if row["ok"] else Cell("failing", "red")
     polled = seconds_between(row["last_poll_at"], now)
     return (
@@ -115,8 +115,8 @@ def reconcile(*, output: str) -> None:
         return
     shape: ReconcileShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for listing in shape["listings"]:
-        text = f"{listing['machines']} machines" if listing["complete"] else "no complete list"
-        stdout.line(clean(f"{listing['provider']}: {text}{f': {listing["error"]}' if listing['error'] else ''}"))
+        found = f"{listing['machines']} machines" if listing["complete"] else "no complete list"
+        stdout.line(clean(": ".join(part for part in (listing["provider"], found, listing["error"]) if part)))
     for action in shape["actions"]:
         stdout.line(clean(action))
     if not shape["actions"]:

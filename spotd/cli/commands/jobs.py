@@ -141,8 +141,8 @@ def show(*, ref: str, output: str) -> None:
 
 
 def _facts(detail: JobDetailShape) -> list[tuple[str, str]]:
+    """What there is to say, in reading order; what does not apply is left out."""
     job = detail["job"]
-    newest = job["checkpoint"]
     facts = [
         ("id", job["id"]),
         ("name", job["name"]),
@@ -150,33 +150,45 @@ def _facts(detail: JobDetailShape) -> list[tuple[str, str]]:
         ("verdict", job["verdict"]),
         ("gpu", gpu_text(job)),
         ("where", where_text(job)),
-        ("price", "" if job["effective_usd_h"] is None else f"{dollars_h(job['effective_usd_h'])} for the machine"),
-        ("ceiling", "" if detail["ceiling_usd_gpu_h"] is None else f"${price(detail['ceiling_usd_gpu_h'])} per GPU-hour"),
+        ("price", _price_text(job["effective_usd_h"], "per hour for the machine")),
+        ("ceiling", _price_text(detail["ceiling_usd_gpu_h"], "per GPU-hour")),
         ("spent", _spent_text(detail)),
         ("saved", f"{dollars(job['saved_usd'])} against {dollars(job['on_demand_usd'])} on demand"),
         ("recoveries", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
-        ("checkpoint", "none yet" if newest is None else
-            f"{newest['name']}, {size_text(newest['bytes'])}, {local_text(newest['at'])}, by attempt {newest['attempt']}"),
+        ("checkpoint", _newest_text(job)),
         ("phase", detail["phase"]),
         ("submitted", local_text(job["submitted_at"])),
         ("started", local_text(job["started_at"])),
         ("ended", local_text(job["ended_at"])),
         ("exit code", "" if job["exit_code"] is None else str(job["exit_code"])),
         ("priority", str(detail["priority"]) if detail["priority"] else ""),
-        ("code", "" if detail["code_sha256"] is None else f"{size_text(detail['code_bytes'])}, sha256 {detail['code_sha256'][:12]}"),
-    ]  # fmt: skip
-    facts += [(key, _value_text(detail["spec"][key])) for key in ("image", "run", "setup", "secrets", "outputs")
-              if detail["spec"].get(key)]  # fmt: skip
+        ("code", _code_text(detail)),
+    ]
+    spec = detail["spec"]
+    facts += [(key, _value_text(spec[key])) for key in ("image", "run", "setup", "secrets", "outputs") if spec.get(key)]
     return [(key, value) for key, value in facts if value and value != NOTHING]
+
+
+def _price_text(usd: float | None, unit: str) -> str:
+    return "" if usd is None else f"${price(usd)} {unit}"
+
+
+def _newest_text(job: JobShape) -> str:
+    newest = job["checkpoint"]
+    if newest is None:
+        return "none yet"
+    size, at = size_text(newest["bytes"]), local_text(newest["at"])
+    return f"{newest['name']}, {size}, {at}, by attempt {newest['attempt']}"
+
+
+def _code_text(detail: JobDetailShape) -> str:
+    sha256 = detail["code_sha256"]
+    return "" if sha256 is None else f"{size_text(detail['code_bytes'])}, sha256 {sha256[:12]}"
 
 
 def _spent_text(detail: JobDetailShape) -> str:
     spent = dollars(detail["job"]["spent_usd"])
     return spent if detail["budget_usd"] is None else f"{spent} of {dollars(detail['budget_usd'])}"
-
-
-def dollars_h(usd_h: float) -> str:
-    return f"${price(usd_h)}/h"
 
 
 def _value_text(value: object) -> str:
@@ -264,7 +276,8 @@ def cancel(*, ref: str, yes: bool, output: str) -> int | None:
             stderr.note("nothing was cancelled")
             return ExitCode.INTERRUPTED
         ref = job["id"]
-    return _changed(daemon.cancel(ref), output)
+    _changed(daemon.cancel(ref), output)
+    return None
 
 
 @click.command()
