@@ -5,6 +5,7 @@ alembic is imported only when there is something to do: it costs a daemon that i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,13 +18,28 @@ from spotd.store.points import AtPoint, StorePoint
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0001"
-"""The newest revision; a test compares it with the scripts."""
-REVISIONS: Final = frozenset({"0001"})
 _FOLDER: Final = Path(__file__).parent / "migrations"
 
 
-def stored_revision(connection: Connection, place: Place) -> str | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The revisions a version knows, oldest first, and the folders with their scripts.
+
+    The list repeats what the scripts say, so that opening an up-to-date state need not load them; a test compares.
+    """
+
+    revisions: tuple[str, ...]
+    folders: tuple[Path, ...]
+
+    @property
+    def head(self) -> str:
+        return self.revisions[-1]
+
+
+BUNDLED: Final = Schema(revisions=("0001",), folders=(_FOLDER / "versions",))
+
+
+def stored_revision(connection: Connection, place: Place, schema: Schema = BUNDLED) -> str | None:
     """The schema revision of the database, `None` for an empty one. Nothing is written.
 
     Raises:
@@ -39,23 +55,24 @@ def stored_revision(connection: Connection, place: Place) -> str | None:
     if len(revisions) != 1:
         raise StoreCorrupt(f"the file {place} is not a spotd state", hint="name another file or move this one away")
     revision = str(revisions[0])
-    if revision not in REVISIONS:
+    if revision not in schema.revisions:
         raise StoreTooNew(
-            f"the state {place} was written by a newer spotd (its revision is {revision}, this one knows up to {HEAD})",
+            f"the state {place} was written by a newer spotd: its revision is {revision}, "
+            f"this version knows up to {schema.head}",
             hint="install the newer spotd again, or name another state; the file was left as it is",
         )
     return revision
 
 
-def migrate(connection: Connection, place: Place, at_point: AtPoint) -> bool:
-    """The schema is that of `HEAD`; whether anything had to be done. Must be called outside a transaction.
+def migrate(connection: Connection, place: Place, at_point: AtPoint, schema: Schema = BUNDLED) -> bool:
+    """The database has the newest schema; whether anything had to be done. Must be called outside a transaction.
 
     Raises:
         StoreTooNew, StoreCorrupt: nothing was touched.
     """
-    before = stored_revision(connection, place)
+    before = stored_revision(connection, place, schema)
     connection.rollback()
-    if before == HEAD:
+    if before == schema.head:
         return False
     # A rebuilt table must not take its children with it; the setting can only be changed outside a transaction.
     connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
@@ -63,7 +80,7 @@ def migrate(connection: Connection, place: Place, at_point: AtPoint) -> bool:
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         at_point(StorePoint.MIGRATION_BEGUN)
-        _upgrade(connection, at_point)
+        _upgrade(connection, at_point, schema)
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
         if broken:
             raise StoreCorrupt(
@@ -81,24 +98,29 @@ def migrate(connection: Connection, place: Place, at_point: AtPoint) -> bool:
     return True
 
 
-def migration_config() -> Config:
+def migration_config(schema: Schema = BUNDLED) -> Config:
     """alembic's settings, all of them in code."""
     from alembic.config import Config
 
     config = Config()
-    # The path is doubled against ConfigParser's interpolation, which would read a % in a folder's name.
-    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
+    config.set_main_option("path_separator", "newline")
+    config.set_main_option("script_location", _option(_FOLDER))
+    config.set_main_option("version_locations", "\n".join(_option(folder) for folder in schema.folders))
     return config
 
 
-def _upgrade(connection: Connection, at_point: AtPoint) -> None:
+def _option(path: Path) -> str:
+    """The path as a ConfigParser value, where a % would begin an interpolation."""
+    return str(path).replace("%", "%%")
+
+
+def _upgrade(connection: Connection, at_point: AtPoint, schema: Schema) -> None:
     from alembic import command
 
     def each_step(**_: Any) -> None:
         at_point(StorePoint.MIGRATION_STEP)
 
-    config = migration_config()
+    config = migration_config(schema)
     config.attributes["connection"] = connection
     config.attributes["each_step"] = each_step
-    command.upgrade(config, HEAD)
+    command.upgrade(config, schema.head)

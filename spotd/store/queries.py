@@ -14,7 +14,7 @@ from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, maybe_instant_in
 from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, EVENTS, INTENTS, JOBS
 from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView
-from spotd.store.world import chunks, load_checkpoints
+from spotd.store.world import load_checkpoints
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey
 
@@ -22,6 +22,7 @@ AMBIGUOUS_MAX: Final = 10
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "revision", "code_sha256", "code_bytes"})
 _OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
+_OTHER: Final = CHECKPOINTS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
 
 
@@ -69,48 +70,38 @@ def with_id(job_id: JobId) -> ColumnElement[bool]:
 
 def list_jobs(connection: Connection, *, where: ColumnElement[bool], limit: int | None = None) -> tuple[JobView, ...]:
     """Jobs, newest first."""
-    found = connection.execute(select(*_IN_LIST).where(where).order_by(*_NEWEST_FIRST).limit(limit)).all()
-    ids = [row.id for row in found]
+    picked = select(JOBS.c.id).where(where).order_by(*_NEWEST_FIRST).limit(limit)
     attempts: dict[JobId, list[AttemptView]] = {}
-    checkpoints: dict[JobId, tuple[Checkpoint, int]] = {}
-    for some in chunks(ids):
-        for view in _newest_and_open(connection, some):
-            attempts.setdefault(view.id.job, []).append(view)
-        checkpoints.update(_newest_checkpoints(connection, some))
-    return tuple(_job_view(row, attempts.get(row.id, []), checkpoints.get(row.id)) for row in found)
+    for view in _newest_and_open(connection, picked):
+        attempts.setdefault(view.id.job, []).append(view)
+    checkpoints = _newest_checkpoints(connection, picked)
+    found = rows.fetch(connection, select(*_IN_LIST).where(where).order_by(*_NEWEST_FIRST).limit(limit))
+    return tuple([_job_view(row, attempts.get(row.id, ()), checkpoints.get(row.id)) for row in found])
 
 
-def _newest_and_open(connection: Connection, ids: Sequence[JobId]) -> Iterable[AttemptView]:
-    newest = (
-        select(ATTEMPTS.c.job_id, func.max(ATTEMPTS.c.number).label("number"))
-        .where(ATTEMPTS.c.job_id.in_(ids))
-        .group_by(ATTEMPTS.c.job_id)
-        .subquery()
-    )
+def _newest_and_open(connection: Connection, picked: Select[Any]) -> Iterable[AttemptView]:
     query = (
         select(*_OF_ATTEMPT)
-        .join(newest, newest.c.job_id == ATTEMPTS.c.job_id)
-        .where(or_(ATTEMPTS.c.number == newest.c.number, ATTEMPTS.c.state != AttemptState.ENDED.value))
+        .join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
+        .where(
+            ATTEMPTS.c.job_id.in_(picked),
+            or_(ATTEMPTS.c.number == JOBS.c.attempts_made, ATTEMPTS.c.state != AttemptState.ENDED.value),
+        )
         .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
     )
-    return map(_attempt_view, connection.execute(query))
+    return map(_attempt_view, rows.fetch(connection, query))
 
 
-def _newest_checkpoints(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Checkpoint, int]]:
-    newest = (
-        select(
-            CHECKPOINTS.c.job_id,
-            func.max(CHECKPOINTS.c.ordinal).label("ordinal"),
-            func.count().label("checkpoint_count"),
-        )
-        .where(CHECKPOINTS.c.job_id.in_(ids))
-        .group_by(CHECKPOINTS.c.job_id)
-        .subquery()
+def _newest_checkpoints(connection: Connection, picked: Select[Any]) -> Mapping[JobId, tuple[Checkpoint, int]]:
+    # Driven from the jobs, so that it costs one look into the primary key for each however many checkpoints there are.
+    newest = select(func.max(_OTHER.c.ordinal)).where(_OTHER.c.job_id == JOBS.c.id).scalar_subquery()
+    query = (
+        select(CHECKPOINTS)
+        .select_from(JOBS)
+        .join(CHECKPOINTS, and_(CHECKPOINTS.c.job_id == JOBS.c.id, CHECKPOINTS.c.ordinal == newest))
+        .where(JOBS.c.id.in_(picked))
     )
-    query = select(CHECKPOINTS, newest.c.checkpoint_count).join(
-        newest, and_(newest.c.job_id == CHECKPOINTS.c.job_id, newest.c.ordinal == CHECKPOINTS.c.ordinal)
-    )
-    return {row.job_id: (rows.checkpoint_in(row), row.checkpoint_count) for row in connection.execute(query)}
+    return {row.job_id: (rows.checkpoint_in(row), row.ordinal + 1) for row in rows.fetch(connection, query)}
 
 
 def _attempt_view(row: rows.Row) -> AttemptView:
@@ -163,7 +154,7 @@ def _job_view(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tuple[
 def attempts_of(connection: Connection, job_id: JobId) -> tuple[Attempt, ...]:
     """Every attempt of a job, ended ones too, oldest first."""
     query = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
-    return tuple(rows.attempt_in(row, rows.quote_in(row.quote)) for row in connection.execute(query))
+    return tuple(rows.attempt_in(row, rows.quote_in(row.quote)) for row in rows.fetch(connection, query))
 
 
 def attempt_by_key(connection: Connection, key: AttemptKey) -> Attempt | None:
@@ -175,7 +166,7 @@ def attempt_by_key(connection: Connection, key: AttemptKey) -> Attempt | None:
 def intents_of(connection: Connection, job_id: JobId) -> tuple[Intent, ...]:
     """Every paid call for a job, settled ones too, oldest first."""
     query = select(INTENTS).where(INTENTS.c.attempt_job == job_id).order_by(INTENTS.c.created_at, INTENTS.c.id)
-    return tuple(map(rows.intent_in, connection.execute(query)))
+    return tuple(map(rows.intent_in, rows.fetch(connection, query)))
 
 
 def checkpoints_of(connection: Connection, job_id: JobId) -> tuple[Checkpoint, ...]:
@@ -186,7 +177,7 @@ def checkpoints_of(connection: Connection, job_id: JobId) -> tuple[Checkpoint, .
 def counts_by_state(connection: Connection) -> Mapping[JobState, int]:
     """How many jobs are in each state; every state is there."""
     query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
-    found = {state: count for state, count in connection.execute(query)}
+    found: dict[str, int] = dict(connection.execute(query).all())
     return {state: found.get(state.value, 0) for state in JobState}
 
 
@@ -195,13 +186,13 @@ def events(
 ) -> tuple[EventView, ...]:
     """Events with a number above `since`, in the order they happened, the first `limit` of them."""
     query = _events_of(job_id).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
-    return tuple(map(_event_view, connection.execute(query)))
+    return tuple(map(_event_view, rows.fetch(connection, query)))
 
 
 def newest_events(connection: Connection, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
     """The last `limit` events, in the order they happened."""
     query = _events_of(job_id).order_by(desc(EVENTS.c.seq)).limit(limit)
-    return tuple(map(_event_view, connection.execute(query)))[::-1]
+    return tuple(map(_event_view, rows.fetch(connection, query)))[::-1]
 
 
 def last_event(connection: Connection) -> int:
@@ -222,7 +213,7 @@ def _event_view(row: rows.Row) -> EventView:
 def charges_of(connection: Connection, job_id: JobId) -> tuple[Charge, ...]:
     """Every booked span of a job, in order of attempt and time."""
     query = select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.attempt, CHARGES.c.start)
-    return tuple(map(rows.charge_in, connection.execute(query)))
+    return tuple(map(rows.charge_in, rows.fetch(connection, query)))
 
 
 def _costs(

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import date, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, exc, insert, select, update
 
@@ -22,7 +22,7 @@ from spotd.core.states import InvariantBroken, JobState
 from spotd.store import queries
 from spotd.store.commit import write_plan
 from spotd.store.engine import Place, open_engine, parse_place, translated
-from spotd.store.errors import StoreUnavailable
+from spotd.store.errors import StoreCorrupt, StoreUnavailable
 from spotd.store.lock import WriterLock
 from spotd.store.memory import Memory
 from spotd.store.migrate import migrate
@@ -33,87 +33,98 @@ from spotd.store.world import load_world
 from spotd_providers.contract.values import AttemptKey
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Reads:
     """One consistent view of the state, valid until the function it was given to returns."""
 
-    def __init__(self, connection: Connection, memory: Memory) -> None:
+    def __init__(self, place: Place, connection: Connection, memory: Memory) -> None:
+        self._place = place
         self._connection = connection
         self._memory = memory
 
+    def _ask(self, question: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return question(self._connection, *args, **kwargs)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise StoreCorrupt(
+                f"the state {self._place} holds a value that cannot be understood: {exc}",
+                hint="if a newer spotd has written it, install that one again; else restore a copy of the file",
+            ) from exc
+
     def world(self, policy: Policy, now: datetime) -> World:
         """Everything that is not over yet, unexpired cooldowns, and the books of this UTC month."""
-        return load_world(self._connection, self._memory, policy, now)
+        return self._ask(load_world, self._memory, policy, now)
 
     def job(self, job_id: JobId) -> Job | None:
         """The whole job, spec and checkpoints included."""
-        return queries.job(self._connection, job_id)
+        return self._ask(queries.job, job_id)
 
     def find_job(self, text: str) -> JobView | AmbiguousJob | None:
         """The job a user means by an id, a name (the newest of that name) or a unique beginning of an id."""
-        return queries.find_job(self._connection, text)
+        return self._ask(queries.find_job, text)
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
         """All jobs, or those that are not final; newest first."""
-        return queries.list_jobs(self._connection, where=queries.active_or_all(active=active), limit=limit)
+        return self._ask(queries.list_jobs, where=queries.active_or_all(active=active), limit=limit)
 
     def job_view(self, job_id: JobId) -> JobView | None:
         """One line of the list of jobs."""
-        found = queries.list_jobs(self._connection, where=queries.with_id(job_id))
+        found = self._ask(queries.list_jobs, where=queries.with_id(job_id))
         return found[0] if found else None
 
     def jobs_named(self, names: tuple[str, ...]) -> tuple[JobView, ...]:
         """Jobs with one of these names, newest first."""
-        return queries.list_jobs(self._connection, where=queries.active_or_all(active=False, names=names))
+        return self._ask(queries.list_jobs, where=queries.active_or_all(active=False, names=names))
 
     def counts_by_state(self) -> Mapping[JobState, int]:
         """How many jobs are in each state; every state is there."""
-        return queries.counts_by_state(self._connection)
+        return self._ask(queries.counts_by_state)
 
     def attempts_of(self, job_id: JobId) -> tuple[Attempt, ...]:
         """Every attempt of a job, ended ones too, oldest first."""
-        return queries.attempts_of(self._connection, job_id)
+        return self._ask(queries.attempts_of, job_id)
 
     def attempt_by_key(self, key: AttemptKey) -> Attempt | None:
         """The attempt whose machine carries this key."""
-        return queries.attempt_by_key(self._connection, key)
+        return self._ask(queries.attempt_by_key, key)
 
     def intents_of(self, job_id: JobId) -> tuple[Intent, ...]:
         """Every paid call for a job, settled ones too, oldest first."""
-        return queries.intents_of(self._connection, job_id)
+        return self._ask(queries.intents_of, job_id)
 
     def checkpoints_of(self, job_id: JobId) -> tuple[Checkpoint, ...]:
         """The accepted checkpoints of a job, newest first."""
-        return queries.checkpoints_of(self._connection, job_id)
+        return self._ask(queries.checkpoints_of, job_id)
 
     def events(self, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000) -> tuple[EventView, ...]:
         """Events with a number above `since`, oldest first, the first `limit` of them."""
-        return queries.events(self._connection, since=since, job_id=job_id, limit=limit)
+        return self._ask(queries.events, since=since, job_id=job_id, limit=limit)
 
     def newest_events(self, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
         """The last `limit` events, oldest first."""
-        return queries.newest_events(self._connection, job_id=job_id, limit=limit)
+        return self._ask(queries.newest_events, job_id=job_id, limit=limit)
 
     def last_event(self) -> int:
         """The number of the newest event, 0 before the first."""
-        return queries.last_event(self._connection)
+        return self._ask(queries.last_event)
 
     def charges_of(self, job_id: JobId) -> tuple[Charge, ...]:
         """Every booked span of a job, in order of attempt and time."""
-        return queries.charges_of(self._connection, job_id)
+        return self._ask(queries.charges_of, job_id)
 
     def costs_by_job(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
         """Booked cost of each job on these UTC days, both included."""
-        return queries.costs_by_job(self._connection, since, until)
+        return self._ask(queries.costs_by_job, since, until)
 
     def costs_by_provider(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
         """Booked cost at each provider on these UTC days, both included."""
-        return queries.costs_by_provider(self._connection, since, until)
+        return self._ask(queries.costs_by_provider, since, until)
 
     def costs_by_day(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
         """Booked cost of each of these UTC days, both included; a day without any is left out."""
-        return queries.costs_by_day(self._connection, since, until)
+        return self._ask(queries.costs_by_day, since, until)
 
     def meta(self, key: str) -> str | None:
         """A fact about this state itself."""
@@ -123,8 +134,8 @@ class Reads:
 class Tx(Reads):
     """A write transaction. What it reads includes what it wrote."""
 
-    def __init__(self, connection: Connection, memory: Memory, at_point: AtPoint) -> None:
-        super().__init__(connection, memory)
+    def __init__(self, place: Place, connection: Connection, memory: Memory, at_point: AtPoint) -> None:
+        super().__init__(place, connection, memory)
         self._at_point = at_point
         self.spoiled = False
 
@@ -218,7 +229,7 @@ class Store:
             try:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 self._at_point(StorePoint.BEGUN)
-                tx = Tx(connection, self._memory, self._at_point)
+                tx = Tx(self._place, connection, self._memory, self._at_point)
                 result = fn(tx)
                 if tx.spoiled:
                     raise InvariantBroken("a transaction went on after one of its plans was refused")
@@ -240,7 +251,7 @@ class Store:
         with self._my_turn(), translated(self._place), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")
             try:
-                return fn(Reads(connection, self._memory))
+                return fn(Reads(self._place, connection, self._memory))
             finally:
                 with suppress(exc.DBAPIError):
                     connection.rollback()

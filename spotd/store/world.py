@@ -76,7 +76,7 @@ def _jobs(connection: Connection, memory: Memory) -> dict[JobId, Job]:
 
 def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId]) -> None:
     checkpoints = load_checkpoints(connection, ids)
-    for row in connection.execute(select(JOBS).where(JOBS.c.id.in_(ids))):
+    for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids))):
         job = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
         memory.jobs[job.id] = (row.revision, job)
 
@@ -85,14 +85,14 @@ def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId
     """The accepted checkpoints of these jobs, newest first; jobs without any are left out."""
     found: dict[JobId, list[Checkpoint]] = {}
     query = select(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(ids)).order_by(CHECKPOINTS.c.ordinal.desc())
-    for row in connection.execute(query):
+    for row in rows.fetch(connection, query):
         found.setdefault(row.job_id, []).append(rows.checkpoint_in(row))
     return {job: tuple(some) for job, some in found.items()}
 
 
 def _attempts(connection: Connection, memory: Memory) -> dict[AttemptId, Attempt]:
     found: dict[AttemptId, Attempt] = {}
-    for row in connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))):
+    for row in rows.fetch(connection, select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))):
         attempt_id = AttemptId(job=row.job_id, number=row.number)
         found[attempt_id] = rows.attempt_in(row, memory.quote(attempt_id, row.quote))
     return dict(sorted(found.items(), key=lambda item: (item[0].job, item[0].number)))
@@ -100,7 +100,7 @@ def _attempts(connection: Connection, memory: Memory) -> dict[AttemptId, Attempt
 
 def _intents(connection: Connection) -> dict[IntentId, Intent]:
     query = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
-    return {intent.id: intent for intent in map(rows.intent_in, connection.execute(query))}
+    return {intent.id: intent for intent in map(rows.intent_in, rows.fetch(connection, query))}
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
@@ -109,7 +109,7 @@ def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
         .where(COOLDOWNS.c.until > instant_out(now))
         .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
     )
-    return tuple(rows.cooldown_in(row) for row in connection.execute(query))
+    return tuple(rows.cooldown_in(row) for row in rows.fetch(connection, query))
 
 
 def _books(connection: Connection, now: datetime) -> Books:
