@@ -7,15 +7,16 @@ same list. Cooldowns and offers already taken in this decision are looked at dur
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
-from spotd.core.pricing import Needs, needs_of, quote, total_per_hour
+from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour
 from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerGpuHour
@@ -49,19 +50,55 @@ def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Poli
     return policy.ceilings.get(gpu, policy.ceiling_default)
 
 
-@dataclass(slots=True)
 class ShapeList:
-    """The offers that fit one shape, cheapest first, and a tally of those that do not.
+    """The offers that fit one shape, cheapest first, found only as far as somebody asks.
 
-    `entries` holds (effective price of the whole machine, offer).
+    Shelves are sorted by the price of the GPU part, which no total can undercut. So the cheapest total is certain as
+    soon as it is at most the lowest GPU part not yet looked at, and most of a market is never priced at all.
     """
 
-    shape: Shape
-    entries: list[tuple[int, Offer]]
-    misfits: Counter[str]
-    quotes: dict[int, Quote] = field(default_factory=dict)
-    walked: int = 0
-    """Entries before this one were taken or cooling for every job of the shape."""
+    def __init__(self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, Sequence[Offer]]], misfits: Counter[str]) -> None:
+        self.shape = shape
+        self.entries: list[Offer] = []
+        self.misfits = misfits
+        self.quotes: dict[int, Quote] = {}
+        self.walked = 0
+        """Entries before this one were taken or cooling for every job of the shape."""
+        self._groups = groups
+        self._next: list[tuple[int, int, int]] = []
+        self._priced: list[tuple[int, int, str, str, Offer]] = []
+        for number, (rules, group) in enumerate(groups):
+            self._await(number, rules, group, 0)
+
+    def _await(self, number: int, rules: ProviderPolicy, group: Sequence[Offer], position: int) -> None:
+        if position < len(group):
+            floor = group[position].gpu_price * min(rules.fee_ppm, PPM) // PPM
+            heapq.heappush(self._next, (floor, number, position))
+
+    def at(self, index: int) -> Offer | None:
+        """The offer of this rank, or `None` past the last that fits."""
+        while len(self.entries) <= index:
+            if not self._find_one():
+                return None
+        return self.entries[index]
+
+    def _find_one(self) -> bool:
+        while self._next and (not self._priced or self._priced[0][0] >= self._next[0][0]):
+            _, number, position = heapq.heappop(self._next)
+            rules, group = self._groups[number]
+            self._await(number, rules, group, position + 1)
+            offer = group[position]
+            problem = misfit(offer, self.shape.resources)
+            if problem:
+                self.misfits[problem] += 1
+                continue
+            total = total_per_hour(offer, self.shape.needs, rules.fee_ppm)
+            rank = _INTERRUPTION_ORDER[offer.interruption]
+            heapq.heappush(self._priced, (total, rank, offer.provider, offer.offer_id, offer))
+        if not self._priced:
+            return False
+        self.entries.append(heapq.heappop(self._priced)[4])
+        return True
 
 
 class Catalogue:
@@ -98,36 +135,22 @@ class Catalogue:
     def _build(self, shape: Shape) -> ShapeList:
         wanted = shape.resources
         misfits: Counter[str] = Counter()
-        rows: list[tuple[int, int, str, str, Offer]] = []
+        groups: list[tuple[ProviderPolicy, Sequence[Offer]]] = []
         for rules, shelf in self._shelves:
             if wanted.providers and rules.name not in wanted.providers:
                 misfits[f"provider {rules.name} not asked for"] += shelf.size
                 continue
             for (gpu, count), group in shelf.by_gpu.items():
-                if not self._fits_gpu(wanted, gpu, count, group):
+                if self._fits_gpu(wanted, gpu, count):
+                    groups.append((rules, group))
+                else:
                     misfits["another GPU or count"] += len(group)
-                    continue
-                for offer in group:
-                    problem = misfit(offer, wanted)
-                    if problem:
-                        misfits[problem] += 1
-                        continue
-                    rows.append(
-                        (
-                            total_per_hour(offer, shape.needs, rules.fee_ppm),
-                            _INTERRUPTION_ORDER[offer.interruption],
-                            offer.provider,
-                            offer.offer_id,
-                            offer,
-                        )
-                    )
-        rows.sort(key=lambda row: row[:4])
-        return ShapeList(shape=shape, entries=[(row[0], row[4]) for row in rows], misfits=misfits)
+        return ShapeList(shape, groups, misfits)
 
-    def _fits_gpu(self, wanted: Resources, gpu: str, count: int, group: Sequence[Offer]) -> bool:
+    def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         if wanted.gpu:
             return any(count == a.count and gpu in self._gpu_set(a.name, gpu) for a in wanted.gpu)
-        return count == wanted.gpu_count and (wanted.min_vram_mb is None or bool(group))
+        return count == wanted.gpu_count
 
     def _gpu_set(self, name: str, offered: str) -> frozenset[str]:
         found = self._gpu_sets.get(name)
@@ -141,21 +164,23 @@ class Catalogue:
         """The full quote of one entry, built once."""
         made = offers.quotes.get(index)
         if made is None:
-            offer = offers.entries[index][1]
+            offer = offers.entries[index]
             fee = self._policy.providers[offer.provider].fee_ppm
             made = offers.quotes[index] = quote(offer, offers.shape.needs, fee, self._now)
         return made
 
     def ranked(self, offers: ShapeList) -> Iterator[Quote]:
         """Every quote of the shape that is neither cooling nor taken, cheapest first."""
-        for index in range(offers.walked, len(offers.entries)):
-            if not self.blocked(offers.entries[index][1]):
+        index = offers.walked
+        while (offer := offers.at(index)) is not None:
+            if not self.blocked(offer):
                 yield self.quote_at(offers, index)
+            index += 1
 
     def first_free(self, offers: ShapeList) -> Quote | None:
         """The cheapest quote that is neither cooling nor taken; moves the shared mark past what is blocked."""
-        while offers.walked < len(offers.entries):
-            if not self.blocked(offers.entries[offers.walked][1]):
+        while (offer := offers.at(offers.walked)) is not None:
+            if not self.blocked(offer):
                 return self.quote_at(offers, offers.walked)
             offers.walked += 1
         return None

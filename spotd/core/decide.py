@@ -112,10 +112,10 @@ class _Decision:
             self._wait(job, *gate)
             return
         offers = self.catalogue.list_for(shape_of(job, self.policy))
+        best = self.catalogue.first_free(offers)
         if not offers.entries:
             self._wait(job, *self._nothing_fits(offers))
             return
-        best = self.catalogue.first_free(offers)
         if best is None:
             self._wait(job, VerdictKind.COOLING, self._all_blocked(offers))
             return
@@ -133,7 +133,7 @@ class _Decision:
                 self.draft.move_job(job.id, JobState.EXPIRED, EndReason.OVER_BUDGET.traits.sentence.format(detail=why))
             self._wait(job, kind, why, best=chosen, ceiling=ceiling)
             return
-        self._launch(job, agreed, ceiling, price_max, offers)
+        self._launch(job, agreed, ceiling, price_max)
 
     def _gate(self, job: Job) -> tuple[VerdictKind, str] | None:
         """What keeps any machine from being bought for this job, whatever it costs."""
@@ -189,9 +189,7 @@ class _Decision:
         bid = MicroUsdPerHour(max(offer.gpu_price, min(limit, wanted)))
         return repriced(chosen, bid), bid
 
-    def _launch(
-        self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour, offers: ShapeList
-    ) -> None:
+    def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
         number = job.attempts_made + 1
         identity = AttemptId(job=job.id, number=number)
         key = attempt_key(self.policy.install, job.id, number)
@@ -217,10 +215,7 @@ class _Decision:
             )
         )
         self.draft.put_job(replace(self.draft.job(job.id), attempts_made=number))
-        sentence = (
-            f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)};"
-            f" cheapest of {len(offers.entries)} that fit"
-        )
+        sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the cheapest that fits now"
         self.draft.move_job(job.id, JobState.PROVISIONING, sentence)
         self.draft.event(
             "attempt.intended",
@@ -272,7 +267,7 @@ class _Decision:
         )
 
     def _all_blocked(self, offers: ShapeList) -> str:
-        reasons = sorted({self.catalogue.blocked(offer) for _, offer in offers.entries})
+        reasons = sorted({self.catalogue.blocked(offer) for offer in offers.entries})
         return f"all {len(offers.entries)} offers that fit are out for now: {'; '.join(reasons)}"
 
     def _too_dear(self, job: Job, best: Quote) -> tuple[VerdictKind, str]:

@@ -1,0 +1,156 @@
+"""How long one decision takes for 1,000 jobs and 10,000 offers, against two peers in the same run.
+
+`sorted index` is the least that any answer needs: for each job, a look at the cheapest entries of an index that is
+already sorted. `nested loop` is what is written first: price every offer for every job and take the minimum (measured
+on a tenth of the jobs and scaled). Run: python benchmarks/bench_decide.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from spotd.core.decide import decide
+from spotd.core.market import Board, MarketSnapshot, build_shelf
+from spotd.core.model import Job, JobId, Policy, ProviderPolicy, World
+from spotd.core.pricing import needs_of, quote
+from spotd.core.states import JobState
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
+from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.values import (
+    HostId,
+    InstallId,
+    Interruption,
+    Market,
+    Offer,
+    OfferId,
+    PoolId,
+    ProviderName,
+)
+
+JOBS, OFFERS, ROUNDS = 1_000, 10_000, 7
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+GPUS = ["RTX_4090", "RTX_5090", "H100_SXM", "H100_PCIE", "A100_SXM_80", "A100_PCIE_40", "L40S", "RTX_A6000"]
+SHOP = ProviderName("shop")
+
+
+def offers(rng: Random) -> tuple[Offer, ...]:
+    return tuple(
+        Offer(
+            provider=SHOP,
+            offer_id=OfferId(f"o{i}"),
+            host_id=HostId(f"h{i}"),
+            pool=PoolId(f"p{i}"),
+            market=Market.SPOT,
+            interruption=Interruption.SUDDEN,
+            gpu=rng.choice(GPUS),
+            gpu_count=rng.choice([1, 1, 1, 2, 4, 8]),
+            gpu_price=MicroUsdPerHour(rng.randint(100_000, 4_000_000)),
+            storage_price=MicroUsdPerGbMonth(rng.randint(50_000, 300_000)),
+        )
+        for i in range(OFFERS)
+    )
+
+
+def jobs(rng: Random) -> dict[JobId, Job]:
+    made = {}
+    for i in range(JOBS):
+        spec = JobSpec(
+            name=f"job{i}",
+            run=("true",),
+            image="scratch",
+            resources=Resources(
+                gpu=(GpuAlternative(name=rng.choice(GPUS), count=rng.choice([1, 2])),),
+                disk_gb=rng.choice([20, 50, 100]),
+            ),
+            price=PriceLimit(per_gpu_hour=rng.randint(1_000, 40_000)),
+        )
+        job = JobId(f"j{i:04d}")
+        made[job] = Job(
+            id=job,
+            name=spec.name,
+            spec=spec,
+            code_sha256=None,
+            code_bytes=0,
+            submitted_at=NOW,
+            state=JobState.WAITING_PRICE,
+            reason="waits",
+            state_since=NOW,
+        )
+    return made
+
+
+def cpu_ms(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return (time.process_time() - start) * 1000
+
+
+def main() -> None:
+    rng = Random(1)
+    stock = offers(rng)
+    rules = ProviderPolicy(
+        name=SHOP,
+        fee_ppm=1_200_000,
+        quote_ttl=timedelta(minutes=5),
+        reconcile_window=timedelta(minutes=3),
+        provision_timeout=timedelta(minutes=20),
+    )
+    policy = Policy(install=InstallId("bench"), providers={SHOP: rules}, ceiling_default=MicroUsdPerGpuHour(1))
+    world = World(policy=policy, jobs=jobs(rng), attempts={}, intents={})
+    shelf = build_shelf(stock)
+    market = MarketSnapshot(boards={SHOP: Board(provider=SHOP, shelf=shelf, at=NOW)})
+
+    def ours() -> None:
+        plan = decide(world, market, NOW)
+        assert len(plan.verdicts) == JOBS
+        assert not plan.attempts
+
+    index = {
+        (gpu, count, disk): sorted(
+            (o.gpu_price + o.storage_price * disk // 720, o.offer_id) for o in shelf.by_gpu.get((gpu, count), ())
+        )
+        for gpu in GPUS
+        for count in (1, 2)
+        for disk in (20, 50, 100)
+    }
+
+    def sorted_index() -> None:
+        found = []
+        for job in world.jobs.values():
+            wanted = job.spec.resources
+            rows = index[wanted.gpu[0].name, wanted.gpu[0].count, wanted.disk_gb]
+            limit = job.spec.price.per_gpu_hour if job.spec.price and job.spec.price.per_gpu_hour else 0
+            best = rows[0]
+            found.append((job.id, best, best[0] <= limit * wanted.gpu[0].count))
+        assert len(found) == JOBS
+
+    def nested_loop() -> None:
+        for job in list(world.jobs.values())[: JOBS // 10]:
+            needs = needs_of(job, policy)
+            wanted = job.spec.resources
+            best = None
+            for offer in stock:
+                if offer.gpu != wanted.gpu[0].name or offer.gpu_count != wanted.gpu[0].count:
+                    continue
+                priced = quote(offer, needs, rules.fee_ppm, NOW)
+                if best is None or priced.price.total < best.price.total:
+                    best = priced
+
+    rows: dict[str, list[float]] = {"decide": [], "sorted index": [], "nested loop": []}
+    for _ in range(ROUNDS):
+        rows["decide"].append(cpu_ms(ours))
+        rows["sorted index"].append(cpu_ms(sorted_index))
+        rows["nested loop"].append(cpu_ms(nested_loop) * 10)
+    medians = {name: statistics.median(times) for name, times in rows.items()}
+    for name, value in medians.items():
+        print(f"{name:14} {value:9.2f} ms CPU (median of {ROUNDS})")
+    print(f"decide against the published sorted-index figure of 11 ms: {medians['decide'] / 11:.2f}x (limit 3x)")
+    print(f"decide against the nested loop: {medians['nested loop'] / medians['decide']:.1f}x faster (goal 8x)")
+
+
+if __name__ == "__main__":
+    main()
