@@ -1,0 +1,406 @@
+"""One attempt from its grant to its last report.
+
+The order of things: code and checkpoint come in side by side, the setup runs as soon as the code is there, the command
+as soon as both are done. While it runs this thread only waits, for the job's end or for a reason to stop it. Then what
+is complete goes to the store, and last of all the report that says so.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import signal
+import sys
+import threading
+from typing import Any, Callable
+
+from spotd_jobs.runner import VERSION, notices, process, tree
+from spotd_jobs.runner.clocks import CLOCK, steady
+from spotd_jobs.runner.ending import INSTANCE_KEYS
+from spotd_jobs.runner.files import remove, write_whole
+from spotd_jobs.runner.grants import Grant, GrantKeeper
+from spotd_jobs.runner.heartbeat import Heartbeat, Status
+from spotd_jobs.runner.known import KnownChunks
+from spotd_jobs.runner.logs import LogShipper, patience_s
+from spotd_jobs.runner.restore import Restore, Restored, clear_aside
+from spotd_jobs.runner.saver import Saver
+from spotd_jobs.runner.say import clean, reason_of, say
+from spotd_jobs.runner.stops import TICK_S, Stop, Stops, Wakeups
+from spotd_jobs.runner.store import GivenUp, Store
+
+GRANT_URL_VARIABLE = "SPOTD_GRANT_URL"
+MARK_FILE = "mark"
+_FLUSH_MIN_S, _FLUSH_MAX_S = 10.0, 600.0
+_WITHDRAWN_FLUSH_S = 5.0
+_REPORT_S = 30.0
+
+
+class _Halt(Exception):
+    """The attempt ends here, with this outcome."""
+
+    def __init__(self, outcome: str, reason: str, ended: process.Ended | None = None) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.reason = reason
+        self.ended = ended
+
+
+class _Background:
+    """Work in a thread, whose result or error the main thread picks up."""
+
+    def __init__(self, work: Callable[[], Any], wakeups: Wakeups, name: str) -> None:
+        self._work = work
+        self._wakeups = wakeups
+        self.done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 - carried to the main thread, which raises it
+            self._error = error
+        self.done = True
+        self._wakeups.wake()
+
+
+class Attempt:
+    """What one start of the runner does for one attempt.
+
+    Args:
+        restarted: a runner has been at work on this machine before.
+    """
+
+    def __init__(self, grant: Grant, home: str, boot: int, *, restarted: bool) -> None:
+        self._home = home
+        self._boot = boot
+        self._restarted = restarted
+        self._flush_until = float("inf")
+        self._cancel = threading.Event()
+        self._wakeups = Wakeups()
+        self._keeper = GrantKeeper(grant, self._wakeups.wake)
+        self._store = Store(lambda: self._keeper.grant, boot, self._is_hopeless)
+        self._status = Status(boot)
+        self._status.grant_issued_at = grant.issued_at_text
+        self._heartbeat = Heartbeat(self._store, self._status, home, lambda: self._keeper.grant.heartbeat_s)
+        self._job_file = notices.JobFile(os.path.join(home, "job-notice.json"))
+        remove(self._job_file.path)
+        self._stops = Stops(self._keeper, self._wakeups, self._store, self._status, self._job_file, home)
+        secrets = [str(value) for value in (grant.raw.get("secrets") or {}).values()]
+        rate = int(grant.transfer.get("log_bytes_per_h") or 16 * 1024 * 1024)
+        self._logs = LogShipper(self._store, secrets, rate, patience_s(grant.heartbeat_s))
+        self._known = KnownChunks(os.path.join(home, "known-chunks"), grant.prefix)
+        self._chunk_bytes = int(grant.transfer.get("chunk_bytes") or 8 * 1024 * 1024)
+        self._workdir = os.path.join(home, "work")
+        self._output_dir = os.path.join(home, "outputs")
+        wished = grant.checkpoint.get("path")
+        default = os.path.join(home, "checkpoints")
+        self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, wished)) if wished else default
+        self._mark = binascii.hexlify(os.urandom(12)).decode()
+        self._saver: Saver | None = None
+        self._restored: Restored | None = None
+        self._oom = process.OomWatch()
+        self._last_phase = "boot"
+
+    # --- the course of an attempt -----------------------------------------------------------------------------------
+
+    def carry(self) -> str:
+        """The attempt is over and reported as far as the store allows; returns its outcome."""
+        grant = self._keeper.grant
+        self._heartbeat.start()
+        self._store.events.start()
+        self._keeper.start()
+        self._logs.start()
+        python = "%d.%d.%d" % sys.version_info[:3]
+        self._store.events.add("boot", boot=self._boot, runner=VERSION, python=python, restart=self._restarted)
+        try:
+            ended = self._run_job(grant)
+            stop = self._stops.stop
+            if stop is not None:
+                halt = _Halt(stop.outcome, stop.reason, ended)
+            else:
+                halt = _Halt("succeeded" if ended.succeeded else "failed", ended.words(), ended)
+        except _Halt as early:
+            halt = early
+        except Exception as error:  # noqa: BLE001 - whatever broke, the daemon must be told and the machine must end
+            say("the runner failed: " + reason_of(error))
+            halt = _Halt("runner_error", reason_of(error))
+        self._cancel.set()
+        return self._finish(halt)
+
+    def _run_job(self, grant: Grant) -> process.Ended:
+        self._make_folders()
+        inside = (self._checkpoint_dir + os.sep).startswith(self._workdir + os.sep)
+        restoring = None if inside else self._begin_restore(grant)
+        self._phase("code")
+        self._await_work(self._begin_code(grant))
+        if restoring is None:
+            restoring = self._begin_restore(grant)
+        if grant.spec.get("setup"):
+            self._phase("setup")
+            ended = self._run_group(["/bin/sh", "-c", grant.spec["setup"]], self._environment(grant, ""))
+            self._raise_if_stopping(ended)
+            if not ended.succeeded:
+                raise _Halt("setup_failed", "setup: " + ended.words(), ended)
+        self._phase("restore")
+        self._restored = self._await_work(restoring)
+        self._report_restore()
+        self._start_saver(grant)
+        resume = self._restored.path if self._restored is not None else ""
+        self._phase("run")
+        return self._run_group(
+            [str(word) for word in grant.spec["run"]],
+            self._environment(grant, resume),
+            lambda pid: self._store.events.add("started", pid=pid, resume=self._restored and self._restored.name),
+        )
+
+    def _make_folders(self) -> None:
+        write_whole(os.path.join(self._home, MARK_FILE), self._mark.encode())
+        try:
+            for folder in (self._workdir, self._output_dir):
+                os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise _Halt("runner_error", "the work folder can not be made: " + reason_of(error)) from None
+
+    def _begin_code(self, grant: Grant) -> _Background:
+        def fetch_and_unpack() -> None:
+            code = grant.raw.get("code")
+            if code is None:
+                return
+            from spotd_jobs.runner import unpack
+
+            archive = os.path.join(self._home, "code.tar.gz")
+            unpack.fetch_code(code, archive, self._cancel.wait)
+            unpack.unpack(archive, self._workdir)
+            remove(archive)
+
+        return _Background(fetch_and_unpack, self._wakeups, "code")
+
+    def _begin_restore(self, grant: Grant) -> _Background:
+        try:
+            clear_aside(self._checkpoint_dir, self._boot)
+        except OSError as error:
+            raise _Halt("runner_error", "the checkpoint folder can not be used: " + reason_of(error)) from None
+        restore = Restore(
+            lambda: self._keeper.grant.raw.get("restore") or grant.raw.get("restore") or [],
+            self._checkpoint_dir,
+            self._known,
+            int(grant.transfer.get("connections") or 4),
+            self._cancel.wait,
+            self._cancel.is_set,
+        )
+        self._status.restore = restore
+        return _Background(restore.run, self._wakeups, "restore")
+
+    def _report_restore(self) -> None:
+        fallbacks = self._status.restore.fallbacks
+        for number, fallback in enumerate(fallbacks):
+            later = fallbacks[number + 1].name if number + 1 < len(fallbacks) else None
+            following = later or (self._restored.name if self._restored is not None else None)
+            self._store.events.add("checkpoint_fallback", name=fallback.name, reason=fallback.reason, next=following)
+            self._logs.say("checkpoint %s can not be used: %s" % (fallback.name, fallback.reason))
+        if self._restored is not None:
+            done = self._restored
+            self._store.events.add(
+                "restored", name=done.name, step=done.step, bytes=done.bytes, seconds=done.seconds, key=done.key
+            )
+
+    def _start_saver(self, grant: Grant) -> None:
+        # A machine that lost its disk may be this attempt's second: then its own manifests are on offer.
+        own = any(str(offer["manifest"]["key"]).startswith(grant.prefix) for offer in grant.raw.get("restore") or [])
+        self._saver = Saver(
+            self._store, self._known, self._checkpoint_dir, self._home, grant.checkpoint, self._chunk_bytes
+        )
+        restored = self._restored
+        self._saver.start(
+            restored.name if restored is not None else None,
+            restored.manifest_sha256 if restored is not None else None,
+            first_boot=not self._restarted and not own,
+        )
+        self._status.saver = self._saver
+
+    def _environment(self, grant: Grant, resume: str) -> dict[str, str]:
+        hidden = (*INSTANCE_KEYS, GRANT_URL_VARIABLE)
+        env = {name: value for name, value in os.environ.items() if name not in hidden}
+        env.setdefault("PYTHONUNBUFFERED", "1")  # output that waits in a buffer is lost with the machine
+        env.update({str(name): str(value) for name, value in (grant.spec.get("env") or {}).items()})
+        env.update({str(name): str(value) for name, value in (grant.raw.get("secrets") or {}).items()})
+        every_s = grant.checkpoint.get("every_s")
+        env.update(
+            {
+                "SPOTD_JOB_ID": grant.job_id,
+                "SPOTD_JOB_NAME": grant.job_name,
+                "SPOTD_ATTEMPT": str(grant.attempt),
+                "SPOTD_CHECKPOINT_DIR": self._checkpoint_dir,
+                "SPOTD_RESUME": resume,
+                "SPOTD_OUTPUT_DIR": self._output_dir,
+                "SPOTD_NOTICE_FILE": self._job_file.path,
+                "SPOTD_CHECKPOINT_INTERVAL_S": "%g" % float(every_s) if every_s else "",
+                process.MARK: self._mark,
+            }
+        )
+        return env
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def _phase(self, name: str) -> None:
+        self._status.phase = self._last_phase = name
+        self._heartbeat.soon()
+
+    def _tick(self, seconds: float = TICK_S) -> Stop | None:
+        self._wakeups.sleep(seconds)
+        self._status.grant_issued_at = self._keeper.grant.issued_at_text
+        stop = self._stops.poll()
+        if self._stops.wants_checkpoint and self._saver is not None:
+            self._stops.wants_checkpoint = False
+            self._saver.look_now()
+            self._heartbeat.soon()
+        return stop
+
+    def _await_work(self, work: _Background) -> Any:
+        while not work.done:
+            stop = self._tick()
+            if stop is not None:
+                raise _Halt(stop.outcome, stop.reason)
+        try:
+            return work.result()
+        except OSError as error:
+            raise _Halt("runner_error", "while preparing: " + reason_of(error)) from None
+        except Exception as error:
+            if type(error).__name__ != "CodeUnusable":
+                raise
+            raise _Halt("code_unusable", str(error)) from None
+
+    def _run_group(
+        self, argv: list[str], env: dict[str, str], on_start: Callable[[int], None] | None = None
+    ) -> process.Ended:
+        """The command has run to its end, or was stopped; nothing of it is left."""
+        stop = self._stops.poll()
+        if stop is not None:
+            raise _Halt(stop.outcome, stop.reason)
+        job = process.Job(argv, env, self._workdir, self._logs.pipe)
+        self._status.pid = job.pid
+        if on_start is not None:
+            on_start(job.pid)
+        self._heartbeat.soon()
+        while job.poll() is None and self._tick() is None:
+            continue
+        if job.poll() is None:
+            self._stop_group(job)
+        job.kill_rest(self._mark)
+        self._status.pid = None
+        ended = job.poll()
+        return ended if ended is not None else process.Ended(None, int(signal.SIGKILL), steady())
+
+    def _stop_group(self, job: process.Job) -> None:
+        rules = self._keeper.grant.checkpoint
+        began, job_grace_s = steady(), float(rules.get("stop_grace_s", 90.0))
+        self._phase("save")
+        if self._saver is not None:
+            self._saver.hurry()
+        if self._stops.kill_at(began, job_grace_s) > began:
+            job.send(process.signal_number(str(rules.get("stop_signal") or "SIGTERM")))
+        while job.poll() is None:
+            left_s = self._stops.kill_at(began, job_grace_s) - steady()
+            if left_s <= 0:
+                job.send(signal.SIGKILL)
+                give_up_at = steady() + _REPORT_S
+                while job.poll() is None and steady() < give_up_at:
+                    self._wakeups.sleep(TICK_S)
+                return
+            self._wakeups.sleep(min(TICK_S, left_s))
+
+    def _raise_if_stopping(self, ended: process.Ended) -> None:
+        stop = self._stops.stop
+        if stop is not None:
+            raise _Halt(stop.outcome, stop.reason, ended)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _is_hopeless(self) -> bool:
+        if steady() > self._flush_until:
+            return True
+        budget_s = min(max(self._keeper.grant.lease_s, _FLUSH_MIN_S), _FLUSH_MAX_S)
+        return self._keeper.lease_left_s() < -budget_s
+
+    def _limit_flush(self) -> bool:
+        """Whether what is complete is still to be uploaded; sets until when."""
+        stop = self._stops.stop
+        if stop is None:
+            return True
+        lease_s = self._keeper.grant.lease_s
+        if stop.outcome == "not_current":
+            self._flush_until = steady() + _WITHDRAWN_FLUSH_S
+        elif stop.at is not None:
+            # The machine may live longer than it was told: go on until it really dies, within reason.
+            self._flush_until = steady() + max(0.0, stop.at - CLOCK.now()) + _FLUSH_MAX_S
+        else:
+            self._flush_until = steady() + min(max(lease_s, _FLUSH_MIN_S), _FLUSH_MAX_S)
+        return stop.flush
+
+    def _finish(self, halt: _Halt) -> str:
+        may_flush = self._limit_flush()
+        phase = self._last_phase
+        oom = self._oom.happened(halt.ended) if halt.ended is not None else None
+        reason = clean(halt.reason + (", out of memory" if oom else ""))
+        if self._saver is not None and may_flush:
+            self._phase("upload")
+            ended = halt.ended
+            self._saver.drain(
+                min(self._flush_until, steady() + 86400.0),
+                ended_cleanly=ended is not None and ended.succeeded,
+                died_at=ended.at if ended is not None else steady(),
+            )
+        if halt.outcome == "succeeded":
+            self._store_outputs()
+        if halt.outcome != "succeeded":
+            self._logs.say("ended: %s (%s)" % (halt.outcome, reason))
+        ended = halt.ended
+        self._status.exit = {
+            "outcome": halt.outcome,
+            "phase": phase,
+            "exit_code": ended.exit_code if ended is not None else None,
+            "signal": ended.signal if ended is not None else None,
+            "oom": oom,
+            "reason": reason,
+        }
+        self._logs.close(self._time_for(_REPORT_S))
+        self._store.events.add("exit", **self._status.exit)
+        self._store.events.flush(self._time_for(float("inf")))
+        self._status.phase = "done"
+        try:
+            self._heartbeat.last()
+        except GivenUp:
+            say("the last heartbeat could not be stored")
+        self._keeper.close()
+        say("attempt %d ended: %s (%s)" % (self._keeper.grant.attempt, halt.outcome, reason))
+        return halt.outcome
+
+    def _time_for(self, most_s: float) -> float:
+        return max(1.0, min(most_s, self._flush_until - steady(), 86400.0))
+
+    def _store_outputs(self) -> None:
+        from spotd_jobs.runner import outputs
+
+        grant = self._keeper.grant
+        into = os.path.join(self._home, "gathered")
+        progress = self._saver.progress if self._saver is not None else None
+        if progress is None:
+            return
+        try:
+            found = outputs.gather(self._workdir, list(grant.spec.get("outputs") or []), self._output_dir, into)
+            if not found.files:
+                return
+            count, size, key = outputs.upload_outputs(
+                self._store, self._known, progress, self._chunk_bytes, found, into
+            )
+        except (GivenUp, tree.Vanished, tree.Unfit, OSError) as error:
+            self._logs.say("the outputs could not be stored: " + reason_of(error))
+            return
+        self._store.events.add("outputs", files=count, bytes=size, key=key)

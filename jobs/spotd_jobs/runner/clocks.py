@@ -1,0 +1,66 @@
+"""Time as a rented host may trust it: durations from the kernel, instants from the store's `Date` where it has one."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+_SKEW_IGNORED_S = 2.0
+
+
+def steady() -> float:
+    """Seconds that never go back, and go on while the machine is suspended where the kernel can tell."""
+    if _BOOTTIME is None:
+        return time.monotonic()
+    return time.clock_gettime(_BOOTTIME)
+
+
+class _StoreClock:
+    """The wall clock, corrected by what the store's answers say. A host's own clock may be hours off."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+
+    def learn(self, date_header: str) -> None:
+        """Corrects the offset by one `Date` header; nonsense is ignored."""
+        from email.utils import parsedate_to_datetime
+
+        try:
+            stated = parsedate_to_datetime(date_header).timestamp()
+        except (TypeError, ValueError, OverflowError):
+            return
+        offset_s = stated - time.time()
+        # The header has whole seconds and travelled for a while: small differences are noise.
+        self._offset_s = offset_s if abs(offset_s) > _SKEW_IGNORED_S else 0.0
+
+    def now(self) -> float:
+        return time.time() + self._offset_s
+
+
+CLOCK = _StoreClock()
+
+
+def now_text() -> str:
+    """The present instant as it is written into documents."""
+    return as_text(CLOCK.now())
+
+
+def as_text(epoch_s: float) -> str:
+    """An instant in UTC, ISO 8601 with `Z`."""
+    moment = datetime.fromtimestamp(epoch_s, timezone.utc)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+
+
+def as_epoch(text: str) -> float:
+    """Seconds since 1970 of an ISO 8601 instant; one without an offset is taken as UTC.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text.endswith(("Z", "z")):
+        text = text[:-1] + "+00:00"
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.timestamp()

@@ -1,0 +1,259 @@
+"""When an entry of the checkpoint folder is a complete checkpoint.
+
+Theory. Three things must hold. It is not marked as unfinished: no temporary name, no `checkpoint-is-incomplete.txt`,
+and where it is plainly the work of a framework that ends with a mark of its own, that mark is there (a quiet writer
+that is not done must not pass for a finished one). What can be checked cheaply is sound: indexes name existing shards,
+archives have their ends. And it is finished: its mark says so, or nothing in it has changed for the settle time, or the
+job ended with exit code 0, which leaves nobody to write. A process that was killed or failed proves nothing: it may
+have died writing (of a full disk, say). What it left counts only by its mark, by having settled before, or if it is a
+single archive with its end in place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from typing import Callable, NamedTuple
+
+from spotd_jobs.runner.files import read_text
+from spotd_jobs.runner.tree import Node, Tree
+
+INCOMPLETE_MARK = "checkpoint-is-incomplete.txt"
+POINTERS = ("latest", "latest_checkpointed_iteration.txt")
+_MARKS = frozenset((".complete", "DONE", "STABLE", "_SUCCESS", "commit_success.txt", ".snapshot_metadata", ".metadata"))
+_TEMPORARY_ENDS = (".tmp", ".partial", ".incomplete")
+_ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+_HF_NAME = re.compile(r"checkpoint-(\d+)")
+_MEGATRON_NAME = re.compile(r"iter_(\d{7,})")
+_DEEPSPEED_FILE = re.compile(r"(mp_rank_\d+.*_model_states\.pt|(bf16_|fp16_)?zero_pp_rank_.*\.pt)")
+_RANK_METADATA = re.compile(r"__\d+\.metadata")
+_STEP_NAMED = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?(\d+)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+_STEP_MAX = 2**53
+_POINTER_BYTES_MAX = 255
+_MAY_BE_WRITTEN = "it may still be written"
+AFTER_DEATH = {_MAY_BE_WRITTEN: "the job died before it was certainly complete"}
+"""How a verdict reads once nobody writes any more."""
+_SOUND_FILES_MAX = 2000
+_JSON_BYTES_MAX = 64 * 1024 * 1024
+_SAFETENSORS_HEADER_MAX = 100 * 1024 * 1024
+_ZIP_TAIL = 65557
+
+
+class Verdict(NamedTuple):
+    """Whether the entry is complete, and what it waits for if not."""
+
+    complete: bool
+    why: str
+
+
+class Surroundings(NamedTuple):
+    """What is known beside the entry itself.
+
+    Attributes:
+        pointed: every name that a pointer file (`latest` ...) holds now or has ever held.
+        stable_s: for how long the entry has not changed.
+        settle_s: how long that must be.
+        ended_cleanly: `None` while the job runs; then whether it ended by itself with exit code 0.
+    """
+
+    pointed: frozenset[str]
+    stable_s: float
+    settle_s: float
+    ended_cleanly: bool | None
+
+
+def is_temporary(name: str) -> bool:
+    """Whether this name is never a checkpoint's."""
+    low = name.lower()
+    return name.startswith(".") or low.startswith("tmp") or low.endswith(_TEMPORARY_ENDS) or _ORBAX_TEMPORARY in low
+
+
+def is_pointer(folder: str, name: str) -> bool:
+    """Whether this is a framework's small file that names a checkpoint beside it, and none itself.
+
+    A user may well save a whole checkpoint under the name `latest`.
+    """
+    if name not in POINTERS:
+        return False
+    try:
+        facts = os.lstat(os.path.join(folder, name))
+    except OSError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_size <= _POINTER_BYTES_MAX
+
+
+def pointed_names(text: str) -> frozenset[str]:
+    """The entries that the content of a pointer file names: a DeepSpeed tag, or a Megatron iteration."""
+    word = text.strip()
+    if word.isdigit():
+        return frozenset((word, "iter_%07d" % int(word))) if len(word) < 20 else frozenset()
+    return frozenset((word,)) if word and "/" not in word else frozenset()
+
+
+def judge(folder: str, tree: Tree, around: Surroundings) -> Verdict:
+    """Whether the entry is a complete checkpoint now. See the module for the theory."""
+    inside = tree.inside()
+    if is_temporary(tree.name):
+        return _not_yet("its name is never a checkpoint's")
+    if tree.size == 0:
+        return _not_yet("it is empty")
+    if any(path.rsplit("/", 1)[-1] == INCOMPLETE_MARK for path in inside):
+        return _not_yet("it says that it is incomplete")
+    missing = _missing_mark(tree, inside, around.pointed)
+    if missing:
+        return _not_yet(missing)
+    finished = _finished(folder, tree, inside, around)
+    if not finished:
+        return _not_yet(_MAY_BE_WRITTEN)
+    unsound = _unsound(folder, tree, inside)
+    if unsound:
+        return _not_yet(unsound)
+    return Verdict(complete=True, why=finished)
+
+
+def _not_yet(why: str) -> Verdict:
+    return Verdict(complete=False, why=why)
+
+
+def _missing_mark(tree: Tree, inside: dict[str, Node], pointed: frozenset[str]) -> str:
+    """What a framework's own checkpoint lacks; empty if nothing."""
+    for path in inside:
+        if path.endswith(".distcp"):
+            beside = path.rsplit("/", 1)[0] + "/" if "/" in path else ""
+            names = {other[len(beside) :] for other in inside if other.startswith(beside)}
+            if ".metadata" not in names and not any(_RANK_METADATA.fullmatch(name) for name in names):
+                return "its .metadata is not written yet"
+    if _HF_NAME.fullmatch(tree.name) and "training_args.bin" in inside and "trainer_state.json" not in inside:
+        return "its trainer_state.json is not written yet"
+    if tree.name not in pointed:
+        if any(_DEEPSPEED_FILE.fullmatch(path) for path in inside):
+            return "the file latest does not name it yet"
+        if _MEGATRON_NAME.fullmatch(tree.name):
+            return "the file latest_checkpointed_iteration.txt does not name it yet"
+    return ""
+
+
+def _finished(folder: str, tree: Tree, inside: dict[str, Node], around: Surroundings) -> str:
+    """Why nothing more will be written; empty if that is not known."""
+    if around.stable_s >= around.settle_s:
+        return "unchanged for the settle time"
+    if around.ended_cleanly:
+        return "its writer has ended"
+    # A plain file named DONE is a checkpoint of that name, not a mark of itself.
+    marked = _MARKS.intersection(inside) - {tree.name}
+    if marked:
+        return "marked by " + sorted(marked)[0]
+    if tree.name in around.pointed:
+        return "named by a pointer file"
+    if "trainer_state.json" in inside and not _has_many_ranks(inside):
+        return "marked by trainer_state.json"
+    if around.ended_cleanly is False and set(inside) == {tree.name} and _is_archive(os.path.join(folder, tree.name)):
+        return "an archive with its end in place"
+    return ""
+
+
+def _has_many_ranks(inside: dict[str, Node]) -> bool:
+    """Other processes may write their part after rank 0 wrote the mark. One `rng_state.pth` is a single process."""
+    return "rng_state.pth" not in inside or any("/" in path for path in inside)
+
+
+def _unsound(folder: str, tree: Tree, inside: dict[str, Node]) -> str:
+    """What shows that the content is cut short; empty if nothing does."""
+    for path in inside:
+        if path.endswith(".index.json"):
+            lacking = _lacks_shards(_place(folder, tree, path), path, inside)
+            if lacking:
+                return lacking
+    state = _trainer_state(folder, tree) if "trainer_state.json" in inside else {}
+    if state is None:
+        return "its trainer_state.json can not be read"
+    named = _HF_NAME.fullmatch(tree.name)
+    if named and isinstance(state.get("global_step"), int) and state["global_step"] != int(named[1]):
+        return "its trainer_state.json speaks of another step"
+    for number, path in enumerate(inside):
+        if number >= _SOUND_FILES_MAX:
+            break
+        if not _has_its_end(_place(folder, tree, path)):
+            return "a file in it is cut short"
+    return ""
+
+
+def _place(folder: str, tree: Tree, path: str) -> str:
+    below = os.path.join(folder, tree.name)
+    return below if path == tree.name and not os.path.isdir(below) else os.path.join(below, path)
+
+
+def _lacks_shards(place: str, path: str, inside: dict[str, Node]) -> str:
+    index = _json(place)
+    if index is None:
+        return "an index in it can not be read"
+    weights = index.get("weight_map")
+    beside = path.rsplit("/", 1)[0] + "/" if "/" in path else ""
+    shards = set(weights.values()) if isinstance(weights, dict) else set()
+    if any(beside + str(shard) not in inside for shard in shards):
+        return "a shard that its index names is missing"
+    return ""
+
+
+def _json(place: str) -> dict[str, object] | None:
+    text = read_text(place, _JSON_BYTES_MAX)
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _trainer_state(folder: str, tree: Tree) -> dict[str, object] | None:
+    return _json(os.path.join(folder, tree.name, "trainer_state.json"))
+
+
+def _has_its_end(place: str) -> bool:
+    """Whether a zip archive (`torch.save`, numpy) or a safetensors file ends where it says. Others pass."""
+    try:
+        with open(place, "rb") as stream:
+            start = stream.read(8)
+            size = os.fstat(stream.fileno()).st_size
+            if start.startswith(b"PK\x03\x04"):
+                stream.seek(max(0, size - _ZIP_TAIL))
+                return b"PK\x05\x06" in stream.read(_ZIP_TAIL)
+            if place.endswith(".safetensors"):
+                return _safetensors_size(start, stream.read) == size
+    except OSError:
+        return False
+    return True
+
+
+def _is_archive(place: str) -> bool:
+    """Whether `_has_its_end` can really tell of this file."""
+    try:
+        with open(place, "rb") as stream:
+            return place.endswith(".safetensors") or stream.read(4) == b"PK\x03\x04"
+    except OSError:
+        return False
+
+
+def _safetensors_size(start: bytes, read: Callable[[int], bytes]) -> int:
+    header_size = int.from_bytes(start, "little") if len(start) == 8 else -1
+    if not 0 < header_size <= _SAFETENSORS_HEADER_MAX:
+        return -1
+    try:
+        header = json.loads(read(header_size))
+        ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return -1
+    return 8 + header_size + max(ends, default=0)
+
+
+def step_of(folder: str, tree: Tree) -> int | None:
+    """The training step of the checkpoint, where its content or its name tells."""
+    if "trainer_state.json" in tree.inside():
+        step = (_trainer_state(folder, tree) or {}).get("global_step")
+        if isinstance(step, int) and 0 <= step < _STEP_MAX:
+            return step
+    named = _STEP_NAMED.findall(tree.name)
+    numbers = named or _NUMBER.findall(tree.name)
+    return int(numbers[-1]) if numbers and len(numbers[-1]) < 16 else None

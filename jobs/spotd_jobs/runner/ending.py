@@ -1,0 +1,93 @@
+"""How a machine ends itself once its attempt is over, so that it costs nothing when nobody is there to end it.
+
+The credentials are the host's own, scoped by its provider to this one instance; they come from its environment and are
+never handed to the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+from urllib.parse import quote
+
+from spotd_jobs.runner.clocks import now_text, steady
+from spotd_jobs.runner.files import write_whole
+from spotd_jobs.runner.say import reason_of, say
+
+INSTANCE_KEYS = ("CONTAINER_API_KEY", "RUNPOD_API_KEY")
+MACHINE_DONE = "machine-done"
+_PAUSE_S = 2.0
+_PAUSE_MAX_S = 60.0
+_TRY_FOR_S = 1800.0
+_VAST = "https://console.vast.ai"
+_RUNPOD = "https://api.runpod.io"
+
+
+def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TRY_FOR_S) -> bool:
+    """The provider accepted that this machine ends, or there is no way to ask it.
+
+    False after half an hour of refusals: the process then ends, and whoever restarts it comes here again.
+    """
+    if how is None:
+        return True
+    give_up_at = steady() + try_for_s
+    pause_s = _PAUSE_S
+    while True:
+        try:
+            _ask(how, outcome)
+            return True
+        except Exception as error:  # noqa: BLE001 - a machine that is not ended costs money: whatever failed, try again
+            say("this machine could not be ended yet: " + reason_of(error))
+        if steady() + pause_s >= give_up_at:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+
+
+def _ask(how: dict[str, Any], outcome: str) -> None:
+    method = how.get("method")
+    if method == "file":
+        content = json.dumps({"at": now_text(), "outcome": outcome})
+        write_whole(os.path.join(os.getcwd(), MACHINE_DONE), content.encode(), durable=True)
+    elif method == "vast":
+        place = "/api/v0/instances/%s/" % quote(_own("CONTAINER_ID"), safe="")
+        _delete((how.get("base_url") or _VAST).rstrip("/") + place, _own("CONTAINER_API_KEY"))
+    elif method == "runpod":
+        place = "/v2/pods/%s" % quote(_own("RUNPOD_POD_ID"), safe="")
+        _delete((how.get("base_url") or _RUNPOD).rstrip("/") + place, _own("RUNPOD_API_KEY"))
+    elif method == "shutdown":
+        _shut_down()
+    else:
+        say("this runner knows no way named %r to end a machine" % str(method)[:40])
+
+
+def _own(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise RuntimeError("the host has no " + name)
+    return value
+
+
+def _delete(url: str, key: str) -> None:
+    from spotd_jobs.runner import web
+
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json", "Accept": "application/json"}
+    status, _, _ = web.request("DELETE", url, headers, [b"{}"])
+    # Gone already is what was wanted.
+    if status not in (200, 202, 204, 404, 410):
+        raise RuntimeError("the provider answers HTTP %d" % status)
+
+
+def _shut_down() -> None:
+    import subprocess
+
+    for command in (["shutdown", "-h", "now"], ["poweroff"], ["systemctl", "poweroff"], ["halt", "-p"]):
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=30, check=False)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if done.returncode == 0:
+            return
+    raise RuntimeError("no command to shut down works here")

@@ -1,0 +1,72 @@
+"""Files that are whole or absent, whatever is killed while they are written."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+
+TEMPORARY = ".spotd-"
+_numbers = itertools.count()
+
+
+def write_whole(path: str, data: bytes | bytearray | memoryview, *, durable: bool = False, mode: int = 0o600) -> None:
+    """The file holds exactly `data`. A reader sees the old content or this, never a part.
+
+    Args:
+        durable: it is on the disk, name and all, when this returns.
+    """
+    folder = os.path.dirname(path)
+    temporary = os.path.join(folder, "%s%d-%d-%d" % (TEMPORARY, os.getpid(), threading.get_ident(), next(_numbers)))
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
+    try:
+        try:
+            write_all(descriptor, data)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    if durable:
+        sync_folder(folder)
+
+
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
+    """All of it was written: a single write may take less."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def sync_folder(folder: str) -> None:
+    """The folder's names are on the disk, where the file system can promise it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return  # some network file systems refuse to sync folders; their renames are synchronous
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: str) -> None:
+    """There is nothing at this path, whether it was a file, a link or a tree."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def read_text(path: str, size_max: int = 1 << 20) -> str | None:
+    """The file's text, or `None` when there is none to read."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(size_max).decode("utf-8", "replace")
+    except OSError:
+        return None

@@ -1,0 +1,183 @@
+"""The grant: leave to act, until when, and what is asked now. Kept fresh by a thread of its own.
+
+The lease is renewed exactly when a grant arrives that was issued later than every one before, so a store that goes on
+serving an old file (its daemon is dead or asleep) renews nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any, Callable
+
+from spotd_jobs.runner import web
+from spotd_jobs.runner.clocks import CLOCK, as_epoch, steady
+from spotd_jobs.runner.say import reason_of, say
+
+GRANT_BYTES_MAX = 64 * 1024 * 1024
+MISSING_MAX = 3
+_FIRST_PAUSE_S = 0.2
+_PAUSE_MAX_S = 10.0
+_MISSING_PAUSE_S = 1.0
+_FIRST_TRY_S = 900.0
+
+
+class NotCurrent(Exception):
+    """This machine has no leave to run anything. The text says why.
+
+    Attributes:
+        end: how the machine may end itself, where a grant still told.
+    """
+
+    def __init__(self, why: str, end: dict[str, Any] | None = None) -> None:
+        super().__init__(why)
+        self.end = end
+
+
+class Grant:
+    """One grant.json. `raw` holds secrets and is never shown."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        if raw.get("schema") != 1:
+            raise ValueError("this runner understands grants of schema 1 only")
+        self.raw = raw
+        self.job_id = str(raw["job"]["id"])
+        self.job_name = str(raw["job"]["name"])
+        self.attempt = int(raw["attempt"])
+        self.prefix = str(raw["upload"]["prefix"])
+        self.issued_at = as_epoch(raw["issued_at"])
+        self.issued_at_text = str(raw["issued_at"])
+        self.expires = as_epoch(raw["expires"])
+        self.lease_s = float(raw["lease_s"])
+        self.heartbeat_s = float(raw["heartbeat_s"])
+        self.refresh_s = float(raw["refresh_s"])
+        self.url = str(raw["grant_url"])
+        self.spec = raw["spec"]
+        self.checkpoint = raw["spec"]["checkpoint"]
+        self.transfer = raw.get("transfer") or {}
+        self.stop = (raw.get("orders") or {}).get("stop")
+        self.checkpoint_order = int((raw.get("orders") or {}).get("checkpoint") or 0)
+
+    def is_of(self, other: Grant) -> bool:
+        return (self.job_id, self.attempt) == (other.job_id, other.attempt)
+
+
+def read_grant(url: str) -> Grant:
+    """The grant at this URL.
+
+    Raises:
+        web.WebError: nothing that is a grant can be read there now.
+    """
+    data = web.read(url, GRANT_BYTES_MAX)
+    try:
+        return Grant(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # Never the content: it holds the job's secrets.
+        raise web.WebError("what is there is no grant") from None
+
+
+def first_grant(url: str, wait: Callable[[float], bool]) -> Grant:
+    """A grant that permits to run now.
+
+    Args:
+        wait: sleeps, and tells whether to give up.
+
+    Raises:
+        NotCurrent: it is gone, holds a stop order, or did not become current in time.
+    """
+    pause_s, missing = _FIRST_PAUSE_S, 0
+    expired_since: float | None = None
+    give_up_at = steady() + _FIRST_TRY_S
+    end: dict[str, Any] | None = None
+    while True:
+        why = ""
+        try:
+            grant = read_grant(url)
+        except web.Missing:
+            missing += 1
+            why = "there is no grant for this machine"
+            if missing >= MISSING_MAX:
+                raise NotCurrent(why, end) from None
+        except web.WebError as error:
+            why = "the grant can not be read: %s" % error
+        else:
+            missing = 0
+            if grant.stop is not None:
+                reason = str(grant.stop.get("reason") or "no reason given")
+                raise NotCurrent("ordered to stop: " + reason, grant.raw.get("self_terminate"))
+            end = grant.raw.get("self_terminate")
+            if grant.expires > CLOCK.now():
+                return grant
+            why = "the grant has expired"
+            expired_since = expired_since or steady()
+            give_up_at = min(give_up_at, expired_since + grant.lease_s)
+            url = grant.url
+        if steady() >= give_up_at or wait(pause_s):
+            raise NotCurrent(why, end)
+        say(why + ", trying again")
+        pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+
+
+class GrantKeeper:
+    """Reads the grant again and again; `wake` is called when there is something new to react to."""
+
+    def __init__(self, grant: Grant, wake: Callable[[], None]) -> None:
+        self._grant = grant
+        self._first = grant
+        self._wake = wake
+        self._renewed_at = steady()
+        self._missing = 0
+        self._foreign = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="grant", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    @property
+    def grant(self) -> Grant:
+        """The newest grant of this attempt."""
+        return self._grant
+
+    @property
+    def withdrawn(self) -> bool:
+        """The place of the grant says that this attempt is no longer the current one."""
+        return self._foreign or self._missing >= MISSING_MAX
+
+    def lease_left_s(self) -> float:
+        """How long this attempt may still act; negative when it may not."""
+        return self._renewed_at + self._grant.lease_s - steady()
+
+    def _keep(self) -> None:
+        while not self._closing.wait(min(self._grant.refresh_s, _MISSING_PAUSE_S if self._missing else 1e9)):
+            try:
+                self.refresh()
+            except Exception as error:  # noqa: BLE001 - the lease must end by its own clock, not by a dead thread
+                say("reading the grant failed: " + reason_of(error))
+
+    def refresh(self) -> None:
+        """The grant was asked for once, and taken if it is a newer one of this attempt."""
+        asked_at = steady()
+        try:
+            grant = read_grant(self._grant.url)
+        except web.Missing:
+            self._missing += 1
+            if self.withdrawn:
+                self._wake()
+            return
+        except web.WebError:
+            return
+        self._missing = 0
+        if not grant.is_of(self._first):
+            self._foreign = True
+            self._wake()
+            return
+        self._foreign = False
+        if grant.issued_at > self._grant.issued_at:
+            self._renewed_at = asked_at
+            self._grant = grant
+            if grant.stop is not None or grant.checkpoint_order:
+                self._wake()

@@ -1,0 +1,163 @@
+"""What the job prints, brought to the store as bounded numbered objects.
+
+The pipe is emptied at once, always: a job never waits for the store. What may be stored is bounded by an allowance per
+hour; beyond it the oldest waiting output is left out, and a line says how much.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from spotd_jobs.runner.clocks import steady
+from spotd_jobs.runner.say import reason_of, say
+from spotd_jobs.runner.store import GivenUp, Store
+
+OBJECT_BYTES_MAX = 256 * 1024
+_WAITING_BYTES_MAX = 1024 * 1024
+_LAST_WORDS_BYTES = 64 * 1024
+_LINE_BYTES_MAX = 16 * 1024
+_READ_BYTES = 65536
+_SECRET_LENGTH_MIN = 6
+
+
+class LogShipper:
+    """Two threads: one empties the pipe, one stores what came."""
+
+    def __init__(self, store: Store, secrets: list[str], bytes_per_h: int, every_s: float) -> None:
+        self._store = store
+        self._secrets = sorted((s.encode() for s in secrets if len(s) >= _SECRET_LENGTH_MIN), key=len, reverse=True)
+        self._rate = bytes_per_h / 3600.0
+        self._burst = float(max(bytes_per_h, _LAST_WORDS_BYTES))
+        self._allowance = self._burst
+        self._refilled_at = steady()
+        self._every_s = every_s
+        self._reader, self.pipe = os.pipe()
+        self._waiting = bytearray()
+        self._left_out = 0
+        self._change = threading.Condition()
+        self._in_flight = False
+        self._at_end = False
+        self._eof = threading.Event()
+        self._read_thread = threading.Thread(target=self._read, name="log-reader", daemon=True)
+        self._send_thread = threading.Thread(target=self._send, name="log-sender", daemon=True)
+
+    def start(self) -> None:
+        self._read_thread.start()
+        self._send_thread.start()
+
+    def say(self, text: str) -> None:
+        """A line of the runner's own among the job's."""
+        self._take(("[spotd] " + text + "\n").encode("utf-8", "replace"))
+
+    def close(self, timeout_s: float) -> bool:
+        """Everything that was printed is stored. Call after the job's processes are gone."""
+        give_up_at = steady() + timeout_s
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+        # A process that escaped may hold the other end open for ever.
+        self._eof.wait(min(2.0, timeout_s))
+        with self._change:
+            self._at_end = True
+            self._allowance = max(self._allowance, float(_LAST_WORDS_BYTES))
+            self._change.notify_all()
+            while self._waiting or self._in_flight:
+                left_s = give_up_at - steady()
+                if left_s <= 0:
+                    return False
+                self._change.wait(min(left_s, 0.5))
+        return True
+
+    def _read(self) -> None:
+        while True:
+            try:
+                block = os.read(self._reader, _READ_BYTES)
+            except OSError:
+                block = b""
+            if not block:
+                self._eof.set()
+                return
+            self._take(block)
+
+    def _take(self, block: bytes) -> None:
+        with self._change:
+            self._waiting += block
+            excess = len(self._waiting) - _WAITING_BYTES_MAX
+            if excess > 0:
+                self._drop(excess)
+            self._change.notify_all()
+
+    def _drop(self, count: int) -> None:
+        """At least `count` of the oldest waiting bytes are left out, up to the end of a line."""
+        end = self._waiting.find(b"\n", count, count + _LINE_BYTES_MAX)
+        cut = min(len(self._waiting), end + 1 if end >= 0 else count)
+        del self._waiting[:cut]
+        self._left_out += cut
+
+    def _send(self) -> None:
+        while True:
+            with self._change:
+                while not self._waiting:
+                    self._change.wait()
+                if not self._at_end and len(self._waiting) < OBJECT_BYTES_MAX:
+                    # A little patience makes one object out of many lines.
+                    self._change.wait_for(self._is_worth_sending, self._every_s)
+                data = self._next_object()
+                self._in_flight = bool(data)
+                if not data:
+                    if self._at_end:
+                        self._waiting.clear()
+                    self._change.wait(self._every_s)
+            if data:
+                self._put(data)
+            with self._change:
+                self._in_flight = False
+                self._change.notify_all()
+
+    def _is_worth_sending(self) -> bool:
+        return self._at_end or len(self._waiting) >= OBJECT_BYTES_MAX
+
+    def _next_object(self) -> bytes:
+        now = steady()
+        self._allowance = min(self._burst, self._allowance + (now - self._refilled_at) * self._rate)
+        self._refilled_at = now
+        allowed = int(self._allowance)
+        if len(self._waiting) > allowed and (self._at_end or len(self._waiting) > _WAITING_BYTES_MAX // 2):
+            self._drop(len(self._waiting) - allowed)
+        size = min(len(self._waiting), OBJECT_BYTES_MAX, allowed)
+        data = self._whole_lines(size)
+        self._allowance -= len(data)
+        if data and self._left_out:
+            note = "[spotd] %d bytes of output were left out\n" % self._left_out
+            self._left_out = 0
+            data = note.encode() + data
+        return data
+
+    def _whole_lines(self, size: int) -> bytes:
+        """Up to `size` waiting bytes, ended at a line: a secret must not hide behind a cut."""
+        if size <= 0:
+            return b""
+        end = max(self._waiting.rfind(b"\n", 0, size), self._waiting.rfind(b"\r", 0, size)) + 1
+        if end == 0:
+            if size < _LINE_BYTES_MAX and not self._at_end:
+                return b""
+            end = size
+        data = bytes(self._waiting[:end])
+        del self._waiting[:end]
+        for secret in self._secrets:
+            data = data.replace(secret, b"***")
+        return data
+
+    def _put(self, data: bytes) -> None:
+        try:
+            self._store.put("log/%016d" % self._store.numbers.take(), data)
+        except GivenUp:
+            return
+        except Exception as error:  # noqa: BLE001 - a log object that can not be stored must not stop the ones after it
+            say("output was lost: " + reason_of(error))
+
+
+def patience_s(heartbeat_s: float) -> float:
+    """How long output may wait to be stored: a fresh heartbeat beside stale output would look odd."""
+    return max(0.05, min(heartbeat_s / 2, 5.0))

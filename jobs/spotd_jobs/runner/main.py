@@ -1,0 +1,143 @@
+"""`python3 runner.pyz --grant-url URL --home DIR`: carries one attempt on this machine, at most once.
+
+Providers start machines again at their own will, and start scripts twice. So: one runner at a time (a lock), none after
+the attempt has ended (a mark), and none without a current grant. A machine that has nothing to run ends itself.
+
+Exit code 0: the attempt is over. 3: another runner is at work here. 1: the machine should be ended and could not be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from spotd_jobs.runner.attempt import GRANT_URL_VARIABLE, MARK_FILE, Attempt
+from spotd_jobs.runner.clocks import CLOCK, now_text
+from spotd_jobs.runner.ending import end_machine
+from spotd_jobs.runner.files import read_text, write_whole
+from spotd_jobs.runner.grants import NotCurrent, first_grant
+from spotd_jobs.runner.process import marked
+from spotd_jobs.runner.say import reason_of, say
+
+DONE = "done"
+END = "end.json"
+BOOT = "boot"
+EXIT_BUSY = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code of the whole program."""
+    parser = argparse.ArgumentParser(prog="spotd-runner", description="Carries one attempt of a job on this machine.")
+    parser.add_argument("--grant-url", default=os.environ.get(GRANT_URL_VARIABLE), help="where grant.json is")
+    parser.add_argument("--home", default=os.environ.get("SPOTD_HOME") or "spotd", help="a folder of the runner's own")
+    options = parser.parse_args(arguments)
+    if not options.grant_url:
+        parser.error("--grant-url (or %s) is needed" % GRANT_URL_VARIABLE)
+    home = os.path.abspath(options.home)
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    lock = _lock(os.path.join(home, "lock"))
+    if lock is None:
+        say("another runner is at work here")
+        return EXIT_BUSY
+    done = _json(os.path.join(home, DONE))
+    if done is not None:
+        say("this machine's attempt has ended; nothing is run")
+        return _end(done.get("self_terminate"), str(done.get("outcome")))
+    _kill_leftovers(home)
+    return _carry(options.grant_url, home)
+
+
+def _carry(grant_url: str, home: str) -> int:
+    restarted, boot = _next_boot(home)
+    try:
+        grant = first_grant(grant_url, _sleep)
+    except NotCurrent as not_current:
+        say("nothing is run: %s" % not_current)
+        how = not_current.end or (_json(os.path.join(home, END)) or {}).get("self_terminate")
+        return _conclude(home, how, "not_current")
+    how = grant.raw.get("self_terminate")
+    write_whole(os.path.join(home, END), json.dumps({"self_terminate": how}).encode())
+    outcome = Attempt(grant, home, boot, restarted=restarted).carry()
+    return _conclude(home, how, outcome)
+
+
+def _conclude(home: str, how: dict[str, Any] | None, outcome: str) -> int:
+    """Nothing will ever run here again, and the machine ends."""
+    mark = {"outcome": outcome, "at": now_text(), "self_terminate": how}
+    try:
+        write_whole(os.path.join(home, DONE), json.dumps(mark).encode(), durable=True)
+    except OSError as error:
+        say("the end could not be noted on disk: " + reason_of(error))
+    return _end(how, outcome)
+
+
+def _end(how: dict[str, Any] | None, outcome: str) -> int:
+    # From here on a signal may end the program at once, as there is nothing to save.
+    for name in ("SIGTERM", "SIGINT"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    return 0 if end_machine(how, outcome) else 1
+
+
+def _lock(path: str) -> int | None:
+    """Held until this process ends, however it ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _next_boot(home: str) -> tuple[bool, int]:
+    """Whether a runner was here before, and a number above all it used: the second, in which this one started."""
+    path = os.path.join(home, BOOT)
+    text = (read_text(path, 64) or "").strip()
+    before = int(text) if text.isdigit() else 0
+    boot = max(before + 1, int(CLOCK.now()))
+    write_whole(path, str(boot).encode(), durable=True)
+    return before > 0, boot
+
+
+def _kill_leftovers(home: str) -> None:
+    """Processes of a runner that was killed here do not go on beside the new one."""
+    mark = (read_text(os.path.join(home, MARK_FILE), 256) or "").strip()
+    if not mark:
+        return
+    for _ in range(200):
+        rest = marked(mark)
+        if not rest:
+            return
+        for pid in rest:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        time.sleep(0.01)
+
+
+def _json(path: str) -> dict[str, Any] | None:
+    text = read_text(path)
+    try:
+        value = json.loads(text) if text is not None else None
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else None
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def run() -> None:
+    """Never returns: the process ends with `main`'s exit code, daemon threads or not."""
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)

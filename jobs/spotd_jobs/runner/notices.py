@@ -1,0 +1,147 @@
+"""Early warnings: where they come from, and how the job is told.
+
+Sources: SIGTERM to the runner, an order in the grant, `$SPOTD_HOME/notice` (written by whoever owns the machine), and
+the AWS instance metadata service. A *rebalance* recommendation only asks for a checkpoint; all others end the attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any, Callable, NamedTuple
+
+from spotd_jobs.runner import web
+from spotd_jobs.runner.clocks import CLOCK, as_epoch, as_text
+from spotd_jobs.runner.files import read_text, write_whole
+from spotd_jobs.runner.say import clean, reason_of, say
+
+_IMDS_EVERY_S = 5.0
+_IMDS_TIMEOUT_S = 2.0
+_IMDS_TOKEN_S = 21600
+_STALE_S = 600.0
+
+
+class Notice(NamedTuple):
+    """The machine goes away, at `at` where that is known (seconds since 1970, the store's clock)."""
+
+    source: str
+    reason: str
+    at: float | None
+
+    @property
+    def at_text(self) -> str | None:
+        return None if self.at is None else as_text(self.at)
+
+
+class JobFile:
+    """`SPOTD_NOTICE_FILE`: what the job itself may read of all this."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._seq = 0
+
+    def tell(self, kind: str, reason: str, at: float | None) -> None:
+        """The file holds this notice."""
+        self._seq += 1
+        content = {
+            "schema": 1,
+            "kind": kind,
+            "at": None if at is None else as_text(at),
+            "reason": reason,
+            "seq": self._seq,
+        }
+        try:
+            write_whole(self.path, json.dumps(content).encode(), mode=0o644)
+        except OSError as error:
+            say("the notice file could not be written: " + reason_of(error))
+
+
+def from_file(path: str) -> Notice | None:
+    """The notice that the machine's owner left at this path. Half a file is no notice yet."""
+    text = read_text(path, 65536)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+        at = content.get("at")
+        return Notice("file", clean(str(content.get("reason") or "preempted")), as_epoch(at) if at else None)
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+class ImdsWatch:
+    """Asks the metadata service of an AWS machine (IMDSv2) until it is closed.
+
+    Args:
+        on_notice, on_rebalance: called from this watch's thread, each once.
+    """
+
+    def __init__(self, base_url: str, on_notice: Callable[[Notice], None], on_rebalance: Callable[[str], None]) -> None:
+        self._base = base_url.rstrip("/")
+        self._on_notice = on_notice
+        self._on_rebalance = on_rebalance
+        self._token: str | None = None
+        self._rebalance_seen = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="imds", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            try:
+                if self._look():
+                    return
+            except web.WebError:
+                pass  # it is not always there, and asking again is all that can be done
+            except Exception as error:  # noqa: BLE001 - one odd answer must not end the watch for warnings
+                say("the metadata service gave an odd answer: " + reason_of(error))
+            self._closing.wait(_IMDS_EVERY_S)
+
+    def _look(self) -> bool:
+        action = self._get("/latest/meta-data/spot/instance-action")
+        if action is not None:
+            at = as_epoch(str(action["time"])) if action.get("time") else None
+            # After a termination that failed, the old announcement stays.
+            if at is None or at > CLOCK.now() - _STALE_S:
+                self._on_notice(Notice("imds", "spot " + clean(str(action.get("action") or "interruption")), at))
+                return True
+        if not self._rebalance_seen:
+            advice = self._get("/latest/meta-data/events/recommendations/rebalance")
+            if advice is not None:
+                self._rebalance_seen = True
+                self._on_rebalance("spot rebalance recommendation")
+        return False
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        status, body = self._get_once(path)
+        if status == 401:
+            self._token = None
+            status, body = self._get_once(path)
+        if status == 404:
+            return None
+        if status != 200:
+            raise web.error_of(status)
+        content = json.loads(body)
+        return content if isinstance(content, dict) else None
+
+    def _get_once(self, path: str) -> tuple[int, bytes]:
+        if self._token is None:
+            life = {"X-aws-ec2-metadata-token-ttl-seconds": str(_IMDS_TOKEN_S)}
+            status, _, body = web.request("PUT", self._base + "/latest/api/token", life, [b""], _IMDS_TIMEOUT_S)
+            if status != 200:
+                raise web.error_of(status)
+            self._token = body.decode("ascii", "replace").strip()
+        headers = {"X-aws-ec2-metadata-token": self._token}
+        status, _, body = web.request("GET", self._base + path, headers, None, _IMDS_TIMEOUT_S)
+        return status, body
+
+
+def imds_url(wanted: str | None) -> str | None:
+    """Where to ask: as the grant says, or the setting that AWS's own tools read."""
+    return wanted or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or None

@@ -1,0 +1,202 @@
+"""The job's own processes: started in one group, stopped as one, and none left behind.
+
+The group stays in the runner's session, so that whoever kills the machine by its session kills the job too. Processes
+that leave the group are found by a mark in their environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import NamedTuple
+
+from spotd_jobs.runner.clocks import steady
+
+MARK = "SPOTD_RUN_MARK"
+_PAUSE_S = 0.01
+_DEFAULTED = ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD")
+
+
+class Ended(NamedTuple):
+    """How a process ended: by its own exit, or by a signal."""
+
+    exit_code: int | None
+    signal: int | None
+    at: float
+
+    @property
+    def succeeded(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def killed_hard(self) -> bool:
+        return self.signal == signal.SIGKILL or self.exit_code == 128 + signal.SIGKILL
+
+    def words(self) -> str:
+        if self.signal is None:
+            return "exit code %s" % self.exit_code
+        try:
+            return "killed by " + signal.Signals(self.signal).name
+        except ValueError:
+            return "killed by signal %d" % self.signal
+
+
+class Job:
+    """A command that runs in its own process group."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], folder: str, output: int) -> None:
+        """It runs, with nothing to read and everything it says going to `output`.
+
+        Raises:
+            OSError: this machine can start nothing any more.
+        """
+        # posix_spawn has no working directory of its own, and forking by hand is not safe with threads around.
+        shell = 'cd "$1" || exit 126; shift; exec "$@"'
+        self.pid = os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", shell, "sh", folder, *argv],
+            env,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+            ],
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=[getattr(signal, name) for name in _DEFAULTED],
+        )
+        self.ended: Ended | None = None
+
+    def poll(self) -> Ended | None:
+        """How it ended, once it has."""
+        if self.ended is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                pid, status = self.pid, 0
+            if pid == self.pid:
+                killed = os.WIFSIGNALED(status)
+                self.ended = Ended(
+                    None if killed else os.WEXITSTATUS(status), os.WTERMSIG(status) if killed else None, steady()
+                )
+        return self.ended
+
+    def send(self, number: int) -> None:
+        """The whole group has the signal. Only while its leader is not reaped: later the number may be another's."""
+        if self.ended is None:
+            try:
+                os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def kill_rest(self, mark: str, timeout_s: float = 2.0) -> None:
+        """Nothing of the job runs any more, neither in its group nor anywhere else with its mark."""
+        give_up_at = steady() + timeout_s
+        while True:
+            rest = _members(self.pid) | marked(mark)
+            if not rest or steady() > give_up_at:
+                return
+            for pid in rest:
+                _kill(pid)
+            self.poll()
+            time.sleep(_PAUSE_S)
+
+
+def signal_number(name: str) -> int:
+    """The signal of that name on this system; SIGTERM where it has none."""
+    number = getattr(signal, name, None)
+    return int(number) if isinstance(number, signal.Signals) else int(signal.SIGTERM)
+
+
+def marked(mark: str) -> set[int]:
+    """The processes that carry the mark in their environment, this one left out. Empty without /proc."""
+    wanted = ("%s=%s" % (MARK, mark)).encode()
+    found = set()
+    for name in _proc_numbers():
+        try:
+            with open("/proc/%s/environ" % name, "rb") as stream:
+                if wanted in stream.read().split(b"\0"):
+                    found.add(int(name))
+        except OSError:
+            continue  # another user's, or gone
+    found.discard(os.getpid())
+    return {pid for pid in found if not _is_dead(pid)}
+
+
+def _members(group: int) -> set[int]:
+    members = set()
+    for name in _proc_numbers():
+        fields = _stat(name)
+        if len(fields) > 2 and int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
+            members.add(int(name))
+    return members
+
+
+def _is_dead(pid: int) -> bool:
+    fields = _stat(str(pid))
+    return not fields or fields[0] in (b"Z", b"X")
+
+
+def _stat(name: str) -> list[bytes]:
+    """The fields of /proc/PID/stat after the name: state, parent, group ..."""
+    try:
+        with open("/proc/%s/stat" % name, "rb") as stream:
+            text = stream.read()
+    except OSError:
+        return []
+    return text[text.rfind(b")") + 2 :].split()
+
+
+def _proc_numbers() -> list[str]:
+    try:
+        return [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+class OomWatch:
+    """Whether the kernel killed for want of memory since this began, where it tells."""
+
+    _PLACES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+    def __init__(self) -> None:
+        self._before = self._count()
+
+    def happened(self, ended: Ended) -> bool | None:
+        """`None`: the job was killed hard and nothing here tells by whom."""
+        if not ended.killed_hard:
+            return False
+        now = self._count()
+        if now is None or self._before is None:
+            return None
+        return now > self._before
+
+    def _count(self) -> int | None:
+        for place in (self._own_group(), *self._PLACES):
+            try:
+                with open(place, encoding="ascii", errors="replace") as stream:
+                    for line in stream:
+                        word, _, number = line.partition(" ")
+                        if word == "oom_kill":
+                            return int(number)
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def _own_group(self) -> str:
+        try:
+            with open("/proc/self/cgroup", encoding="ascii", errors="replace") as stream:
+                for line in stream:
+                    if line.startswith("0::"):
+                        return "/sys/fs/cgroup%s/memory.events" % line[3:].strip().rstrip("/")
+        except OSError:
+            return ""
+        return ""

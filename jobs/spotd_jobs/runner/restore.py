@@ -1,0 +1,308 @@
+"""Brings back the newest checkpoint whose every chunk is what its hash says, or the next older one, or none.
+
+The bytes are gathered in a hidden folder beside their place, every chunk is verified before it is written, and only a
+whole entry is renamed to its real name: whatever kills this in between, no framework finds half a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from typing import Any, Callable, NamedTuple
+from urllib.parse import quote
+
+from spotd_jobs.runner import web
+from spotd_jobs.runner.clocks import steady
+from spotd_jobs.runner.files import TEMPORARY, remove
+from spotd_jobs.runner.known import KnownChunks
+from spotd_jobs.runner.say import clean, say
+from spotd_jobs.runner.tree import DIR, FILE, LINK
+
+_MANIFEST_BYTES_MAX = 16 * 1024 * 1024
+_PAUSE_S = 0.2
+_PAUSE_MAX_S = 10.0
+_BAD_TRIES = 3
+_DENIED_TRIES = 6
+_RESTORING = TEMPORARY + "restore-"
+_ASIDE = TEMPORARY + "before-"
+
+
+class Cancelled(Exception):
+    """There is no more need for the restore."""
+
+
+class BadCheckpoint(Exception):
+    """This checkpoint can not be restored as it was saved. The text says why."""
+
+
+class Restored(NamedTuple):
+    """What is in the checkpoint folder now."""
+
+    name: str
+    path: str
+    step: int | None
+    bytes: int
+    seconds: float
+    key: str
+    manifest_sha256: str
+
+
+class Fallback(NamedTuple):
+    """A checkpoint that was passed over."""
+
+    name: str
+    reason: str
+
+
+class _Piece(NamedTuple):
+    path: str
+    offset: int
+    chunk: dict[str, Any]
+
+
+class Restore:
+    """One try at everything a grant offers to restore, newest first.
+
+    Args:
+        stopped: asked between chunks; `pause` sleeps and tells the same.
+    """
+
+    def __init__(
+        self,
+        offers: Callable[[], list[dict[str, Any]]],
+        folder: str,
+        known: KnownChunks,
+        connections: int,
+        pause: Callable[[float], bool],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._offers = offers
+        self._folder = folder
+        self._known = known
+        self._connections = connections
+        self._pause = pause
+        self._stopped = stopped
+        self._offer: dict[str, Any] = {}
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self.name: str | None = None
+        self.done = 0
+        self.total = 0
+        self.fallbacks: list[Fallback] = []
+
+    def run(self) -> Restored | None:
+        """The newest good one is in place, or there was none.
+
+        Raises:
+            Cancelled
+            OSError: this machine's own disk failed or is full; no other checkpoint would fare better.
+        """
+        for name in os.listdir(self._folder):
+            if name.startswith(_RESTORING):
+                remove(os.path.join(self._folder, name))
+        for offer in list(self._offers()):
+            self._offer = offer
+            try:
+                return self._restore()
+            except BadCheckpoint as bad:
+                self.fallbacks.append(Fallback(str(offer.get("name")), clean(str(bad))))
+                say("checkpoint %s can not be used: %s" % (clean(str(offer.get("name"))), clean(str(bad))))
+        self.name = None
+        return None
+
+    def _restore(self) -> Restored:
+        began = steady()
+        self.name, self.done, self.total = str(self._offer["name"]), 0, 0
+        pinned = self._offer["manifest"]["sha256"]
+        data = self._fetch("its manifest", lambda: self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX, pinned)
+        manifest = _checked(data, self.name)
+        self.total = manifest["bytes"]
+        work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
+        remove(work)
+        os.mkdir(work, 0o700)
+        try:
+            self._fill(work, manifest)
+            self._move_in(work)
+        finally:
+            remove(work)
+        for entry in manifest["files"]:
+            for chunk in entry["chunks"]:
+                self._known.learn(chunk["sha256"], chunk["key"])
+        return Restored(
+            self.name,
+            os.path.join(self._folder, self.name),
+            manifest.get("step"),
+            self.total,
+            round(steady() - began, 3),
+            self._offer["manifest"]["key"],
+            pinned,
+        )
+
+    def _fill(self, work: str, manifest: dict[str, Any]) -> None:
+        pieces = []
+        for entry in manifest["files"]:
+            place = os.path.join(work, entry["path"])
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            if entry["type"] == DIR:
+                os.makedirs(place, exist_ok=True)
+            elif entry["type"] == FILE:
+                with open(place, "wb") as stream:
+                    stream.truncate(entry["size"])
+                offset = 0
+                for chunk in entry["chunks"]:
+                    pieces.append(_Piece(place, offset, chunk))
+                    offset += chunk["size"]
+        self._fetch_all(pieces)
+        for entry in manifest["files"]:
+            place = os.path.join(work, entry["path"])
+            if entry["type"] == LINK:
+                os.symlink(entry["target"], place)
+            elif entry["type"] == FILE:
+                os.chmod(place, entry["mode"] | 0o400)
+                os.utime(place, ns=(entry["mtime_ns"], entry["mtime_ns"]))
+
+    def _move_in(self, work: str) -> None:
+        # The entry itself comes last: pointers to something absent harm nobody.
+        for name in sorted(os.listdir(work), key=lambda name: name == self.name):
+            target = os.path.join(self._folder, name)
+            remove(target)
+            os.rename(os.path.join(work, name), target)
+
+    def _fetch_all(self, pieces: list[_Piece]) -> None:
+        waiting = iter(pieces)
+        self._error = None
+        workers = max(1, min(self._connections, len(pieces)))
+        threads = [
+            threading.Thread(target=self._work, args=(waiting,), name="restore-%d" % number, daemon=True)
+            for number in range(1, workers)
+        ]
+        for thread in threads:
+            thread.start()
+        self._work(waiting)
+        for thread in threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _work(self, waiting: Any) -> None:
+        try:
+            while self._error is None:
+                with self._lock:
+                    piece = next(waiting, None)
+                if piece is None:
+                    return
+                data = self._fetch_chunk(piece.chunk)
+                if len(data) != piece.chunk["size"]:
+                    raise BadCheckpoint("a chunk has another size than its manifest says")
+                descriptor = os.open(piece.path, os.O_WRONLY)
+                try:
+                    _write_at(descriptor, data, piece.offset)
+                finally:
+                    os.close(descriptor)
+                with self._lock:
+                    self.done += len(data)
+        except BaseException as error:  # noqa: BLE001 - carried to `_fetch_all`, which raises it in its caller's thread
+            self._error = self._error or error
+
+    def _fetch_chunk(self, chunk: dict[str, Any]) -> bytes:
+        return self._fetch("a chunk", lambda: self._url_of(chunk["key"]), chunk["size"], chunk["sha256"])
+
+    def _url_of(self, key: str) -> str:
+        # Always from the newest grant: a long restore may outlive the URLs it began with.
+        for offer in [*self._offers(), self._offer]:
+            if (
+                offer["name"] == self._offer["name"]
+                and offer["manifest"]["sha256"] == self._offer["manifest"]["sha256"]
+            ):
+                url = (offer.get("chunks") or {}).get(key)
+                if url:
+                    return str(url)
+                if offer.get("chunks_base"):
+                    return str(offer["chunks_base"]) + quote(key, safe="/-_.~")
+        raise BadCheckpoint("the grant has no leave to read one of its chunks")
+
+    def _fetch(self, what: str, url: Callable[[], str], size_max: int, sha256: str) -> bytes:
+        """The bytes with this hash. Absence and wrong content are believed after a few tries, silence is not."""
+        pause_s, bad, denied = _PAUSE_S, 0, 0
+        while True:
+            if self._stopped():
+                raise Cancelled()
+            try:
+                data = web.read(url(), size_max)
+                if hashlib.sha256(data).hexdigest() == sha256:
+                    return data
+                why, bad = "%s is not what its hash says" % what, bad + 1
+            except web.Missing:
+                why, bad = "%s is gone from the store" % what, bad + 1
+            except web.TooLarge:
+                why, bad = "%s is larger than its manifest says" % what, bad + 1
+            except web.Denied:
+                why, denied = "%s may not be read" % what, denied + 1
+            except web.WebError as error:
+                why = "%s: %s" % (what, error)
+            if bad >= _BAD_TRIES or denied >= _DENIED_TRIES:
+                raise BadCheckpoint(why)
+            if self._pause(pause_s if not bad else _PAUSE_S / 4):
+                raise Cancelled()
+            pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+
+
+def _checked(data: bytes, name: str) -> dict[str, Any]:
+    """The manifest, if writing it out stays inside. The daemon has checked far more; this host trusts nobody either."""
+    try:
+        manifest = json.loads(data)
+        for entry in manifest["files"]:
+            parts = entry["path"].split("/")
+            if any(part in ("", ".", "..") or "\0" in part for part in parts):
+                raise BadCheckpoint("its manifest holds a path that leads outside")
+            if entry["type"] == FILE and sum(chunk["size"] for chunk in entry["chunks"]) != entry["size"]:
+                raise BadCheckpoint("its manifest does not add up")
+            if entry["type"] == LINK and (entry["target"].startswith("/") or _climbs(entry["target"]) >= len(parts)):
+                raise BadCheckpoint("its manifest holds a link that leads outside")
+        if manifest["schema"] != 1 or manifest["name"] != name:
+            raise BadCheckpoint("its manifest speaks of something else")
+        manifest["bytes"] += 0
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadCheckpoint("its manifest can not be read") from None
+    result: dict[str, Any] = manifest
+    return result
+
+
+def _climbs(target: str) -> int:
+    """How many levels a link's target climbs; endless if it climbs after it went down."""
+    parts = target.split("/")
+    count = 0
+    while count < len(parts) and parts[count] == "..":
+        count += 1
+    return 1 << 30 if ".." in parts[count:] else count
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    done = 0
+    view = memoryview(data)
+    while done < len(data):
+        done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def clear_aside(folder: str, boot: int) -> None:
+    """The folder exists and shows no entry of an earlier start: a checkpoint of unknown state is never resumed from.
+
+    What was there is not deleted but hidden, until the next start of the runner.
+
+    Raises:
+        OSError: the folder can not be made or written.
+    """
+    os.makedirs(folder, exist_ok=True)
+    names = os.listdir(folder)
+    for name in names:
+        if name.startswith(TEMPORARY):
+            remove(os.path.join(folder, name))
+    rest = [name for name in names if not name.startswith(TEMPORARY)]
+    if not rest:
+        return
+    aside = os.path.join(folder, "%s%d" % (_ASIDE, boot))
+    os.mkdir(aside, 0o700)
+    for name in rest:
+        os.rename(os.path.join(folder, name), os.path.join(aside, name))

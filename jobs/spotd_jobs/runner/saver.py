@@ -1,0 +1,389 @@
+"""Finds complete checkpoints while the job runs, and brings them to the store without ever being in its way.
+
+Two threads. The *watcher* looks at the checkpoint folder, judges each entry, and puts a stage of every complete one
+into a short queue. The *uploader* takes the newest of the queue, since that is the one worth having when the machine
+goes away, and sends it. An entry counts as new whenever its tree differs from the one that was taken last under its
+name, so a file that is written over and over is a new checkpoint each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from typing import Any, NamedTuple
+
+from spotd_jobs.runner import complete, tree
+from spotd_jobs.runner.clocks import now_text, steady
+from spotd_jobs.runner.files import read_text, remove
+from spotd_jobs.runner.known import KnownChunks
+from spotd_jobs.runner.lowkey import be_lowkey
+from spotd_jobs.runner.say import reason_of, say
+from spotd_jobs.runner.store import GivenUp, Store
+from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
+
+STAGES = "stages"
+_POLL_MAX_S = 1.0
+_POLL_MIN_S = 0.02
+_SCAN_SHARE = 20  # a look that takes long makes looks rarer, so that watching stays under 5 % of one core
+_NAME_MAX = 150
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=+")
+
+
+class Seen(NamedTuple):
+    """A complete checkpoint, as the heartbeat shows it."""
+
+    name: str
+    step: int | None
+    at: str
+    bytes: int
+    key: str
+
+
+class _End(NamedTuple):
+    """How and when the job's process ended."""
+
+    cleanly: bool
+    at: float
+
+
+class _Taken(NamedTuple):
+    stage: tree.Stage
+    serial: int
+    step: int | None
+    at: str
+
+
+class _Watched:
+    """What the watcher remembers of one entry."""
+
+    def __init__(self, seen: tree.Tree) -> None:
+        self.tree = seen
+        self.since = steady()
+        self.refused = ""
+
+
+class Saver:
+    """The checkpoint folder of one attempt, watched and stored.
+
+    Args:
+        settle_s, keep: the job's own rules.
+        home: where stages are kept, by hard link.
+    """
+
+    def __init__(
+        self, store: Store, known: KnownChunks, folder: str, home: str, rules: dict[str, Any], chunk_bytes: int
+    ) -> None:
+        self._store = store
+        self._known = known
+        self._folder = folder
+        self._stages = os.path.join(home, STAGES)
+        self._settle_s = float(rules.get("settle_s", 10.0))
+        self._keep = max(1, int(rules.get("keep", 3)))
+        self._chunk_bytes = chunk_bytes
+        self._watched: dict[str, _Watched] = {}
+        self._taken: dict[str, tree.Tree] = {}
+        self._published: set[str] = set()
+        self._names_are_free = True
+        self._pointed: set[str] = set()
+        self._queue: list[_Taken] = []
+        self._current: _Taken | None = None
+        self._change = threading.Condition()
+        self._look_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._urgent = False
+        self._give_up_at = float("inf")
+        self._previous: str | None = None
+        self.progress = Progress()
+        self.seen: Seen | None = None
+        self.stored: Seen | None = None
+        self._poll_s = min(_POLL_MAX_S, max(_POLL_MIN_S, self._settle_s / 4))
+        remove(self._stages)
+        self._threads = [
+            threading.Thread(target=self._watch, name="watcher", daemon=True),
+            threading.Thread(target=self._upload_all, name="uploader", daemon=True),
+        ]
+
+    # --- from outside -----------------------------------------------------------------------------------------------
+
+    def start(self, restored: str | None, manifest_sha256: str | None, *, first_boot: bool) -> None:
+        """Watching begins. What was restored under this name is known, not new.
+
+        Args:
+            first_boot: this attempt has certainly published nothing yet.
+        """
+        self._previous = manifest_sha256
+        self._names_are_free = first_boot
+        if restored is not None:
+            self._taken[restored] = tree.look(self._folder, restored)
+        self._read_pointers()
+        for thread in self._threads:
+            thread.start()
+
+    def look_now(self) -> None:
+        """The next look comes at once."""
+        self._wake.set()
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def hurry(self) -> None:
+        """The machine will go away: the newest complete checkpoint goes first, whatever is under way."""
+        self._urgent = True
+        self._store.hurry()
+        self._wake.set()
+
+    def drain(self, give_up_at: float, *, ended_cleanly: bool, died_at: float) -> bool:
+        """The job has ended, nothing writes any more: what is complete is stored, newest first, until `give_up_at`.
+
+        Returns whether all of it is stored.
+        """
+        self._give_up_at = give_up_at
+        self.hurry()
+        self._stopping = True
+        self._wake.set()
+        self._look(_End(ended_cleanly, died_at))
+        with self._change:
+            while self._queue or self._current is not None:
+                left_s = give_up_at - steady()
+                if left_s <= 0:
+                    return False
+                self._change.wait(min(left_s, 0.5))
+        return True
+
+    # --- the watcher ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        be_lowkey()
+        pause_s = self._poll_s
+        while not self._stopping:
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            if self._stopping:
+                return
+            began = steady()
+            try:
+                self._look(None)
+            except Exception as error:  # noqa: BLE001 - a folder in a strange state now may be well at the next look
+                say("looking for checkpoints failed: " + reason_of(error))
+            pause_s = max(self._poll_s, (steady() - began) * _SCAN_SHARE)
+
+    def _look(self, end: _End | None) -> None:
+        """Every entry that is complete now, and was not taken in this state, is in the queue."""
+        with self._look_lock:
+            self._read_pointers()
+            found = []
+            for name in self._names():
+                candidate = self._candidate(name, end)
+                if candidate is not None:
+                    found.append(candidate)
+            for candidate in sorted(found, key=self._age):
+                self._take(candidate)
+
+    def _names(self) -> list[str]:
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return []
+        for gone in set(self._watched) - set(names):
+            del self._watched[gone]
+        return [
+            name
+            for name in names
+            if not complete.is_temporary(name)
+            and not complete.is_pointer(self._folder, name)
+            and not os.path.islink(os.path.join(self._folder, name))
+        ]
+
+    def _candidate(self, name: str, end: _End | None) -> tree.Tree | None:
+        try:
+            now = tree.look(self._folder, name)
+        except tree.Vanished:
+            return None
+        except tree.Unfit as unfit:
+            self._refuse(name, str(unfit))
+            return None
+        watched = self._watched.get(name)
+        if watched is None or watched.tree != now:
+            watched = self._watched[name] = _Watched(now)
+        if self._taken.get(name) == now:
+            return None
+        around = complete.Surroundings(
+            pointed=frozenset(self._pointed),
+            # After a death it is how long it had been left alone *then*: waiting longer proves nothing.
+            stable_s=(end.at if end is not None else steady()) - watched.since,
+            settle_s=self._settle_s,
+            ended_cleanly=end.cleanly if end is not None else None,
+        )
+        verdict = complete.judge(self._folder, now, around)
+        if not verdict.complete:
+            if end is not None:
+                self._refuse(name, complete.AFTER_DEATH.get(verdict.why, verdict.why))
+            return None
+        return now
+
+    def _age(self, candidate: tree.Tree) -> tuple[int, int, str]:
+        return (candidate.changed_ns, complete.step_of(self._folder, candidate) or 0, candidate.name)
+
+    def _take(self, candidate: tree.Tree) -> None:
+        serial = self._store.numbers.take()
+        try:
+            stage = tree.stage(self._folder, candidate, os.path.join(self._stages, str(serial)))
+        except tree.Vanished:
+            return  # it changed after all; the next look sees the new state
+        self._taken[candidate.name] = candidate
+        step = complete.step_of(self._folder, candidate)
+        taken = _Taken(stage, serial, step, now_text())
+        self.seen = Seen(candidate.name, step, taken.at, candidate.size, "")
+        with self._change:
+            self._queue.append(taken)
+            while len(self._queue) > self._keep:
+                self._skip(self._queue.pop(0), "newer ones were complete before it could be stored")
+            self._change.notify_all()
+
+    def _skip(self, taken: _Taken, why: str) -> None:
+        taken.stage.release()
+        self._store.events.add("checkpoint_skipped", name=taken.stage.tree.name, reason=why)
+
+    def _refuse(self, name: str, why: str) -> None:
+        watched = self._watched.get(name)
+        if watched is not None:
+            if watched.refused == why:
+                return
+            watched.refused = why
+        self._store.events.add("checkpoint_refused", name=name, reason=why)
+
+    def _read_pointers(self) -> None:
+        for name in complete.POINTERS:
+            text = read_text(os.path.join(self._folder, name), 4096)
+            if text:
+                self._pointed |= complete.pointed_names(text)
+
+    # --- the uploader -----------------------------------------------------------------------------------------------
+
+    def _upload_all(self) -> None:
+        be_lowkey()
+        while True:
+            with self._change:
+                while not self._queue:
+                    self._change.wait()
+                self._current = taken = self._queue.pop()
+            put_back = False
+            try:
+                self._upload(taken)
+            except Yielded:
+                put_back = True
+            except tree.Vanished:
+                self._skip(taken, "it was changed while it was read")
+                self._forget_taken(taken)
+            except GivenUp as given_up:
+                self._skip(taken, "no time was left: %s" % given_up)
+            except Exception as error:  # noqa: BLE001 - one checkpoint that can not be stored must not stop the others
+                self._skip(taken, reason_of(error))
+            with self._change:
+                if put_back:
+                    self._queue.append(taken)
+                    self._queue.sort(key=_serial)
+                self._current = None
+                self._change.notify_all()
+
+    def _must_yield(self) -> bool:
+        if steady() > self._give_up_at:
+            return False
+        current, queue = self._current, self._queue
+        return self._urgent and current is not None and any(other.serial > current.serial for other in queue)
+
+    def _upload(self, taken: _Taken) -> None:
+        name = taken.stage.tree.name
+        self.progress.begin(name, taken.stage.tree.size)
+        try:
+            upload = TreeUpload(
+                taken.stage, self._store, self._known, self.progress, self._chunk_bytes, self._must_yield
+            )
+            files = upload.run(self._store.parallel) + self._companions(name)
+            manifest = self._store.document(
+                kind="checkpoint",
+                name=name,
+                serial=taken.serial,
+                step=taken.step,
+                created_at=taken.at,
+                bytes=sum(entry["size"] for entry in files),
+                files=files,
+                previous=self._previous,
+            )
+            data = json.dumps(manifest, separators=(",", ":")).encode()
+            key = "checkpoints/%s.json" % self._object_name(name, taken.serial)
+            self._store.put(key, data)
+        finally:
+            self.progress.end()
+        self._previous = hashlib.sha256(data).hexdigest()
+        self._published.add(name)
+        self.stored = Seen(name, taken.step, taken.at, manifest["bytes"], self._store.prefix + key)
+        self._store.events.add(
+            "checkpoint",
+            name=name,
+            step=taken.step,
+            bytes=manifest["bytes"],
+            uploaded_bytes=self.progress.sent,
+            seconds=round(self.progress.seconds, 3),
+            key=self._store.prefix + key,
+            serial=taken.serial,
+        )
+        taken.stage.release()
+
+    def _companions(self, name: str) -> list[dict[str, Any]]:
+        """Pointer files and links beside the entry that name it: without them the framework would not find it again.
+
+        They are stored as files of their own content, small enough for one chunk.
+        """
+        entries = []
+        for beside in sorted(os.listdir(self._folder)):
+            place = os.path.join(self._folder, beside)
+            if os.path.islink(place):
+                if os.readlink(place) == name and not complete.is_temporary(beside):
+                    entries.append(_plain_entry(beside, "link", name))
+            elif complete.is_pointer(self._folder, beside) and name in self._pointed:
+                text = read_text(place, 4096) or ""
+                if name not in complete.pointed_names(text):
+                    # It names a newer one by now; what is restored must find itself.
+                    text = str(int(name[len("iter_") :])) if name.startswith("iter_") else name
+                entries.append(self._pointer_entry(beside, text))
+        return entries
+
+    def _pointer_entry(self, pointer: str, text: str) -> dict[str, Any]:
+        data = text.encode()
+        digest = hashlib.sha256(data).hexdigest()
+        key = self._known.claim(digest)
+        if key is None:
+            key = self._store.prefix + "data/" + digest
+            try:
+                self._store.put("data/" + digest, data, digest)
+            except BaseException:
+                self._known.failed(digest)
+                raise
+            self._known.sent(digest, key)
+        entry = _plain_entry(pointer, "file", None)
+        entry.update(size=len(data), mode=0o644, chunks=[{"key": key, "sha256": digest, "size": len(data)}])
+        return entry
+
+    def _forget_taken(self, taken: _Taken) -> None:
+        if self._taken.get(taken.stage.tree.name) == taken.stage.tree:
+            del self._taken[taken.stage.tree.name]
+
+    def _object_name(self, name: str, serial: int) -> str:
+        """A manifest is never written over: where there may be one of that name already, it gets its serial."""
+        safe = "".join(character if character in _SAFE else "_" for character in name)
+        if safe != name or len(safe) > _NAME_MAX:
+            safe = safe[:_NAME_MAX] + "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+        return safe if self._names_are_free and name not in self._published else "%s~%d" % (safe, serial)
+
+
+def _serial(taken: _Taken) -> int:
+    return taken.serial
+
+
+def _plain_entry(path: str, kind: str, target: str | None) -> dict[str, Any]:
+    return {"path": path, "type": kind, "size": 0, "mode": 0o777, "mtime_ns": 0, "target": target, "chunks": []}

@@ -1,0 +1,203 @@
+"""What lies below one entry of the checkpoint folder, at one moment, and a copy of it that rotation can not take away.
+
+A `Tree` is compared as a whole: two equal ones mean that nothing was added, removed, replaced or written in between, as
+far as names, sizes, times and inodes tell.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from spotd_jobs.runner.files import remove
+
+ENTRIES_MAX = 100_000
+FILE, DIR, LINK = "file", "dir", "link"
+
+
+class Unfit(Exception):
+    """The entry can not be stored as a checkpoint. The text says why."""
+
+
+class Vanished(Exception):
+    """The entry went away or changed while it was looked at."""
+
+
+class Node(NamedTuple):
+    """One path below the checkpoint folder. `path` begins with the entry's name."""
+
+    path: str
+    kind: str
+    size: int
+    mtime_ns: int
+    inode: int
+    mode: int
+    target: str | None
+
+
+class Tree(NamedTuple):
+    """An entry and everything below it, in path order."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+    @property
+    def files(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind == FILE)
+
+    @property
+    def size(self) -> int:
+        return sum(node.size for node in self.nodes)
+
+    @property
+    def changed_ns(self) -> int:
+        """When the newest of its files was last written, by their own stamps."""
+        return max((node.mtime_ns for node in self.files), default=0)
+
+    def inside(self) -> dict[str, Node]:
+        """Files by their path below the entry; a plain file is there under its own name."""
+        cut = len(self.name) + 1
+        return {node.path[cut:] or node.path: node for node in self.files}
+
+
+def look(folder: str, name: str) -> Tree:
+    """The entry as it is now.
+
+    Raises:
+        Vanished: something went away meanwhile.
+        Unfit: it holds what no manifest can say.
+    """
+    nodes: list[Node] = []
+    try:
+        _walk(folder, name, nodes)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Vanished(name) from None
+    return Tree(name, tuple(sorted(nodes)))
+
+
+def _walk(folder: str, path: str, nodes: list[Node]) -> None:
+    if len(nodes) > ENTRIES_MAX:
+        raise Unfit("it holds more than %d files" % ENTRIES_MAX)
+    full = os.path.join(folder, path)
+    facts = os.lstat(full)
+    if stat.S_ISLNK(facts.st_mode):
+        node = _link(path, full, facts)
+        if node is not None:
+            nodes.append(node)
+        return
+    if stat.S_ISDIR(facts.st_mode):
+        names = os.listdir(full)
+        for name in names:
+            _walk(folder, path + "/" + name, nodes)
+        if not names:
+            nodes.append(Node(path, DIR, 0, facts.st_mtime_ns, facts.st_ino, stat.S_IMODE(facts.st_mode) & 0o777, None))
+    elif stat.S_ISREG(facts.st_mode):
+        nodes.append(_file(path, facts))
+    # Sockets, pipes and devices are no content.
+
+
+def _file(path: str, facts: os.stat_result) -> Node:
+    return Node(path, FILE, facts.st_size, facts.st_mtime_ns, facts.st_ino, stat.S_IMODE(facts.st_mode) & 0o777, None)
+
+
+def _link(path: str, full: str, facts: os.stat_result) -> Node | None:
+    """A link that stays inside its entry is stored as a link, one that leads out to a file as that file."""
+    target = os.readlink(full)
+    if leads_inside(path, target):
+        return Node(path, LINK, 0, facts.st_mtime_ns, facts.st_ino, 0o777, target)
+    try:
+        behind = os.stat(full)
+    except OSError:
+        return None  # it leads nowhere
+    if not stat.S_ISREG(behind.st_mode):
+        raise Unfit("a link leads out of it to something that is no file")
+    return _file(path, behind)
+
+
+def leads_inside(path: str, target: str) -> bool:
+    """Whether the link at `path` stays below its entry, whatever other links there are: it climbs only at its start."""
+    if not target or target.startswith("/") or "\\" in target:
+        return False
+    parts = target.split("/")
+    climbs = 0
+    while climbs < len(parts) and parts[climbs] == "..":
+        climbs += 1
+    # One level stays for the entry itself.
+    return climbs < max(1, path.count("/")) and not any(part in ("", ".", "..") for part in parts[climbs:])
+
+
+class Stage:
+    """A tree whose bytes stay readable: hard links where the file system has them, else the files themselves.
+
+    A hard link shares its bytes with the original, so whoever rewrites a file in place still changes it here: readers
+    compare `Node` with what they opened, before and after.
+    """
+
+    def __init__(self, tree: Tree, root: str, folder: str | None) -> None:
+        self.tree = tree
+        self._root = root
+        self._folder = folder
+
+    def open(self, node: Node) -> int:
+        """A descriptor of the node's bytes.
+
+        Raises:
+            Vanished: they are not what they were when the tree was looked at.
+        """
+        try:
+            descriptor = os.open(os.path.join(self._root, node.path), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError:
+            raise Vanished(node.path) from None
+        if not is_same(descriptor, node):
+            os.close(descriptor)
+            raise Vanished(node.path)
+        return descriptor
+
+    def release(self) -> None:
+        """The disk space of what was rotated away is free again."""
+        if self._folder is not None:
+            remove(self._folder)
+
+
+def is_same(descriptor: int, node: Node) -> bool:
+    """Whether the opened file is still what the tree saw."""
+    facts = os.fstat(descriptor)
+    return (facts.st_size, facts.st_mtime_ns, facts.st_ino) == (node.size, node.mtime_ns, node.inode)
+
+
+def stage(checkpoint_dir: str, tree: Tree, folder: str) -> Stage:
+    """The tree, held in `folder` by hard links, or read in place where links do not work.
+
+    Raises:
+        Vanished: it is no longer what it was.
+    """
+    held = _link_files(checkpoint_dir, tree, folder)
+    result = Stage(tree, folder if held else checkpoint_dir, folder if held else None)
+    try:
+        if look(checkpoint_dir, tree.name) != tree:
+            raise Vanished(tree.name)
+    except (Vanished, Unfit):
+        result.release()
+        raise Vanished(tree.name) from None
+    return result
+
+
+def _link_files(checkpoint_dir: str, tree: Tree, folder: str) -> bool:
+    remove(folder)
+    made: set[str] = set()
+    try:
+        for node in tree.files:
+            place = os.path.join(folder, node.path)
+            parent = os.path.dirname(place)
+            if parent not in made:
+                os.makedirs(parent, exist_ok=True)
+                made.add(parent)
+            os.link(os.path.realpath(os.path.join(checkpoint_dir, node.path)), place)
+    except FileNotFoundError:
+        remove(folder)
+        raise Vanished(tree.name) from None
+    except OSError:
+        remove(folder)
+        return False  # another file system, or one without links
+    return True

@@ -1,0 +1,139 @@
+"""The job's code: fetched, verified, and unpacked without ever leaving its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from typing import Any, Callable
+
+from spotd_jobs.runner import web
+from spotd_jobs.runner.clocks import steady
+from spotd_jobs.runner.files import remove
+from spotd_jobs.runner.restore import Cancelled
+from spotd_jobs.runner.say import reason_of, say
+
+_PAUSE_S = 0.2
+_PAUSE_MAX_S = 10.0
+_WRONG_TRIES = 3
+_TRY_FOR_S = 900.0
+
+
+class CodeUnusable(Exception):
+    """There is no code to run. The text says why."""
+
+
+def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool]) -> None:
+    """The archive lies at `archive` and is the one the grant names.
+
+    Raises:
+        CodeUnusable, Cancelled
+    """
+    pause_s, wrong = _PAUSE_S, 0
+    give_up_at = steady() + _TRY_FOR_S
+    while True:
+        try:
+            if _download(code, archive) == code["sha256"]:
+                return
+            why, wrong = "the code archive is not what its hash says", wrong + 1
+        except (web.Missing, web.TooLarge) as error:
+            why, wrong = "the code archive: %s" % error, wrong + 1
+        except web.WebError as error:
+            why = "the code archive: %s" % error
+        except OSError as error:
+            raise CodeUnusable("the code archive could not be written: " + reason_of(error)) from None
+        if wrong >= _WRONG_TRIES or steady() > give_up_at:
+            raise CodeUnusable(why)
+        say(why + ", trying again")
+        if pause(pause_s):
+            raise Cancelled()
+        pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+
+
+def _download(code: dict[str, Any], archive: str) -> str:
+    digest = hashlib.sha256()
+    with open(archive, "wb") as stream:
+
+        def take(block: bytes) -> None:
+            digest.update(block)
+            stream.write(block)
+
+        web.stream(code["url"], int(code["size"]), take)
+    return digest.hexdigest()
+
+
+def unpack(archive: str, folder: str) -> None:
+    """The archive's content, and nothing else, is in `folder`.
+
+    Raises:
+        CodeUnusable: it is damaged, or holds what could leave the folder.
+    """
+    work = folder + ".new"
+    remove(work)
+    remove(folder)
+    os.mkdir(work)
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            for member in tar:
+                _unpack_member(tar, member, work)
+    except CodeUnusable:
+        raise
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise CodeUnusable("the code archive is damaged: " + reason_of(error)) from None
+    except OSError as error:
+        raise CodeUnusable("the code could not be unpacked: " + reason_of(error)) from None
+    os.rename(work, folder)
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
+    parts = [part for part in member.name.split("/") if part not in ("", ".")]
+    if member.name.startswith("/") or ".." in parts or any("\0" in part for part in parts):
+        raise CodeUnusable("the code archive holds a path that leads outside")
+    if not parts:
+        return
+    place = os.path.join(folder, *parts)
+    _no_links_above(folder, parts)
+    if member.isdir():
+        os.makedirs(place, exist_ok=True)
+        return
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    if member.issym():
+        if not _stays_inside(parts, member.linkname):
+            raise CodeUnusable("the code archive holds a link that leads outside")
+        os.symlink(member.linkname, place)
+        return
+    if not (member.isreg() or member.islnk()):
+        raise CodeUnusable("the code archive holds something that is no file, folder or link")
+    source = tar.extractfile(member)
+    if source is None or os.path.islink(place):
+        raise CodeUnusable("the code archive holds a file that can not be read")
+    with open(place, "wb") as target:
+        while True:
+            block = source.read(1 << 20)
+            if not block:
+                break
+            target.write(block)
+    os.chmod(place, (member.mode & 0o777) | 0o600)
+    os.utime(place, (member.mtime, member.mtime))
+
+
+def _no_links_above(folder: str, parts: list[str]) -> None:
+    place = folder
+    for part in parts[:-1]:
+        place = os.path.join(place, part)
+        if os.path.islink(place):
+            raise CodeUnusable("the code archive writes through a link")
+
+
+def _stays_inside(parts: list[str], target: str) -> bool:
+    if not target or target.startswith("/"):
+        return False
+    depth = len(parts) - 1
+    for part in target.split("/"):
+        if part == "..":
+            depth -= 1
+        elif part not in ("", "."):
+            depth += 1
+        if depth < 0:
+            return False
+    return True
