@@ -20,6 +20,7 @@ import anyio.lowlevel
 
 T = TypeVar("T")
 
+_LOOK_EVERY_S: Final = 0.02
 START: Final = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
 
@@ -109,6 +110,7 @@ async def outlast(
         raise TypeError("outlast() needs run_virtually()")
     outcome: list[T | Exception] = []
     waited_s = 0
+    done = anyio.Event()
 
     async with anyio.create_task_group() as group:
 
@@ -117,11 +119,13 @@ async def outlast(
                 outcome.append(await call())
             except Exception as exc:  # noqa: BLE001 - whatever it raised is the result to be judged
                 outcome.append(exc)
+            done.set()
 
         group.start_soon(caller, name="outlasted call")
         while not outcome:
             if not hanging():
-                await _real_pause()
+                with anyio.move_on_after(_LOOK_EVERY_S):
+                    await done.wait()
                 continue
             loop.jump(1.0)
             waited_s += 1
@@ -150,4 +154,4 @@ async def until(condition: Callable[[], bool], *, tries: int = 500) -> None:
 
 async def _real_pause() -> None:
     # A request on its way through a socket needs real time; nothing virtual can stand in for it.
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(_LOOK_EVERY_S)

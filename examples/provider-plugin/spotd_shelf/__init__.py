@@ -1,0 +1,1 @@
+"""Machines on a shelf: an example provider for spotd."""

@@ -1,0 +1,141 @@
+"""The shop as a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from spotd_providers.contract.errors import ProviderError, RequestRejected
+from spotd_providers.contract.money import MicroUsd, as_usd, micro_usd
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Balance,
+    Capability,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    Launched,
+    LaunchRequest,
+    Listing,
+    Offer,
+    OfferPage,
+    OfferQuery,
+    Power,
+    ProviderName,
+    Rejected,
+)
+from spotd_shelf.client import ShelfClient
+from spotd_shelf.translate import NAME, instance_of, offer_of
+from spotd_shelf.wire import RentalRow
+
+START_SCRIPT_BYTES_MAX: Final = 16_384
+
+CAPABILITIES: Final[Mapping[Power, Capability]] = {
+    Power.SPOT: Capability(available=True),
+    Power.BALANCE: Capability(available=True),
+    Power.HOST_IDENTITY: Capability(available=True),
+    Power.BID_CHANGE: Capability(available=False, reason="the shop has fixed prices; nobody bids"),
+    Power.NOTICES: Capability(available=False, reason="the shop reclaims machines without notice"),
+    Power.LOGS: Capability(available=False, reason="the shop keeps no logs of its machines"),
+    Power.BILLING: Capability(available=False, reason="the shop sends its bills on paper"),
+    Power.STOP_RESUME: Capability(available=False, reason="machines of the shop cannot be stopped and kept"),
+    Power.SELF_TERMINATE: Capability(available=False, reason="machines of the shop cannot give themselves back"),
+}
+
+
+class ShelfProvider:
+    """One account at the shop."""
+
+    def __init__(self, client: ShelfClient, services: Services) -> None:
+        self._client = client
+        self._clock = services.clock
+        self._prefix = f"spotd-{services.install}-"
+
+    @property
+    def name(self) -> ProviderName:
+        return NAME
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:
+        return CAPABILITIES
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """What stands on the shelf. The shop knows no filters, so they are applied here."""
+        rows = [offer_of(raw) for raw in await self._client.slots()]
+        return OfferPage(
+            offers=tuple(
+                row
+                for row in rows
+                if isinstance(row, Offer) and row.market in query.markets and (not query.gpus or row.gpu in query.gpus)
+            ),
+            rejected=tuple(row for row in rows if isinstance(row, Rejected)),
+            at=self._clock.now(),
+        )
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """One machine is ours under the request's key; one request was sent."""
+        if len(request.start_script.encode()) > START_SCRIPT_BYTES_MAX:
+            limit = f"longer than {START_SCRIPT_BYTES_MAX} bytes"
+            raise RequestRejected(f"the start script is {limit}", field="start_script", reason=limit)
+        order = {
+            "slot": request.offer.offer_id,
+            "name": request.key,
+            "usd_per_hour_max": as_usd(request.price_max),
+            "image": request.image,
+            "disk_gb": request.disk_gb,
+            "start": request.start_script,
+        }
+        return Launched(instance=instance_of(await self._client.rent(order, key=request.key)))
+
+    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        """Every machine under the key that is not gone."""
+        if not key.startswith(self._prefix):
+            return ()
+        rows, _ = self._ours(await self._client.rentals(name=key))
+        return tuple(instance for instance in rows if instance.key == key)
+
+    async def instances(self) -> Listing:
+        """Every machine under our install label that the shop still tells of."""
+        rows, complete = self._ours(await self._client.rentals())
+        return Listing(instances=rows, complete=complete, at=self._clock.now())
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        """The shop has the machine back."""
+        await self._client.give_back(ref.instance_id)
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Whether the shop answers, accepts the key, and has money of ours."""
+        try:
+            account = await self._client.account()
+        except ProviderError as exc:
+            hint = "look at [providers.shelf] base_url and api_key"
+            return (CheckLine(name="account", ok=False, detail=str(exc), hint=hint),)
+        money = CheckLine(
+            name="balance",
+            ok=account.balance_usd > 0,
+            detail=f"${account.balance_usd:.2f} left",
+            hint="" if account.balance_usd > 0 else "pay the shop",
+        )
+        return (CheckLine(name="key", ok=True, detail="accepted"), money)
+
+    async def balance(self) -> Balance:
+        """What the shop owes us in machines."""
+        account = await self._client.account()
+        return Balance(available=MicroUsd(micro_usd(max(0.0, account.balance_usd))))
+
+    def _ours(self, raw_rows: Sequence[Any]) -> tuple[tuple[Instance, ...], bool]:
+        """Our machines, and whether every row could be read: an unreadable one may be ours."""
+        ours: list[Instance] = []
+        complete = True
+        for raw in raw_rows:
+            try:
+                row = RentalRow.model_validate(raw)
+            except ValidationError:
+                complete = False
+                continue
+            if row.name.startswith(self._prefix):
+                ours.append(instance_of(row))
+        return tuple(ours), complete
