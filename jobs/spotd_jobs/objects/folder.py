@@ -23,8 +23,8 @@ from typing import IO, Final
 
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, StoreError, StoreUnavailable, UploadGrant
 
-TEMPORARY_PREFIX: Final = ".tmp-"
-"""File names that begin so are unfinished writes: they are no objects, are never listed, and no key may use them."""
+TEMPORARY_PREFIX: Final = ".spotd-"
+"""File names that begin so are unfinished writes, the runner's too: no objects, never listed, refused in keys."""
 
 _SPOOL: Final = f"{TEMPORARY_PREFIX}spool"
 _SPOOL_KEPT: Final = timedelta(days=1)
@@ -190,9 +190,10 @@ class FolderStore:
             if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
                 raise ObjectMissing(missing) from exc
             raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ObjectMissing(missing)
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ObjectMissing(missing)
             yield file
 
     def _write(self, key: str, fill: Callable[[IO[bytes]], object], *, create_only: bool) -> ObjectInfo:
