@@ -1,1 +1,1 @@
-"""A marketplace of virtual hosts on this machine."""
+"""A marketplace of virtual hosts on this computer, as a provider like any other."""

@@ -1,0 +1,182 @@
+"""Calls to the market's server, which is started when the first of them finds none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+from pydantic import BaseModel, ValidationError
+
+from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, Unavailable
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import AttemptKey
+from spotd_providers.kit.hosts import HostClock
+from spotd_providers.kit.http import Answer, AnswerLost, Http
+from spotd_providers.kit.retry import retry_read
+from spotd_providers.kit.threads import Threads
+from spotd_providers.local.launcher import START_TIMEOUT_S, spec_text, start_server
+from spotd_providers.local.server.files import Endpoint, find_endpoint, spec_hash
+from spotd_providers.local.settings import LocalSettings
+from spotd_providers.local.translate import as_error
+from spotd_providers.local.wire import StatusAnswer
+
+A = TypeVar("A", bound=BaseModel)
+REQUEST_TIMEOUT_S: Final = 15.0
+
+
+class MarketClient:
+    """One customer's connection to one market."""
+
+    def __init__(self, http: Http, settings: LocalSettings, services: Services) -> None:
+        self._http = http
+        self._settings = settings
+        self._services = services
+        self.folder: Path = settings.directory or services.state_dir
+        self._threads = Threads(1)
+        self._starting = anyio.Lock()
+        self._endpoint: Endpoint | None = None
+
+    async def read(self, answer_type: type[A], path: str, params: Mapping[str, str | int] | None = None) -> A:
+        """A checked answer, asked for again a few times if there is none.
+
+        Raises:
+            Unavailable, RateLimited, AuthFailed, RequestRejected: as the market says.
+        """
+
+        async def once() -> A:
+            answer = await self._try("GET", path, params=params)
+            if answer.status != HTTPStatus.OK:
+                raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
+            try:
+                return answer_type.model_validate(answer.json())
+            except ValidationError as exc:
+                raise Unavailable(f"the local market answers nonsense: {exc.error_count()} fields are wrong") from exc
+
+        return await retry_read(once, clock=self._services.clock, rng=self._services.rng)
+
+    async def change(self, method: str, path: str, *, params: Mapping[str, str | int], body: Any = None) -> None:
+        """A call that may safely be repeated by the caller has been accepted."""
+        answer = await self._try(method, path, params=params, body=body)
+        if answer.status >= 300:
+            raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
+
+    async def buy(self, body: Mapping[str, Any], *, key: AttemptKey) -> Any:
+        """The market's answer to one launch, tried once.
+
+        Raises:
+            OutcomeUnknown: there is no answer that tells what happened.
+        """
+        body = {**body, "expires_at": time.time() + REQUEST_TIMEOUT_S}
+        try:
+            answer = await self._send("POST", "/v1/machines", body=body)
+        except AnswerLost as exc:
+            raise OutcomeUnknown(f"the local market's answer was lost: {exc}", key=key) from exc
+        if answer.status >= 500:
+            raise OutcomeUnknown(f"the local market answers HTTP {answer.status} to a launch", key=key)
+        if answer.status >= 300:
+            raise as_error(answer) or OutcomeUnknown(f"HTTP {answer.status} without a reason", key=key)
+        try:
+            return answer.json()
+        except Unavailable as exc:
+            raise OutcomeUnknown(f"the answer to a launch is unreadable: {exc}", key=key) from exc
+
+    async def _try(
+        self, method: str, path: str, *, params: Mapping[str, str | int] | None = None, body: Any = None
+    ) -> Answer:
+        """One call without side effects that matter.
+
+        Raises:
+            Unavailable: no whole answer.
+        """
+        try:
+            return await self._send(method, path, params=params, body=body)
+        except AnswerLost as exc:
+            raise Unavailable(str(exc)) from exc
+
+    async def _send(
+        self, method: str, path: str, *, params: Mapping[str, str | int] | None = None, body: Any = None
+    ) -> Answer:
+        """One answer. A call that never left, or was refused for the token of a dead server, goes to the next one."""
+        endpoint = await self._meet()
+        try:
+            answer = await self._call(endpoint, method, path, params=params, body=body)
+        except Unavailable:
+            answer = None
+        if answer is not None and answer.status != HTTPStatus.UNAUTHORIZED:
+            return answer
+        self._endpoint = None
+        return await self._call(await self._meet(), method, path, params=params, body=body)
+
+    async def _call(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        body: Any = None,
+    ) -> Answer:
+        return await self._http.send(
+            method,
+            endpoint.url + path,
+            json_body=body,
+            params=params,
+            headers={"authorization": f"Bearer {endpoint.token}"},
+            timeout_s=REQUEST_TIMEOUT_S,
+        )
+
+    # --- finding and starting the server --------------------------------------------------------------------------
+
+    async def _meet(self) -> Endpoint:
+        """A market's server that answered, started if need be."""
+        if self._settings.base_url is not None:
+            if not self._services.credential:
+                raise AuthFailed("a market with a base_url needs its token as api_key")
+            return Endpoint(url=self._settings.base_url.rstrip("/"), token=self._services.credential)
+        async with self._starting:
+            if self._endpoint is None:
+                endpoint = find_endpoint(self.folder)
+                if endpoint is None or not await self._answers(endpoint):
+                    endpoint = await self._start()
+                self._endpoint = await self._with_our_settings(endpoint)
+            return self._endpoint
+
+    async def _answers(self, endpoint: Endpoint) -> bool:
+        """Whether a market listens there: the port of a dead one may have another owner."""
+        try:
+            answer = await self._http.read("GET", f"{endpoint.url}/health", timeout_s=REQUEST_TIMEOUT_S)
+            return answer.status == HTTPStatus.OK and bool(answer.json() == {"market": "spotd-local"})
+        except Unavailable:
+            return False
+
+    async def _start(self) -> Endpoint:
+        clock: HostClock = self._services.clock
+        try:
+            endpoint = await self._threads.run(
+                lambda: start_server(self.folder, self._settings, clock), timeout_s=START_TIMEOUT_S + 5
+            )
+        except (TimeoutError, OSError) as exc:
+            raise Unavailable(f"the local market does not start: {exc}") from exc
+        self._services.log.info("local.market_started", folder=str(self.folder))
+        return endpoint
+
+    async def _with_our_settings(self, endpoint: Endpoint) -> Endpoint:
+        """A server that was started with other settings makes room for one with ours, unless it has machines."""
+        try:
+            answer = await self._call(endpoint, "GET", "/v1/status")
+            if answer.status != HTTPStatus.OK:
+                raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
+            status = StatusAnswer.model_validate(answer.json())
+            if status.spec_hash == spec_hash(spec_text(self._settings)):
+                return endpoint
+            if status.machines:
+                self._services.log.warning("local.settings_wait", machines=status.machines)
+                return endpoint
+            await self._call(endpoint, "POST", "/shutdown")
+        except (AnswerLost, ValidationError) as exc:
+            raise Unavailable("the local market does not say what it is") from exc
+        return await self._start()

@@ -1,0 +1,1 @@
+"""The market itself: hosts, prices, machines and books, without any network."""

@@ -1,0 +1,168 @@
+"""The floor of the market: who has a host's slots at an instant, and what that does to machines and books.
+
+Nothing here looks at a clock: every change has the instant at which it happens, given by whoever walks through time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import Loss
+from spotd_providers.contract.values import Market as Kind
+from spotd_providers.kit.hosts import HostClock, Ledger, Machines
+from spotd_providers.local.market.builtin import BUILTIN_HOSTS
+from spotd_providers.local.market.machine import Machine, Memory, State
+from spotd_providers.local.market.series import PriceSource, Tick, price_source
+from spotd_providers.local.settings import Flavour, HostSpec, MarketSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sold:
+    """One thing the market sells now."""
+
+    offer_id: str
+    host: HostSpec
+    kind: Kind
+    price: MicroUsdPerHour
+
+
+class Floor:
+    """Hosts, their machines and their books.
+
+    Attributes:
+        dirty: something changed that the market's memory on disk does not hold yet.
+    """
+
+    def __init__(self, spec: MarketSpec, memory: Memory, folder: Path, *, clock: HostClock) -> None:
+        self.spec = spec
+        self.memory = memory
+        self.hosts = {host.name: host for host in spec.hosts or BUILTIN_HOSTS}
+        self.sources: dict[str, PriceSource] = {
+            host.name: price_source(host.spot, seed=spec.seed, host=host, opened_at=memory.opened_at)
+            for host in self.hosts.values()
+            if host.spot is not None
+        }
+        self.ledger = Ledger(folder / "ledger.jsonl")
+        self.machines = Machines(folder / "machines", clock=clock)
+        self.dirty = True
+
+    # --- hosts ----------------------------------------------------------------------------------------------------
+
+    def tick(self, host: str, now: datetime) -> Tick:
+        """Price and availability of a host's spot machines, disturbances included."""
+        tick = self.sources[host].at(now)
+        price, available = tick.price, tick.available
+        for cause in self.memory.disturbances:
+            if cause.host != host or not cause.is_on(now):
+                continue
+            if cause.price is None:
+                available = 0
+            else:
+                price = cause.price if cause.exact else MicroUsdPerHour(max(price, cause.price))
+        return Tick(price=price, available=available)
+
+    def sold_on(self, host: HostSpec, now: datetime) -> Iterator[Sold]:
+        occupied = [m for m in self.existing() if m.host == host.name and m.occupies]
+        if len(occupied) >= host.slots:
+            return
+        if host.spot is not None:
+            tick = self.tick(host.name, now)
+            if tick.available > sum(1 for machine in occupied if machine.market is Kind.SPOT):
+                yield Sold(offer_id=f"{host.name}:{Kind.SPOT}", host=host, kind=Kind.SPOT, price=tick.price)
+        if host.on_demand is not None:
+            price = MicroUsdPerHour(host.on_demand)
+            yield Sold(offer_id=f"{host.name}:{Kind.ON_DEMAND}", host=host, kind=Kind.ON_DEMAND, price=price)
+
+    def settle(self, name: str, now: datetime) -> None:
+        """Whoever bids highest has the host's spot slots at this instant; the others lose theirs."""
+        host, tick = self.hosts[name], self.tick(name, now)
+        here = [machine for machine in self.existing() if machine.host == name]
+        on_demand = sum(1 for machine in here if machine.market is Kind.ON_DEMAND and machine.occupies)
+        free = min(host.slots - on_demand, tick.available)
+        bidders = [machine for machine in here if machine.market is Kind.SPOT and machine.doomed_at is None]
+        free -= sum(1 for machine in here if machine.doomed_at is not None and machine.occupies)
+        bidders.sort(key=lambda machine: (-machine.price_max, machine.number))
+        for machine in bidders:
+            wins = free > 0 and machine.price_max >= tick.price
+            free -= wins
+            if wins and machine.state is State.PAUSED:
+                self._wake(machine, now)
+            elif not wins and machine.occupies:
+                if host.flavour is Flavour.NOTICE:
+                    self.give_notice(machine, now)
+                else:
+                    self.take_away(machine, now)
+        if host.flavour is Flavour.NOTICE:
+            for machine in here:
+                if machine.market is Kind.SPOT and machine.occupies:
+                    self._bill_market_price(machine, tick.price, now)
+
+    def _bill_market_price(self, machine: Machine, price: MicroUsdPerHour, now: datetime) -> None:
+        """Never above what the customer agreed to, not even in the last two minutes."""
+        price = min(price, machine.price_max)
+        if price != machine.price:
+            machine.price = price
+            self.ledger.price(machine.machine_id, at=now, compute=price)
+            self.dirty = True
+
+    # --- machines -------------------------------------------------------------------------------------------------
+
+    def existing(self) -> Iterator[Machine]:
+        return (machine for machine in self.memory.machines.values() if machine.exists)
+
+    def open_books(self, machine: Machine) -> None:
+        self.ledger.open(
+            machine.machine_id, machine.key, at=machine.created_at, compute=machine.price, storage=machine.storage
+        )
+
+    def boot_if_ready(self, machine: Machine, now: datetime) -> None:
+        if machine.state is State.PENDING and machine.ready_at <= now:
+            self._run(machine)
+
+    def _run(self, machine: Machine) -> None:
+        known = machine.machine_id in self.machines.ids()
+        try:
+            if known and self.machines.alive(machine.machine_id):
+                pass  # the server was killed between starting it and noting that
+            elif known:
+                self.machines.restart(machine.machine_id)
+            else:
+                self.machines.start(machine.machine_id, machine.start_script)
+        except OSError as exc:
+            self.end(machine, self.memory.reached, Loss.PROVISION_FAILED, f"could not be started: {exc.strerror}")
+            return
+        machine.state, machine.loss, machine.detail = State.RUNNING, None, ""
+        self.dirty = True
+
+    def _wake(self, machine: Machine, now: datetime) -> None:
+        self.ledger.resumed(machine.machine_id, at=now, compute=machine.price)
+        self._run(machine)
+
+    def give_notice(self, machine: Machine, now: datetime) -> None:
+        machine.doomed_at = now + self.spec.notice_lead
+        machine.detail = "will be taken away"
+        if machine.state is State.RUNNING:
+            self.machines.notice(machine.machine_id, machine.doomed_at)
+        self.dirty = True
+
+    def take_away(self, machine: Machine, now: datetime) -> None:
+        """Stopped and kept in a bid market, gone elsewhere."""
+        if self.hosts[machine.host].flavour is Flavour.NOTICE or machine.market is Kind.ON_DEMAND:
+            self.end(machine, now, Loss.PREEMPTED, "the provider took it away")
+            return
+        self.machines.kill(machine.machine_id)
+        self.ledger.paused(machine.machine_id, at=now, note="outbid")
+        machine.state, machine.loss, machine.detail = State.PAUSED, Loss.OUTBID, "outbid"
+        machine.doomed_at = None
+        self.dirty = True
+
+    def end(self, machine: Machine, at: datetime, loss: Loss | None, detail: str) -> None:
+        self.machines.kill(machine.machine_id)
+        self.ledger.end(machine.machine_id, at=at, note=detail)
+        machine.state, machine.loss, machine.detail, machine.gone_at = State.GONE, loss, detail, at
+        machine.doomed_at = None
+        self.dirty = True

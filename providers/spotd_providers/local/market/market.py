@@ -1,0 +1,363 @@
+"""The market: who gets a host, at what price, and who has to go.
+
+Theory. Nothing happens between two instants at which something could change: a price moves, a stock-out begins or
+ends, a machine becomes ready, a notice runs out, a scripted event is due. `advance` walks through those instants in
+order and settles every host that has machines, so that the books are the same however seldom it is called: a server
+that slept, was killed, or runs ten thousand times as fast as the wall clock bills the same seconds.
+
+Every method is synchronous and not thread-safe; the server calls them from one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from spotd_providers.contract.money import HOURS_PER_STORAGE_MONTH, MicroUsdPerHour
+from spotd_providers.contract.values import Loss
+from spotd_providers.contract.values import Market as Kind
+from spotd_providers.kit.hosts import HostClock, MachineState
+from spotd_providers.local.market.floor import Floor, Sold
+from spotd_providers.local.market.machine import Disturbance, Machine, Memory, State, load, save
+from spotd_providers.local.market.refusals import Refusal, Refused
+from spotd_providers.local.settings import EventSpec, Flavour, Happening, HostSpec, MarketSpec, event_time
+
+START_SCRIPT_BYTES_MAX: Final = 4096
+_KEEP_GONE_REAL_S: Final = 120.0
+"""However fast virtual time runs, a customer must have had the chance to see that a machine is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    at: datetime
+    machine: Machine
+    loss: Loss
+    detail: str
+
+
+class LocalMarket:
+    """One market with its machines and books, below one folder."""
+
+    def __init__(self, spec: MarketSpec, folder: Path, *, clock: HostClock) -> None:
+        """The market is as it was when its last server ended, and has caught up with the clock.
+
+        Raises:
+            BadPriceFile: a host's price file is missing or makes no sense.
+        """
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = folder
+        self.clock = clock
+        self._memory_file = folder / "market.json"
+        now = clock.now()
+        self.memory = load(self._memory_file) or Memory(opened_at=now, reached=now)
+        self.floor = Floor(spec, self.memory, folder, clock=clock)
+        self.hosts = self.floor.hosts
+        self.ledger = self.floor.ledger
+        self.machines = self.floor.machines
+        for machine in list(self.floor.existing()):
+            sources: Container[str] = self.floor.sources if machine.market is Kind.SPOT else self.hosts
+            if machine.host not in sources:
+                self.floor.end(machine, now, Loss.HOST_LOST, "its host is not part of the market any more")
+            elif not self.ledger.is_open(machine.machine_id):
+                self.floor.open_books(machine)
+        self.advance()
+
+    @property
+    def spec(self) -> MarketSpec:
+        """The market's rules now."""
+        return self.floor.spec
+
+    def change_rules(self, changes: Mapping[str, object]) -> None:
+        """These fields of the specification are others from now on; hosts stay."""
+        self.floor.spec = self.floor.spec.model_copy(update=dict(changes))
+
+    def close(self) -> None:
+        """The books are closed; the machines go on."""
+        self._save()
+        self.ledger.close()
+
+    # --- what customers ask ---------------------------------------------------------------------------------------
+
+    def sold(self) -> tuple[Sold, ...]:
+        """Everything that can be bought now."""
+        self.advance()
+        now = self.memory.reached
+        return tuple(item for host in self.hosts.values() for item in self.floor.sold_on(host, now))
+
+    def launch(
+        self,
+        *,
+        key: str,
+        install: str,
+        offer_id: str,
+        price_max: MicroUsdPerHour,
+        image: str,
+        disk_gb: int,
+        start_script: str,
+        expired: Callable[[], bool] = lambda: False,
+    ) -> Machine:
+        """One more machine exists, whatever else carries the same key.
+
+        `expired` tells whether the customer has given up waiting: what he took for lost must not happen later.
+
+        Raises:
+            Refused: none was made, and why.
+        """
+        self.advance()
+        now = self.memory.reached
+        if expired():
+            raise Refused(Refusal.REJECTED, "it came too late", field="expires_at")
+        host, kind = self._parse_offer(offer_id)
+        if len(start_script.encode()) > START_SCRIPT_BYTES_MAX:
+            raise Refused(Refusal.REJECTED, f"longer than {START_SCRIPT_BYTES_MAX} bytes", field="start_script")
+        if disk_gb > host.disk_gb_max:
+            raise Refused(Refusal.REJECTED, f"{host.name} has at most {host.disk_gb_max} GB", field="disk_gb")
+        if sum(1 for _ in self.floor.existing()) >= self.spec.machines_max:
+            raise Refused(Refusal.QUOTA, f"this account may have {self.spec.machines_max} machines")
+        offers = {item.kind: item for item in self.floor.sold_on(host, now)}
+        if kind not in offers:
+            raise Refused(Refusal.NO_CAPACITY, f"{host.name} has no {kind} machine to give now")
+        price = offers[kind].price
+        if price_max < price:
+            raise Refused(Refusal.PRICE_MOVED, f"{host.name} costs more than {price_max} micro-dollars per hour now")
+        self.memory.launches += 1
+        machine = Machine(
+            machine_id=f"m-{self.memory.launches:06d}",
+            number=self.memory.launches,
+            key=key,
+            install=install,
+            host=host.name,
+            market=kind,
+            image=image,
+            disk_gb=disk_gb,
+            start_script=start_script,
+            price_max=price_max,
+            price=price_max if kind is Kind.SPOT and host.flavour is Flavour.SUDDEN else price,
+            storage=MicroUsdPerHour(-(-host.storage_gb_month * disk_gb // HOURS_PER_STORAGE_MONTH)),
+            created_at=now,
+            ready_at=now + self.spec.provisioning,
+            visible_at=now + self.spec.list_lag,
+        )
+        self.memory.machines[machine.machine_id] = machine
+        self._save()
+        self.floor.open_books(machine)
+        self.floor.boot_if_ready(machine, now)
+        self._save()
+        return machine
+
+    def listed(self, *, install: str, key: str | None = None) -> tuple[Machine, ...]:
+        """The machines of one install that lists show, the recently gone included."""
+        self.advance()
+        return tuple(
+            machine
+            for machine in self.memory.machines.values()
+            if machine.install == install and key in (None, machine.key) and machine.visible_at <= self.memory.reached
+        )
+
+    def terminate(self, machine_id: str, *, install: str) -> None:
+        """The machine does not exist any more; one that does not exist is fine."""
+        self.advance()
+        machine = self.memory.machines.get(machine_id)
+        if machine is not None and machine.exists and machine.install == install:
+            self.floor.end(machine, self.memory.reached, None, "terminated by its owner")
+            self._save()
+
+    def change_bid(self, machine_id: str, *, install: str, price: MicroUsdPerHour) -> None:
+        """The machine bids this much from now on.
+
+        Raises:
+            Refused: it does not exist, or there is nothing to bid for.
+        """
+        machine = self.get(machine_id, install=install)
+        if machine.market is not Kind.SPOT or self.hosts[machine.host].flavour is not Flavour.SUDDEN:
+            raise Refused(Refusal.REJECTED, "bids exist for spot machines of a bid market only", field="price")
+        machine.price_max = machine.price = price
+        self.ledger.price(machine_id, at=self.memory.reached, compute=price)
+        self.floor.dirty = True
+        self.floor.settle(machine.host, self.memory.reached)
+        self._save()
+
+    def get(self, machine_id: str, *, install: str) -> Machine:
+        """The machine of this install, in any state but gone.
+
+        Raises:
+            Refused: there is none.
+        """
+        self.advance()
+        machine = self.memory.machines.get(machine_id)
+        if machine is None or machine.install != install or not machine.exists:
+            raise Refused(Refusal.NO_MACHINE, f"there is no machine {machine_id}")
+        return machine
+
+    # --- what the world does --------------------------------------------------------------------------------------
+
+    def preempt(self, machine: Machine, *, notice: bool | None, lasting: timedelta, at: datetime | None = None) -> None:
+        """The machine is taken away as its host's flavour has it, and the cause lasts for a while."""
+        now = at or self.memory.reached
+        host = self.hosts[machine.host]
+        cause = Disturbance(host=host.name, start=now, end=now + lasting)
+        if host.flavour is Flavour.SUDDEN:
+            cause.price = MicroUsdPerHour(machine.price_max * 5 // 4 + 1)
+        with_notice = host.flavour is Flavour.NOTICE if notice is None else notice
+        if with_notice:
+            # The cause follows the notice, or the host's own rule would take the machine at once.
+            cause.start, cause.end = cause.start + self.spec.notice_lead, cause.end + self.spec.notice_lead
+            self.floor.give_notice(machine, now)
+        else:
+            self.floor.take_away(machine, now)
+        self.disturb(cause)
+        self.floor.settle(host.name, now)
+        self._save()
+
+    def crash(self, machine: Machine, *, at: datetime | None = None) -> None:
+        """The machine's host died under it."""
+        self.floor.end(machine, at or self.memory.reached, Loss.HOST_LOST, "the host does not answer")
+        self._save()
+
+    def disturb(self, cause: Disturbance) -> None:
+        """The host behaves so until the disturbance ends."""
+        self.memory.disturbances.append(cause)
+        self.floor.dirty = True
+
+    def shut_down(self) -> None:
+        """Nothing runs and nothing bills any more."""
+        self.advance()
+        for machine in list(self.floor.existing()):
+            self.floor.end(machine, self.memory.reached, None, "the market was shut down")
+        self.machines.kill_all()
+        self._save()
+
+    def advance(self) -> datetime | None:
+        """Everything due by now has happened; the next instant at which something will, or `None`."""
+        now = max(self.clock.now(), self.memory.reached)
+        ends = self._ends_seen(now)
+        while True:
+            due = self._next_due(self.memory.reached)
+            upto = now if due is None else min(due, now)
+            while ends and ends[0].at <= upto:
+                ended = ends.pop(0)
+                self.floor.end(ended.machine, max(ended.at, self.memory.reached), ended.loss, ended.detail)
+            self.memory.reached = upto
+            self._apply(upto)
+            if upto == now:
+                break
+        self._forget(now)
+        if self.floor.dirty:
+            self._save()
+        return self._next_due(now)
+
+    def running(self) -> bool:
+        """Whether any machine has processes to watch."""
+        return any(machine.state is State.RUNNING for machine in self.floor.existing())
+
+    def exists_any(self) -> bool:
+        """Whether any machine exists."""
+        return any(True for _ in self.floor.existing())
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _next_due(self, now: datetime) -> datetime | None:
+        """The first instant after `now` at which something may change for a machine, or an event is due."""
+        dues = [at for _, at in self._open_events()]
+        hosts = set()
+        for machine in self.floor.existing():
+            dues.extend(at for at in (machine.doomed_at,) if at is not None)
+            if machine.state is State.PENDING:
+                dues.append(machine.ready_at)
+            if machine.market is Kind.SPOT:
+                hosts.add(machine.host)
+        for host in hosts:
+            change = self.floor.sources[host].next_change(now)
+            if change is not None:
+                dues.append(change)
+            for cause in self.memory.disturbances:
+                if cause.host == host:
+                    dues.extend((cause.start, cause.end))
+        return min((at for at in dues if at > now), default=None)
+
+    def _apply(self, now: datetime) -> None:
+        """What is due at this very instant happens."""
+        for index, at in list(self._open_events()):
+            if at <= now:
+                self.memory.fired.append(index)
+                self.floor.dirty = True
+                self._happen(self.spec.events[index], now)
+        for machine in list(self.floor.existing()):
+            if machine.doomed_at is not None and machine.doomed_at <= now:
+                self.floor.take_away(machine, machine.doomed_at)
+            self.floor.boot_if_ready(machine, now)
+        for host in sorted({machine.host for machine in self.floor.existing() if machine.market is Kind.SPOT}):
+            self.floor.settle(host, now)
+
+    def _open_events(self) -> Iterator[tuple[int, datetime]]:
+        """Scripted events that have not happened, with their instants as far as they are known."""
+        created = {machine.number: machine.created_at for machine in self.memory.machines.values()}
+        for index, event in enumerate(self.spec.events):
+            if index in self.memory.fired:
+                continue
+            at = event_time(event, self.memory.opened_at)
+            if event.after_launch is not None and event.after_launch in created:
+                at = created[event.after_launch] + event.delay
+            if at is not None:
+                yield index, at
+
+    def _happen(self, event: EventSpec, now: datetime) -> None:
+        launched = [m for m in self.memory.machines.values() if m.number == event.after_launch]
+        host = event.host or launched[0].host
+        victims = launched if event.host is None else [m for m in self.floor.existing() if m.host == host]
+        if event.do is Happening.PRICE and event.price is not None:
+            price = MicroUsdPerHour(event.price)
+            self.disturb(Disturbance(host=host, start=now, end=now + event.lasting, price=price, exact=True))
+        elif event.do is Happening.STOCK_OUT:
+            self.disturb(Disturbance(host=host, start=now, end=now + event.lasting))
+        for machine in victims:
+            if event.do is Happening.CRASH and machine.exists:
+                self.crash(machine, at=now)
+            elif event.do is Happening.PREEMPT and machine.occupies:
+                self.preempt(machine, notice=event.notice, lasting=event.lasting, at=now)
+
+    def _ends_seen(self, now: datetime) -> list[_End]:
+        """The machines whose processes have ended, by the moment they did."""
+        ends = []
+        for machine in self.floor.existing():
+            if machine.state is not State.RUNNING:
+                continue
+            status = self.machines.status(machine.machine_id)
+            if status.state is MachineState.RUNNING:
+                continue
+            loss, detail = Loss.HOST_LOST, "its processes vanished"
+            if status.state is MachineState.ENDED:
+                exit_words = f"its start script ended with exit code {status.exit_code}"
+                loss, detail = Loss.SELF, "done" if status.done else exit_words
+            ends.append(_End(at=min(status.ended_at or now, now), machine=machine, loss=loss, detail=detail))
+        return sorted(ends, key=lambda end: end.at)
+
+    def _forget(self, now: datetime) -> None:
+        """What is long past needs no memory."""
+        if any(cause.end <= now for cause in self.memory.disturbances):
+            self.memory.disturbances = [cause for cause in self.memory.disturbances if cause.end > now]
+            self.floor.dirty = True
+        for machine in list(self.memory.machines.values()):
+            if machine.gone_at is None or machine.gone_at + self.spec.keep_gone > now:
+                continue
+            if self.clock.real_seconds(now - machine.gone_at) < _KEEP_GONE_REAL_S:
+                continue
+            del self.memory.machines[machine.machine_id]
+            if not self.spec.keep_directories:
+                self.machines.remove(machine.machine_id)
+            self.floor.dirty = True
+
+    def _parse_offer(self, offer_id: str) -> tuple[HostSpec, Kind]:
+        name, _, kind = offer_id.partition(":")
+        host = self.hosts.get(name)
+        sold = {Kind.SPOT: host.spot, Kind.ON_DEMAND: host.on_demand} if host else {}
+        if host is None or kind not in sold or sold[Kind(kind)] is None:
+            raise Refused(Refusal.NO_OFFER, f"there is no offer {offer_id}")
+        return host, Kind(kind)
+
+    def _save(self) -> None:
+        save(self.memory, self._memory_file)
+        self.floor.dirty = False

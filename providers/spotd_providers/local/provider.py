@@ -1,0 +1,156 @@
+"""The local market as a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from pydantic import ValidationError
+
+from spotd_providers.contract.errors import ContractViolation, OutcomeUnknown, ProviderError, Unavailable
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    Charge,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    InstanceState,
+    Launched,
+    LaunchRequest,
+    Listing,
+    OfferPage,
+    OfferQuery,
+    Power,
+    ProviderName,
+)
+from spotd_providers.local.client import MarketClient
+from spotd_providers.local.translate import PROVIDER, as_charge, as_instance, as_listing, as_page
+from spotd_providers.local.wire import (
+    ChargeAnswer,
+    LogAnswer,
+    MachineAnswer,
+    MachineRow,
+    OfferAnswer,
+    StatusAnswer,
+)
+
+CAPABILITIES: Final[Mapping[Power, Capability]] = {
+    Power.BID_CHANGE: Capability(available=True),
+    Power.NOTICES: Capability(available=True),
+    Power.LOGS: Capability(available=True),
+    Power.BALANCE: Capability(available=False, reason="the local market has no account: its machines cost nothing"),
+    Power.BILLING: Capability(available=True),
+    Power.STOP_RESUME: Capability(
+        available=False, reason="machines of the local market are stopped by being outbid only, not at will"
+    ),
+    Power.SPOT: Capability(available=True),
+    Power.HOST_IDENTITY: Capability(available=True),
+    Power.SELF_TERMINATE: Capability(available=True),
+}
+_SKEW_REAL_S: Final = 5.0
+
+
+class LocalProvider:
+    """One market on this computer."""
+
+    def __init__(self, client: MarketClient, services: Services) -> None:
+        self._client = client
+        self._services = services
+        self._install = services.install
+
+    @property
+    def name(self) -> ProviderName:
+        return PROVIDER
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:
+        return CAPABILITIES
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """What is sold now."""
+        return as_page(await self._client.read(OfferAnswer, "/v1/offers"), query)
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """One machine exists that carries the key. The market itself would sell a second one under the same key."""
+        answer = await self._client.buy(
+            {
+                "key": request.key,
+                "install": request.install,
+                "offer_id": request.offer.offer_id,
+                "price_max": request.price_max,
+                "image": request.image,
+                "disk_gb": request.disk_gb,
+                "start_script": request.start_script,
+            },
+            key=request.key,
+        )
+        try:
+            machine = MachineRow.model_validate(answer)
+        except ValidationError as exc:
+            raise OutcomeUnknown("the answer to a launch describes no machine", key=request.key) from exc
+        if machine.key != request.key or machine.market is not request.offer.market:
+            raise ContractViolation(f"machine {machine.machine_id} is not what was bought")
+        return Launched(instance=as_instance(machine))
+
+    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        """Every machine that carries the key and is not gone.
+
+        Raises:
+            Unavailable: the answer was not complete, so that nothing found proves nothing.
+        """
+        answer = await self._client.read(MachineAnswer, "/v1/machines", {"install": self._install, "key": key})
+        listing = as_listing(answer, self._install)
+        if not listing.complete:
+            raise Unavailable("the local market's list is not complete")
+        return tuple(found for found in listing.instances if found.key == key and found.state is not InstanceState.GONE)
+
+    async def instances(self) -> Listing:
+        """Every machine under our install label."""
+        answer = await self._client.read(MachineAnswer, "/v1/machines", {"install": self._install})
+        return as_listing(answer, self._install)
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        """The machine is gone."""
+        await self._client.change("DELETE", f"/v1/machines/{ref.instance_id}", params={"install": self._install})
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Whether the market runs and tells our time."""
+        try:
+            status = await self._client.read(StatusAnswer, "/v1/status")
+        except ProviderError as exc:
+            hint = f"look into {self._client.folder / 'server.log'}"
+            return (CheckLine(name="market", ok=False, detail=str(exc), hint=hint),)
+        skew_s = abs(self._services.clock.real_seconds(status.now - self._services.clock.now()))
+        return (
+            CheckLine(name="market", ok=True, detail=f"{status.hosts} hosts, {status.machines} machines"),
+            CheckLine(
+                name="clock",
+                ok=skew_s < _SKEW_REAL_S,
+                detail=f"the market's time is within {_SKEW_REAL_S:.0f} s of ours"
+                if skew_s < _SKEW_REAL_S
+                else f"the market's time is {skew_s:.0f} s away from ours",
+                hint="" if skew_s < _SKEW_REAL_S else "stop the market; it starts again with the daemon's clock",
+            ),
+        )
+
+    async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
+        """The machine bids this much from now on."""
+        await self._client.change(
+            "PUT", f"/v1/machines/{ref.instance_id}/bid", params={"install": self._install}, body={"price": price}
+        )
+
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+        """The last lines that the machine printed."""
+        path = f"/v1/machines/{ref.instance_id}/log"
+        answer = await self._client.read(LogAnswer, path, {"install": self._install, "lines": max(0, lines)})
+        return answer.lines
+
+    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+        """What the market's own ledger holds for our machines."""
+        span = {"since": since.isoformat(), "until": until.isoformat()}
+        answer = await self._client.read(ChargeAnswer, "/v1/charges", {"install": self._install, **span})
+        return tuple(as_charge(row) for row in answer.charges)

@@ -1,0 +1,214 @@
+"""The market's server as a command: serves until it is told to end, or until nobody needs it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from spotd_providers.local.market.market import LocalMarket
+from spotd_providers.local.market.series import BadPriceFile
+from spotd_providers.local.server.app import Hooks, MarketApp
+from spotd_providers.local.server.files import (
+    AlreadyServed,
+    Endpoint,
+    announce,
+    clock_of,
+    find_endpoint,
+    held,
+    spec_of,
+    withdraw,
+)
+
+_PAUSE_MIN_S: Final = 0.02
+_WATCH_S: Final = 0.25
+"""How soon the end of a machine's processes is noticed when nobody asks."""
+_STOP_TIMEOUT_S: Final = 30.0
+_HANDOVER_TIMEOUT_S: Final = 10.0
+_log = logging.getLogger("spotd.local")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of the command."""
+    parser = argparse.ArgumentParser(prog="python -m spotd_providers.local.server", description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="the market's folder")
+    parser.add_argument("--stop", action="store_true", help="end every machine and the server")
+    parser.add_argument("--idle-exit", type=float, default=600.0, help="seconds without machines and calls (0: never)")
+    parser.add_argument("--ready-fd", type=int, default=-1, help="a pipe to which one line is written once it serves")
+    options = parser.parse_args(arguments)
+    folder: Path = options.dir.resolve()
+    if options.stop:
+        return stop(folder)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    word = "ready"
+    try:
+        with _held_soon(folder):
+            withdraw(folder)
+            _serve(folder, idle_exit_s=options.idle_exit, ready_fd=options.ready_fd)
+        return 0
+    except AlreadyServed:
+        word = "already served"
+        return 0
+    except (BadPriceFile, ValueError, OSError) as exc:
+        word = f"error: {exc}"
+        print(word, file=sys.stderr)  # noqa: T201 - this is a command
+        return 1
+    finally:
+        _say(options.ready_fd, word)
+
+
+def stop(folder: Path) -> int:
+    """No machine of this market runs, and no server of it; 0 if that is so."""
+    give_up_at = time.monotonic() + _STOP_TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        try:
+            with held(folder):
+                # Nobody serves it: end what its last server left.
+                withdraw(folder)
+                if (folder / "market.json").exists():
+                    market = LocalMarket(spec_of(folder)[0], folder, clock=clock_of(folder))
+                    market.shut_down()
+                    market.close()
+                return 0
+        except AlreadyServed:
+            endpoint = find_endpoint(folder)
+            if endpoint is not None:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    _post_shutdown(endpoint)
+            time.sleep(_PAUSE_MIN_S)
+    return 1
+
+
+@contextlib.contextmanager
+def _held_soon(folder: Path) -> Iterator[None]:
+    """The market is ours; waits for another server that is just ending, or until it is clear that it serves.
+
+    Raises:
+        AlreadyServed: another server serves it.
+    """
+    give_up_at = time.monotonic() + _HANDOVER_TIMEOUT_S
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(held(folder))
+                break
+            except AlreadyServed:
+                if find_endpoint(folder) is not None or time.monotonic() > give_up_at:
+                    raise
+            time.sleep(_PAUSE_MIN_S)
+        yield
+
+
+def _post_shutdown(endpoint: Endpoint) -> None:
+    parts = urlsplit(endpoint.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_STOP_TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.request("POST", "/shutdown", headers={"authorization": f"Bearer {endpoint.token}"})
+        connection.getresponse().read()
+
+
+def _serve(folder: Path, *, idle_exit_s: float, ready_fd: int) -> None:
+    spec, spec_hash = spec_of(folder)
+    market = LocalMarket(spec, folder, clock=clock_of(folder))
+    # With the protocol named, asyncio turns Nagle's algorithm off; without, every answer takes 40 ms longer.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    try:
+        asyncio.run(_run(market, folder, listener, spec_hash, idle_exit_s, ready_fd))
+    finally:
+        withdraw(folder)
+        listener.close()
+        market.close()
+
+
+async def _run(
+    market: LocalMarket,
+    folder: Path,
+    listener: socket.socket,
+    spec_hash: str,
+    idle_exit_s: float,
+    ready_fd: int,
+) -> None:
+    changed = asyncio.Event()
+    hooks = Hooks(changed=changed.set)
+    token = announce(folder, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    app = MarketApp(market, token=token, hooks=hooks, spec_hash=spec_hash)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app.app,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=75,
+        )
+    )
+
+    def end() -> None:
+        withdraw(folder)
+        server.should_exit = True
+        changed.set()
+
+    hooks.shut_down = end
+    _say(ready_fd, "ready")
+    watcher = asyncio.create_task(_watch(app, changed, server, idle_exit_s), name="market watcher")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
+
+
+async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server, idle_exit_s: float) -> None:
+    """Makes happen what is due, and sleeps until the next thing is; ends a server that nobody needs."""
+    market = app.market
+    while not server.should_exit:
+        changed.clear()
+        pauses = []
+        try:
+            due = await app.on_market(market.advance)
+            if due is not None:
+                pauses.append(market.clock.real_seconds(due - market.clock.now()))
+            if market.running():
+                pauses.append(_WATCH_S)
+        except Exception:  # noqa: BLE001 - the task's outermost loop, see below
+            # The outermost loop of this task: a market that cannot act now (disk full, a process that will not die)
+            # must try again, and must not die and leave its machines to themselves.
+            _log.exception("market.advance_failed")
+            pauses.append(1.0)
+        if idle_exit_s > 0 and not market.exists_any():
+            idle_s = time.monotonic() - app.last_call_s
+            if idle_s >= idle_exit_s:
+                server.should_exit = True
+                return
+            pauses.append(idle_exit_s - idle_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), max(_PAUSE_MIN_S, min(pauses, default=3600.0)))
+
+
+def _say(ready_fd: int, word: str) -> None:
+    """Whoever started the server reads this line; said once, nobody may be listening any more."""
+    if ready_fd >= 0:
+        with contextlib.suppress(OSError):
+            os.write(ready_fd, json.dumps(word).encode() + b"\n")
+            os.close(ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

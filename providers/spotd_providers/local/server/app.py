@@ -1,0 +1,385 @@
+"""The market's HTTP API. Every call but `/health` needs the bearer token; what `/control` does, customers never do."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.kit.hosts import Segment, read_ledger, segments
+from spotd_providers.local.market.floor import Sold
+from spotd_providers.local.market.machine import Disturbance, Machine
+from spotd_providers.local.market.market import LocalMarket
+from spotd_providers.local.market.refusals import Refusal, Refused
+from spotd_providers.local.server.bodies import (
+    BidBody,
+    Call,
+    FaultBody,
+    KnobsBody,
+    LaunchBody,
+    MachineOrHost,
+    PreemptBody,
+    PriceBody,
+    StockOutBody,
+)
+from spotd_providers.local.server.faults import FrontDoor
+
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+
+_STATUS: Final = {
+    Refusal.UNAUTHORISED: HTTPStatus.UNAUTHORIZED,
+    Refusal.NO_OFFER: HTTPStatus.NOT_FOUND,
+    Refusal.NO_CAPACITY: HTTPStatus.CONFLICT,
+    Refusal.PRICE_MOVED: HTTPStatus.CONFLICT,
+    Refusal.REJECTED: HTTPStatus.UNPROCESSABLE_ENTITY,
+    Refusal.QUOTA: HTTPStatus.FORBIDDEN,
+    Refusal.NO_BALANCE: HTTPStatus.PAYMENT_REQUIRED,
+    Refusal.NO_MACHINE: HTTPStatus.NOT_FOUND,
+    Refusal.RATE_LIMITED: HTTPStatus.TOO_MANY_REQUESTS,
+    Refusal.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Hooks:
+    """What the server's process wants to know: that something changed, or that it should end."""
+
+    changed: Callable[[], None] = lambda: None
+    shut_down: Callable[[], None] = lambda: None
+
+
+class MarketApp:
+    """The routes, over one market that is touched by one thread at a time."""
+
+    def __init__(self, market: LocalMarket, *, token: str, hooks: Hooks | None = None, spec_hash: str = "") -> None:
+        self.market = market
+        self.hooks = hooks or Hooks()
+        self._spec_hash = spec_hash
+        self.last_call_s = time.monotonic()
+        self._one = anyio.CapacityLimiter(1)
+        door = self.door = FrontDoor()
+
+        def customer(call: Call, handle: Callable[[Request], Awaitable[Response]]) -> Any:
+            async def answer(request: Request) -> Response:
+                return await door.answer(call, request, handle)
+
+            return answer
+
+        routes = [
+            Route("/health", self._health),
+            Route("/v1/status", self._status),
+            Route("/v1/offers", customer(Call.OFFERS, self._offers)),
+            Route("/v1/machines", customer(Call.LIST, self._list)),
+            Route("/v1/machines", customer(Call.LAUNCH, self._launch), methods=["POST"]),
+            Route("/v1/machines/{machine}", customer(Call.TERMINATE, self._terminate), methods=["DELETE"]),
+            Route("/v1/machines/{machine}/bid", self._bid, methods=["PUT"]),
+            Route("/v1/machines/{machine}/log", self._log),
+            Route("/v1/charges", customer(Call.CHARGES, self._charges)),
+            Route("/control/preempt", self._preempt, methods=["POST"]),
+            Route("/control/crash", self._crash, methods=["POST"]),
+            Route("/control/stock-out", self._stock_out, methods=["POST"]),
+            Route("/control/price", self._price, methods=["POST"]),
+            Route("/control/faults", self._fault, methods=["POST"]),
+            Route("/control/knobs", self._knobs, methods=["POST"]),
+            Route("/shutdown", self._shut_down, methods=["POST"]),
+        ]
+        self.app = Starlette(
+            routes=routes,
+            middleware=[Middleware(_Guard, token=token, called=self._called)],
+            exception_handlers={Refused: _refused, ValidationError: _invalid},
+        )
+
+    async def on_market(self, do: Callable[[], T]) -> T:
+        """The result of `do`, run in the one thread that may touch the market."""
+        return await anyio.to_thread.run_sync(do, limiter=self._one)
+
+    def _called(self) -> None:
+        self.last_call_s = time.monotonic()
+
+    # --- customers ------------------------------------------------------------------------------------------------
+
+    async def _health(self, _: Request) -> Response:
+        return JSONResponse({"market": "spotd-local"})
+
+    async def _status(self, _: Request) -> Response:
+        def look() -> dict[str, Any]:
+            self.market.advance()
+            return {
+                "now": self.market.clock.now().isoformat(),
+                "spec_hash": self._spec_hash,
+                "hosts": len(self.market.hosts),
+                "machines": sum(machine.exists for machine in self.market.memory.machines.values()),
+            }
+
+        return JSONResponse(await self.on_market(look))
+
+    async def _offers(self, _: Request) -> Response:
+        def look() -> dict[str, Any]:
+            rows = [_offer_row(item) for item in self.market.sold()]
+            return {"now": self.market.memory.reached.isoformat(), "offers": rows}
+
+        return JSONResponse(await self.on_market(look))
+
+    async def _list(self, request: Request) -> Response:
+        install, key = _install(request), request.query_params.get("key")
+
+        def look() -> dict[str, Any]:
+            machines = self.market.listed(install=install, key=key)
+            rows = [_machine_row(machine) for machine in machines]
+            return {"now": self.market.memory.reached.isoformat(), "count": len(rows), "machines": rows}
+
+        return JSONResponse(await self.on_market(look))
+
+    async def _launch(self, request: Request) -> Response:
+        body = await _read(request, LaunchBody)
+        fields = body.model_dump(exclude={"price_max", "expires_at"})
+
+        def buy() -> Machine:
+            price_max = MicroUsdPerHour(body.price_max)
+            return self.market.launch(price_max=price_max, expired=lambda: time.time() > body.expires_at, **fields)
+
+        machine = await self.on_market(buy)
+        self.hooks.changed()
+        return JSONResponse(_machine_row(machine), HTTPStatus.CREATED)
+
+    async def _terminate(self, request: Request) -> Response:
+        machine_id, install = request.path_params["machine"], _install(request)
+        await self.on_market(lambda: self.market.terminate(machine_id, install=install))
+        self.hooks.changed()
+        return JSONResponse({"ok": True})
+
+    async def _bid(self, request: Request) -> Response:
+        body, machine_id, install = await _read(request, BidBody), request.path_params["machine"], _install(request)
+        price = MicroUsdPerHour(body.price)
+        await self.on_market(lambda: self.market.change_bid(machine_id, install=install, price=price))
+        self.hooks.changed()
+        return JSONResponse({"ok": True})
+
+    async def _log(self, request: Request) -> Response:
+        machine_id, install = request.path_params["machine"], _install(request)
+        lines = min(_number(request, "lines", 100), 10_000)
+
+        def look() -> list[str]:
+            machine: Machine | None = self.market.memory.machines.get(machine_id)
+            if machine is None or machine.install != install:
+                raise Refused(Refusal.NO_MACHINE, f"there is no machine {machine_id}")
+            return self.market.machines.console(machine_id, lines=lines)
+
+        return JSONResponse({"lines": await self.on_market(look)})
+
+    async def _charges(self, request: Request) -> Response:
+        install = _install(request)
+        since, until = _instant(request, "since"), _instant(request, "until")
+
+        def look() -> list[dict[str, Any]]:
+            self.market.advance()
+            spans = segments(read_ledger(self.market.ledger.path))
+            prefix = f"spotd-{install}-"
+            rows = (_charge_row(span, since, until) for span in spans if span.key.startswith(prefix))
+            return [row for row in rows if row is not None]
+
+        return JSONResponse({"charges": await self.on_market(look)})
+
+    # --- tests and the demo ---------------------------------------------------------------------------------------
+
+    async def _preempt(self, request: Request) -> Response:
+        body = await _read(request, PreemptBody)
+
+        def do() -> list[str]:
+            victims = [machine for machine in self._targets(body) if machine.occupies]
+            for machine in victims:
+                self.market.preempt(machine, notice=body.notice, lasting=body.lasting)
+            return [machine.machine_id for machine in victims]
+
+        return await self._controlled(do)
+
+    async def _crash(self, request: Request) -> Response:
+        body = await _read(request, MachineOrHost)
+
+        def do() -> list[str]:
+            victims = self._targets(body)
+            for machine in victims:
+                self.market.crash(machine)
+            return [machine.machine_id for machine in victims]
+
+        return await self._controlled(do)
+
+    async def _stock_out(self, request: Request) -> Response:
+        body = await _read(request, StockOutBody)
+        return await self._controlled(lambda: self._disturb(body.host, body.lasting, None))
+
+    async def _price(self, request: Request) -> Response:
+        body = await _read(request, PriceBody)
+        return await self._controlled(lambda: self._disturb(body.host, body.lasting, MicroUsdPerHour(body.price)))
+
+    async def _fault(self, request: Request) -> Response:
+        self.door.add(await _read(request, FaultBody))
+        return JSONResponse({"ok": True})
+
+    async def _knobs(self, request: Request) -> Response:
+        changes = (await _read(request, KnobsBody)).model_dump(exclude_none=True)
+
+        def do() -> list[str]:
+            self.market.change_rules(changes)
+            return []
+
+        return await self._controlled(do)
+
+    async def _shut_down(self, _: Request) -> Response:
+        await self.on_market(self.market.shut_down)
+        self.hooks.shut_down()
+        return JSONResponse({"ok": True})
+
+    async def _controlled(self, do: Callable[[], list[str]]) -> Response:
+        def caught_up() -> list[str]:
+            self.market.advance()
+            touched = do()
+            self.market.advance()
+            return touched
+
+        touched = await self.on_market(caught_up)
+        self.hooks.changed()
+        return JSONResponse({"machines": touched})
+
+    def _targets(self, body: MachineOrHost) -> list[Machine]:
+        existing = [machine for machine in self.market.memory.machines.values() if machine.exists]
+        if body.machine is not None:
+            existing = [machine for machine in existing if machine.machine_id == body.machine]
+        if body.host is not None:
+            existing = [machine for machine in existing if machine.host == body.host]
+        return existing
+
+    def _disturb(self, host: str, lasting: Any, price: MicroUsdPerHour | None) -> list[str]:
+        if host not in self.market.hosts:
+            raise Refused(Refusal.REJECTED, f"there is no host {host}", field="host")
+        now = self.market.memory.reached
+        self.market.disturb(Disturbance(host=host, start=now, end=now + lasting, price=price, exact=True))
+        return []
+
+
+class _Guard:
+    """Lets nobody in without the token."""
+
+    def __init__(self, app: ASGIApp, *, token: str, called: Callable[[], None]) -> None:
+        self._app = app
+        self._called = called
+        self._token = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._token):
+                answer = _error(Refusal.UNAUTHORISED, "the market's token is missing or wrong")
+                await answer(scope, receive, send)
+                return
+            self._called()
+        await self._app(scope, receive, send)
+
+
+def _error(refusal: Refusal, message: str, field: str = "") -> JSONResponse:
+    return JSONResponse({"error": refusal, "message": message, "field": field}, _STATUS[refusal])
+
+
+def _refused(_: Request, exc: Exception) -> Response:
+    if not isinstance(exc, Refused):
+        raise exc
+    return _error(exc.refusal, str(exc), exc.field)
+
+
+def _invalid(_: Request, exc: Exception) -> Response:
+    if not isinstance(exc, ValidationError):
+        raise exc
+    first = exc.errors(include_url=False, include_input=False)[0]
+    return _error(Refusal.REJECTED, first["msg"], ".".join(str(part) for part in first["loc"]))
+
+
+async def _read(request: Request, model: type[B]) -> B:
+    return model.model_validate_json(await request.body())
+
+
+def _install(request: Request) -> str:
+    install = request.query_params.get("install", "")
+    if not install:
+        raise Refused(Refusal.REJECTED, "which install?", field="install")
+    return install
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal():
+        raise Refused(Refusal.REJECTED, "not a number", field=name)
+    return int(text)
+
+
+def _instant(request: Request, name: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(request.query_params.get(name, ""))
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise Refused(Refusal.REJECTED, "not an instant with its zone", field=name)
+    return instant
+
+
+def _offer_row(item: Sold) -> dict[str, Any]:
+    host = item.host
+    names = (
+        "gpu", "gpu_count", "vram_mb", "region", "flavour", "slots", "storage_gb_month", "upload_gb", "download_gb",
+        "disk_gb_max", "cpus", "memory_mb", "cuda_max", "reliability", "upload_mbps", "download_mbps", "on_demand",
+    )  # fmt: skip
+    return {
+        "offer_id": item.offer_id,
+        "host": host.name,
+        "market": item.kind,
+        "price": item.price,
+        **{name: getattr(host, name) for name in names},
+    }
+
+
+def _machine_row(machine: Machine) -> dict[str, Any]:
+    return {
+        "machine_id": machine.machine_id,
+        "key": machine.key,
+        "install": machine.install,
+        "host": machine.host,
+        "market": machine.market,
+        "state": machine.state,
+        "price": machine.price,
+        "created_at": machine.created_at.isoformat(),
+        "doomed_at": machine.doomed_at.isoformat() if machine.doomed_at else None,
+        "loss": machine.loss,
+        "detail": machine.detail,
+    }
+
+
+def _charge_row(span: Segment, since: datetime, until: datetime) -> dict[str, Any] | None:
+    """What the part of the span inside the window cost."""
+    start = max(span.start, since)
+    end = until if span.end is None else min(span.end, until)
+    if end <= start:
+        return None
+    amount = MicroUsd(span.amount(end) - span.amount(start)) if start > span.start else span.amount(end)
+    return {
+        "machine_id": span.machine_id,
+        "key": span.key,
+        "start": start.isoformat(),
+        "end": end.isoformat(),
+        "amount": amount,
+        "kind": "storage" if span.paused else "total",
+    }

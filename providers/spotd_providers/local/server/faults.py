@@ -1,0 +1,60 @@
+"""Faults of the market's own front door, for tests and the demo: refused, failing and lost answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from spotd_providers.local.server.bodies import Call, FaultBody
+
+_PROMISED_BYTES = "1000000"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    fault: FaultBody
+    left: int
+
+
+class FrontDoor:
+    """Answers truly unless a fault is waiting for this kind of call."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[Call, deque[_Waiting]] = defaultdict(deque)
+
+    def add(self, fault: FaultBody) -> None:
+        """The next calls of the fault's kind fail as it says."""
+        self._waiting[fault.call].append(_Waiting(fault, fault.times))
+
+    async def answer(self, call: Call, request: Request, do: Callable[[Request], Awaitable[Response]]) -> Response:
+        """The true answer, or what a waiting fault makes of it."""
+        fault = self._next(call)
+        if fault is None:
+            return await do(request)
+        if fault.after_effect:
+            await do(request)
+        if fault.lose:
+            return _broken_off()
+        headers = {"retry-after": str(fault.retry_after_s)} if fault.retry_after_s is not None else None
+        return JSONResponse({"error": "injected", "message": "a fault was asked for"}, fault.status, headers=headers)
+
+    def _next(self, call: Call) -> FaultBody | None:
+        queue = self._waiting[call]
+        if not queue:
+            return None
+        queue[0].left -= 1
+        return queue[0].fault if queue[0].left else queue.popleft().fault
+
+
+def _broken_off() -> Response:
+    """An answer that promises more bytes than ever come: to the client its connection breaks."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        return
+        yield b""
+
+    return StreamingResponse(nothing(), headers={"content-length": _PROMISED_BYTES})

@@ -1,0 +1,97 @@
+"""The files of one local market's folder, and what its server and its customers agree on through them.
+
+`lock` is held while a server lives, so there is never a second one. `server.json` (only this user can read it) says
+where it listens and holds the token that opens its door; after a crash it may be stale, which shows when nobody
+answers there. `spec.json` and `clock.json` are written by whoever starts the server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spotd_providers.kit.hosts import REAL_TIME, ScaledClock, read_clock
+from spotd_providers.kit.hosts.files import write_atomically
+from spotd_providers.local.settings import MarketSpec
+
+
+class AlreadyServed(Exception):
+    """Another server holds this market."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a market's server listens, and what opens its door."""
+
+    url: str
+    token: str = field(repr=False)
+
+
+def find_endpoint(folder: Path) -> Endpoint | None:
+    """Where the last server of this market listened; it may be dead."""
+    try:
+        content = json.loads((folder / "server.json").read_text())
+        return Endpoint(url=content["url"], token=content["token"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def announce(folder: Path, url: str) -> str:
+    """Customers can find the server; the token that opens its door is returned.
+
+    Every server has a new one: whoever gets hold of a dead server's port, and is sent its token, has nothing.
+    """
+    token = secrets.token_urlsafe(32)
+    write_atomically(folder / "server.json", json.dumps({"url": url, "pid": os.getpid(), "token": token}), mode=0o600)
+    return token
+
+
+def withdraw(folder: Path) -> None:
+    """Customers find no server any more."""
+    (folder / "server.json").unlink(missing_ok=True)
+
+
+def clock_of(folder: Path) -> ScaledClock:
+    """The market's time."""
+    file = folder / "clock.json"
+    return read_clock(file) if file.exists() else REAL_TIME
+
+
+def spec_of(folder: Path) -> tuple[MarketSpec, str]:
+    """The market's specification, and the hash of its text."""
+    try:
+        text = (folder / "spec.json").read_text()
+    except FileNotFoundError:
+        return MarketSpec(), ""
+    return MarketSpec.model_validate_json(text), spec_hash(text)
+
+
+def spec_hash(text: str) -> str:
+    """A name for this very specification."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """No other server can have this market inside the block.
+
+    Raises:
+        AlreadyServed: another one has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise AlreadyServed(f"another server has the market in {folder}") from exc
+        yield
+    finally:
+        os.close(descriptor)
