@@ -57,7 +57,9 @@ class ShapeList:
     soon as it is at most the lowest GPU part not yet looked at, and most of a market is never priced at all.
     """
 
-    def __init__(self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, Sequence[Offer]]], misfits: Counter[str]) -> None:
+    def __init__(
+        self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, Sequence[Offer]]], misfits: Counter[str]
+    ) -> None:
         self.shape = shape
         self.entries: list[Offer] = []
         self.misfits = misfits

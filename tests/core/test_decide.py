@@ -1,0 +1,219 @@
+"""Who gets a machine, and what everybody else is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotd.core.decide import decide
+from spotd.core.invariants import check
+from spotd.core.model import (
+    Books,
+    Cooldown,
+    CooldownScope,
+    Job,
+    MachineState,
+    Plan,
+    Policy,
+    VerdictKind,
+    World,
+)
+from spotd.core.plans import applied
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerGpuHour
+from spotd_providers.contract.values import HostId, Market, Offer
+from tests.core.builders import NOW, SHOP, job, market, offer, shop_policy, world_with
+
+V = VerdictKind
+
+
+def world(*jobs: Job, policy: Policy | None = None) -> World:
+    return World(policy=policy or shop_policy(), jobs={j.id: j for j in jobs}, attempts={}, intents={})
+
+
+def launched(plan: Plan) -> dict[str, str]:
+    return {a.id.job: a.quote.offer.offer_id for a in plan.attempts.values() if a.state is AttemptState.INTENDED}
+
+
+def test_the_cheapest_offer_at_or_under_the_ceiling_is_bought() -> None:
+    plan = decide(world(job(1)), market(offer("dear", price=600_000), offer("a", price=450_000), offer("b")), NOW)
+    assert launched(plan) == {"j1": "b"}
+    assert plan.jobs[job(1).id].state is JobState.PROVISIONING
+    assert plan.verdicts[job(1).id].kind is V.PLACED
+
+
+def test_the_ceiling_is_met_exactly_and_not_one_microdollar_above() -> None:
+    assert launched(decide(world(job(1)), market(offer(price=500_000)), NOW))
+    plan = decide(world(job(1)), market(offer(price=500_001)), NOW)
+    assert not launched(plan)
+    assert plan.verdicts[job(1).id].kind is V.ABOVE_CEILING
+    assert plan.jobs[job(1).id].state is JobState.WAITING_PRICE
+
+
+def test_storage_counts_towards_the_ceiling() -> None:
+    dear_disk = offer("a", price=400_000, storage_price=MicroUsdPerGbMonth(72_000_000))
+    cheap_disk = offer("b", price=450_000)
+    needs = job(1, resources=Resources(gpu=(GpuAlternative(name="4090", count=1),), disk_gb=10))
+    assert launched(decide(world(needs), market(dear_disk, cheap_disk), NOW)) == {"j1": "b"}
+
+
+def test_a_bid_never_makes_the_price_exceed_the_ceiling() -> None:
+    plan = decide(world(job(1)), market(offer(price=480_000, pays_bid=True)), NOW)
+    bought = next(iter(plan.attempts.values()))
+    assert bought.price_max == 500_000
+    assert bought.quote.price.per_gpu == 500_000
+    plan = decide(world(job(1)), market(offer(price=400_000, pays_bid=True)), NOW)
+    assert next(iter(plan.attempts.values())).price_max == 440_000
+
+
+def test_where_the_market_price_is_billed_the_ceiling_is_the_limit() -> None:
+    plan = decide(world(job(1)), market(offer(price=400_000)), NOW)
+    bought = next(iter(plan.attempts.values()))
+    assert (bought.price_max, bought.quote.price.total) == (500_000, 400_000)
+
+
+def test_one_host_is_sold_once_per_decision() -> None:
+    slices = [offer("a", host_id=HostId("h")), offer("b", host_id=HostId("h"))]
+    plan = decide(world(job(1), job(2)), market(*slices), NOW)
+    assert launched(plan) == {"j1": "a"}
+
+
+def test_priority_then_lost_hosts_then_age_decide_who_is_served_first() -> None:
+    old, young = job(1), job(2)
+    lost = replace(job(3), state=JobState.RECOVERING, attempts_made=1, started_at=NOW)
+    urgent = job(4, spec={"priority": 5})
+    shelf = [offer("o1", price=100_000), offer("o2", price=200_000), offer("o3", price=300_000), offer("o4")]
+    assert launched(decide(world(old, young, lost, urgent), market(*shelf), NOW)) == {
+        "j4": "o1",
+        "j3": "o2",
+        "j1": "o3",
+        "j2": "o4",
+    }
+
+
+def test_ties_are_broken_by_interruption_provider_and_offer_id() -> None:
+    assert launched(decide(world(job(1)), market(offer("b"), offer("a"), offer("c")), NOW)) == {"j1": "a"}
+
+
+WAITS = {
+    "no offers": (job(1), [], {}, V.NO_OFFERS, "no provider shows offers"),
+    "another GPU": (job(1), [offer(gpu="H100_SXM")], {}, V.NO_MATCH, "another GPU or count"),
+    "another count": (job(1), [offer(gpu_count=2)], {}, V.NO_MATCH, "another GPU or count"),
+    "too little disk": (job(1), [offer(disk_gb_max=5)], {}, V.NO_MATCH, "too little disk"),
+    "another region": (
+        job(1, resources=Resources(gpu=(GpuAlternative(name="4090", count=1),), regions=("EU",))),
+        [offer(region="Texas, US")],
+        {},
+        V.NO_MATCH,
+        "another region",
+    ),
+    "no ceiling": (job(1, ceiling=None), [offer()], {}, V.NO_CEILING, "no ceiling for RTX_4090"),
+    "machines": (job(1), [offer()], {"machines_max": 0}, V.MACHINES, "in use"),
+    "paused": (job(1), [offer()], {"launches_paused": "shutting down"}, V.PAUSED, "shutting down"),
+    "job budget": (job(1, budget=10_000), [offer()], {}, V.BUDGET_JOB, "job's $0.01"),
+    "day budget": (job(1), [offer()], {"budget_day": MicroUsd(10_000)}, V.BUDGET_DAY, "day's $0.01"),
+    "month budget": (job(1), [offer()], {"budget_month": MicroUsd(10_000)}, V.BUDGET_MONTH, "month's $0.01"),
+}
+
+
+@pytest.mark.parametrize(("wants", "shelf", "limits", "kind", "words"), WAITS.values(), ids=WAITS.keys())
+def test_a_job_that_waits_is_told_why(
+    wants: Job, shelf: list[Offer], limits: dict[str, object], kind: VerdictKind, words: str
+) -> None:
+    plan = decide(world(wants, policy=shop_policy(**limits)), market(*shelf), NOW)
+    assert not plan.attempts
+    assert plan.verdicts[wants.id].kind is kind
+    assert words in plan.verdicts[wants.id].sentence
+
+
+def test_on_demand_is_bought_only_by_jobs_that_accept_it() -> None:
+    fixed = offer(market=Market.ON_DEMAND)
+    accepts = Resources(gpu=(GpuAlternative(name="4090", count=1),), market=MarketChoice.AUTO)
+    assert not launched(decide(world(job(1)), market(fixed), NOW))
+    assert launched(decide(world(job(1, resources=accepts)), market(fixed), NOW))
+
+
+def test_an_old_board_sells_nothing_and_is_named() -> None:
+    plan = decide(world(job(1)), market(offer(), at=NOW - timedelta(minutes=6)), NOW)
+    assert "shop: prices are 360 s old" in plan.verdicts[job(1).id].sentence
+
+
+def test_a_host_that_cools_down_is_passed_over() -> None:
+    cooling = Cooldown(
+        provider=SHOP, scope=CooldownScope.HOST, subject="host-a", until=NOW + timedelta(minutes=1), reason="lost"
+    )
+    stage = replace(world(job(1)), cooldowns=(cooling,))
+    assert launched(decide(stage, market(offer("a", price=1), offer("b")), NOW)) == {"j1": "b"}
+    assert decide(stage, market(offer("a")), NOW).verdicts[job(1).id].kind is V.COOLING
+    assert launched(decide(stage, market(offer("a", price=1)), NOW + timedelta(minutes=2))) == {"j1": "a"}
+
+
+def test_nothing_is_bought_while_the_last_machine_may_still_compute() -> None:
+    stage = world_with(AttemptState.ENDING)
+    assert next(iter(stage.attempts.values())).machine is MachineState.LIVE
+    plan = decide(stage, market(offer("z")), NOW)
+    assert plan.verdicts[job(1).id].kind is V.RECONCILING
+    halted = {i: replace(a, machine=MachineState.HALTED) for i, a in stage.attempts.items()}
+    assert launched(decide(replace(stage, attempts=halted), market(offer("z")), NOW)) == {"j1": "z"}
+
+
+def test_a_job_whose_budget_runs_out_is_told_to_save_and_stop() -> None:
+    stage = world_with(AttemptState.RUNNING)
+    owner = replace(stage.jobs[job(1).id], spec=replace(job(1).spec, job_budget=70_000))
+    plan = decide(replace(stage, jobs={owner.id: owner}), market(), NOW)
+    stopped = next(iter(plan.attempts.values()))
+    assert stopped.state is AttemptState.STOPPING
+    assert stopped.stop is not None
+    assert stopped.stop.reason is EndReason.OVER_BUDGET
+
+
+def test_the_day_budget_stops_running_machines_before_it_is_broken() -> None:
+    stage = world_with(AttemptState.RUNNING)
+    tight = replace(
+        stage, policy=shop_policy(budget_day=MicroUsd(1_000_000)), books=Books(by_day={NOW.date(): MicroUsd(900_000)})
+    )
+    plan = decide(tight, market(), NOW)
+    stopped = next(iter(plan.attempts.values()))
+    assert stopped.stop is not None
+    assert stopped.stop.reason is EndReason.BUDGET_PAUSED
+
+
+def test_config_ceilings_apply_per_gpu_where_the_job_sets_none() -> None:
+    rules = shop_policy(ceiling_default=MicroUsdPerGpuHour(100_000), ceilings={"RTX_4090": MicroUsdPerGpuHour(450_000)})
+    assert launched(decide(world(job(1, ceiling=None), policy=rules), market(offer()), NOW))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_permuting_jobs_and_offers_changes_nothing_and_no_launch_breaks_a_rule(data: st.DataObject) -> None:
+    offers = [
+        offer(
+            f"o{i}",
+            price=data.draw(st.integers(1, 900_000)),
+            pays_bid=data.draw(st.booleans()),
+            storage_price=MicroUsdPerGbMonth(data.draw(st.integers(0, 10_000_000))),
+        )
+        for i in range(data.draw(st.integers(0, 5)))
+    ]
+    jobs = [
+        job(i, ceiling=data.draw(st.integers(1, 900_000)), spec={"priority": data.draw(st.integers(-1, 1))})
+        for i in range(data.draw(st.integers(0, 5)))
+    ]
+    budget = MicroUsd(data.draw(st.integers(0, 1_000_000)))
+    rules = shop_policy(budget_day=budget, machines_max=data.draw(st.integers(0, 6)))
+    plans = [
+        decide(world(*some_jobs, policy=rules), market(*some_offers), NOW)
+        for some_jobs, some_offers in zip(list(permutations(jobs))[:3], list(permutations(offers))[-3:], strict=False)
+    ]
+    assert all(launched(p) == launched(plans[0]) for p in plans)
+    for plan in plans:
+        assert all(a.quote.price.per_gpu <= a.ceiling for a in plan.attempts.values())
+        assert sum(a.quote.price.total for a in plan.attempts.values()) // 12 <= budget
+        assert len(plan.attempts) <= rules.machines_max
+        assert check(applied(world(*jobs, policy=rules), plan)) == ()
