@@ -154,7 +154,7 @@ async def open_http(
 ) -> AsyncIterator[Http]:
     """A client bound to one base URL; `headers` (keys included) go with every request.
 
-    The environment's proxies are honoured, its `.netrc` is not.
+    The environment's proxies are honoured, but never on the way to this very computer; its `.netrc` is not.
     """
     async with httpx.AsyncClient(
         base_url=base_url,
@@ -162,5 +162,6 @@ async def open_http(
         timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
         limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max),
         follow_redirects=follow_redirects,
+        trust_env=httpx.URL(base_url).host not in ("127.0.0.1", "localhost", "::1"),
     ) as client:
         yield Http(client)
