@@ -22,10 +22,23 @@ def is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
+def width() -> int:
+    """Columns of the terminal."""
+    return max(shutil.get_terminal_size((120, 40)).columns, 40)
+
+
+def colour() -> bool:
+    """Whether colour is wanted here."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def can_ask() -> bool:
+    """Whether a person is there to be asked."""
+    return is_terminal() and sys.stdin is not None and sys.stdin.isatty()
+
+
 def _styled(text: str, style: str) -> str:
-    if not is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return f"{style}{text}{_PLAIN}"
+    return f"{style}{text}{_PLAIN}" if colour() else text
 
 
 def line(text: str = "") -> None:
@@ -33,6 +46,11 @@ def line(text: str = "") -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def block(text: str) -> None:
+    """Several lines, made safe by whoever composed them, since their layout and colours must survive."""
+    line(text.removesuffix("\n"))
 
 
 def error(message: str, *, hint: str = "") -> None:
@@ -109,6 +127,5 @@ class Progress:
         parts.append(f"{size_text(int(rate))}/s")
         if self._total and rate > 0 and self._total > self._done:
             parts.append(f"{span_text((self._total - self._done) / rate)} left")
-        room = max(shutil.get_terminal_size((80, 24)).columns - 1, 20)
-        sys.stderr.write("\r\x1b[K" + "  ".join(parts)[:room])
+        sys.stderr.write("\r\x1b[K" + "  ".join(parts)[: width() - 1])
         sys.stderr.flush()

@@ -57,10 +57,13 @@ def state_cell(state: str) -> Cell:
 
 def show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
     """The table is on stdout."""
-    if stdout.is_terminal():
-        _show_drawn(columns, rows)
-    else:
-        stdout.write(plain(columns, rows))
+    drawn_for = stdout.width() if stdout.is_terminal() else None
+    stdout.write(text(columns, rows, drawn_for=drawn_for, colour=stdout.colour()))
+
+
+def text(columns: Sequence[Column], rows: Sequence[Row], *, drawn_for: int | None, colour: bool = False) -> str:
+    """The table for a terminal of so many columns, or plain where that is `None`."""
+    return plain(columns, rows) if drawn_for is None else _drawn(columns, rows, width=drawn_for, colour=colour)
 
 
 def plain(columns: Sequence[Column], rows: Sequence[Row]) -> str:
@@ -77,12 +80,11 @@ def plain(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _show_drawn(columns: Sequence[Column], rows: Sequence[Row]) -> None:
+def _drawn(columns: Sequence[Column], rows: Sequence[Row], *, width: int, colour: bool) -> str:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    width = stdout.width()
     table = Table(box=None, padding=(0, 2 if width >= _WIDE else 1, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(
@@ -95,11 +97,11 @@ def _show_drawn(columns: Sequence[Column], rows: Sequence[Row]) -> None:
     for row in rows:
         cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
         table.add_row(*(Text(clean(cell.text) or "-", style=cell.style, end="") for cell in cells))
-    # Drawn into memory, so that every byte leaves through `stdout` and its handling of closed pipes.
-    console = Console(width=width, force_terminal=True, no_color=not stdout.colour(), highlight=False)
+    # Drawn into memory: every byte leaves through the module that owns its stream and handles closed pipes.
+    console = Console(width=width, force_terminal=True, no_color=not colour, highlight=False)
     with console.capture() as capture:
         console.print(table)
-    stdout.write(capture.get())
+    return capture.get()
 
 
 def _natural(columns: Sequence[Column], rows: Sequence[Row], column: Column) -> int:

@@ -268,7 +268,7 @@ def quote_text(quote: QuoteShape) -> str:
 def cancel(*, ref: str, yes: bool, output: str) -> int | None:
     """Stop a job and destroy its machine. Its checkpoints stay, and `spotctl retry` goes on from them."""
     daemon = Daemon()
-    if not yes and stderr.is_terminal() and stdout.is_terminal():
+    if not yes and stderr.can_ask():
         job: JobShape = daemon.job(ref)["job"]
         if job["provider"] is not None and not stderr.ask(f"stop {clean(job['name'])} on {clean(where_text(job))}?"):
             from spotd.cli.codes import ExitCode

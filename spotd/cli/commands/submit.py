@@ -1,0 +1,266 @@
+"""`submit`: the plan, the question, the code, the job."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.codes import ExitCode
+from spotd.cli.commands.logs import TextPrinter, follow_to_end
+from spotd.cli.draft import JobDraft, nested, read_draft
+from spotd.cli.failures import CommandFailed
+from spotd.cli.options import ID, JSON, TABLE, output
+from spotd.cli.plan_view import plan_text
+from spotd.cli.secrets import collect
+from spotd.cli.words import price, size_text
+from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonRefused, DaemonUnreachable
+
+if TYPE_CHECKING:
+    from spotd.api.shapes import JobShape, LogShape, PlanShape
+
+CODE_BYTES_MAX: Final = 500_000_000
+"""Code, not data: more than this in a workdir is a forgotten .gitignore."""
+_COMMAND_KEY: Final = "spotd.command"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _WithCommand(click.Command):
+    """Keeps what stands behind the first `--`, so that a job file and a command can be told apart."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            place = args.index("--")
+            command = args[place + 1 :]
+            args = args[:place]
+            if not command:
+                raise click.UsageError("there is no command behind --", ctx)
+            ctx.meta[_COMMAND_KEY] = command
+        return super().parse_args(ctx, args)
+
+
+def _job_options(function: F) -> F:
+    """The flags that stand for keys of a job file; the parameter's name is the key with `__` for its dot."""
+    number, text = click.INT, click.STRING
+    rows: list[tuple[str, str, Any, bool, str, str]] = [
+        ("--name", "name", text, False, "NAME", "Name of the job."),
+        ("--gpu", "resources__gpu", text, True, "NAME[:N]", "Acceptable GPU and count; may be repeated."),
+        ("--min-vram", "resources__min_vram", text, False, "SIZE", "Any GPU with so much memory, instead of --gpu."),
+        ("--gpu-count", "resources__gpu_count", number, False, "N", "GPUs per machine, with --min-vram."),
+        ("--image", "image", text, False, "IMAGE", "Container image."),
+        ("--max-price", "price__max_price", text, False, "USD", "Ceiling per GPU-hour; 19.20/h for the machine."),
+        ("--budget", "budget__job", text, False, "USD", "Most that the whole job may cost."),
+        ("--disk", "resources__disk", text, False, "SIZE", "Disk of the machine, say 100GB."),
+        ("--cpus", "resources__cpus", number, False, "N", "Least number of CPUs."),
+        ("--memory", "resources__memory", text, False, "SIZE", "Least main memory."),
+        ("--min-cuda", "resources__min_cuda", text, False, "VERSION", "Least CUDA version."),
+        ("--min-reliability", "resources__min_reliability", click.FLOAT, False, "0..1", "Least reliability."),
+        ("--market", "resources__market", text, False, "MARKET", "spot, on-demand or auto."),
+        ("--provider", "resources__providers", text, True, "NAME", "Only this provider; may be repeated."),
+        ("--region", "resources__regions", text, True, "NAME", "Only this region; may be repeated."),
+        ("--workdir", "workdir", text, False, "DIR", "Pack this folder and run there."),
+        ("--setup", "setup", text, False, "COMMAND", "Shell command before the job, on every machine."),
+        ("--outputs", "outputs", text, True, "GLOB", "Files to keep on success; may be repeated."),
+        ("--checkpoint-path", "checkpoint__path", text, False, "PATH", "Where checkpoints appear on the machine."),
+        ("--every", "checkpoint__every", text, False, "SPAN", "How often the job saves, say 15m."),
+        ("--keep", "checkpoint__keep", number, False, "N", "Checkpoints to keep."),
+        ("--stop-signal", "checkpoint__stop_signal", text, False, "SIGNAL", "Sent before the machine ends."),
+        ("--stop-grace", "checkpoint__stop_grace", text, False, "SPAN", "Time to save after that, say 90s."),
+        ("--priority", "schedule__priority", number, False, "N", "-1000 to 1000."),
+        ("--retries", "retry__errors", number, False, "N", "Tries after failures of the job's own code."),
+    ]  # fmt: skip
+    for flag, name, kind, multiple, metavar, help_text in reversed(rows):
+        option = click.option(flag, name, type=kind, multiple=multiple, metavar=metavar, help=help_text)
+        function = option(function)
+    return function
+
+
+@click.command(cls=_WithCommand, options_metavar="[OPTIONS] [-- COMMAND...]")
+@click.argument("file", metavar="[JOB.toml]", required=False)
+@_job_options
+@click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the job; may be repeated.")
+@click.option("--secret", "secret", multiple=True, metavar="NAME", help="Secret, read from this environment.")
+@click.option("--secret-file", type=click.Path(path_type=Path), metavar="FILE", help="Secrets as NAME=value lines.")
+@click.option("--dry-run", is_flag=True, help="Stop after the plan.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--no-wait-price", is_flag=True, help="Exit 3 instead of queueing if nothing is under the ceiling now.")
+@click.option("--wait", is_flag=True, help="Show the job's output and exit 1 if it fails.")
+@click.option("-d", "--detach", is_flag=True, help="Print the id only.")
+@output(TABLE, JSON, ID)
+@click.pass_context
+def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any) -> int:
+    """Queue a job: from a file, from flags, or from both, where flags win.
+
+    \b
+    spotctl submit train.toml
+    spotctl submit train.toml --max-price 1.80 -- python train.py --lr 3e-4
+    spotctl submit --gpu H100 --max-price 2.40 --image IMAGE --workdir . -- python train.py
+    """
+    if given["wait"] and given["detach"]:
+        raise click.UsageError("--wait and --detach exclude each other", ctx)
+    draft = read_draft(file, _flags(ctx, given))
+    draft = _with_secrets(draft, given["secret"])
+    draft.check()
+    daemon = Daemon()
+    answer = _asked(draft, lambda: daemon.plan(draft.as_json()))
+    plan: PlanShape = answer["plan"]
+    _show_plan(plan, answer, output, dry_run=given["dry_run"], quiet=given["detach"])
+    if given["no_wait_price"] and not plan["fits"]:
+        raise CommandFailed(
+            f"nothing is under the ceiling now{_lowest(plan)}",
+            code=ExitCode.NOTHING_UNDER_CEILING,
+            hint="raise --max-price, or leave --no-wait-price out and let the job wait",
+        )
+    if given["dry_run"]:
+        return ExitCode.OK
+    secrets = collect(plan["secrets"], file=given["secret_file"], environ=os.environ)
+    if not given["yes"] and stderr.can_ask() and not stderr.ask("submit this job?"):
+        stderr.note("nothing was submitted")
+        return ExitCode.INTERRUPTED
+    code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]))
+    job = _submitted(daemon, draft, code, secrets)
+    return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
+
+
+def _flags(ctx: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags in the shape of a job file."""
+    values = {name.replace("__", "."): value for name, value in given.items() if name in _KEYS}
+    values["resources.gpu"] = [part for text in given["resources__gpu"] for part in text.split(",")] or None
+    if given["workdir"] is not None:
+        values["workdir"] = str(Path(given["workdir"]).expanduser().absolute())
+    values["env"] = dict(_variable(ctx, text) for text in given["env"])
+    values["run"] = ctx.meta.get(_COMMAND_KEY)
+    return nested(values)
+
+
+def _variable(ctx: click.Context, text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise click.UsageError(f"--env {text!r} is not of the form NAME=VALUE", ctx)
+    return name, value
+
+
+def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
+    """The draft with these secrets beside those of its file."""
+    if not names:
+        return draft
+    filed = draft.data.get("secrets", [])
+    known = [name for name in filed if isinstance(name, str)] if isinstance(filed, list) else []
+    flags = {**draft.flags, "secrets": list(dict.fromkeys([*known, *names]))}
+    return JobDraft(data=draft.data, flags=flags, text=draft.text, source=draft.source, base_dir=draft.base_dir)
+
+
+def _asked(draft: JobDraft, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The daemon's answer; what it finds wrong in the job is shown at its place in the draft."""
+    try:
+        return call()
+    except DaemonRefused as exc:
+        if exc.code == "invalid" and exc.problems:
+            raise draft.refusal(exc.problems, message=exc.message) from exc
+        raise
+
+
+def _show_plan(plan: PlanShape, answer: Mapping[str, Any], output: str, *, dry_run: bool, quiet: bool) -> None:
+    """The plan is data when it is all that was asked for, else something to read before the answer."""
+    if dry_run and output == JSON:
+        stdout.document(answer)
+    elif dry_run:
+        width = stdout.width() if stdout.is_terminal() else None
+        stdout.write(plan_text(plan, drawn_for=width, colour=stdout.colour()))
+    elif not quiet:
+        width = stderr.width() if stderr.is_terminal() else None
+        stderr.block(plan_text(plan, drawn_for=width, colour=stderr.colour()))
+
+
+def _lowest(plan: PlanShape) -> str:
+    prices = [quote["effective_usd_gpu_h"] for quote in plan["candidates"]]
+    return f": the lowest is ${price(min(prices))} per GPU-hour" if prices else f": {plan['verdict']}"
+
+
+def _upload(daemon: Daemon, workdir: Path) -> str:
+    """The hash under which the store holds the packed workdir."""
+    from spotd_jobs.pack import PackError, pack
+
+    if stderr.is_terminal():
+        stderr.note(f"packing {workdir}")
+    try:
+        packed = pack(workdir, bytes_max=CODE_BYTES_MAX)
+    except PackError as exc:
+        raise CommandFailed(str(exc), code=ExitCode.USAGE, hint=exc.hint) from exc
+    if packed.skipped:
+        stderr.note(f"not packed, since they are no files: {', '.join(packed.skipped[:5])}")
+    if daemon.has_code(packed.sha256):
+        return packed.sha256
+    with stderr.Progress("upload", packed.size) as progress:
+        daemon.put_code(packed.sha256, _Watched(packed.data, progress), packed.size)
+    stderr.note(f"packed {packed.file_count} files, {size_text(packed.size)}")
+    return packed.sha256
+
+
+class _Watched(io.BytesIO):
+    """Bytes that tell how far they were read."""
+
+    def __init__(self, data: bytes, progress: stderr.Progress) -> None:
+        super().__init__(data)
+        self._progress = progress
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        chunk = super().read(size)
+        self._progress.add(len(chunk))
+        return chunk
+
+
+def _submitted(daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str]) -> JobShape:
+    try:
+        answer = _asked(draft, lambda: daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets))
+    except DaemonUnreachable as exc:
+        raise DaemonUnreachable(exc.message, hint="the job may or may not be queued; see spotctl ls") from exc
+    job: JobShape = answer["job"]
+    return job
+
+
+def _after(daemon: Daemon, job: JobShape, output: str, *, wait: bool, detach: bool) -> int:
+    """The id is out, and the job was waited for if that was wished."""
+    if output == JSON and not wait:
+        stdout.document(daemon.job(job["id"]))
+    elif output != JSON:
+        stdout.line(job["id"])
+    if not wait:
+        if output == TABLE and not detach:
+            for command in ("why", "logs -f", "cancel"):
+                stderr.line(f"  spotctl {command} {job['id']}")
+        return ExitCode.OK
+    printer = TextPrinter(raw=False) if output == TABLE else _Quiet(raw=False)
+    code = follow_to_end(daemon, job["id"], {}, printer)
+    if output == JSON:
+        stdout.document(daemon.job(job["id"]))
+    return code
+
+
+class _Quiet(TextPrinter):
+    """Waits without a word."""
+
+    def show(self, record: LogShape) -> None:
+        """The record is passed over."""
+
+
+_NOT_KEYS: Final = {
+    "file",
+    "env",
+    "secret",
+    "secret_file",
+    "dry_run",
+    "yes",
+    "no_wait_price",
+    "wait",
+    "detach",
+    "output",
+}
+_KEYS: Final = frozenset(str(parameter.name) for parameter in submit.params) - _NOT_KEYS
+"""Parameters that stand for keys of a job file."""

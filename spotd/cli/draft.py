@@ -1,0 +1,191 @@
+"""A job as the user wrote it in a file and in flags, and where in them an error is."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from spotd.cli.codes import ExitCode
+from spotd.cli.failures import CommandFailed
+from spotd_jobs.spec.files import parse_toml, read_toml
+from spotd_jobs.spec.parse import merge, parse_job
+from spotd_jobs.spec.problems import SpecError
+from spotd_jobs.spec.toml_text import line_of
+
+STDIN: Final = "-"
+
+FLAGS: Final[Mapping[str, str]] = {
+    "name": "--name",
+    "run": "the command behind --",
+    "setup": "--setup",
+    "image": "--image",
+    "workdir": "--workdir",
+    "env": "--env",
+    "secrets": "--secret",
+    "outputs": "--outputs",
+    "resources.gpu": "--gpu",
+    "resources.gpu_count": "--gpu-count",
+    "resources.min_vram": "--min-vram",
+    "resources.disk": "--disk",
+    "resources.cpus": "--cpus",
+    "resources.memory": "--memory",
+    "resources.min_cuda": "--min-cuda",
+    "resources.min_reliability": "--min-reliability",
+    "resources.regions": "--region",
+    "resources.providers": "--provider",
+    "resources.market": "--market",
+    "price.max_price": "--max-price",
+    "budget.job": "--budget",
+    "checkpoint.path": "--checkpoint-path",
+    "checkpoint.every": "--every",
+    "checkpoint.keep": "--keep",
+    "checkpoint.stop_signal": "--stop-signal",
+    "checkpoint.stop_grace": "--stop-grace",
+    "schedule.priority": "--priority",
+    "retry.errors": "--retries",
+}
+"""The flag of each key that has one."""
+_MISSING: Final = "is missing"
+_INDEX: Final = re.compile(r"\[\d+\].*")
+
+
+class _Problem(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def hint(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDraft:
+    """What the user wrote.
+
+    Attributes:
+        text: of the job file, to find lines in; empty without one.
+        source: the job file as the user named it, empty without one.
+    """
+
+    data: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    source: str = ""
+    base_dir: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"data": self.data, "flags": self.flags, "source": self.source, "base_dir": self.base_dir}
+
+    def check(self) -> None:
+        """Passes when the job is well written, before anything is asked of the daemon.
+
+        Raises:
+            CommandFailed: naming every mistake and its place.
+        """
+        try:
+            parse_job(merge(self.data, self.flags), self.source, base=Path(self.base_dir))
+        except SpecError as exc:
+            raise self.refusal(exc.problems) from exc
+
+    def refusal(self, problems: Sequence[_Problem], *, message: str = "the job was refused") -> CommandFailed:
+        """The mistakes with the flag, or file and line, that each is in."""
+        return CommandFailed(message, code=ExitCode.USAGE, rows=[self._placed(problem) for problem in problems])
+
+    def _placed(self, problem: _Problem) -> tuple[str, str]:
+        key = problem.key
+        flag = FLAGS.get(_INDEX.sub("", key)) or (FLAGS["env"] if key.startswith("env.") else None)
+        if flag is not None and (not self.source or self._is_flagged(key)):
+            hint = problem.hint
+            if problem.message == _MISSING and not self.source:
+                hint = f"give {flag}, or {key} in a job file"
+            return f"{flag}: {problem.message}", hint
+        line = line_of(self.text, key) if self.text and key else None
+        place = self.source if line is None else f"{self.source}:{line}"
+        return ": ".join(part for part in (place, key, problem.message) if part), problem.hint
+
+    def _is_flagged(self, key: str) -> bool:
+        value: Any = self.flags
+        for part in _INDEX.sub("", key).split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value is not None
+
+
+def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
+    """The draft of a job file, which may be absent or `-` for stdin, and flags.
+
+    Raises:
+        CommandFailed: the file cannot be read or is not TOML; an argument is not text.
+    """
+    _refuse_bytes(flags)
+    if file is None:
+        if not flags:
+            raise CommandFailed(
+                "there is no job to submit",
+                code=ExitCode.USAGE,
+                hint="spotctl submit train.toml, or spotctl submit --gpu H100 --image IMAGE -- COMMAND",
+            )
+        return JobDraft(flags=_with_name(flags), base_dir=os.getcwd())  # noqa: PTH109 - the text, not a path to work with
+    try:
+        if file == STDIN:
+            data, text = parse_toml(sys.stdin.buffer.read(), source="stdin", refusal=SpecError)
+        else:
+            data, text = read_toml(Path(file), refusal=SpecError)
+    except SpecError as exc:
+        rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
+        raise CommandFailed("the job file cannot be used", code=ExitCode.USAGE, rows=rows) from exc
+    folder = Path.cwd() if file == STDIN else Path(file).absolute().parent
+    source = "stdin" if file == STDIN else file
+    return JobDraft(data=_json_ready(data), flags=flags, text=text, source=source, base_dir=str(folder))
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as tables; what was not given is left out."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if value is None or value == () or value == {}:
+            continue
+        table, _, name = key.rpartition(".")
+        (result.setdefault(table, {}) if table else result)[name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def _with_name(flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A job given by flags alone is named after its program, and after the minute so that it can be run again."""
+    if "name" in flags or not flags.get("run"):
+        return flags
+    words = [str(word) for word in flags["run"]]
+    program = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
+    stem = re.sub(r"[^a-z0-9._-]+", "-", Path(program).stem.lower()).strip("._-")[:40] or "job"
+    return {**flags, "name": f"{stem}-{datetime.now().astimezone():%m%d-%H%M%S}"}
+
+
+def _json_ready(value: Any) -> Any:
+    """TOML's dates as text; the daemon refuses them where they do not belong."""
+    if isinstance(value, dict):
+        return {key: _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_ready(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime | date | time) else value
+
+
+def _refuse_bytes(value: Any) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            raise CommandFailed(
+                "an argument holds bytes that are not UTF-8 text", code=ExitCode.USAGE, hint="check it for stray bytes"
+            ) from exc
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_bytes(key)
+            _refuse_bytes(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_bytes(item)
