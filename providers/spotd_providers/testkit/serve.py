@@ -142,7 +142,9 @@ def serving(app: AsgiApp) -> Iterator[Served]:
     transports: dict[tuple[str, int], asyncio.Transport] = {}
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     port = listener.getsockname()[1]
-    config = uvicorn.Config(_Recorder(app, requests, transports), ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        _Recorder(app, requests, transports), ws="none", lifespan="off", log_config=None, access_log=False
+    )
     config.load()
     protocol = _protocol(transports)
     ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()

@@ -23,6 +23,7 @@ BAD_PRICES: Final = (
     "0",
     '"abc"',
     '"NaN"',
+    '"0.001"',
     "true",
     "null",
     "[]",
