@@ -54,7 +54,7 @@ _STOP: Final = Codec(StopOrder)
 
 @cache
 def _shape(names: tuple[str, ...]) -> Any:
-    shape: Any = namedtuple("Row", names)
+    shape: Any = namedtuple("Row", names)  # type: ignore[misc]  # the names are known only at run time
     return shape._make
 
 

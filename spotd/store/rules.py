@@ -109,7 +109,7 @@ def _check_intent(intent: Intent, plan: Plan, stored: Stored) -> None:
     found = stored.attempts.get(intent.attempt) if planned is None else (planned.state, planned.key)
     if found is None or found[1] != intent.key:
         raise InvariantBroken(f"intent {intent.id} launches a machine whose attempt is not stored")
-    if before is None and found[0] is not AttemptState.INTENDED:
+    if before is None and intent.is_open and found[0] is not AttemptState.INTENDED:
         raise InvariantBroken(f"intent {intent.id} launches a machine for an attempt that is {found[0]} already")
 
 
