@@ -15,7 +15,6 @@ from typing import Final
 
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
-from spotd_providers.contract.money import MICRO, micro_usd
 
 
 class UnitError(BadValue):
@@ -27,6 +26,9 @@ SIZE_HINT: Final = 'write it like "100GB", "40GiB" or "512MB"'
 MONEY_HINT: Final = 'write dollars like 2.40 or "2.40"'
 PRICE_HINT: Final = 'write dollars per GPU-hour like 2.40, or "19.20/h" for the whole machine'
 
+MICRO: Final = 1_000_000
+"""Micro-dollars in a dollar."""
+MONEY_MAX_USD: Final = 10_000_000
 DURATION_MAX: Final = timedelta(days=3650)
 _TEXT_MAX: Final = 64
 
@@ -202,13 +204,12 @@ def parse_money(value: object) -> int:
             raise UnitError(f"{_shown(value)} is not a figure of money", hint=MONEY_HINT)
         if exact < 0:
             raise UnitError(f"{_shown(value)} is negative", hint=MONEY_HINT)
-    try:
-        amount = micro_usd(exact)
-    except ValueError as exc:
-        raise UnitError(f"{_shown(value)} is more than ten million dollars", hint=MONEY_HINT) from exc
-    if amount != exact * MICRO:
+    if exact > MONEY_MAX_USD:
+        raise UnitError(f"{_shown(value)} is more than ten million dollars", hint=MONEY_HINT)
+    amount = exact * MICRO
+    if amount != int(amount):
         raise UnitError(f"{_shown(value)} is finer than a millionth of a dollar", hint=MONEY_HINT)
-    return amount
+    return int(amount)
 
 
 def format_money(amount: int) -> str:
