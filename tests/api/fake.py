@@ -1,0 +1,303 @@
+"""A backend in memory, behind which a test arranges what the daemon would know."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import anyio
+
+from spotd.api.backend import (
+    Draft,
+    EventQuery,
+    Invalid,
+    JobQuery,
+    LogQuery,
+    NotFound,
+    PriceQuery,
+    Problem,
+    StateConflict,
+    Submission,
+)
+from spotd.api.refs import JobHead, resolve
+from spotd.api.shapes import (
+    BoardShape,
+    BudgetShape,
+    CheckpointShape,
+    CheckShape,
+    CodeShape,
+    CostShape,
+    DoctorShape,
+    EventShape,
+    FileShape,
+    FilesShape,
+    JobDetailShape,
+    JobPageShape,
+    JobShape,
+    LogShape,
+    PlanShape,
+    PricesShape,
+    ProviderShape,
+    QuoteShape,
+    ReceiptShape,
+    ReconcileShape,
+    StatusShape,
+    WhyShape,
+)
+from spotd_jobs.spec.parse import merge, parse_job
+from spotd_jobs.spec.problems import SpecError
+from tests.api import shapes_made
+
+FINAL = {"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"}
+
+
+def log(text: str = "", *, kind: str = "log", cursor: int, attempt: int = 1, state: str | None = None) -> LogShape:
+    return {
+        "kind": kind,  # type: ignore[typeddict-item]  # a test may name any kind
+        "cursor": str(cursor),
+        "attempt": attempt,
+        "at": shapes_made.NOW,
+        "text": text,
+        "state": state,
+        "exit_code": None,
+    }
+
+
+@dataclass
+class FakeBackend:
+    """Holds rows; every answer is made from them."""
+
+    rows: list[JobShape] = field(default_factory=list)
+    records: list[LogShape] = field(default_factory=list)
+    event_rows: list[EventShape] = field(default_factory=list)
+    quotes: list[QuoteShape] = field(default_factory=list)
+    boards: list[BoardShape] = field(default_factory=list)
+    receipts: list[ReceiptShape] = field(default_factory=list)
+    budgets: list[BudgetShape] = field(default_factory=list)
+    provider_rows: list[ProviderShape] = field(default_factory=list)
+    checks: list[CheckShape] = field(default_factory=list)
+    checkpoint_rows: list[CheckpointShape] = field(default_factory=list)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    file_rows: list[FileShape] = field(default_factory=list)
+    plan_row: PlanShape | None = None
+    why_row: WhyShape | None = None
+    reconciled: ReconcileShape = field(default_factory=lambda: {"listings": [], "actions": []})
+    code: dict[str, bytes] = field(default_factory=dict)
+    submissions: list[Submission] = field(default_factory=list)
+    failure: Exception | None = None
+    """Raised by every call that looks at the state."""
+    trouble_text: str = ""
+    hang: bool = False
+    """Every call that looks at the state waits for ever."""
+    cut_files_at: int | None = None
+    cut_logs_after: int | None = None
+    """A stream of logs is given up after so many records, once."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+    def trouble(self) -> str:
+        return self.trouble_text
+
+    async def _look(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.hang:
+            await anyio.sleep_forever()
+
+    def _find(self, ref: str) -> JobShape:
+        heads = [
+            JobHead(id=row["id"], name=row["name"], is_final=row["state"] in FINAL, order=-place)
+            for place, row in enumerate(self.rows)
+        ]
+        found = resolve(ref, heads)
+        return next(row for row in self.rows if row["id"] == found)
+
+    async def status(self) -> StatusShape:
+        await self._look()
+        return {
+            "version": "0.1.0",
+            "install": "lab",
+            "pid": 1,
+            "started_at": shapes_made.EARLIER,
+            "clock_scale": 1.0,
+            "paused": "",
+            "machines": 1,
+            "jobs": {},
+            "spent_day_usd": 0.0,
+            "spent_month_usd": 0.0,
+        }
+
+    async def plan(self, draft: Draft) -> PlanShape:
+        await self._look()
+        try:
+            spec = parse_job(merge(draft.data, draft.flags), draft.source)
+        except SpecError as exc:
+            problems = tuple(Problem(key=p.key, message=p.message, hint=p.hint) for p in exc.problems)
+            raise Invalid("the job was refused", problems=problems) from exc
+        if unknown := [gpu.name for gpu in spec.resources.gpu if gpu.name.startswith("NOSUCH")]:
+            problem = Problem(key="resources.gpu[0]", message=f"no GPU is called {unknown[0]}", hint="H100 is one")
+            raise Invalid("the job was refused", problems=(problem,))
+        row = self.plan_row or shapes_made.plan()
+        return {
+            **row,
+            "name": spec.name,
+            "image": spec.image,
+            "workdir": draft.flags.get("workdir", spec.workdir),
+            "secrets": list(spec.secrets),
+        }
+
+    async def has_code(self, sha256: str) -> bool:
+        await self._look()
+        return sha256 in self.code
+
+    async def put_code(self, sha256: str, stream: AsyncIterator[bytes]) -> CodeShape:
+        data = b"".join([chunk async for chunk in stream])
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise Invalid("the code has another hash than was said")
+        self.code[sha256] = data
+        return {"sha256": sha256, "bytes": len(data)}
+
+    async def submit(self, submission: Submission) -> JobDetailShape:
+        plan = await self.plan(submission.draft)
+        if any(row["name"] == plan["name"] and row["state"] not in FINAL for row in self.rows):
+            raise StateConflict(f"a job {plan['name']!r} is under way", hint="choose another --name")
+        self.submissions.append(submission)
+        row = shapes_made.waiting_job(id=f"6k0b{len(self.rows):06d}", name=plan["name"])
+        self.rows.insert(0, row)
+        return shapes_made.detail(row)
+
+    async def jobs(self, query: JobQuery) -> JobPageShape:
+        await self._look()
+        chosen = [
+            row
+            for row in self.rows
+            if (not query.states or row["state"] in query.states) and not (query.active_only and row["state"] in FINAL)
+        ]
+        return {"jobs": chosen[: query.limit], "more": len(chosen) > query.limit}
+
+    async def job(self, ref: str) -> JobDetailShape:
+        await self._look()
+        return shapes_made.detail(self._find(ref))
+
+    async def why(self, ref: str) -> WhyShape:
+        await self._look()
+        row = self._find(ref)
+        if self.why_row is not None:
+            return self.why_row
+        return {
+            "id": row["id"],
+            "name": row["name"],
+            "state": row["state"],
+            "sentence": row["reason"],
+            "kind": "above_ceiling",
+            "at": shapes_made.NOW,
+            "until": None,
+            "ceiling_usd_gpu_h": 2.4,
+            "best": shapes_made.quote(),
+            "passed_over": [{"reason": "above the ceiling", "offers": 40}],
+            "boards": self.boards,
+            "events": self.event_rows,
+        }
+
+    async def logs(self, ref: str, query: LogQuery) -> AsyncIterator[LogShape]:
+        await self._look()
+        self._find(ref)
+        after = int(query.after or 0)
+        sent = 0
+        for record in self.records:
+            if int(record["cursor"]) <= after:
+                continue
+            if self.cut_logs_after is not None and sent == self.cut_logs_after:
+                self.cut_logs_after = None
+                return
+            sent += 1
+            yield record
+
+    async def cancel(self, ref: str) -> JobShape:
+        await self._look()
+        row = self._find(ref)
+        if row["state"] in FINAL - {"CANCELLED"}:
+            raise StateConflict(f"{row['name']} has ended: {row['state']}")
+        row["state"], row["reason"] = "CANCELLING", "cancelled by its owner"
+        return row
+
+    async def retry(self, ref: str) -> JobShape:
+        await self._look()
+        row = self._find(ref)
+        if row["state"] not in FINAL:
+            raise StateConflict(f"{row['name']} has not ended", hint=f"spotctl cancel {row['id']}")
+        row["state"], row["reason"] = "QUEUED", "queued again"
+        return row
+
+    async def prices(self, query: PriceQuery) -> PricesShape:
+        await self._look()
+        quotes = [quote for quote in self.quotes if query.gpu is None or quote["gpu"] == query.gpu]
+        return {"quotes": quotes[: query.limit], "boards": self.boards, "more": len(quotes) > query.limit}
+
+    async def events(self, query: EventQuery) -> AsyncIterator[EventShape]:
+        await self._look()
+        for row in self.event_rows:
+            if row["id"] > (query.after or 0):
+                yield row
+        if query.follow:
+            await anyio.sleep_forever()
+
+    async def cost(self, ref: str | None) -> CostShape:
+        await self._look()
+        chosen = self.receipts if ref is None else [r for r in self.receipts if r["id"] == self._find(ref)["id"]]
+        return {
+            "receipts": chosen,
+            "spent_usd": sum(r["spent_usd"] for r in chosen),
+            "on_demand_usd": sum(r["on_demand_usd"] for r in chosen),
+            "saved_usd": sum(r["saved_usd"] for r in chosen),
+            "recoveries": sum(r["recoveries"] for r in chosen),
+            "lost_s": sum(r["lost_s"] for r in chosen),
+            "budgets": self.budgets,
+        }
+
+    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
+        await self._look()
+        self._find(ref)
+        return self.checkpoint_rows
+
+    async def files(self, ref: str, checkpoint: str | None) -> FilesShape:
+        await self._look()
+        row = self._find(ref)
+        if not self.file_rows:
+            raise NotFound("there are no outputs yet", hint=f"spotctl checkpoints {row['id']}")
+        return {
+            "id": row["id"],
+            "kind": "outputs" if checkpoint is None else "checkpoint",
+            "name": checkpoint or "outputs",
+            "files": self.file_rows,
+            "bytes": sum(entry["bytes"] for entry in self.file_rows),
+        }
+
+    async def read_file(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
+        await self._look()
+        self._find(ref)
+        if path not in self.contents:
+            raise NotFound(f"there is no file {path!r}")
+        data = self.contents[path]
+        step = 3 if len(data) < 100 else 65536
+        for begin in range(0, len(data), step):
+            if self.cut_files_at is not None and begin >= self.cut_files_at:
+                raise OSError("a chunk is corrupt")
+            yield data[begin : begin + step]
+
+    async def providers(self) -> list[ProviderShape]:
+        return self.provider_rows
+
+    async def doctor(self) -> DoctorShape:
+        return {"ok": all(check["ok"] for check in self.checks), "checks": self.checks}
+
+    async def reconcile(self) -> ReconcileShape:
+        await self._look()
+        return self.reconciled
+
+    def add_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        self.contents[path] = data
+        self.file_rows.append({"path": path, "kind": "file", "bytes": len(data), "mode": mode, "target": None})

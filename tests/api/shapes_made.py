@@ -1,0 +1,253 @@
+"""Rows for the test backend: complete shapes with defaults, overridden by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotd.api.shapes import (
+    AttemptCostShape,
+    AttemptShape,
+    BoardShape,
+    CheckpointShape,
+    EventShape,
+    JobDetailShape,
+    JobShape,
+    PlanShape,
+    ProviderShape,
+    QuoteShape,
+    ReceiptShape,
+)
+
+NOW = "2026-11-21T10:00:00.000Z"
+EARLIER = "2026-11-21T07:00:00.000Z"
+
+
+def checkpoint(**given: Any) -> CheckpointShape:
+    base: CheckpointShape = {
+        "name": "step-1200",
+        "attempt": 1,
+        "step": 1200,
+        "bytes": 1_500_000,
+        "at": "2026-11-21T09:30:00.000Z",
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # a test overrides keys of the shape by name
+
+
+def attempt(**given: Any) -> AttemptShape:
+    base: AttemptShape = {
+        "attempt": 1,
+        "state": "running",
+        "provider": "local",
+        "host": "h3",
+        "region": "here",
+        "market": "spot",
+        "gpu": "H100",
+        "gpu_count": 1,
+        "effective_usd_h": 2.31,
+        "ceiling_usd_gpu_h": 2.4,
+        "on_demand_usd_h": 3.9,
+        "intended_at": "2026-11-21T08:00:00.000Z",
+        "launched_at": "2026-11-21T08:00:01.000Z",
+        "running_at": "2026-11-21T08:01:00.000Z",
+        "ended_at": None,
+        "resumed_from": None,
+        "reason": None,
+        "detail": "",
+        "exit_code": None,
+        "spent_usd": 4.62,
+        "on_demand_usd": 7.8,
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def job(**given: Any) -> JobShape:
+    base: JobShape = {
+        "id": "6k0a1b2c3d",
+        "name": "llama-lora",
+        "state": "RUNNING",
+        "reason": "runs on local h3",
+        "provider": "local",
+        "host": "h3",
+        "gpu": "H100",
+        "gpu_count": 1,
+        "attempt": 1,
+        "attempts": [attempt()],
+        "effective_usd_h": 2.31,
+        "spent_usd": 4.62,
+        "on_demand_usd": 7.8,
+        "saved_usd": 3.18,
+        "recoveries": 0,
+        "checkpoint": checkpoint(),
+        "submitted_at": EARLIER,
+        "started_at": "2026-11-21T08:01:00.000Z",
+        "ended_at": None,
+        "verdict": "runs at $2.31 per GPU-hour, under the ceiling of $2.40",
+        "exit_code": None,
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def waiting_job(**given: Any) -> JobShape:
+    return job(
+        **{
+            "id": "6k0a9zzzzz",
+            "name": "prep",
+            "state": "WAITING_PRICE",
+            "reason": "the lowest H100 costs $2.61, the ceiling is $2.40",
+            "provider": None,
+            "host": None,
+            "attempt": 0,
+            "attempts": [],
+            "effective_usd_h": None,
+            "spent_usd": 0.0,
+            "on_demand_usd": 0.0,
+            "saved_usd": 0.0,
+            "checkpoint": None,
+            "started_at": None,
+            "verdict": "the lowest H100 costs $2.61, the ceiling is $2.40",
+            **given,
+        }
+    )
+
+
+def detail(row: JobShape) -> JobDetailShape:
+    return {
+        "job": row,
+        "spec": {"image": "pytorch/pytorch:2.9.0", "run": ["/bin/sh", "-c", "python train.py"], "secrets": ["TOKEN"]},
+        "code_sha256": "ab" * 32,
+        "code_bytes": 12_345,
+        "priority": 0,
+        "lost_s": 372.0,
+        "ceiling_usd_gpu_h": 2.4,
+        "budget_usd": 120.0,
+        "phase": "run",
+    }
+
+
+def quote(**given: Any) -> QuoteShape:
+    base: QuoteShape = {
+        "provider": "vast",
+        "offer": "771",
+        "host": "4410",
+        "region": "SE",
+        "market": "spot",
+        "interruption": "sudden",
+        "gpu": "H100",
+        "gpu_count": 1,
+        "gpu_vram_gb": 80.0,
+        "reliability": 0.99,
+        "effective_usd_h": 2.31,
+        "effective_usd_gpu_h": 2.31,
+        "on_demand_usd_h": 3.9,
+        "ceiling_usd_gpu_h": 2.4,
+        "fits": True,
+        "verdict": "ok",
+        "breakdown": {
+            "gpu_usd_h": 1.85,
+            "storage_usd_h": 0.0417,
+            "fee_usd_h": 0.3783,
+            "fee_multiplier": 1.2,
+            "upload_usd_h": 0.03,
+            "restore_usd_h": 0.01,
+            "total_usd_h": 2.31,
+            "per_gpu_usd_h": 2.31,
+        },
+        "at": NOW,
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def board(**given: Any) -> BoardShape:
+    base: BoardShape = {"provider": "vast", "offers": 1, "at": NOW, "error": ""}
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def plan(**given: Any) -> PlanShape:
+    base: PlanShape = {
+        "name": "llama-lora",
+        "spec": {},
+        "run": "python train.py",
+        "image": "pytorch/pytorch:2.9.0",
+        "workdir": None,
+        "secrets": [],
+        "ceilings": {"H100": 2.4},
+        "budget_usd": 120.0,
+        "candidates": [quote()],
+        "passed_over": [{"reason": "less disk than 100 GB", "offers": 12}],
+        "boards": [board()],
+        "fits": True,
+        "verdict_kind": "placed",
+        "verdict": "would start now on vast/4410",
+        "warnings": [],
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def event(**given: Any) -> EventShape:
+    base: EventShape = {
+        "id": 1,
+        "at": EARLIER,
+        "kind": "job.submitted",
+        "message": "queued",
+        "job": "6k0a1b2c3d",
+        "job_name": "llama-lora",
+        "attempt": None,
+        "data": {},
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def attempt_cost(**given: Any) -> AttemptCostShape:
+    base: AttemptCostShape = {
+        "attempt": 1,
+        "provider": "local",
+        "host": "h3",
+        "gpu": "H100",
+        "gpu_count": 1,
+        "market": "spot",
+        "effective_usd_h": 2.31,
+        "on_demand_usd_h": 3.9,
+        "started_at": "2026-11-21T08:00:00.000Z",
+        "ended_at": "2026-11-21T10:00:00.000Z",
+        "seconds": 7200.0,
+        "spent_usd": 4.62,
+        "on_demand_usd": 7.8,
+        "reason": "preempted",
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def receipt(**given: Any) -> ReceiptShape:
+    base: ReceiptShape = {
+        "id": "6k0a1b2c3d",
+        "name": "llama-lora",
+        "state": "SUCCEEDED",
+        "spent_usd": 4.62,
+        "on_demand_usd": 7.8,
+        "saved_usd": 3.18,
+        "recoveries": 1,
+        "lost_s": 372.0,
+        "budget_usd": 120.0,
+        "attempts": [attempt_cost()],
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def provider(**given: Any) -> ProviderShape:
+    base: ProviderShape = {
+        "name": "vast",
+        "title": "vast.ai",
+        "enabled": True,
+        "ok": True,
+        "detail": "64 offers",
+        "offers": 64,
+        "machines": 1,
+        "last_poll_at": "2026-11-21T09:59:30.000Z",
+        "last_listing_at": NOW,
+        "fee_multiplier": 1.2,
+        "capabilities": [
+            {"power": "bid_change", "available": True, "reason": ""},
+            {"power": "notices", "available": False, "reason": "vast.ai stops machines without a word"},
+        ],
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
