@@ -33,6 +33,12 @@ def _duration(value: Any) -> Any:
     return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
 
 
+def _no_number(value: Any) -> Any:
+    if isinstance(value, int | float):
+        raise ValueError('an instant or a duration needs its unit, like "1h30m" or 2026-03-02T14:00:00Z')
+    return value
+
+
 def _money(value: Any) -> Any:
     return micro_usd(value) if isinstance(value, str | float | int) else value
 
@@ -153,7 +159,9 @@ class EventSpec(_Model):
     """Something that happens to a host at a set time, so that demos and tests see the same preemptions every time."""
 
     do: Happening
-    at: AwareDatetime | Duration | None = Field(default=None, description="an instant, or since the market was opened")
+    at: Annotated[AwareDatetime | Duration | None, BeforeValidator(_no_number)] = Field(
+        default=None, description="an instant, or since the market was opened"
+    )
     after_launch: int | None = Field(default=None, ge=1, description="counts the market's launches from 1")
     delay: Duration = Field(default=timedelta(0), description="with after_launch: so long after it")
     host: str | None = Field(default=None, description="by default the host of that launch")

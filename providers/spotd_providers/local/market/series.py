@@ -86,7 +86,11 @@ class Seeded:
         self._tick = spec.tick
         self._decay = math.exp(-spec.tick / _REVERSION)
         self._memory = max(1, math.ceil(math.log(_FADED) / math.log(self._decay)))
+        fading = math.sqrt(1 - self._decay**2)
+        self._weights = [fading * self._decay**age for age in range(self._memory)]
         self._tick_at = lru_cache(maxsize=512)(self._compute)
+        # Neighbouring ticks share all but one of their shocks.
+        self._shock_at = lru_cache(maxsize=1024)(self._shock)
 
     def at(self, now: datetime) -> Tick:
         return self._tick_at((now - _EPOCH) // self._tick)
@@ -96,8 +100,7 @@ class Seeded:
 
     def deviation(self, number: int) -> float:
         """The autoregression at a tick, in standard deviations; never beyond `deviation_max`."""
-        scale = math.sqrt(1 - self._decay**2)
-        return scale * sum(self._decay**age * self._shock(number - age) for age in range(self._memory))
+        return sum(weight * self._shock_at(number - age) for age, weight in enumerate(self._weights))
 
     @property
     def deviation_max(self) -> float:
