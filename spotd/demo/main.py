@@ -1,0 +1,129 @@
+"""Plays the demo from start to proof."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty, Queue
+from typing import Any, Final
+
+from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.demo import proof
+from spotd.demo.script import DemoJob, jobs
+from spotd.demo.session import DemoFailed, Session, session
+from spotd.demo.view import Lines, Screen, View, opening
+from spotd_jobs.pack import pack
+
+TIME_LIMIT_S: Final = 150.0
+FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+CODE_BYTES_MAX: Final = 1_000_000
+
+
+def main(*, seed: int = 1, keep: bool = False, plain: bool = False) -> int:
+    """The exit code: 0 when every job finished and every hash equals that of its uninterrupted run."""
+    queue = jobs(seed)
+    try:
+        proof.check_numpy()
+        _say(opening([f"  {job.name:10} {job.about}" for job in queue]))
+        with session(seed, keep=keep) as running:
+            view: View = Screen() if sys.stdout.isatty() and not plain else Lines()
+            references = [proof.start_reference(job, running.folder / "uninterrupted" / job.name) for job in queue]
+            _submit(running.daemon, queue)
+            with view:
+                _watch(running, view, len(queue))
+            _say("")
+            _receipts(running.daemon)
+            proven = _prove(running.daemon, references)
+            if keep:
+                _say(f"kept: {running.folder}")
+        return 0 if proven else 1
+    except (DemoFailed, DaemonUnreachable, DaemonRefused) as failed:
+        sys.stderr.write(f"error: {failed}\n\nhint: spotd demo --keep keeps the logs\n")
+        return 1
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _submit(daemon: Daemon, queue: tuple[DemoJob, ...]) -> None:
+    folder = proof.training_folder()
+    packed = pack(folder, bytes_max=CODE_BYTES_MAX)
+    daemon.put_code(packed.sha256, io.BytesIO(packed.data), packed.size)
+    for job in queue:
+        draft = {"data": job.draft(folder), "flags": {}, "source": "", "base_dir": str(folder)}
+        daemon.submit(draft, code_sha256=packed.sha256, secrets={})
+
+
+def _watch(running: Session, view: View, count: int) -> None:
+    """Tells the story until every job is final."""
+    told: Queue[dict[str, Any]] = Queue(maxsize=10_000)
+    threading.Thread(target=_listen, args=(running.daemon, told), name="events", daemon=True).start()
+    deadline = time.monotonic() + TIME_LIMIT_S
+    while True:
+        running.check_alive()
+        page = running.daemon.jobs({})
+        view.jobs(page["now"], sorted(page["jobs"], key=lambda j: str(j["submitted_at"])))
+        for event in _drain(told):
+            view.event(event)
+        if sum(j["state"] in FINAL for j in page["jobs"]) == count:
+            time.sleep(0.3)
+            for event in _drain(told):
+                view.event(event)
+            return
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"the jobs did not finish within {TIME_LIMIT_S:.0f} s; the daemon's log is {running.log}")
+        time.sleep(0.2)
+
+
+def _listen(daemon: Daemon, told: Queue[dict[str, Any]]) -> None:
+    try:
+        for event in daemon.events({"follow": "true"}):
+            told.put(event)
+    except (DaemonUnreachable, DaemonRefused):
+        return  # the demo is over, or its end says why
+
+
+def _drain(told: Queue[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    while True:
+        try:
+            yield told.get_nowait()
+        except Empty:
+            return
+
+
+def _receipts(daemon: Daemon) -> None:
+    total = daemon.cost(None)
+    _say("receipts")
+    for receipt in sorted(total["receipts"], key=lambda r: str(r["name"])):
+        places = " -> ".join(a["host"] for a in receipt["attempts"] if a["started_at"])
+        _say(
+            f"  {receipt['name']:10} spent ${receipt['spent_usd']:.4f}, on-demand ${receipt['on_demand_usd']:.4f},"
+            f" saved ${receipt['saved_usd']:.4f}, recoveries {receipt['recoveries']},"
+            f" lost {receipt['lost_s'] / 60:.0f} min   {places}"
+        )
+    _say(
+        f"  {'together':10} spent ${total['spent_usd']:.4f}, on-demand ${total['on_demand_usd']:.4f},"
+        f" saved ${total['saved_usd']:.4f}, recoveries {total['recoveries']}"
+    )
+
+
+def _prove(daemon: Daemon, references: list[proof.Reference]) -> bool:
+    _say("proof: SHA-256 of the final weights, carried across machines / never interrupted")
+    proven = True
+    for reference in references:
+        state = daemon.job(reference.job.name)["job"]["state"]
+        if state != "SUCCEEDED":
+            _say(f"  {reference.job.name:10} {state}")
+            proven = False
+            continue
+        carried, straight = proof.delivered_sha256(daemon, reference.job), reference.sha256()
+        proven &= carried == straight
+        word = "equal" if carried == straight else "DIFFERENT"
+        _say(f"  {reference.job.name:10} {carried[:16]}... / {straight[:16]}...  {word}")
+    return proven

@@ -1,0 +1,140 @@
+"""What the demo plays: an evening in a small market, and three jobs of different manners.
+
+The evening runs 120 times faster than the wall. Two machines are taken away on cue, so that nobody has to wait for
+luck: the first launch's host is outbid without a word, the second's gives the two minutes' notice that AWS gives.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+TIME_SCALE: Final = 120
+EVENING: Final = datetime(2026, 3, 6, 20, 30, tzinfo=UTC)
+NIGHT_TARIFF_S: Final = 5_400
+"""When the night price comes, seconds after the market opened: 45 seconds of the wall."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoJob:
+    """One job of the demo; `flags` go to the training script, here and in the uninterrupted run."""
+
+    name: str
+    about: str
+    gpu: str
+    max_price: float
+    priority: int
+    flags: tuple[str, ...]
+    pace: float
+
+    def draft(self, workdir: Path) -> dict[str, Any]:
+        """The job in the shape of a job file."""
+        command = [sys.executable, "train.py", *self.flags, "--pace", str(self.pace)]
+        return {
+            "name": self.name,
+            "run": shlex.join(command),
+            "image": "python:3.12-slim",
+            "workdir": str(workdir),
+            "resources": {"gpu": [f"{self.gpu}:1"], "disk": "10GB"},
+            "price": {"max_price": self.max_price},
+            "checkpoint": {"every": "5m", "settle": "60s", "stop_grace": "90s"},
+            "schedule": {"priority": self.priority},
+        }
+
+
+def jobs(seed: int) -> tuple[DemoJob, ...]:
+    """The three jobs; the seed decides what they learn."""
+    return (
+        DemoJob(
+            name="numpy-net",
+            about="saves every few seconds; its first host will be outbid without warning",
+            gpu="RTX_4090",
+            max_price=0.50,
+            priority=10,
+            flags=("--steps", "600", "--save-every", "50", "--seed", str(seed)),
+            pace=0.04,
+        ),
+        DemoJob(
+            name="stubborn",
+            about="ignores SIGTERM; its first host will give two minutes' notice",
+            gpu="L40S",
+            max_price=1.00,
+            priority=5,
+            flags=("--steps", "700", "--save-every", "50", "--ignore-sigterm", "--seed", str(seed + 1)),
+            pace=0.04,
+        ),
+        DemoJob(
+            name="night-owl",
+            about="its ceiling is below the market until the night price comes",
+            gpu="H100_SXM",
+            max_price=2.00,
+            priority=0,
+            flags=("--steps", "300", "--save-every", "50", "--seed", str(seed + 2)),
+            pace=0.04,
+        ),
+    )
+
+
+def config(folder: Path, seed: int) -> str:
+    """The demo's configuration; also writes the night tariff that it names."""
+    rng = Random(seed)
+    tariff = folder / "night-tariff.csv"
+    tariff.write_text(f"time,price\n0,{2.45 + rng.random() / 10:.4f}\n{NIGHT_TARIFF_S},1.7900\n", encoding="utf-8")
+
+    def host(name: str, gpu: str, flavour: str, price: float, on_demand: float) -> str:
+        return f"""
+[[providers.local.hosts]]
+name = "{name}"
+gpu = "{gpu}"
+region = "{name.split("-")[0]}"
+flavour = "{flavour}"
+on_demand = {on_demand}
+spot = {{ kind = "seeded", base = {price:.4f}, volatility = 0.02, spikes = 0.0, stock_outs = 0.0 }}
+"""
+
+    hosts = [
+        host("attic-1", "RTX_4090", "sudden", 0.30 + rng.random() / 50, 0.69),
+        host("garage-1", "RTX_4090", "sudden", 0.34 + rng.random() / 50, 0.69),
+        host("campus-1", "L40S", "notice", 0.62 + rng.random() / 50, 1.29),
+        host("harbour-1", "L40S", "notice", 0.70 + rng.random() / 50, 1.29),
+    ]
+    return f"""[daemon]
+install = "demo"
+poll_every = "60s"
+time_scale = {TIME_SCALE}
+
+[budget]
+day = 50.0
+machines = 4
+
+[providers.local]
+seed = {seed}
+notice_lead = "2m"
+{"".join(hosts)}
+[[providers.local.hosts]]
+name = "tower-1"
+gpu = "H100_SXM"
+region = "tower"
+flavour = "notice"
+on_demand = 3.49
+spot = {{ kind = "csv", path = "{tariff}" }}
+
+[[providers.local.events]]
+do = "preempt"
+after_launch = 1
+delay = "25m"
+notice = false
+lasting = "2h"
+
+[[providers.local.events]]
+do = "preempt"
+after_launch = 2
+delay = "30m"
+notice = true
+lasting = "2h"
+"""
