@@ -32,6 +32,11 @@ class VastHarness(Harness):
     def __init__(self, cloud: VastCloud, faults: Faults, served: Served, folder: Path, clock: FakeClock) -> None:
         super().__init__(faults=faults, served=served, folder=folder, clock=clock, credential=CANARY)
         self.cloud = cloud
+        self.fake_clock = clock
+
+    def later(self, duration: timedelta) -> None:
+        """It is `duration` later for everybody."""
+        self.fake_clock.advance(duration)
 
     def settings(self) -> VastSettings:
         return VastSettings(base_url=self.served.url)
