@@ -54,12 +54,14 @@ class Surroundings(NamedTuple):
 
     Attributes:
         pointed: every name that a pointer file (`latest` ...) holds now or has ever held.
+        pointer_ns: when the newest pointer file was written, 0 without one.
         stable_s: for how long the entry has not changed.
         settle_s: how long that must be.
         ended_cleanly: `None` while the job runs; then whether it ended by itself with exit code 0.
     """
 
     pointed: frozenset[str]
+    pointer_ns: int
     stable_s: float
     settle_s: float
     ended_cleanly: bool | None
@@ -85,6 +87,13 @@ def is_pointer(folder: str, name: str) -> bool:
     return stat.S_ISREG(facts.st_mode) and facts.st_size <= _POINTER_BYTES_MAX
 
 
+def needs_pointer(tree: Tree) -> bool:
+    """Whether its framework finishes a checkpoint by naming it in a file beside it: DeepSpeed, Megatron-LM."""
+    if _MEGATRON_NAME.fullmatch(tree.name):
+        return True
+    return any(_DEEPSPEED_FILE.fullmatch(path) for path in tree.inside())
+
+
 def pointed_names(text: str) -> frozenset[str]:
     """The entries that the content of a pointer file names: a DeepSpeed tag, or a Megatron iteration."""
     word = text.strip()
@@ -102,7 +111,7 @@ def judge(folder: str, tree: Tree, around: Surroundings) -> Verdict:
         return _not_yet("it is empty")
     if any(path.rsplit("/", 1)[-1] == INCOMPLETE_MARK for path in inside):
         return _not_yet("it says that it is incomplete")
-    missing = _missing_mark(tree, inside, around.pointed)
+    missing = _missing_mark(tree, inside, around)
     if missing:
         return _not_yet(missing)
     finished = _finished(folder, tree, inside, around)
@@ -118,7 +127,7 @@ def _not_yet(why: str) -> Verdict:
     return Verdict(complete=False, why=why)
 
 
-def _missing_mark(tree: Tree, inside: dict[str, Node], pointed: frozenset[str]) -> str:
+def _missing_mark(tree: Tree, inside: dict[str, Node], around: Surroundings) -> str:
     """What a framework's own checkpoint lacks; empty if nothing."""
     for path in inside:
         if path.endswith(".distcp"):
@@ -128,11 +137,9 @@ def _missing_mark(tree: Tree, inside: dict[str, Node], pointed: frozenset[str]) 
                 return "its .metadata is not written yet"
     if _HF_NAME.fullmatch(tree.name) and "training_args.bin" in inside and "trainer_state.json" not in inside:
         return "its trainer_state.json is not written yet"
-    if tree.name not in pointed:
-        if any(_DEEPSPEED_FILE.fullmatch(path) for path in inside):
-            return "the file latest does not name it yet"
-        if _MEGATRON_NAME.fullmatch(tree.name):
-            return "the file latest_checkpointed_iteration.txt does not name it yet"
+    # One that was passed unnoticed has no name of its own any more, but was finished before a later one was named.
+    if needs_pointer(tree) and tree.name not in around.pointed and tree.changed_ns > around.pointer_ns:
+        return "the framework's pointer file does not name it yet"
     return ""
 
 

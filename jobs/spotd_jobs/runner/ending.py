@@ -10,7 +10,6 @@ import json
 import os
 import time
 from typing import Any
-from urllib.parse import quote
 
 from spotd_jobs.runner.clocks import now_text, steady
 from spotd_jobs.runner.files import write_whole
@@ -52,10 +51,10 @@ def _ask(how: dict[str, Any], outcome: str) -> None:
         content = json.dumps({"at": now_text(), "outcome": outcome})
         write_whole(os.path.join(os.getcwd(), MACHINE_DONE), content.encode(), durable=True)
     elif method == "vast":
-        place = "/api/v0/instances/%s/" % quote(_own("CONTAINER_ID"), safe="")
+        place = "/api/v0/instances/%s/" % _quoted(_own("CONTAINER_ID"))
         _delete((how.get("base_url") or _VAST).rstrip("/") + place, _own("CONTAINER_API_KEY"))
     elif method == "runpod":
-        place = "/v2/pods/%s" % quote(_own("RUNPOD_POD_ID"), safe="")
+        place = "/v2/pods/%s" % _quoted(_own("RUNPOD_POD_ID"))
         _delete((how.get("base_url") or _RUNPOD).rstrip("/") + place, _own("RUNPOD_API_KEY"))
     elif method == "shutdown":
         _shut_down()
@@ -68,6 +67,12 @@ def _own(name: str) -> str:
     if not value:
         raise RuntimeError("the host has no " + name)
     return value
+
+
+def _quoted(part: str) -> str:
+    from urllib.parse import quote
+
+    return quote(part, safe="")
 
 
 def _delete(url: str, key: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
+import sys
 import threading
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
@@ -14,12 +14,12 @@ _NICE = 10
 
 def be_lowkey() -> None:
     """The calling thread yields processor and disk to others, where the system lets single threads do so."""
-    if not hasattr(threading, "get_native_id") or platform.system() != "Linux":
+    if not hasattr(threading, "get_native_id") or not sys.platform.startswith("linux"):
         return
     thread = threading.get_native_id()
     try:
         os.setpriority(os.PRIO_PROCESS, thread, _NICE)  # on Linux this is one thread's own
-        number = _IOPRIO_SET.get(platform.machine())
+        number = _IOPRIO_SET.get(os.uname().machine)
         if number is not None:
             import ctypes
 

@@ -11,7 +11,6 @@ import json
 import os
 import threading
 from typing import Any, Callable, NamedTuple
-from urllib.parse import quote
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import steady
@@ -220,6 +219,8 @@ class Restore:
                 if url:
                     return str(url)
                 if offer.get("chunks_base"):
+                    from urllib.parse import quote
+
                     return str(offer["chunks_base"]) + quote(key, safe="/-_.~")
         raise BadCheckpoint("the grant has no leave to read one of its chunks")
 

@@ -87,6 +87,7 @@ class Saver:
         self._published: set[str] = set()
         self._names_are_free = True
         self._pointed: set[str] = set()
+        self._pointer_ns = 0
         self._queue: list[_Taken] = []
         self._current: _Taken | None = None
         self._change = threading.Condition()
@@ -213,6 +214,7 @@ class Saver:
             return None
         around = complete.Surroundings(
             pointed=frozenset(self._pointed),
+            pointer_ns=self._pointer_ns,
             # After a death it is how long it had been left alone *then*: waiting longer proves nothing.
             stable_s=(end.at if end is not None else steady()) - watched.since,
             settle_s=self._settle_s,
@@ -258,9 +260,13 @@ class Saver:
 
     def _read_pointers(self) -> None:
         for name in complete.POINTERS:
-            text = read_text(os.path.join(self._folder, name), 4096)
-            if text:
-                self._pointed |= complete.pointed_names(text)
+            place = os.path.join(self._folder, name)
+            if complete.is_pointer(self._folder, name):
+                try:
+                    self._pointer_ns = max(self._pointer_ns, os.stat(place).st_mtime_ns)
+                except OSError:
+                    continue
+                self._pointed |= complete.pointed_names(read_text(place, 4096) or "")
 
     # --- the uploader -----------------------------------------------------------------------------------------------
 
@@ -303,7 +309,7 @@ class Saver:
             upload = TreeUpload(
                 taken.stage, self._store, self._known, self.progress, self._chunk_bytes, self._must_yield
             )
-            files = upload.run(self._store.parallel) + self._companions(name)
+            files = upload.run(self._store.parallel) + self._companions(taken.stage.tree)
             manifest = self._store.document(
                 kind="checkpoint",
                 name=name,
@@ -334,18 +340,19 @@ class Saver:
         )
         taken.stage.release()
 
-    def _companions(self, name: str) -> list[dict[str, Any]]:
+    def _companions(self, of: tree.Tree) -> list[dict[str, Any]]:
         """Pointer files and links beside the entry that name it: without them the framework would not find it again.
 
         They are stored as files of their own content, small enough for one chunk.
         """
-        entries = []
+        name, entries = of.name, []
+        is_named = name in self._pointed or complete.needs_pointer(of)
         for beside in sorted(os.listdir(self._folder)):
             place = os.path.join(self._folder, beside)
             if os.path.islink(place):
                 if os.readlink(place) == name and not complete.is_temporary(beside):
                     entries.append(_plain_entry(beside, "link", name))
-            elif complete.is_pointer(self._folder, beside) and name in self._pointed:
+            elif is_named and complete.is_pointer(self._folder, beside):
                 text = read_text(place, 4096) or ""
                 if name not in complete.pointed_names(text):
                     # It names a newer one by now; what is restored must find itself.
