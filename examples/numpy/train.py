@@ -58,8 +58,10 @@ def save(state: dict, folder: Path) -> None:
     arrays = {f"w{i}": w for i, w in enumerate(state["weights"])}
     arrays |= {f"m{i}": m for i, m in enumerate(state["momentum"])}
     inner = state["rng"].bit_generator.state["state"]
-    arrays["rng"] = np.array([inner["state"] >> 64, inner["state"] & (2**64 - 1), inner["inc"] >> 64,
-                              inner["inc"] & (2**64 - 1)], dtype=np.uint64)
+    arrays["rng"] = np.array(
+        [inner["state"] >> 64, inner["state"] & (2**64 - 1), inner["inc"] >> 64, inner["inc"] & (2**64 - 1)],
+        dtype=np.uint64,
+    )
     with (tmp / "state.npz").open("wb") as out:
         np.savez(out, step=state["step"], **arrays)
         out.flush()
