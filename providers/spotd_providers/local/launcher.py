@@ -44,6 +44,8 @@ def start_server(folder: Path, settings: LocalSettings, clock: HostClock) -> End
         finally:
             os.close(writer)
         word = _one_line(reader)
+    except subprocess.TimeoutExpired as exc:
+        raise Unavailable(f"the local market does not start within {START_TIMEOUT_S:.0f} s") from exc
     finally:
         os.close(reader)
     endpoint = find_endpoint(folder)
@@ -74,12 +76,14 @@ def _agree_on_time(file: Path, clock: HostClock) -> None:
 
 def _spawn(folder: Path, ready: int, *, idle_exit: timedelta) -> None:
     with (folder / "server.log").open("ab") as log:
-        process = subprocess.Popen(
+        # It detaches itself, so what we wait for here is only its first process.
+        subprocess.run(
             [
                 sys.executable,
                 "-P",
                 "-m",
                 "spotd_providers.local.server",
+                "--detach",
                 "--dir",
                 str(folder),
                 "--ready-fd",
@@ -94,9 +98,9 @@ def _spawn(folder: Path, ready: int, *, idle_exit: timedelta) -> None:
             stderr=log,
             pass_fds=[ready],
             start_new_session=True,
+            check=False,
+            timeout=START_TIMEOUT_S,
         )
-    # It is meant to outlive us: Popen must neither warn nor wait.
-    process.returncode = 0
 
 
 def _one_line(reader: int) -> str:

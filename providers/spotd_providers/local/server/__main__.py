@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from spotd_providers.local.server.files import (
     find_endpoint,
     held,
     spec_of,
+    take,
     withdraw,
 )
 
@@ -48,16 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stop", action="store_true", help="end every machine and the server")
     parser.add_argument("--idle-exit", type=float, default=600.0, help="seconds without machines and calls (0: never)")
     parser.add_argument("--ready-fd", type=int, default=-1, help="a pipe to which one line is written once it serves")
+    parser.add_argument("--detach", action="store_true", help="go on as a child of nobody")
     options = parser.parse_args(arguments)
+    if options.detach and os.fork():
+        os._exit(0)  # whoever started us has nobody to wait for
     folder: Path = options.dir.resolve()
     if options.stop:
         return stop(folder)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     word = "ready"
     try:
-        with _held_soon(folder):
-            withdraw(folder)
-            _serve(folder, idle_exit_s=options.idle_exit, ready_fd=options.ready_fd)
+        _take_soon(folder)
+        withdraw(folder)
+        _serve(folder, idle_exit_s=options.idle_exit, ready_fd=options.ready_fd)
         return 0
     except AlreadyServed:
         word = "already served"
@@ -92,24 +96,23 @@ def stop(folder: Path) -> int:
     return 1
 
 
-@contextlib.contextmanager
-def _held_soon(folder: Path) -> Iterator[None]:
-    """The market is ours; waits for another server that is just ending, or until it is clear that it serves.
+def _take_soon(folder: Path) -> None:
+    """The market is ours until this process has ended, so that whoever gets it next finds nobody there any more.
+
+    Waits for another server that is just ending, or until it is clear that it serves.
 
     Raises:
         AlreadyServed: another server serves it.
     """
     give_up_at = time.monotonic() + _HANDOVER_TIMEOUT_S
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(held(folder))
-                break
-            except AlreadyServed:
-                if find_endpoint(folder) is not None or time.monotonic() > give_up_at:
-                    raise
-            time.sleep(_PAUSE_MIN_S)
-        yield
+    while True:
+        try:
+            take(folder)
+            return
+        except AlreadyServed:
+            if find_endpoint(folder) is not None or time.monotonic() > give_up_at:
+                raise
+        time.sleep(_PAUSE_MIN_S)
 
 
 def _post_shutdown(endpoint: Endpoint) -> None:

@@ -78,9 +78,8 @@ def spec_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """No other server can have this market inside the block.
+def take(folder: Path) -> int:
+    """No other server can have this market until the returned descriptor is closed, or the process has ended.
 
     Raises:
         AlreadyServed: another one has it.
@@ -88,10 +87,22 @@ def held(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise AlreadyServed(f"another server has the market in {folder}") from exc
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(descriptor)
+        raise AlreadyServed(f"another server has the market in {folder}") from exc
+    return descriptor
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """No other server can have this market inside the block.
+
+    Raises:
+        AlreadyServed: another one has it.
+    """
+    descriptor = take(folder)
+    try:
         yield
     finally:
         os.close(descriptor)
