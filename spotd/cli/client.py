@@ -41,9 +41,10 @@ def spotctl() -> None:
     """
 
 
-def main() -> None:
-    sys.exit(run(spotctl, "spotctl"))
+def main() -> int:
+    """The exit code of this process's command line."""
+    return run(spotctl, "spotctl")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

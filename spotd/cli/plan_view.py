@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from spotd.api.shapes import PlanShape, QuoteShape
 
 _COLUMNS = (
-    Column(title="WHERE", shrinks=True, least=8),
-    Column(title="GPU", shrinks=True, least=6),
-    Column(title="MARKET", shrinks=True, least=4),
+    Column(title="WHERE", least=8),
+    Column(title="GPU", least=6),
+    Column(title="MARKET", least=4, drop=1),
     Column(title="GPU$/H", right=True),
     Column(title="+DISK", right=True),
     Column(title="+FEE", right=True),
@@ -23,7 +23,7 @@ _COLUMNS = (
     Column(title="=$/H", right=True),
     Column(title="$/GPU-H", right=True),
     Column(title="CEILING", right=True),
-    Column(title="VERDICT", shrinks=True, least=8),
+    Column(title="VERDICT", least=8),
 )
 
 

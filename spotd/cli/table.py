@@ -1,30 +1,36 @@
 """Tables: drawn by rich on a terminal, aligned plain text anywhere else.
 
-rich costs more to import than a whole `ls` takes, so nothing imports it but the function that draws.
+rich costs more to import than a whole `ls` takes, so nothing imports it but the function that draws. How wide each
+column may be is decided here: rich shares a narrow terminal out in proportion, which cuts the last columns away to show
+the whole of a long name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spotd.cli import stdout
+from spotd.cli import stderr, stdout
 from spotd.cli.words import clean
 
-_GAP: Final = "  "
-_WIDE: Final = 100
-"""From so many columns on there is room for a wider gap."""
+_GAP: Final = 2
+_GAP_NARROW: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column; one that `shrinks` gives up width when the terminal is narrow, but not below `least`."""
+    """A column of a table.
+
+    Attributes:
+        least: on a narrow terminal it shrinks down to so many characters; 0 never shrinks.
+        drop: on a still narrower one it is left out, those with the greatest figure first; 0 is never left out.
+    """
 
     title: str
     right: bool = False
-    shrinks: bool = False
-    least: int = 6
+    least: int = 0
+    drop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,55 +62,86 @@ def state_cell(state: str) -> Cell:
 
 
 def show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """The table is on stdout."""
-    drawn_for = stdout.width() if stdout.is_terminal() else None
-    stdout.write(text(columns, rows, drawn_for=drawn_for, colour=stdout.colour()))
+    """The table is on stdout; columns that found no room are named on stderr."""
+    if not stdout.is_terminal():
+        stdout.write(plain(columns, rows))
+        return
+    drawn, left_out = fitted(columns, rows, width=stdout.width(), colour=stdout.colour())
+    stdout.write(drawn)
+    if left_out:
+        stderr.note(f"left out for want of room: {', '.join(left_out)}; a wider terminal or -o json shows it")
 
 
 def text(columns: Sequence[Column], rows: Sequence[Row], *, drawn_for: int | None, colour: bool = False) -> str:
     """The table for a terminal of so many columns, or plain where that is `None`."""
-    return plain(columns, rows) if drawn_for is None else _drawn(columns, rows, width=drawn_for, colour=colour)
+    if drawn_for is None:
+        return plain(columns, rows)
+    return fitted(columns, rows, width=drawn_for, colour=colour)[0]
+
+
+def _words(cell: str | Cell) -> str:
+    return clean(cell.text if isinstance(cell, Cell) else cell) or "-"
 
 
 def plain(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     """The table as aligned text, never cut, so that a program can read it too."""
-    texts = [[clean(cell.text if isinstance(cell, Cell) else cell) or "-" for cell in row] for row in rows]
-    widths = [max([len(column.title), *(len(row[place]) for row in texts)]) for place, column in enumerate(columns)]
+    texts = [[column.title for column in columns], *([_words(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[place]) for row in texts) for place in range(len(columns))]
     lines = []
-    for row in [[column.title for column in columns], *texts]:
+    for row in texts:
         parts = [
-            text.rjust(width) if column.right else text.ljust(width)
-            for text, width, column in zip(row, widths, columns, strict=True)
+            word.rjust(width) if column.right else word.ljust(width)
+            for word, width, column in zip(row, widths, columns, strict=True)
         ]
-        lines.append(_GAP.join(parts).rstrip())
+        lines.append((" " * _GAP).join(parts).rstrip())
     return "\n".join(lines) + "\n"
 
 
-def _drawn(columns: Sequence[Column], rows: Sequence[Row], *, width: int, colour: bool) -> str:
+def widths_for(columns: Sequence[Column], natural: Sequence[int], *, room: int) -> Mapping[int, int]:
+    """The width of each column that is shown, by its place."""
+    widths = dict(enumerate(natural))
+    while True:
+        excess = sum(widths.values()) + _gap(widths, room) * (len(widths) - 1) - room
+        for _ in range(excess):
+            wide = [place for place, width in widths.items() if 0 < columns[place].least < width]
+            if not wide:
+                break
+            widths[max(wide, key=lambda place: widths[place])] -= 1
+        else:
+            return widths
+        droppable = [place for place in widths if columns[place].drop]
+        if not droppable:
+            return widths
+        del widths[max(droppable, key=lambda place: columns[place].drop)]
+        widths = {place: natural[place] for place in widths}
+
+
+def _gap(widths: Mapping[int, int], room: int) -> int:
+    return _GAP if sum(widths.values()) + _GAP * (len(widths) - 1) <= room else _GAP_NARROW
+
+
+def fitted(columns: Sequence[Column], rows: Sequence[Row], *, width: int, colour: bool) -> tuple[str, tuple[str, ...]]:
+    """The table drawn for a terminal, and the titles of the columns that were left out."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2 if width >= _WIDE else 1, 0, 0), pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis" if column.shrinks else "ignore",
-            min_width=column.least if column.shrinks else _natural(columns, rows, column),
-        )
+    natural = [
+        max([len(column.title), *(cell_len(_words(row[place])) for row in rows)])
+        for place, column in enumerate(columns)
+    ]
+    widths = widths_for(columns, natural, room=width)
+    table = Table(box=None, padding=(0, _gap(widths, width), 0, 0), pad_edge=False, header_style="bold")
+    for place, shown in widths.items():
+        justify = "right" if columns[place].right else "left"
+        table.add_column(columns[place].title, justify=justify, no_wrap=True, overflow="ellipsis", width=shown)  # type: ignore[arg-type]  # one of rich's literals
     for row in rows:
-        cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-        table.add_row(*(Text(clean(cell.text) or "-", style=cell.style, end="") for cell in cells))
+        cells = [(_words(row[place]), row[place]) for place in widths]
+        table.add_row(*(Text(words, style=cell.style if isinstance(cell, Cell) else "") for words, cell in cells))
     # Drawn into memory: every byte leaves through the module that owns its stream and handles closed pipes.
     console = Console(width=width, force_terminal=True, no_color=not colour, highlight=False)
     with console.capture() as capture:
         console.print(table)
-    return capture.get()
-
-
-def _natural(columns: Sequence[Column], rows: Sequence[Row], column: Column) -> int:
-    place = columns.index(column)
-    cells = [row[place] for row in rows]
-    return max([len(column.title), *(len(clean(cell.text if isinstance(cell, Cell) else cell)) for cell in cells)])
+    left_out = tuple(column.title for place, column in enumerate(columns) if place not in widths)
+    return capture.get(), left_out

@@ -128,6 +128,12 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def count(number: int, noun: str) -> str:
+    """The number with its noun, in the plural where that is due."""
+    ending = "" if number == 1 else "ies" if noun.endswith("y") else "s"
+    return f"{number} {noun.removesuffix('y') if ending == 'ies' else noun}{ending}"
+
+
 def instant(text: str | None) -> datetime | None:
     """The instant of a JSON answer."""
     return None if text is None else datetime.fromisoformat(text)

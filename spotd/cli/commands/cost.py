@@ -12,7 +12,7 @@ from spotd.cli.commands.jobs import gpu_text, where_text
 from spotd.cli.options import JSON, TABLE, output
 from spotd.cli.table import Column, Row, state_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, dollars, local_text, money, price, span_text
+from spotd.cli.words import NOTHING, clean, count, dollars, local_text, money, price, span_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _JOB_COLUMNS = (
     Column(title="ID"),
-    Column(title="NAME", shrinks=True, least=8),
+    Column(title="NAME", least=8),
     Column(title="STATE"),
     Column(title="SPENT", right=True),
     Column(title="ON-DEMAND", right=True),
@@ -30,15 +30,15 @@ _JOB_COLUMNS = (
 )
 _ATTEMPT_COLUMNS = (
     Column(title="TRY", right=True),
-    Column(title="WHERE", shrinks=True, least=10),
-    Column(title="GPU", shrinks=True, least=6),
-    Column(title="MARKET", shrinks=True, least=4),
-    Column(title="FROM"),
+    Column(title="WHERE", least=10),
+    Column(title="GPU", least=6, drop=1),
+    Column(title="MARKET", least=4, drop=3),
+    Column(title="FROM", drop=4),
     Column(title="RAN", right=True),
     Column(title="$/H", right=True),
     Column(title="SPENT", right=True),
     Column(title="ON-DEMAND", right=True),
-    Column(title="END", shrinks=True, least=8),
+    Column(title="END", least=8),
 )
 
 
@@ -63,7 +63,7 @@ def cost(*, ref: str | None, output: str) -> None:
         stdout.line(
             f"total: spent {dollars(shape['spent_usd'])}, on demand {dollars(shape['on_demand_usd'])}, "
             f"saved {dollars(shape['saved_usd'])}{_percent(shape['saved_usd'], shape['on_demand_usd'])}, "
-            f"{shape['recoveries']} recoveries, {minutes(shape['lost_s'])} lost"
+            f"{count(shape['recoveries'], 'recovery')}, {minutes(shape['lost_s'])} lost"
         )
     _show_budgets(shape["budgets"])
 

@@ -2,14 +2,108 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-_CONFIG = click.option(
+from spotd.cli import stderr, stdout
+from spotd.cli.codes import ExitCode
+from spotd.cli.failures import CommandFailed
+from spotd.cli.words import clean
+
+if TYPE_CHECKING:
+    from spotd.config.load import Loaded
+
+_config_option = click.option(
     "--config",
-    "config",
+    "config_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Configuration; default: $SPOTD_CONFIG, then the user's, then /etc/spotd/config.toml.",
 )
+
+
+@click.command()
+@_config_option
+def run(*, config_path: Path | None) -> int:
+    """Run the daemon in the foreground until SIGTERM or Ctrl-C; machines go on and the next start adopts them."""
+    from spotd.daemon.main import run as run_daemon
+
+    return run_daemon(config_path, {})
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True, help="Of prices and jobs.")
+@click.option("--keep", is_flag=True, help="Leave the folder with state, logs and outputs behind.")
+@click.option("--plain", is_flag=True, help="Lines instead of a live view.")
+def demo(*, seed: int, keep: bool, plain: bool) -> int:
+    """Watch real jobs being bought, taken away and resumed: no account, no configuration, nothing left behind."""
+    from spotd.demo.main import main as run_demo
+
+    return run_demo(seed=seed, keep=keep, plain=plain)
+
+
+@click.command()
+@_config_option
+def migrate(*, config_path: Path | None) -> None:
+    """Bring the state database to this version; `spotd run` does the same when it starts."""
+    loaded = _loaded(config_path)
+    from spotd import paths
+    from spotd.config.model import SQLITE_DEFAULT
+    from spotd.store import Store, StoreError
+
+    state = loaded.config.daemon.state
+    place: Any = paths.state_dir(os.environ) / "state.db" if state == SQLITE_DEFAULT else state
+    try:
+        if isinstance(place, Path):
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with Store.open(place):
+            pass
+    except StoreError as exc:
+        raise CommandFailed(exc.message, code=ExitCode.LOCAL_IO, hint=exc.hint) from exc
+    stdout.line(f"{place} is at this version")
+
+
+@click.group()
+def config() -> None:
+    """Check the configuration, or print an example."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@_config_option
+def check(*, file: Path | None, config_path: Path | None) -> None:
+    """Say what is wrong with the configuration, or that nothing is. FILE is the same as --config FILE."""
+    loaded = _loaded(file or config_path)
+    for problem in loaded.warnings:
+        stderr.warning(problem.sentence("" if loaded.path is None else str(loaded.path)))
+        if problem.hint:
+            stderr.line(f"  hint: {clean(problem.hint)}")
+    where = "there is no configuration file; the defaults hold" if loaded.path is None else f"{loaded.path} is in order"
+    stdout.line(where)
+
+
+@config.command()
+def example() -> None:
+    """Print a configuration with every key, its default and what it means."""
+    from spotd.config.example import example_text
+
+    stdout.write(example_text())
+
+
+def _loaded(path: Path | None) -> Loaded:
+    """The configuration in force.
+
+    Raises:
+        CommandFailed: with every mistake and its place.
+    """
+    from spotd.config.load import load
+    from spotd_jobs.spec.problems import FileProblems
+
+    try:
+        return load(path)
+    except FileProblems as exc:
+        rows = [(problem.sentence(exc.source), problem.hint) for problem in exc.problems]
+        raise CommandFailed("the configuration cannot be used", code=ExitCode.USAGE, rows=rows) from exc

@@ -12,20 +12,20 @@ from spotd.cli.options import ID, JSON, TABLE, job_argument, output
 from spotd.cli.pulling import choose, pull_into
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, local_text, size_text
+from spotd.cli.words import NOTHING, clean, count, local_text, size_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
     from spotd.api.shapes import CheckpointShape, FilesShape
 
 _CHECKPOINT_COLUMNS = (
-    Column(title="NAME", shrinks=True, least=10),
+    Column(title="NAME", least=10),
     Column(title="STEP", right=True),
     Column(title="SIZE", right=True),
     Column(title="BY ATTEMPT", right=True),
     Column(title="AT"),
 )
-_FILE_COLUMNS = (Column(title="PATH", shrinks=True, least=20), Column(title="SIZE", right=True))
+_FILE_COLUMNS = (Column(title="PATH", least=20), Column(title="SIZE", right=True))
 
 
 @click.command()
@@ -115,4 +115,4 @@ def pull(
         stdout.write("".join(f"{clean(str(folder / entry['path']))}\n" for entry in files))
         size = size_text(sum(entry["bytes"] for entry in files))
         kept = f", {pulled.kept} of them there already" if pulled.kept else ""
-        stderr.note(f"{len(files)} files, {size}{kept}, in {folder}")
+        stderr.note(f"{count(len(files), 'file')}, {size}{kept}, in {folder}")

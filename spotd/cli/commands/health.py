@@ -11,7 +11,7 @@ from spotd.cli.codes import ExitCode
 from spotd.cli.options import ID, JSON, TABLE, output
 from spotd.cli.table import Cell, Column, Row
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, seconds_between, short_span
+from spotd.cli.words import NOTHING, clean, count, seconds_between, short_span
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 
@@ -24,9 +24,9 @@ _PROVIDER_COLUMNS = (
     Column(title="OFFERS", right=True),
     Column(title="MACHINES", right=True),
     Column(title="POLLED", right=True),
-    Column(title="FEE", right=True),
-    Column(title="CAN", shrinks=True, least=8),
-    Column(title="DETAIL", shrinks=True, least=10),
+    Column(title="FEE", right=True, drop=1),
+    Column(title="CAN", least=8, drop=2),
+    Column(title="DETAIL", least=10),
 )
 
 
@@ -115,7 +115,7 @@ def reconcile(*, output: str) -> None:
         return
     shape: ReconcileShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for listing in shape["listings"]:
-        found = f"{listing['machines']} machines" if listing["complete"] else "no complete list"
+        found = count(listing["machines"], "machine") if listing["complete"] else "no complete list"
         stdout.line(clean(": ".join(part for part in (listing["provider"], found, listing["error"]) if part)))
     for action in shape["actions"]:
         stdout.line(clean(action))

@@ -26,31 +26,31 @@ from spotd.cli.words import (
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import AttemptShape, JobDetailShape, JobShape, QuoteShape, WhyShape
+    from spotd.api.shapes import AttemptShape, BoardShape, JobDetailShape, JobShape, QuoteShape, WhyShape
 
 LS_COLUMNS = (
     Column(title="ID"),
-    Column(title="NAME", shrinks=True, least=8),
-    Column(title="STATE"),
-    Column(title="GPU", shrinks=True, least=6),
-    Column(title="WHERE", shrinks=True, least=6),
+    Column(title="NAME", least=8),
+    Column(title="STATE", least=10),
+    Column(title="GPU", least=6),
+    Column(title="WHERE", least=6),
     Column(title="$/H", right=True),
     Column(title="SPENT", right=True),
-    Column(title="SAVED", right=True),
-    Column(title="RECOV", right=True),
-    Column(title="CKPT", shrinks=True, least=5),
+    Column(title="SAVED", right=True, drop=1),
+    Column(title="RECOV", right=True, drop=2),
+    Column(title="CKPT", least=5),
     Column(title="AGE", right=True),
 )
 _ATTEMPT_COLUMNS = (
     Column(title="TRY", right=True),
-    Column(title="WHERE", shrinks=True, least=10),
-    Column(title="GPU", shrinks=True, least=6),
+    Column(title="WHERE", least=10),
+    Column(title="GPU", least=6),
     Column(title="$/H", right=True),
     Column(title="SPENT", right=True),
-    Column(title="STARTED"),
+    Column(title="STARTED", drop=1),
     Column(title="RAN", right=True),
-    Column(title="RESUMED FROM", shrinks=True, least=8),
-    Column(title="END", shrinks=True, least=8),
+    Column(title="RESUMED FROM", least=8),
+    Column(title="END", least=8),
 )
 
 
@@ -227,32 +227,26 @@ def why(*, ref: str, output: str) -> None:
         stdout.document(answer)
         return
     shape: WhyShape = answer["why"]
-    lines = [f"{shape['name']} ({shape['id']}) is {shape['state']}: {shape['sentence']}"]
     best, ceiling = shape["best"], shape["ceiling_usd_gpu_h"]
+    lines = [clean(f"{shape['name']} ({shape['id']}) is {shape['state']}: {shape['sentence']}")]
     if ceiling is not None:
         lines.append(f"  ceiling   ${price(ceiling)} per GPU-hour")
     if best is not None:
-        lines.append(f"  best now  {quote_text(best)}")
+        lines.append(f"  best now  {clean(quote_text(best))}")
     if shape["passed_over"]:
         lines.append("  passed over:")
-        lines += [f"    {row['offers']:>5}  {row['reason']}" for row in shape["passed_over"]]
+        lines += [f"    {row['offers']:>5} offers: {clean(row['reason'])}" for row in shape["passed_over"]]
     if shape["until"] is not None:
         lines.append(f"  looks again by {local_text(shape['until'])}")
-    lines += [f"  {row['provider']} shows no prices: {row['error']}" for row in shape["boards"] if row["error"]]
+    lines += [f"  {_silence(row)}" for row in shape["boards"] if row["error"]]
     if shape["events"]:
         lines.append("  lately:")
-        lines += [f"    {local_text(event['at'])}  {event['message']}" for event in shape["events"]]
-    stdout.write("".join(f"{_indented(text)}\n" for text in lines))
+        lines += [f"    {local_text(event['at'])}  {clean(event['message'])}" for event in shape["events"]]
+    stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _indented(text: str) -> str:
-    body = text.lstrip(" ")
-    return text[: len(text) - len(body)] + _keeping_gaps(body)
-
-
-def _keeping_gaps(text: str) -> str:
-    """`clean` for a line whose double spaces are its layout."""
-    return "  ".join(clean(part) for part in text.split("  "))
+def _silence(board: BoardShape) -> str:
+    return clean(f"{board['provider']} shows no prices: {board['error']}")
 
 
 def quote_text(quote: QuoteShape) -> str:

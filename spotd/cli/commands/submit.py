@@ -18,7 +18,7 @@ from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, output
 from spotd.cli.plan_view import plan_text
 from spotd.cli.secrets import collect
-from spotd.cli.words import price, size_text
+from spotd.cli.words import count, price, size_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 
@@ -81,8 +81,8 @@ def _job_options(function: F) -> F:
     return function
 
 
-@click.command(cls=_WithCommand, options_metavar="[OPTIONS] [-- COMMAND...]")
-@click.argument("file", metavar="[JOB.toml]", required=False)
+@click.command(cls=_WithCommand)
+@click.argument("file", metavar="[JOB.toml] [-- COMMAND...]", required=False)
 @_job_options
 @click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the job; may be repeated.")
 @click.option("--secret", "secret", multiple=True, metavar="NAME", help="Secret, read from this environment.")
@@ -199,7 +199,7 @@ def _upload(daemon: Daemon, workdir: Path) -> str:
         return packed.sha256
     with stderr.Progress("upload", packed.size) as progress:
         daemon.put_code(packed.sha256, _Watched(packed.data, progress), packed.size)
-    stderr.note(f"packed {packed.file_count} files, {size_text(packed.size)}")
+    stderr.note(f"packed {count(packed.file_count, 'file')}, {size_text(packed.size)}")
     return packed.sha256
 
 

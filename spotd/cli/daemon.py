@@ -1,0 +1,39 @@
+"""`spotd`: the table of its commands."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from spotd.cli.entry import run
+from spotd.cli.lazy import Lazy, LazyGroup
+
+_HERE = "spotd.cli.commands.daemon"
+
+COMMANDS = {
+    "run": Lazy(target=f"{_HERE}:run", help="Run the daemon in the foreground."),
+    "demo": Lazy(
+        target=f"{_HERE}:demo", help="Watch real jobs survive preemption, in two minutes, without an account."
+    ),
+    "migrate": Lazy(target=f"{_HERE}:migrate", help="Bring the state database to this version."),
+    "config": Lazy(target=f"{_HERE}:config", help="Check the configuration, or print an example."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="spotd", message="spotd %(version)s")
+def spotd() -> None:
+    """Waits for the real price of GPU hosts, runs queued training jobs there, and carries them across preemptions.
+
+    Jobs are queued and watched with spotctl.
+    """
+
+
+def main() -> int:
+    """The exit code of this process's command line."""
+    return run(spotd, "spotd")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
