@@ -117,6 +117,15 @@ class Brain:
             await anyio.sleep(CYCLE_GAP_S)
             await self._bell.wait(seconds=pause_s)
 
+    async def whole_cycle(self, *, seconds: float) -> bool:
+        """Whether a cycle that began after this call has ended within so many seconds."""
+        target = self.cycles + 2
+        with anyio.move_on_after(seconds):
+            while self.cycles < target:
+                self._bell.ring()
+                await anyio.sleep(CYCLE_GAP_S)
+        return self.cycles >= target
+
     async def cycle(self) -> float:
         """The world was looked at and what follows is durable and under way. Returns seconds until the next is due."""
         listings = self._boards.listings()
@@ -216,3 +225,9 @@ class Brain:
 
 def _is_new(kind: IntentKind, state: IntentState, wanted: IntentKind) -> bool:
     return kind is wanted and state is IntentState.OPEN
+
+
+def look_pace_s(clock: Clock, shared_by: str) -> float:
+    """How often hosts are looked at: cheaply on a folder, seldom enough on a network store to cost nothing."""
+    real = clock.real_seconds(virtual_at_least(clock, LOOK_NETWORK, real_s=LOOK_FLOOR_S))
+    return min(real, LOOK_SHARED_S) if shared_by == "filesystem" else real

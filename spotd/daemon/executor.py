@@ -9,6 +9,7 @@ tell then.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -26,6 +27,7 @@ from spotd.daemon.failures import Refusal, refusal_of
 from spotd.daemon.secretfiles import SecretsMissing
 from spotd.store import StoreError as StateError
 from spotd_jobs.objects.api import StoreError as ObjectsError
+from spotd_jobs.start import ScriptTooLong
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, Logger, Provider
 from spotd_providers.contract.values import InstallId, Instance, LaunchRequest, ProviderName
@@ -35,6 +37,10 @@ TERMINATE_DEADLINE_S: Final = 60.0
 CALLS_PER_PROVIDER: Final = 4
 COMMIT_RETRY_FIRST_S: Final = 0.5
 COMMIT_RETRY_MAX_S: Final = 15.0
+
+
+def _turns() -> anyio.Semaphore:
+    return anyio.Semaphore(CALLS_PER_PROVIDER)
 
 
 class Preparation(Protocol):
@@ -71,8 +77,8 @@ class Executor:
         self._look_again = look_again
         self._crash = crash
         self._group: anyio.abc.TaskGroup | None = None
-        self._launch_turns = {name: anyio.Semaphore(CALLS_PER_PROVIDER) for name in providers}
-        self._end_turns = {name: anyio.Semaphore(CALLS_PER_PROVIDER) for name in providers}
+        self._launch_turns: defaultdict[ProviderName, anyio.Semaphore] = defaultdict(_turns)
+        self._end_turns: defaultdict[ProviderName, anyio.Semaphore] = defaultdict(_turns)
         self._launched: set[IntentId] = set()
         self._ending: set[IntentId] = set()
         self._launching = 0
@@ -138,7 +144,7 @@ class Executor:
         answer: Instance | Refusal | str
         try:
             script = await self._grants.prepare(attempt, job)
-        except (ObjectsError, SecretsMissing) as exc:
+        except (ObjectsError, SecretsMissing, ScriptTooLong) as exc:
             answer = Refusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
         else:
             answer = await self._buy(attempt, job, script)

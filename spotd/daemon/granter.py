@@ -22,6 +22,7 @@ from spotd.daemon.grants import Grants, order_of
 from spotd.daemon.secretfiles import SecretsMissing
 from spotd_jobs.objects.api import StoreError
 from spotd_providers.contract.provider import Clock, Logger
+from spotd_providers.contract.values import ProviderName
 
 T = TypeVar("T")
 
@@ -31,8 +32,8 @@ RETRY_S: Final = 2.0
 RENEWALS_PER_LEASE: Final = 4
 """One more than the wire's three, so that a slow round is not a lapse."""
 
-StartScript = Callable[[str], str]
-"""From the grant's URL to what the machine runs first."""
+StartScript = Callable[[ProviderName, str], str]
+"""From the provider and the grant's URL to what the machine runs first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +74,12 @@ class Granter:
         """The grant is written; returns the start script that reads it.
 
         Raises:
-            StoreError, SecretsMissing: nothing may be launched.
+            StoreError, SecretsMissing, ScriptTooLong: nothing may be launched.
         """
         policy = self._policy()
         url = await self._call(lambda: self._grants.prepare(attempt, job, policy))
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
-        return self._start_script(url)
+        return self._start_script(attempt.provider, url)
 
     def update(self, world: World) -> None:
         """This is the world now; whatever it changes about grants is written soon."""

@@ -77,7 +77,6 @@ class Poller:
         self._machines_failures = 0
         self._listing_done = anyio.Event()
         self.pace = pace
-        boards.open(self.name)
 
     def look_again(self) -> None:
         """The machines are listed again at once."""

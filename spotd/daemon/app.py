@@ -1,0 +1,284 @@
+"""Puts the daemon together and keeps it running: one task group, every task with a name.
+
+Order of the start: socket (a second daemon is refused before it touches anything), state (migrations), what a former
+process left (adopted), API, providers. Launches stay paused until every provider has listed its machines once or has
+had its time for it, so that nothing is bought before it is known what runs.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from random import SystemRandom
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from spotd.core.model import Policy
+from spotd.daemon import log as logs
+from spotd.daemon import sockets
+from spotd.daemon.backend import DaemonBackend, Parts
+from spotd.daemon.bell import Bell
+from spotd.daemon.boards import Boards
+from spotd.daemon.brain import Brain, look_pace_s
+from spotd.daemon.clock import SystemClock, open_clock
+from spotd.daemon.commits import Commits, PolicyBox
+from spotd.daemon.crash import CrashPoints
+from spotd.daemon.database import Database
+from spotd.daemon.executor import Executor
+from spotd.daemon.granter import Granter
+from spotd.daemon.grants import Grants, RunnerBundle
+from spotd.daemon.hosting import Hosting
+from spotd.daemon.ids import JobIds
+from spotd.daemon.lifecycle import Lifecycle, Reload, signals
+from spotd.daemon.log import Redactor
+from spotd.daemon.policy import build_policy
+from spotd.daemon.sdnotify import Notify
+from spotd.daemon.secretfiles import SecretFiles
+from spotd.daemon.settings import Settings
+from spotd.daemon.storekeeper import Storekeeper
+from spotd.store import Store
+from spotd_jobs.bundle import build_runner
+from spotd_jobs.objects.api import ObjectStore
+from spotd_jobs.start import SCRIPT_BYTES_MAX, start_script
+from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import ProviderName
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+TAKING_STOCK: Final = "spotd has just started and first asks every provider which machines run"
+STOCK_DEADLINE_S: Final = 10.0
+API_CLOSE_S: Final = 3.0
+
+
+class App:
+    """One daemon over one state folder."""
+
+    def __init__(
+        self, settings: Settings, *, load: Reload, redactor: Redactor, crash: CrashPoints, notify: Notify | None = None
+    ) -> None:
+        self.settings = settings
+        self.redactor = redactor
+        self.crash = crash
+        self.notify = notify or Notify()
+        self.log = logs.get("daemon")
+        self._load = load
+
+    async def run(self) -> None:
+        """Runs until a signal ends it.
+
+        Raises:
+            SocketRefused, StoreError, objects.StoreError, ClockFileBroken: it could not start.
+            InvariantBroken: it had to stop.
+        """
+        settings = self.settings
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        clock = open_clock(settings.state_dir, scale=settings.clock_scale, virtual0=settings.clock_start)
+        sock = sockets.bind(settings.socket)
+        try:
+            async with self._state() as store, signals() as received:
+                objects = await anyio.to_thread.run_sync(settings.open_objects)
+                await self._serve(_Daemon(self, store, objects, clock), sock, received)
+        finally:
+            sock.close()
+            with suppress(FileNotFoundError):
+                settings.socket.unlink()
+
+    @asynccontextmanager
+    async def _state(self) -> AsyncIterator[Store]:
+        store = await anyio.to_thread.run_sync(Store.open, self.settings.state_url)
+        try:
+            yield store
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(store.close)
+
+    async def _serve(self, daemon: _Daemon, sock: socket.socket, received: AsyncIterator[signal.Signals]) -> None:
+        from spotd.api.app import make_app
+
+        closing, started, closed = anyio.Event(), anyio.Event(), anyio.Event()
+        await daemon.brain.adopt()
+        api = make_app(DaemonBackend(daemon.parts), on_failure=self._api_failed, closing=closing)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_serving, api, sock, started, closing, closed, name="api")
+            group.start_soon(daemon.executor.run, name="executor")
+            group.start_soon(daemon.granter.run, name="granter")
+            group.start_soon(daemon.brain.run, name="brain")
+            daemon.hosting.start(group)
+            group.start_soon(self._take_stock, daemon, name="stock")
+            await started.wait()
+            self.notify.ready("running")
+            self.log.info("daemon.ready", socket=str(self.settings.socket), state=str(self.settings.state_dir))
+            await daemon.lifecycle(self._load, group).run(received)
+            closing.set()
+            with anyio.move_on_after(API_CLOSE_S):
+                await closed.wait()
+            group.cancel_scope.cancel()
+        self.log.info("daemon.stopped")
+
+    async def _take_stock(self, daemon: _Daemon) -> None:
+        """Launches are allowed once it is known what runs; a provider that is away delays them only so long."""
+        late = await daemon.hosting.stock_taken(seconds=STOCK_DEADLINE_S)
+        if late:
+            self.log.warning("daemon.stock_incomplete", providers=late)
+        await daemon.brain.whole_cycle(seconds=STOCK_DEADLINE_S)
+        if daemon.policy.paused == TAKING_STOCK:
+            daemon.policy.paused = ""
+            daemon.bell.ring()
+
+    def _api_failed(self, route: str, error: Exception) -> None:
+        self.log.error("api.failed", route=route, exc_info=error)
+
+
+async def _serving(
+    api: Starlette, sock: socket.socket, started: anyio.Event, closing: anyio.Event, closed: anyio.Event
+) -> None:
+    from spotd.daemon.server import serve
+
+    try:
+        await serve(api, sock, started=started, closing=closing)
+    finally:
+        closed.set()
+
+
+class _Daemon:
+    """Every part, connected."""
+
+    def __init__(self, app: App, store: Store, objects: ObjectStore, clock: Clock) -> None:
+        settings, log, crash = app.settings, app.log, app.crash
+        self._app = app
+        self._clock = clock
+        self._objects = objects
+        wall = SystemClock()
+        chance = SystemRandom()
+        self.bell = Bell()
+        self.boards = Boards(self.bell)
+        self.hosting = Hosting(
+            settings,
+            boards=self.boards,
+            clock=clock,
+            seed=chance.getrandbits(64),
+            log=logs.get("poller"),
+            crash=crash,
+            world=lambda: None if self.brain.state is None else self.brain.state.world,
+        )
+        self.policy = PolicyBox(self._policy(settings))
+        self.policy.paused = TAKING_STOCK
+        database = Database(store)
+        commits = Commits(database, self.policy, clock, crash)
+        app.redactor.register(settings.secrets)
+        secrets = SecretFiles(settings.state_dir / "secrets", app.redactor, crash)
+        grants = Grants(
+            objects,
+            clock=clock,
+            wall=wall,
+            secrets=secrets,
+            bundle=RunnerBundle(data=build_runner()),
+            traits=self.hosting.traits,
+            crash=crash,
+        )
+        self.granter = Granter(
+            grants,
+            policy=lambda: self.policy.current,
+            start_script=self._start_script,
+            clock=clock,
+            wall=wall,
+            log=logs.get("grants"),
+        )
+        keeper = Storekeeper(objects, clock=clock, wall=wall, log=logs.get("storekeeper"))
+        self.executor = Executor(
+            providers=self.hosting.live,
+            install=settings.install,
+            commits=commits,
+            grants=self.granter,
+            clock=clock,
+            log=logs.get("executor"),
+            brain_bell=self.bell,
+            look_again=self.hosting.look_again,
+            crash=crash,
+        )
+        self.brain = Brain(
+            commits=commits,
+            boards=self.boards,
+            keeper=keeper,
+            executor=self.executor,
+            granter=self.granter,
+            clock=clock,
+            log=logs.get("brain"),
+            bell=self.bell,
+            look_again=self.hosting.look_again,
+            alive=app.notify.alive,
+            watchdog_s=app.notify.watchdog_s,
+            look_every_s=look_pace_s(clock, objects.shared_with_hosts_by),
+        )
+        spool = settings.state_dir / "spool"
+        spool.mkdir(mode=0o700, exist_ok=True)
+        self.parts = Parts(
+            clock=clock,
+            wall=wall,
+            database=database,
+            commits=commits,
+            policy=self.policy,
+            boards=self.boards,
+            brain=self.brain,
+            bell=self.bell,
+            keeper=keeper,
+            objects=objects,
+            secrets=secrets,
+            ids=JobIds(clock, chance),
+            providers=self.hosting.entries,
+            crash=crash,
+            log=logs.get("api"),
+            started_at=clock.now(),
+            spool=spool,
+            facts={"version": _version(), "config": settings.config_path, "state_dir": settings.state_dir},
+        )
+        names = sorted(self.hosting.entries)
+        log.info("daemon.starting", version=_version(), install=settings.install, providers=names)
+        for warning in settings.warnings:
+            log.warning("config.warning", warning=warning)
+
+    def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:
+        return Lifecycle(
+            settings=self._app.settings,
+            load=load,
+            apply=lambda fresh: self._apply(fresh, group),
+            policy=self.policy,
+            brain=self.brain,
+            executor=self.executor,
+            notify=self._app.notify,
+            log=self._app.log,
+        )
+
+    def _policy(self, settings: Settings) -> Policy:
+        shared_by = self._objects.shared_with_hosts_by
+        return build_policy(settings, self.hosting.traits, store_shared_by=shared_by, clock=self._clock)
+
+    def _apply(self, fresh: Settings, group: anyio.abc.TaskGroup) -> None:
+        """A reloaded config is in force, as far as it can be without a restart."""
+        known = {one.name for one in self._app.settings.providers}
+        for one in fresh.providers:
+            if one.name in known:
+                self.hosting.set_enabled(one)
+                self.hosting.start_one(group, one)
+        self._app.redactor.register(fresh.secrets)
+        self.policy.reload(self._policy(fresh))
+        self.bell.ring()
+
+    def _start_script(self, provider: ProviderName, grant_url: str) -> str:
+        traits = self.hosting.traits.get(provider)
+        limit = SCRIPT_BYTES_MAX if traits is None else traits.start_script_bytes_max
+        return start_script(grant_url, limit_bytes=limit)
+
+
+def _version() -> str:
+    try:
+        return version("spotd")
+    except PackageNotFoundError:
+        return "unpackaged"

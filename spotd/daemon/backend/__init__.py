@@ -1,0 +1,114 @@
+"""The daemon as its API sees it: one class that hands each call to the part that knows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+
+from spotd.api.backend import Draft, EventQuery, JobQuery, LogQuery, PriceQuery, Submission
+from spotd.api.shapes import (
+    CheckpointShape,
+    CodeShape,
+    CostShape,
+    DoctorShape,
+    EventShape,
+    FilesShape,
+    JobDetailShape,
+    JobPageShape,
+    JobShape,
+    LogShape,
+    PlanShape,
+    PricesShape,
+    ProviderShape,
+    ReconcileShape,
+    StatusShape,
+    WhyShape,
+)
+from spotd.daemon.backend.files import Files
+from spotd.daemon.backend.happenings import Happenings
+from spotd.daemon.backend.health import Health
+from spotd.daemon.backend.loglines import LogLines
+from spotd.daemon.backend.parts import Parts, ProviderEntry
+from spotd.daemon.backend.queue import Queue
+from spotd.daemon.backend.receipts import Receipts
+
+__all__ = ["DaemonBackend", "Parts", "ProviderEntry"]
+
+
+class DaemonBackend:
+    """Implements `spotd.api.backend.Backend`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._queue = Queue(parts)
+        self._logs = LogLines(parts)
+        self._files = Files(parts)
+        self._receipts = Receipts(parts)
+        self._happenings = Happenings(parts)
+        self._health = Health(parts)
+
+    def now(self) -> datetime:
+        return self._parts.clock.now()
+
+    def trouble(self) -> str:
+        return self._parts.database.trouble
+
+    async def status(self) -> StatusShape:
+        return await self._health.status()
+
+    async def plan(self, draft: Draft) -> PlanShape:
+        return await self._queue.plan(draft)
+
+    async def has_code(self, sha256: str) -> bool:
+        return await self._queue.has_code(sha256)
+
+    async def put_code(self, sha256: str, stream: AsyncIterator[bytes]) -> CodeShape:
+        return await self._queue.put_code(sha256, stream)
+
+    async def submit(self, submission: Submission) -> JobDetailShape:
+        return await self._queue.submit(submission)
+
+    async def jobs(self, query: JobQuery) -> JobPageShape:
+        return await self._queue.jobs(query)
+
+    async def job(self, ref: str) -> JobDetailShape:
+        return await self._queue.job(ref)
+
+    async def why(self, ref: str) -> WhyShape:
+        return await self._queue.why(ref)
+
+    def logs(self, ref: str, query: LogQuery) -> AsyncIterator[LogShape]:
+        return self._logs.stream(ref, query)
+
+    async def cancel(self, ref: str) -> JobShape:
+        return await self._queue.cancel(ref)
+
+    async def retry(self, ref: str) -> JobShape:
+        return await self._queue.retry(ref)
+
+    async def prices(self, query: PriceQuery) -> PricesShape:
+        return await self._health.prices(query)
+
+    def events(self, query: EventQuery) -> AsyncIterator[EventShape]:
+        return self._happenings.stream(query)
+
+    async def cost(self, ref: str | None) -> CostShape:
+        return await self._receipts.cost(ref)
+
+    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
+        return await self._queue.checkpoints(ref)
+
+    async def files(self, ref: str, checkpoint: str | None) -> FilesShape:
+        return await self._files.files(ref, checkpoint)
+
+    def read_file(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
+        return self._files.read(ref, checkpoint, path)
+
+    async def providers(self) -> list[ProviderShape]:
+        return await self._health.providers()
+
+    async def doctor(self) -> DoctorShape:
+        return await self._health.doctor()
+
+    async def reconcile(self) -> ReconcileShape:
+        return await self._health.reconcile()

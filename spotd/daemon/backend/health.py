@@ -1,0 +1,270 @@
+"""How the daemon, its stores and its providers are: status, prices, providers, doctor, reconcile."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from spotd.api.backend import Invalid, PriceQuery
+from spotd.api.shapes import (
+    CapabilityShape,
+    CheckShape,
+    DoctorShape,
+    ListingShape,
+    PricesShape,
+    ProviderShape,
+    QuoteShape,
+    ReconcileShape,
+    StatusShape,
+)
+from spotd.api.words import utc_text
+from spotd.core.candidates import Catalogue, ceiling_for
+from spotd.core.metering import spent_in_month, spent_on_day
+from spotd.core.pricing import Needs, quote
+from spotd.daemon.backend.parts import Parts, ProviderEntry
+from spotd.daemon.backend.render import board_shapes, instant, quote_shape
+from spotd.store import Reads
+from spotd_jobs.objects.api import StoreError as ObjectsError
+from spotd_providers.contract import gpus
+from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.money import as_usd
+from spotd_providers.contract.values import InstanceState, ProviderName
+
+CHECK_DEADLINE_S: Final = 30.0
+CYCLE_DEADLINE_S: Final = 60.0
+SHOWN_DISK_GB: Final = 10
+WAL_RESET_FIRST: Final = (3, 7, 0)
+WAL_RESET_FIXED: Final = (3, 51, 3)
+_NOTES: Final = ("host.note", "provider.")
+
+
+class Health:
+    """The part of the backend that knows how things are."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def status(self) -> StatusShape:
+        parts = self._parts
+        counts = await parts.read(lambda reads: reads.counts_by_state())
+        world, now = parts.world(), parts.clock.now()
+        return StatusShape(
+            version=str(parts.facts.get("version", "")),
+            install=world.policy.install,
+            pid=os.getpid(),
+            started_at=utc_text(parts.started_at),
+            clock_scale=1 / parts.clock.real_seconds(timedelta(seconds=1)),
+            paused=parts.policy.paused,
+            machines=sum(1 for a in world.attempts.values() if a.machine.may_compute and a.ref is not None),
+            jobs={state.value: count for state, count in counts.items()},
+            spent_day_usd=as_usd(spent_on_day(world, now)),
+            spent_month_usd=as_usd(spent_in_month(world, now)),
+        )
+
+    async def prices(self, query: PriceQuery) -> PricesShape:
+        parts = self._parts
+        market, policy, now = parts.boards.snapshot(), parts.policy.current, parts.clock.now()
+        if query.provider is not None and query.provider not in parts.providers:
+            hint = f"known here: {', '.join(sorted(parts.providers))}"
+            raise Invalid(f"there is no provider {query.provider!r}", hint=hint)
+        sold = {gpu for board in market.boards.values() for gpu, _ in board.shelf.by_gpu}
+        wanted = _wanted(query.gpu, sold)
+        catalogue = Catalogue(market, policy, parts.world().cooldowns, now)
+        needs = Needs(disk_gb=SHOWN_DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
+        found: list[tuple[int, str, str, QuoteShape]] = []
+        for name, board in market.boards.items():
+            rules = policy.providers.get(name)
+            if rules is None or (query.provider is not None and name != query.provider):
+                continue
+            for (gpu, count), group in board.shelf.by_gpu.items():
+                if wanted is not None and gpu not in wanted:
+                    continue
+                ceiling = ceiling_for(gpu, count, None, policy)
+                for offer in group:
+                    priced = quote(offer, needs, rules.fee_ppm, board.at or now)
+                    blocked = catalogue.silent.get(name, "") or catalogue.blocked(offer)
+                    found.append((priced.price.per_gpu, name, offer.offer_id, quote_shape(priced, ceiling, blocked)))
+        found.sort(key=lambda row: row[:3])
+        return PricesShape(
+            quotes=[row[3] for row in islice(found, query.limit)],
+            boards=board_shapes(market),
+            more=len(found) > query.limit,
+        )
+
+    async def providers(self) -> list[ProviderShape]:
+        return [self._provider(entry) for _, entry in sorted(self._parts.providers.items())]
+
+    def _provider(self, entry: ProviderEntry) -> ProviderShape:
+        boards = self._parts.boards
+        if entry.provider is None:
+            return ProviderShape(
+                name=entry.name,
+                title=entry.title,
+                enabled=entry.enabled,
+                ok=False,
+                detail=entry.trouble or "disabled in the config",
+                offers=0,
+                machines=0,
+                last_poll_at=None,
+                last_listing_at=None,
+                fee_multiplier=entry.fee_ppm / 1_000_000,
+                capabilities=[],
+            )
+        board = boards.snapshot().boards[entry.name]
+        seen = boards.machines(entry.name)
+        machines = 0 if seen.listing is None else sum(m.state is not InstanceState.GONE for m in seen.listing.instances)
+        rules = self._parts.policy.current.providers.get(entry.name)
+        trouble = (rules.unusable if rules is not None else "") or board.error or seen.error
+        return ProviderShape(
+            name=entry.name,
+            title=entry.title,
+            enabled=entry.enabled,
+            ok=not trouble and board.at is not None,
+            detail=trouble or (f"{board.shelf.size} offers" if board.at is not None else "no answer yet"),
+            offers=board.shelf.size,
+            machines=machines,
+            last_poll_at=instant(board.at),
+            last_listing_at=instant(seen.listing.at) if seen.listing is not None else None,
+            fee_multiplier=(rules.fee_ppm if rules is not None else entry.fee_ppm) / 1_000_000,
+            capabilities=[
+                CapabilityShape(power=power.value, available=has.available, reason=has.reason)
+                for power, has in sorted(entry.provider.capabilities.items())
+            ],
+        )
+
+    async def doctor(self) -> DoctorShape:
+        """Every check at the same time, each with its own time limit."""
+        rows: dict[int, list[CheckShape]] = {}
+        checks: list[tuple[str, Callable[[], Awaitable[list[CheckShape]]]]] = [
+            ("daemon", self._daemon_checks),
+            ("store", self._store_checks),
+            *(
+                (name, lambda entry=entry: self._provider_checks(entry))
+                for name, entry in sorted(self._parts.providers.items())
+            ),
+        ]
+
+        async def one(index: int, area: str, check: Callable[[], Awaitable[list[CheckShape]]]) -> None:
+            rows[index] = [_row(area, "answers", f"no answer within {CHECK_DEADLINE_S:.0f} s", ok=False)]
+            with anyio.move_on_after(CHECK_DEADLINE_S):
+                rows[index] = await check()
+
+        async with anyio.create_task_group() as group:
+            for index, (area, check) in enumerate(checks):
+                group.start_soon(one, index, area, check, name=f"check-{area}")
+        found = [row for index in sorted(rows) for row in rows[index]]
+        return DoctorShape(ok=all(row["ok"] for row in found), checks=found)
+
+    async def _daemon_checks(self) -> list[CheckShape]:
+        parts = self._parts
+        rows = [
+            _row("daemon", "state", parts.database.trouble or "answers", ok=not parts.database.trouble),
+            _sqlite_row(),
+        ]
+        config = parts.facts.get("config")
+        if isinstance(config, Path) and config.exists():
+            rows.append(_mode_row("config", config))
+        folder = parts.facts.get("state_dir")
+        if isinstance(folder, Path):
+            rows.append(_mode_row("state folder", folder))
+        if parts.policy.paused:
+            rows.append(_row("daemon", "launches", parts.policy.paused, ok=False))
+        return rows
+
+    async def _store_checks(self) -> list[CheckShape]:
+        objects = self._parts.objects
+        key = "doctor/probe"
+
+        def probe() -> None:
+            objects.put(key, b"spotd")
+            if objects.get(key, bytes_max=64) != b"spotd":
+                raise ObjectsError("what was written is not what is read")
+            objects.delete([key])
+
+        try:
+            await self._parts.stored(probe)
+        except Exception as exc:  # noqa: BLE001 - a finding is a row, whatever it is
+            return [_row("store", "write and read", str(exc), ok=False, hint="see [store] in the config")]
+        where = "hosts that see this computer's files" if objects.shared_with_hosts_by == "filesystem" else "any host"
+        return [_row("store", "write and read", f"works; its grants serve {where}", ok=True)]
+
+    async def _provider_checks(self, entry: ProviderEntry) -> list[CheckShape]:
+        if not entry.enabled:
+            return []
+        if entry.provider is None:
+            return [_row(entry.name, "opens", entry.trouble, ok=False, hint=f"see [providers.{entry.name}]")]
+        rules = self._parts.policy.current.providers.get(entry.name)
+        rows = []
+        if rules is not None and rules.unusable:
+            rows.append(_row(entry.name, "usable", rules.unusable, ok=False))
+        try:
+            lines = await entry.provider.check()
+        except ProviderError as exc:
+            return [*rows, _row(entry.name, "answers", str(exc) or type(exc).__name__, ok=False)]
+        except Exception as exc:  # noqa: BLE001 - a finding is a row, and so is a plugin that breaks its contract
+            return [*rows, _row(entry.name, "answers", f"the plugin failed with {type(exc).__name__}", ok=False)]
+        return [*rows, *(_row(entry.name, one.name, one.detail, ok=one.ok, hint=one.hint) for one in lines)]
+
+    async def reconcile(self) -> ReconcileShape:
+        parts = self._parts
+        last = await parts.read(Reads.last_event)
+        running = {name: entry.poller for name, entry in parts.providers.items() if entry.poller is not None}
+        async with anyio.create_task_group() as group:
+            for name, poller in sorted(running.items()):
+                group.start_soon(poller.poll_machines, name=f"reconcile-{name}")
+        await parts.brain.whole_cycle(seconds=CYCLE_DEADLINE_S)
+        events = await parts.read(lambda reads: reads.events(since=last))
+        return ReconcileShape(
+            listings=[self._listing(name) for name in sorted(running)],
+            actions=[e.event.message for e in events if not e.event.kind.startswith(_NOTES)],
+        )
+
+    def _listing(self, name: ProviderName) -> ListingShape:
+        seen = self._parts.boards.machines(name)
+        listing = seen.listing
+        machines = () if listing is None else tuple(m for m in listing.instances if m.state is not InstanceState.GONE)
+        return ListingShape(
+            provider=name,
+            machines=len(machines),
+            complete=listing is not None and listing.complete and not seen.error,
+            error=seen.error,
+        )
+
+
+def _wanted(gpu: str | None, sold: set[str]) -> frozenset[str] | None:
+    if gpu is None:
+        return None
+    try:
+        names = gpus.resolve(gpu, sold=sold)
+    except gpus.UnknownGpu as exc:
+        raise Invalid(str(exc), hint="spotctl prices shows every GPU that is sold now") from exc
+    return frozenset(name for name in sold if name in names or gpus.matches(names, name))
+
+
+def _row(area: str, name: str, detail: str, *, ok: bool, hint: str = "") -> CheckShape:
+    return CheckShape(area=area, name=name, ok=ok, detail=detail, hint=hint)
+
+
+def _sqlite_row() -> CheckShape:
+    version = sqlite3.sqlite_version_info
+    risky = WAL_RESET_FIRST <= version < WAL_RESET_FIXED
+    detail = f"SQLite {sqlite3.sqlite_version}"
+    if risky:
+        # One connection writes and checkpoints, which is the condition under which this bug cannot strike.
+        detail += " has the WAL-reset bug, which needs two writers; spotd has one, so keep other programs out"
+    return _row("daemon", "sqlite", detail, ok=True)
+
+
+def _mode_row(name: str, path: Path) -> CheckShape:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o022:
+        return _row("daemon", name, f"{path} can be changed by others", ok=False, hint=f"chmod go-w {path}")
+    return _row("daemon", name, str(path), ok=True)

@@ -1,0 +1,317 @@
+"""Jobs as users handle them: plan, submit, list, look at, ask why, cancel, retry."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from spotd.api.backend import (
+    Draft,
+    Invalid,
+    JobQuery,
+    OverBudget,
+    Problem,
+    StateConflict,
+    Submission,
+    Unavailable,
+)
+from spotd.api.shapes import CheckpointShape, CodeShape, JobDetailShape, JobPageShape, JobShape, PlanShape, WhyShape
+from spotd.core import requests
+from spotd.core.candidates import ceiling_for
+from spotd.core.model import Attempt, Job, JobId, Plan, VerdictKind, World
+from spotd.core.states import JobState
+from spotd.daemon import layout
+from spotd.daemon.backend.parts import Parts
+from spotd.daemon.backend.planning import Outlook, new_job, outlook, read_spec
+from spotd.daemon.backend.render import (
+    board_shapes,
+    checkpoint_shape,
+    event_shape,
+    instant,
+    job_shape,
+    passed_over_shapes,
+    quote_shape,
+    spec_shape,
+    usd,
+)
+from spotd.daemon.commits import Committed, Decide, Points
+from spotd.daemon.crash import CrashPoint
+from spotd.store import JobView, Reads, StoreError
+from spotd_jobs.spec.model import JobSpec
+
+EVENTS_WITH_WHY: Final = 10
+
+
+class Queue:
+    """The part of the backend that knows jobs."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    # --- before a job exists ---
+
+    async def plan(self, draft: Draft) -> PlanShape:
+        return self._outlook(self._spec(draft)).plan
+
+    def _spec(self, draft: Draft) -> JobSpec:
+        known = frozenset(self._parts.providers)
+        return read_spec(draft, self._parts.boards.snapshot(), known)
+
+    def _outlook(self, spec: JobSpec) -> Outlook:
+        return outlook(spec, self._parts.world(), self._parts.boards.snapshot(), self._parts.clock.now())
+
+    async def has_code(self, sha256: str) -> bool:
+        found = await self._parts.stored(lambda: self._parts.objects.head(layout.code_key(sha256)))
+        return found is not None
+
+    async def put_code(self, sha256: str, stream: AsyncIterator[bytes]) -> CodeShape:
+        """Spooled to a file first: an archive is larger than memory should be, and is not stored before it is whole."""
+        digest, size = hashlib.sha256(), 0
+        handle, name = tempfile.mkstemp(prefix="code-", dir=self._parts.spool)
+        path = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                async for piece in stream:
+                    digest.update(piece)
+                    size += len(piece)
+                    file.write(piece)
+            if digest.hexdigest() != sha256:
+                raise Invalid("the archive arrived with another content than announced", hint="submit it again")
+            self._parts.crash(CrashPoint.BEFORE_PUT_CODE)
+            await self._parts.stored(lambda: self._parts.objects.put_file(layout.code_key(sha256), path))
+            self._parts.crash(CrashPoint.AFTER_PUT_CODE)
+        except OSError as exc:
+            raise Unavailable(f"the archive cannot be kept: {exc.strerror}", hint="free some disk space") from exc
+        finally:
+            await self._parts.stored(lambda: path.unlink(missing_ok=True))
+        return CodeShape(sha256=sha256, bytes=size)
+
+    async def submit(self, submission: Submission) -> JobDetailShape:
+        parts = self._parts
+        spec = self._spec(submission.draft)
+        _check_secrets(spec, submission)
+        code_bytes = await self._code_bytes(spec, submission)
+        verdict = self._outlook(spec).verdict
+        if verdict is not None and verdict.kind is VerdictKind.BUDGET_JOB:
+            raise OverBudget(verdict.sentence, hint="raise [budget] job, or lower max_price")
+        job_id = await self._free_id(spec.name)
+        parts.secrets.write(job_id, submission.secrets)
+
+        def decide(world: World, now: datetime) -> Plan:
+            _refuse_namesake([(j.id, j.state) for j in world.jobs.values() if j.name == spec.name], spec.name)
+            job = new_job(job_id, spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
+            return requests.submit(world, job, now)
+
+        try:
+            await self._commit(decide, (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT))
+        except BaseException:
+            parts.secrets.remove(job_id)
+            raise
+        parts.log.info("job.submitted", job=job_id, name=spec.name)
+        return await self.job(job_id)
+
+    async def _free_id(self, name: str) -> JobId:
+        """An id that no job has, once it is clear that the name is free."""
+
+        def work(reads: Reads) -> JobId:
+            _refuse_namesake([(view.id, view.state) for view in reads.jobs_named((name,))], name)
+            job_id = self._parts.ids.new()
+            while reads.job(job_id) is not None:
+                job_id = self._parts.ids.new()
+            return job_id
+
+        return await self._parts.read(work)
+
+    async def _code_bytes(self, spec: JobSpec, submission: Submission) -> int:
+        if spec.workdir is not None and submission.code_sha256 is None:
+            problem = Problem(
+                key="workdir", message="its content was not sent", hint="submit with spotctl, which packs it"
+            )
+            raise Invalid("the job has a workdir but no code", problems=(problem,))
+        if submission.code_sha256 is None:
+            return 0
+        key = layout.code_key(submission.code_sha256)
+        found = await self._parts.stored(lambda: self._parts.objects.head(key))
+        if found is None:
+            raise Invalid("the code of this job was not sent before it was submitted", hint="submit it again")
+        return found.size
+
+    # --- jobs that exist ---
+
+    async def jobs(self, query: JobQuery) -> JobPageShape:
+        def work(reads: Reads) -> JobPageShape:
+            active = reads.jobs(active=True)
+            views = list(active)
+            more = False
+            if not query.active_only:
+                recent = reads.jobs(limit=query.limit + 1 + len(active))
+                known = {view.id for view in active}
+                ended = [view for view in recent if view.id not in known]
+                room = max(0, query.limit - len(active))
+                more = len(ended) > room
+                views = sorted([*active, *ended[:room]], key=lambda v: (v.submitted_at, v.id), reverse=True)
+            if query.states:
+                views = [view for view in views if view.state.value in query.states]
+            return JobPageShape(jobs=[self._shape(reads, view.id, (), view) for view in views], more=more)
+
+        return await self._parts.read(work)
+
+    def _shape(self, reads: Reads, job: JobId, attempts: tuple[Attempt, ...], view: JobView | None = None) -> JobShape:
+        line = view or reads.job_view(job)
+        if line is None:
+            raise Unavailable(f"job {job} is not there any more")
+        state = self._parts.brain.state
+        verdict = None if state is None else state.verdicts.get(job)
+        shown = attempts
+        if not attempts and state is not None:
+            shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
+        return job_shape(line, shown, verdict, self._parts.clock.now())
+
+    async def job(self, ref: str) -> JobDetailShape:
+        job_id = await self._parts.find(ref)
+
+        def work(reads: Reads) -> JobDetailShape:
+            job = _get(reads, job_id)
+            attempts = reads.attempts_of(job_id)
+            return self._detail(reads, job, attempts)
+
+        return await self._parts.read(work)
+
+    def _detail(self, reads: Reads, job: Job, attempts: tuple[Attempt, ...]) -> JobDetailShape:
+        current = next((a for a in attempts if a.state.counts), None)
+        ceiling = current.ceiling if current is not None else None
+        if ceiling is None and job.spec.resources.gpu:
+            first = job.spec.resources.gpu[0]
+            ceiling = ceiling_for(first.name, first.count, job.spec.price, self._parts.policy.current)
+        phase = ""
+        if current is not None:
+            beat = self._parts.keeper.heartbeat(current.id)
+            phase = beat.phase.value if beat is not None else current.phase
+        return JobDetailShape(
+            job=self._shape(reads, job.id, attempts),
+            spec=spec_shape(job.spec),
+            code_sha256=job.code_sha256,
+            code_bytes=job.code_bytes,
+            priority=job.spec.priority,
+            lost_s=job.lost.total_seconds(),
+            ceiling_usd_gpu_h=usd(ceiling),
+            budget_usd=usd(job.spec.job_budget),
+            phase=phase,
+        )
+
+    async def why(self, ref: str) -> WhyShape:
+        job_id = await self._parts.find(ref)
+        parts = self._parts
+
+        def work(reads: Reads) -> WhyShape:
+            job = _get(reads, job_id)
+            state = parts.brain.state
+            verdict = None if state is None or job.state.is_final else state.verdicts.get(job_id)
+            best = None
+            if verdict is not None and verdict.best is not None:
+                best = quote_shape(verdict.best, verdict.ceiling, "")
+            sentence = job.reason
+            if verdict is not None:
+                sentence = verdict.sentence
+            elif not job.state.is_final:
+                sentence = f"{job.reason}; the next decision is due at any moment"
+            return WhyShape(
+                id=job.id,
+                name=job.name,
+                state=job.state.value,
+                sentence=sentence,
+                kind=None if verdict is None else verdict.kind.value,
+                at=instant(verdict.at) if verdict is not None else None,
+                until=instant(verdict.until) if verdict is not None else None,
+                ceiling_usd_gpu_h=usd(verdict.ceiling) if verdict is not None else None,
+                best=best,
+                passed_over=passed_over_shapes(verdict.passed_over) if verdict is not None else [],
+                boards=board_shapes(parts.boards.snapshot()),
+                events=[
+                    event_shape(item, job.name) for item in reads.newest_events(job_id=job_id, limit=EVENTS_WITH_WHY)
+                ],
+            )
+
+        return await parts.read(work)
+
+    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
+        job_id = await self._parts.find(ref)
+        found = await self._parts.read(lambda reads: reads.checkpoints_of(job_id))
+        return [checkpoint_shape(item) for item in found]
+
+    async def cancel(self, ref: str) -> JobShape:
+        job_id = await self._parts.find(ref)
+        job = await self._parts.read(lambda reads: _get(reads, job_id))
+        if job.state.is_final:
+            if job.state is JobState.CANCELLED:
+                return await self._line(job_id)
+            raise StateConflict(f"{job.name} has ended already: {job.reason}")
+
+        def decide(world: World, now: datetime) -> Plan:
+            return requests.cancel(world, job_id, now) if job_id in world.jobs else Plan()
+
+        await self._commit(decide, (CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL))
+        self._parts.log.info("job.cancel_requested", job=job_id)
+        return await self._line(job_id)
+
+    async def retry(self, ref: str) -> JobShape:
+        job_id = await self._parts.find(ref)
+        job = await self._parts.read(lambda reads: _get(reads, job_id))
+        if not job.state.is_final:
+            raise StateConflict(f"{job.name} is {job.state.value} and needs no retry", hint=f"spotctl why {job_id}")
+        if job.state is JobState.SUCCEEDED:
+            raise StateConflict(f"{job.name} succeeded", hint="submit it again to run it once more")
+
+        def decide(world: World, now: datetime) -> Plan:
+            _refuse_namesake([(j.id, j.state) for j in world.jobs.values() if j.name == job.name], job.name)
+            newest = world.jobs.get(job_id, job)
+            return requests.retry(replace(world, jobs={**world.jobs, job_id: newest}), newest, now)
+
+        await self._commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
+        self._parts.log.info("job.retried", job=job_id)
+        return await self._line(job_id)
+
+    async def _line(self, job_id: JobId) -> JobShape:
+        return await self._parts.read(lambda reads: self._shape(reads, job_id, reads.attempts_of(job_id)))
+
+    async def _commit(self, decide: Decide, points: Points) -> Committed:
+        """The wish is durable, and the brain looks at it at once."""
+        try:
+            committed = await self._parts.commits.commit(decide, points)
+        except StoreError as exc:
+            raise Unavailable(exc.message, hint=exc.hint) from exc
+        self._parts.bell.ring()
+        return committed
+
+
+def _get(reads: Reads, job_id: JobId) -> Job:
+    job = reads.job(job_id)
+    if job is None:
+        raise Unavailable(f"job {job_id} is not there any more")
+    return job
+
+
+def _check_secrets(spec: JobSpec, submission: Submission) -> None:
+    missing = [name for name in spec.secrets if name not in submission.secrets]
+    if missing:
+        hint = "set it in the environment of spotctl, or give --secret-file"
+        problems = tuple(Problem(key="secrets", message=f"{name} has no value", hint=hint) for name in missing)
+        raise Invalid("a secret of the job is missing", problems=problems)
+    extra = sorted(set(submission.secrets) - set(spec.secrets))
+    if extra:
+        raise Invalid(f"the job names no secret {', '.join(extra)}", hint="list it under secrets in the job file")
+
+
+def _refuse_namesake(known: list[tuple[JobId, JobState]], name: str) -> None:
+    for job_id, state in known:
+        if not state.is_final:
+            raise StateConflict(
+                f"a job named {name} is {state.value} already ({job_id})",
+                hint=f"wait for it, cancel it (spotctl cancel {job_id}), or give this one another name",
+            )

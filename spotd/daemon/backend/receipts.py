@@ -1,0 +1,112 @@
+"""What jobs cost, what that saved, and where the budgets stand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, ReceiptShape
+from spotd.core.budgets import committed
+from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day
+from spotd.core.model import Attempt, JobId, World
+from spotd.daemon.backend.parts import Parts
+from spotd.daemon.backend.render import instant, usd
+from spotd.store import JobView, Reads
+from spotd_providers.contract.money import as_usd
+
+
+class Receipts:
+    """The part of the backend that knows money."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def cost(self, ref: str | None) -> CostShape:
+        wanted = None if ref is None else await self._parts.find(ref)
+        now = self._parts.clock.now()
+
+        def work(reads: Reads) -> list[ReceiptShape]:
+            if wanted is None:
+                views = reads.jobs()
+            else:
+                one = reads.job_view(wanted)
+                views = (one,) if one is not None else ()
+            return [_receipt(reads, view, now) for view in views]
+
+        receipts = await self._parts.read(work)
+        return CostShape(
+            receipts=receipts,
+            spent_usd=sum(r["spent_usd"] for r in receipts),
+            on_demand_usd=sum(r["on_demand_usd"] for r in receipts),
+            saved_usd=sum(r["saved_usd"] for r in receipts),
+            recoveries=sum(r["recoveries"] for r in receipts),
+            lost_s=sum(r["lost_s"] for r in receipts),
+            budgets=budget_shapes(self._parts.world(), now),
+        )
+
+
+def _receipt(reads: Reads, view: JobView, now: datetime) -> ReceiptShape:
+    attempts = reads.attempts_of(view.id)
+    seconds = _billed(reads, view.id, attempts, now)
+    job = reads.job(view.id)
+    total = sum(spent(a, now) for a in attempts)
+    compared = sum(on_demand_spent(a, now) for a in attempts)
+    return ReceiptShape(
+        id=view.id,
+        name=view.name,
+        state=view.state.value,
+        spent_usd=as_usd(total),
+        on_demand_usd=as_usd(compared),
+        saved_usd=as_usd(compared - total),
+        recoveries=view.recoveries,
+        lost_s=view.lost.total_seconds(),
+        budget_usd=usd(job.spec.job_budget) if job is not None else None,
+        attempts=[_line(item, seconds[item.id.number], now) for item in attempts],
+    )
+
+
+def _billed(reads: Reads, job: JobId, attempts: tuple[Attempt, ...], now: datetime) -> defaultdict[int, timedelta]:
+    """Machine time that was paid for, by attempt: what is booked and what still runs."""
+    spans: defaultdict[int, timedelta] = defaultdict(timedelta)
+    for charge in reads.charges_of(job):
+        spans[charge.attempt.number] += charge.end - charge.start
+    for item in attempts:
+        if item.meter.since is not None:
+            spans[item.id.number] += max(timedelta(0), now - item.meter.since)
+    return spans
+
+
+def _line(item: Attempt, billed: timedelta, now: datetime) -> AttemptCostShape:
+    offer = item.quote.offer
+    return AttemptCostShape(
+        attempt=item.id.number,
+        provider=offer.provider,
+        host=offer.host_id or offer.offer_id,
+        gpu=offer.gpu,
+        gpu_count=offer.gpu_count,
+        market=offer.market.value,
+        effective_usd_h=as_usd(item.quote.price.total),
+        on_demand_usd_h=usd(item.quote.on_demand),
+        started_at=instant(item.launched_at),
+        ended_at=instant(item.ended_at),
+        seconds=billed.total_seconds(),
+        spent_usd=as_usd(spent(item, now)),
+        on_demand_usd=as_usd(on_demand_spent(item, now)),
+        reason=None if item.end_reason is None else item.end_reason.value,
+    )
+
+
+def budget_shapes(world: World, now: datetime) -> list[BudgetShape]:
+    """The day, the month and the number of machines, each with what is promised on top of what is used."""
+    policy = world.policy
+    promised = as_usd(sum(committed(world, a) for a in world.attempts.values()))
+    machines = sum(1 for a in world.attempts.values() if a.state.counts or a.machine.may_compute)
+    return [
+        BudgetShape(
+            name="day", used=as_usd(spent_on_day(world, now)), committed=promised, limit=usd(policy.budget_day)
+        ),
+        BudgetShape(
+            name="month", used=as_usd(spent_in_month(world, now)), committed=promised, limit=usd(policy.budget_month)
+        ),
+        BudgetShape(name="machines", used=float(machines), committed=0.0, limit=float(policy.machines_max)),
+    ]

@@ -1,0 +1,239 @@
+"""Core values as the shapes of the API. Pure functions; dollars and text appear here and not before."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from spotd.api.shapes import (
+    AttemptShape,
+    BoardShape,
+    BreakdownShape,
+    CheckpointShape,
+    EventShape,
+    JobShape,
+    PassedOverShape,
+    QuoteShape,
+)
+from spotd.api.words import utc_text
+from spotd.core.market import Board, MarketSnapshot
+from spotd.core.metering import on_demand_spent, spent
+from spotd.core.model import Attempt, Checkpoint, PriceBreakdown, Quote, Verdict
+from spotd.store import AttemptView, EventView, JobView
+from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.spec.units import format_duration
+from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
+
+SHELL = ("/bin/sh", "-c")
+
+
+def instant(at: datetime | None) -> str | None:
+    return None if at is None else utc_text(at)
+
+
+def usd(amount: int | None) -> float | None:
+    return None if amount is None else as_usd(amount)
+
+
+def attempt_shape(item: Attempt, now: datetime) -> AttemptShape:
+    offer = item.quote.offer
+    reason = item.end_reason
+    return AttemptShape(
+        attempt=item.id.number,
+        state=item.state.value,
+        provider=offer.provider,
+        host=offer.host_id or offer.offer_id,
+        region=offer.region,
+        market=offer.market.value,
+        gpu=offer.gpu,
+        gpu_count=offer.gpu_count,
+        effective_usd_h=as_usd(item.quote.price.total),
+        ceiling_usd_gpu_h=as_usd(item.ceiling),
+        on_demand_usd_h=usd(item.quote.on_demand),
+        intended_at=utc_text(item.intended_at),
+        launched_at=instant(item.launched_at),
+        running_at=instant(item.running_at),
+        ended_at=instant(item.ended_at),
+        resumed_from=item.resumed_from,
+        reason=None if reason is None else reason.value,
+        detail="" if reason is None else reason.traits.sentence.format(detail=item.end_detail or "no details"),
+        exit_code=item.exit_code,
+        spent_usd=as_usd(spent(item, now)),
+        on_demand_usd=as_usd(on_demand_spent(item, now)),
+    )
+
+
+def job_shape(view: JobView, attempts: Iterable[Attempt], verdict: Verdict | None, now: datetime) -> JobShape:
+    """The job object. In a list, `attempts` are those that have not ended."""
+    machine = next((a for a in view.open if a.state.counts), None)
+    spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
+    gpu, count = _gpu_of(view, machine)
+    return JobShape(
+        id=view.id,
+        name=view.name,
+        state=view.state.value,
+        reason=view.reason,
+        provider=None if machine is None else machine.provider,
+        host=None if machine is None else machine.host_id or machine.offer_id,
+        gpu=gpu,
+        gpu_count=count,
+        attempt=view.attempts_made,
+        attempts=[attempt_shape(item, now) for item in attempts],
+        effective_usd_h=None if machine is None else as_usd(machine.price),
+        spent_usd=as_usd(spent_by_now),
+        on_demand_usd=as_usd(compared),
+        saved_usd=as_usd(compared - spent_by_now),
+        recoveries=view.recoveries,
+        checkpoint=None if view.checkpoint is None else checkpoint_shape(view.checkpoint),
+        submitted_at=utc_text(view.submitted_at),
+        started_at=instant(view.started_at),
+        ended_at=instant(view.ended_at),
+        verdict=view.reason if verdict is None or view.state.is_final else verdict.sentence,
+        exit_code=view.exit_code,
+    )
+
+
+def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int]:
+    if machine is not None:
+        return machine.gpu, machine.gpu_count
+    name, _, count = view.gpu_wanted.partition(":")
+    return name or None, int(count) if count.isdecimal() else 1
+
+
+def checkpoint_shape(item: Checkpoint) -> CheckpointShape:
+    return CheckpointShape(name=item.name, attempt=item.attempt, step=item.step, bytes=item.bytes, at=utc_text(item.at))
+
+
+def event_shape(item: EventView, job_name: str | None) -> EventShape:
+    event = item.event
+    return EventShape(
+        id=item.seq,
+        at=utc_text(event.at),
+        kind=event.kind,
+        message=event.message,
+        job=event.job,
+        job_name=job_name,
+        attempt=event.attempt,
+        data=dict(event.data),
+    )
+
+
+def breakdown_shape(price: PriceBreakdown) -> BreakdownShape:
+    return BreakdownShape(
+        gpu_usd_h=as_usd(price.gpu),
+        storage_usd_h=as_usd(price.storage),
+        fee_usd_h=as_usd(price.fee),
+        fee_multiplier=price.fee_ppm / 1_000_000,
+        upload_usd_h=as_usd(price.upload),
+        restore_usd_h=as_usd(price.restore),
+        total_usd_h=as_usd(price.total),
+        per_gpu_usd_h=as_usd(price.per_gpu),
+    )
+
+
+def quote_shape(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str) -> QuoteShape:
+    """`blocked` says what besides the price speaks against it."""
+    offer, price = quote.offer, quote.price
+    if blocked:
+        verdict = blocked
+    elif ceiling is None:
+        verdict = "no ceiling applies to this GPU"
+    elif price.per_gpu > ceiling:
+        verdict = "above the ceiling"
+    else:
+        verdict = "ok"
+    return QuoteShape(
+        provider=offer.provider,
+        offer=offer.offer_id,
+        host=offer.host_id or offer.offer_id,
+        region=offer.region,
+        market=offer.market.value,
+        interruption=offer.interruption.value,
+        gpu=offer.gpu,
+        gpu_count=offer.gpu_count,
+        gpu_vram_gb=None if offer.gpu_vram_mb is None else round(offer.gpu_vram_mb / 1000, 1),
+        reliability=offer.reliability,
+        effective_usd_h=as_usd(price.total),
+        effective_usd_gpu_h=as_usd(price.per_gpu),
+        on_demand_usd_h=usd(quote.on_demand),
+        ceiling_usd_gpu_h=usd(ceiling),
+        fits=verdict == "ok",
+        verdict=verdict,
+        breakdown=breakdown_shape(price),
+        at=utc_text(quote.at),
+    )
+
+
+def board_shape(board: Board) -> BoardShape:
+    return BoardShape(provider=board.provider, offers=board.shelf.size, at=instant(board.at), error=board.error)
+
+
+def board_shapes(market: MarketSnapshot) -> list[BoardShape]:
+    return [board_shape(market.boards[name]) for name in sorted(market.boards)]
+
+
+def passed_over_shapes(rows: Iterable[tuple[str, int]]) -> list[PassedOverShape]:
+    ordered = sorted(rows, key=lambda row: (-row[1], row[0]))
+    return [PassedOverShape(reason=reason, offers=count) for reason, count in ordered]
+
+
+def run_words(spec: JobSpec) -> str:
+    """The command for a person to read."""
+    if spec.run[:2] == SHELL and len(spec.run) == 3:
+        return spec.run[2]
+    return shlex.join(spec.run)
+
+
+def spec_shape(spec: JobSpec) -> dict[str, Any]:
+    """The job in the shape of a job file, defaults filled in, without keys that have no value."""
+    wanted, rules = spec.resources, spec.checkpoint
+    price = spec.price
+    limit: float | str | None = None
+    if price is not None and price.per_gpu_hour is not None:
+        limit = as_usd(price.per_gpu_hour)
+    elif price is not None and price.machine_hour is not None:
+        limit = f"{as_usd(price.machine_hour):g}/h"
+    return _without_empty(
+        {
+            "name": spec.name,
+            "run": spec.run[2] if spec.run[:2] == SHELL and len(spec.run) == 3 else list(spec.run),
+            "setup": spec.setup,
+            "image": spec.image,
+            "workdir": spec.workdir,
+            "env": dict(spec.env),
+            "secrets": list(spec.secrets),
+            "outputs": list(spec.outputs),
+            "resources": {
+                "gpu": [f"{one.name}:{one.count}" for one in wanted.gpu],
+                "min_vram": None if wanted.min_vram_mb is None else f"{wanted.min_vram_mb}MB",
+                "gpu_count": None if wanted.gpu else wanted.gpu_count,
+                "disk": f"{wanted.disk_gb}GB",
+                "cpus": wanted.cpus,
+                "memory": None if wanted.memory_mb is None else f"{wanted.memory_mb}MB",
+                "min_cuda": wanted.min_cuda,
+                "min_reliability": wanted.min_reliability,
+                "regions": list(wanted.regions),
+                "providers": list(wanted.providers),
+                "market": wanted.market.value,
+            },
+            "price": {"max_price": limit},
+            "budget": {"job": usd(spec.job_budget)},
+            "checkpoint": {
+                "path": rules.path,
+                "every": None if rules.every is None else format_duration(rules.every),
+                "keep": rules.keep,
+                "settle": format_duration(rules.settle),
+                "stop_signal": rules.stop_signal,
+                "stop_grace": format_duration(rules.stop_grace),
+            },
+            "schedule": {"priority": spec.priority},
+            "retry": {"errors": spec.retry_errors},
+        }
+    )
+
+
+def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in kept.items() if value is not None and value not in ({}, [])}

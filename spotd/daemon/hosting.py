@@ -1,0 +1,196 @@
+"""Keeps every provider open in a task of its own: its context, its poller, and what is known of its health.
+
+One that does not open is tried again for ever and delays nobody. A disabled one is opened all the same while the state
+knows machines there: disabled means "buy nothing", not "forget what runs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from spotd.core.model import World
+from spotd.daemon import log as logs
+from spotd.daemon.backend import ProviderEntry
+from spotd.daemon.boards import Boards
+from spotd.daemon.crash import CrashPoints
+from spotd.daemon.pollers import Pace, Poller
+from spotd.daemon.settings import ProviderSettings, Settings
+from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.provider import Clock, Logger, Provider, ProviderPlugin, ProviderTraits, Services
+from spotd_providers.contract.values import OfferQuery, ProviderName
+
+OPEN_DEADLINE_S: Final = 30.0
+OPEN_AGAIN_FIRST_S: Final = 1.0
+OPEN_AGAIN_MAX_S: Final = 60.0
+
+
+class Hosting:
+    """`live` are the providers that can be called now; `entries` is every one of the config."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        boards: Boards,
+        clock: Clock,
+        seed: int,
+        log: Logger,
+        crash: CrashPoints,
+        world: Callable[[], World | None],
+    ) -> None:
+        self._settings = settings
+        self._boards = boards
+        self._clock = clock
+        self._seed = seed
+        self._log = log
+        self._crash = crash
+        self._world = world
+        self.live: dict[ProviderName, Provider] = {}
+        self.entries: dict[ProviderName, ProviderEntry] = {}
+        self._tried: dict[ProviderName, anyio.Event] = {}
+        for one in settings.providers:
+            traits = _traits(one)
+            trouble = one.trouble or ("" if traits is not None else "its settings are not usable")
+            self.entries[one.name] = ProviderEntry(
+                name=one.name,
+                title=one.title,
+                enabled=one.enabled,
+                fee_ppm=one.fee_ppm,
+                traits=traits,
+                trouble=trouble if one.enabled else "",
+            )
+
+    @property
+    def traits(self) -> dict[ProviderName, ProviderTraits]:
+        return {name: entry.traits for name, entry in self.entries.items() if entry.traits is not None}
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        """Every provider that is enabled, or has machines of ours, is being opened and polled."""
+        for one in self._settings.providers:
+            self.start_one(group, one)
+
+    def start_one(self, group: anyio.abc.TaskGroup, one: ProviderSettings) -> None:
+        """Does nothing for one that runs already, cannot run, or has no reason to."""
+        if (
+            one.name in self._tried
+            or one.plugin is None
+            or one.trouble
+            or not (one.enabled or self._has_machines(one.name))
+        ):
+            return
+        self._tried[one.name] = anyio.Event()
+        self._boards.open(one.name)
+        group.start_soon(self._keep_open, one, one.plugin, name=f"provider-{one.name}")
+
+    def look_again(self, provider: ProviderName) -> None:
+        entry = self.entries.get(provider)
+        if entry is not None and entry.poller is not None:
+            entry.poller.look_again()
+
+    def set_enabled(self, one: ProviderSettings) -> None:
+        """The config now says so; what is open stays open, because machines may be there."""
+        entry = self.entries[one.name]
+        self.entries[one.name] = replace(entry, enabled=one.enabled, fee_ppm=one.fee_ppm)
+        if entry.poller is not None:
+            entry.poller.pace = Pace(poll_every=one.poll_every)
+
+    async def stock_taken(self, *, seconds: float) -> list[ProviderName]:
+        """Returns when every provider has been asked for its machines once; names those that did not answer in time."""
+        with anyio.move_on_after(seconds):
+            for tried in list(self._tried.values()):
+                await tried.wait()
+        return [name for name in self._tried if self._boards.machines(name).listing is None]
+
+    def _has_machines(self, name: ProviderName) -> bool:
+        world = self._world()
+        if world is None:
+            return False
+        return any(a.provider == name for a in world.attempts.values()) or any(
+            t.provider == name for t in world.intents.values()
+        )
+
+    async def _keep_open(self, one: ProviderSettings, plugin: ProviderPlugin) -> None:
+        pause_s = OPEN_AGAIN_FIRST_S
+        while True:
+            trouble = await self._open(one, plugin)
+            entry = self.entries[one.name]
+            if entry.trouble != trouble:
+                self._log.warning("provider.not_open", provider=one.name, error=trouble)
+            self.entries[one.name] = replace(entry, trouble=trouble)
+            self._boards.offers_failed(one.name, trouble, at=self._clock.now())
+            self._tried[one.name].set()
+            await anyio.sleep(pause_s)
+            pause_s = min(OPEN_AGAIN_MAX_S, pause_s * 2)
+
+    async def _open(self, one: ProviderSettings, plugin: ProviderPlugin) -> str:
+        """Runs while the provider is open; returns why it could not be opened."""
+        folder = self._settings.state_dir / "providers" / one.name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        services = Services(
+            install=self._settings.install,
+            clock=self._clock,
+            rng=Random(f"{self._seed}:{one.name}"),
+            log=logs.get(f"provider.{one.name}"),
+            state_dir=folder,
+            credential=one.credential,
+        )
+        opened = False
+        try:
+            with anyio.fail_after(OPEN_DEADLINE_S) as limit:
+                async with plugin.open(one.settings, services) as provider:
+                    limit.deadline = float("inf")
+                    opened = True
+                    await self._poll(one, provider)
+        except ProviderError as exc:
+            if opened:
+                raise
+            return str(exc) or type(exc).__name__
+        except TimeoutError:
+            return f"it did not open within {OPEN_DEADLINE_S:.0f} s"
+        except Exception as exc:
+            if opened:
+                raise
+            self._log.error("provider.broke_contract", provider=one.name, call="open", exc_info=exc)
+            return f"the plugin failed with {type(exc).__name__}"
+        return "it closed by itself"
+
+    async def _poll(self, one: ProviderSettings, provider: Provider) -> None:
+        poller = Poller(
+            provider,
+            boards=self._boards,
+            clock=self._clock,
+            rng=Random(f"{self._seed}:{one.name}:pace"),
+            log=self._log,
+            pace=Pace(poll_every=one.poll_every),
+            query=self._query,
+            crash=self._crash,
+        )
+        self.live[one.name] = provider
+        self.entries[one.name] = replace(self.entries[one.name], provider=provider, poller=poller, trouble="")
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(poller.offers_loop, name=f"offers-{one.name}")
+                group.start_soon(poller.machines_loop, name=f"machines-{one.name}")
+                await poller.first_listing(deadline_s=OPEN_DEADLINE_S)
+                self._tried[one.name].set()
+        finally:
+            self.live.pop(one.name, None)
+
+    def _query(self) -> OfferQuery:
+        """What the queue needs of any offer: room for the largest disk that a job asks for."""
+        world = self._world()
+        disks = [job.spec.resources.disk_gb for job in world.jobs.values()] if world is not None else []
+        return OfferQuery(disk_gb=max(disks, default=OfferQuery().disk_gb))
+
+
+def _traits(one: ProviderSettings) -> ProviderTraits | None:
+    if one.plugin is None or (one.trouble and one.settings is None):
+        return None
+    traits: ProviderTraits = one.plugin.traits(one.settings)
+    return traits

@@ -1,0 +1,109 @@
+"""Signals: stop in an orderly way, or take over a changed config.
+
+On SIGTERM or SIGINT nothing new is bought, calls under way are finished and committed within a bound, and every machine
+is left running: the next start adopts it. A second signal ends the waiting. On SIGHUP the config is read again; one
+that cannot be used changes nothing and says why.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from spotd.daemon.brain import Brain
+from spotd.daemon.commits import PolicyBox
+from spotd.daemon.executor import Executor
+from spotd.daemon.sdnotify import Notify
+from spotd.daemon.settings import Settings, changes
+from spotd_providers.contract.provider import Logger
+
+DRAIN_S: Final = 25.0
+LAST_CYCLE_S: Final = 5.0
+SHUTTING_DOWN: Final = "spotd is shutting down"
+
+Reload = Callable[[], Settings]
+
+
+class BadConfig(Exception):
+    """A config cannot be used; the message is for the user, over several lines if need be."""
+
+
+@asynccontextmanager
+async def signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
+    """The signals this process is told by, one after another."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        yield received
+
+
+class Lifecycle:
+    """Reacts to signals until the daemon is to end."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        load: Reload,
+        apply: Callable[[Settings], None],
+        policy: PolicyBox,
+        brain: Brain,
+        executor: Executor,
+        notify: Notify,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._load = load
+        self._apply = apply
+        self._policy = policy
+        self._brain = brain
+        self._executor = executor
+        self._notify = notify
+        self._log = log
+
+    async def run(self, received: AsyncIterator[signal.Signals]) -> None:
+        """Returns when the daemon may be taken apart."""
+        async with anyio.create_task_group() as group:
+            stopping = False
+            async for number in received:
+                if number is signal.SIGHUP:
+                    self.reload()
+                elif stopping:
+                    self._log.warning("daemon.stopping_at_once", signal=number.name)
+                    group.cancel_scope.cancel()
+                    return
+                else:
+                    stopping = True
+                    group.start_soon(self._stop, number, group.cancel_scope, name="stop")
+
+    async def _stop(self, number: signal.Signals, scope: anyio.CancelScope) -> None:
+        self._log.info("daemon.stopping", signal=number.name, calls=self._executor.busy)
+        await self.drain()
+        scope.cancel()
+
+    async def drain(self) -> None:
+        """Nothing new is bought; calls under way are finished and committed, or the next start finds them unknown."""
+        self._policy.paused = SHUTTING_DOWN
+        self._notify.stopping("finishing calls under way")
+        await self._brain.whole_cycle(seconds=LAST_CYCLE_S)
+        done = await self._executor.drain(seconds=DRAIN_S)
+        state = self._brain.state
+        machines = 0 if state is None else sum(1 for a in state.world.attempts.values() if a.machine.may_compute)
+        self._log.info("daemon.drained", complete=done, machines_left_running=machines)
+
+    def reload(self) -> None:
+        """The config's limits are in force, or the old ones still are and the log says why."""
+        self._notify.reloading()
+        try:
+            fresh = self._load()
+        except BadConfig as exc:
+            self._log.error("config.refused", error=str(exc), kept="the config that was in force")
+        else:
+            at_once, restart = changes(self._settings, fresh)
+            self._apply(fresh)
+            self._settings = fresh
+            self._log.info("config.reloaded", changed=at_once, needs_restart=restart)
+        self._notify.ready("running")

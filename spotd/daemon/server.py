@@ -1,0 +1,56 @@
+"""Serves the API with uvicorn on a socket that is bound already."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+GRACE_S: Final = 2
+
+
+async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
+    """Requests are answered until `closing` is set; those under way then get a moment to end.
+
+    uvicorn is imported here, because importing it takes longer than most of the daemon's start.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn without its own signal handlers: signals are the daemon's."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = Server(config)
+    async with anyio.create_task_group() as group:
+
+        async def close() -> None:
+            await closing.wait()
+            server.should_exit = True
+
+        async def tell() -> None:
+            while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
+                await anyio.sleep(0.005)
+            started.set()
+
+        group.start_soon(close, name="api-closing")
+        group.start_soon(tell, name="api-started")
+        await server.serve(sockets=[sock])
+        group.cancel_scope.cancel()

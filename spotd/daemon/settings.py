@@ -1,0 +1,98 @@
+"""What the daemon is told once at its start, and again on a reload: plain values, whatever file they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from spotd_jobs.objects.api import ObjectStore
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
+from spotd_providers.contract.provider import ProviderPlugin
+from spotd_providers.contract.values import InstallId, ProviderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderSettings:
+    """One `[providers.NAME]`.
+
+    Attributes:
+        settings: a value of the plugin's own settings model.
+        trouble: why it cannot be opened (no key, no such plugin), empty when nothing is known against it.
+    """
+
+    name: ProviderName
+    title: str
+    enabled: bool
+    fee_ppm: int
+    poll_every: timedelta
+    plugin: ProviderPlugin | None = None
+    settings: Any = None
+    credential: str | None = field(default=None, repr=False)
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything about this daemon that is not decided while it runs.
+
+    Attributes:
+        store_place: how the checkpoint store is called in messages; compared on a reload.
+        secrets: values that must never be logged.
+    """
+
+    install: InstallId
+    state_dir: Path
+    state_url: str | Path
+    socket: Path
+    store_place: str
+    open_objects: Callable[[], ObjectStore]
+    providers: tuple[ProviderSettings, ...]
+    ceiling_default: MicroUsdPerGpuHour | None = None
+    ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
+    budget_day: MicroUsd | None = None
+    budget_month: MicroUsd | None = None
+    machines_max: int = 8
+    config_path: Path | None = None
+    clock_scale: float = 1.0
+    clock_start: datetime | None = None
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    warnings: tuple[str, ...] = ()
+    """What is not wrong but should be mended, for the log."""
+
+
+def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
+    """What a reload changes at once, and what only a restart can change, in words."""
+    at_once, restart = [], []
+    for name, words in (
+        ("ceiling_default", "[ceilings] default"),
+        ("ceilings", "[ceilings]"),
+        ("budget_day", "[budget] day"),
+        ("budget_month", "[budget] month"),
+        ("machines_max", "[budget] machines"),
+    ):
+        if getattr(old, name) != getattr(new, name):
+            at_once.append(words)
+    for name, words in (
+        ("install", "[daemon] install"),
+        ("state_url", "[daemon] state"),
+        ("socket", "the socket's path"),
+        ("store_place", "[store]"),
+        ("clock_scale", "the speed of the clock"),
+    ):
+        if getattr(old, name) != getattr(new, name):
+            restart.append(words)
+    before = {p.name: p for p in old.providers}
+    after = {p.name: p for p in new.providers}
+    for name in sorted(before.keys() | after.keys()):
+        one, two = before.get(name), after.get(name)
+        if one is None or two is None:
+            restart.append(f"[providers.{name}]")
+            continue
+        if (one.enabled, one.fee_ppm, one.poll_every) != (two.enabled, two.fee_ppm, two.poll_every):
+            at_once.append(f"[providers.{name}]")
+        if one.settings != two.settings or one.credential != two.credential:
+            restart.append(f"[providers.{name}] settings")
+    return at_once, restart
