@@ -47,6 +47,7 @@ class LocalPlugin:
             reconcile_window=_RECONCILE + settings.list_lag,
             provision_timeout=timedelta(minutes=5) + settings.provisioning,
             hosts_share_filesystem=True,
+            ends_itself_by="file",
         )
 
     def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
