@@ -1,0 +1,107 @@
+"""The official `vastai` client judges the fake: search, bid, list, rebid, logs, destroy, as its users do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotd_providers.kit.hosts.clock import ScaledClock
+from spotd_providers.testkit.clock import START
+from spotd_providers.testkit.fakes.vastai import Phase, VastApi, VastCloud, some_asks, ticking
+from spotd_providers.testkit.serve import serving
+from tests.local.waiting import until
+from tests.vastai.official import CannotInstall, OfficialClient, installed_client
+
+pytestmark = pytest.mark.e2e
+
+LABEL = "spotd-lab-7f3a-1"
+
+
+@pytest.fixture(scope="session")
+def command() -> Path:
+    try:
+        return installed_client()
+    except CannotInstall as exc:
+        pytest.skip(str(exc))
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[VastCloud]:
+    # A second is a minute here, so that the client's own pace meets no threshold.
+    cloud = VastCloud(tmp_path / "cloud", clock=ScaledClock(real0=START.timestamp(), virtual0=START, scale=60.0))
+    cloud.stock(*some_asks())
+    yield cloud
+    cloud.shut_down()
+
+
+@pytest.fixture
+def client(cloud: VastCloud, command: Path, tmp_path: Path) -> Iterator[OfficialClient]:
+    with serving(VastApi(cloud)) as served, ticking(cloud):
+        yield OfficialClient(command, served.url, cloud.api_key, tmp_path / "home")
+
+
+def test_the_official_client_searches_bids_lists_rebids_reads_and_destroys(
+    cloud: VastCloud, client: OfficialClient
+) -> None:
+    query = "gpu_name=RTX_3090 num_gpus=1 geolocation in [US,CA] reliability>0.9 cuda_vers>=12.4 gpu_ram>=20"
+    offers = client.tells("search", "offers", "-i", "--storage", "64", "-o", "dph_total", query)
+    assert {(o["gpu_name"], o["num_gpus"], o["is_bid"]) for o in offers} == {("RTX 3090", 1, True)}
+    assert [o["dph_total"] for o in offers] == sorted(o["dph_total"] for o in offers)
+    offer = offers[0]
+    price = round(offer["min_bid"] * 1.1, 6)
+
+    created = client.tells(
+        "create", "instance", str(offer["id"]), "--image", "debian:12", "--disk", "20", "--bid_price", str(price),
+        "--label", LABEL, "--cancel-unavail", "--env", "-e SPOTD=1 -p 8080:8080", "--entrypoint", "/bin/sh",
+        "--args", "-c", "echo $SPOTD from container $CONTAINER_ID; sleep 600",
+    )  # fmt: skip
+    assert created["success"] is True
+    contract = cloud.contracts[created["new_contract"]]
+    assert (contract.is_bid, contract.label, contract.price) == (True, LABEL, round(price * 1_000_000))
+    until(lambda: contract.phase is Phase.RUNNING, what="the machine to run")
+
+    (listed,) = client.tells("show", "instances")
+    assert (listed["id"], listed["label"], listed["actual_status"]) == (contract.contract_id, LABEL, "running")
+    assert listed["extra_env"]["SPOTD"] == "1"
+    assert LABEL in client.says("show", "instances", "--label", LABEL, "--cols", "id,label,status")
+    assert client.tells("show", "instance", str(contract.contract_id))["id"] == contract.contract_id
+
+    assert "price changed" in client.says("change", "bid", str(contract.contract_id), "--price", "0.25")
+    assert contract.price == 250_000
+
+    until(lambda: cloud.machines.console(contract.machine, lines=9), what="the machine's first words")
+    assert f"1 from container {contract.contract_id}" in client.says("logs", str(contract.contract_id), "--tail", "50")
+
+    assert "destroying" in client.says("destroy", "instance", str(contract.contract_id), "-y")
+    assert contract.phase is Phase.GONE
+    assert not cloud.machines.alive(contract.machine)
+    assert client.tells("show", "instances") == []
+
+
+def test_a_search_by_bid_does_not_make_the_official_clients_purchase_a_bid(
+    cloud: VastCloud, client: OfficialClient
+) -> None:
+    (offer, *_) = client.tells("search", "offers", "-i")
+    created = client.tells("create", "instance", str(offer["id"]), "--image", "debian:12", "--ssh", "--direct")
+    contract = cloud.contracts[created["new_contract"]]
+    assert not contract.is_bid
+    assert contract.runtype == "ssh_direc ssh_proxy"
+
+
+def test_the_official_client_understands_every_no(cloud: VastCloud, client: OfficialClient) -> None:
+    assert "no_such_ask" in client.fails("create", "instance", "1", "--image", "debian:12")
+    ask_id = str(next(iter(cloud.asks)))
+    assert "below" in client.fails("create", "instance", ask_id, "--image", "debian:12", "--bid_price", "0.01")
+    (left,) = client.tells("show", "instances")
+    assert (left["intended_status"], left["is_bid"]) == ("stopped", True)
+    assert "no_such_instance" in client.fails("destroy", "instance", "1", "-y")
+    cloud.api_key = "another"
+    assert "Invalid user key" in client.fails("show", "instances")
+
+
+def test_more_machines_than_a_page_are_all_listed(cloud: VastCloud, client: OfficialClient) -> None:
+    for number in range(60):
+        cloud.add_foreign(f"machine-{number}")
+    assert len(client.tells("show", "instances")) == 60
