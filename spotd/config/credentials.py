@@ -1,0 +1,114 @@
+"""Secrets: how a config names one, and the one function that reads it. A value never enters a message or a repr."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from spotd.config.values import hinted
+from spotd_jobs.spec.problems import BadValue
+
+CREDENTIALS_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"
+HINT: Final = 'write { env = "NAME" }, { file = "/path" } or { credential = "name" } (systemd LoadCredential)'
+
+_BYTES_MAX: Final = 65_536
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CREDENTIAL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class CredentialMissing(BadValue):
+    """A secret that the config names is not there, or is empty."""
+
+
+class CredentialRef(BaseModel):
+    """Where a secret is kept: exactly one of the four is set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+    env: str | None = None
+    file: str | None = None
+    credential: str | None = None
+    inline: SecretStr | None = Field(default=None, exclude=True)
+    """A secret written into the config itself; works, and is warned of where others can read the file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_the_secret_itself(cls, data: object) -> object:
+        if isinstance(data, str):
+            if not data.strip():
+                raise hinted("must not be empty", HINT)
+            return {"inline": SecretStr(data)}
+        if not isinstance(data, Mapping):
+            raise hinted("must be a table that says where the secret is kept", HINT)
+        given = [key for key in ("env", "file", "credential") if key in data]
+        if "inline" in data or len(given) != 1 or len(data) != 1:
+            raise hinted("must name exactly one of env, file and credential", HINT)
+        name = data[given[0]]
+        if not isinstance(name, str) or not name.strip() or "\0" in name:
+            raise hinted(f"must name the {given[0]} as text", HINT)
+        if given[0] == "env" and not _ENV_NAME.fullmatch(name):
+            # not repeated in the message: somebody may have written the secret where its name belongs
+            raise hinted("env must be the name of an environment variable, not the secret", HINT)
+        if given[0] == "credential" and not _CREDENTIAL_NAME.fullmatch(name):
+            raise hinted("credential must be a plain name without /", HINT)
+        return data
+
+
+def resolve_credential(ref: CredentialRef, *, environ: Mapping[str, str] = os.environ) -> SecretStr:
+    """The secret, without the line break an editor leaves at its end.
+
+    Raises:
+        CredentialMissing: it is not there or empty; says where it was looked for, never what was found.
+    """
+    if ref.inline is not None:
+        return ref.inline
+    if ref.env is not None:
+        value = environ.get(ref.env, "").strip()
+        if not value:
+            raise CredentialMissing(
+                f"the environment variable {ref.env} is not set",
+                hint=f"export {ref.env}, or put Environment or LoadCredential into the unit, then restart",
+            )
+        return SecretStr(value)
+    if ref.file is not None:
+        return _from_file(Path(ref.file).expanduser(), "check the path, owner and mode of the file")
+    folder = environ.get(CREDENTIALS_DIRECTORY, "")
+    if not folder:
+        raise CredentialMissing(
+            f'the credential "{ref.credential}" needs systemd, and ${CREDENTIALS_DIRECTORY} is not set',
+            hint=f"put LoadCredential={ref.credential}:/path/to/the/key into the unit, or use env or file instead",
+        )
+    hint = f"put LoadCredential={ref.credential}:/path/to/the/key into the unit"
+    return _from_file(Path(folder) / str(ref.credential), hint)
+
+
+def others_may_read(path: Path) -> bool:
+    """Whether users other than its owner can read the file."""
+    try:
+        return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except OSError:
+        return False
+
+
+def _from_file(path: Path, hint: str) -> SecretStr:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_BYTES_MAX + 1)
+    except OSError as exc:
+        raise CredentialMissing(f"the secret's file {path} cannot be read: {exc.strerror}", hint=hint) from exc
+    try:
+        value = raw.decode().strip()
+    except UnicodeDecodeError:
+        value = None
+    if value is None or len(raw) > _BYTES_MAX or "\n" in value:
+        # the cause is left out on purpose: a decoding error quotes the bytes it met
+        raise CredentialMissing(f"the secret's file {path} does not hold one line of text", hint=hint) from None
+    if not value:
+        raise CredentialMissing(f"the secret's file {path} is empty", hint=hint)
+    return SecretStr(value)

@@ -1,0 +1,269 @@
+"""Finding, reading and understanding the configuration.
+
+Plain `tomllib` and pydantic, without pydantic-settings: a refusal has to name the file and line, or the environment
+variable, that a value came from, and that knowledge is lost once sources have been merged for us. The environment goes
+over the file: `SPOTD_DAEMON__POLL_EVERY=30s` sets `[daemon] poll_every`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from spotd import paths
+from spotd.config.credentials import others_may_read
+from spotd.config.model import (
+    SECTIONS,
+    BudgetSection,
+    CeilingsSection,
+    Config,
+    DaemonSection,
+    NotifySection,
+    ProviderConfig,
+    ProviderSection,
+    StoreSection,
+)
+from spotd.config.plugins import InstalledPlugins, Plugins
+from spotd.config.refusals import ConfigError, known_keys, problems_of
+from spotd_jobs.spec.files import read_toml
+from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_key
+from spotd_providers.contract.gpus import UnknownGpu, resolve
+
+DEFAULT_PROVIDER: Final = "local"
+BUILT_IN: Final = "the built-in defaults"
+_PREFIX: Final = "SPOTD_"
+_LEVEL: Final = "__"
+_PROVIDERS: Final = "providers"
+_HOMES: Final = {key: f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
+_COMMON: Final = frozenset(ProviderSection.model_fields)
+
+S = TypeVar("S", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A configuration that is in order.
+
+    Attributes:
+        path: the file it was read from; `None` when there is none and the defaults hold.
+        warnings: what is not wrong but should be mended.
+    """
+
+    config: Config
+    path: Path | None
+    warnings: tuple[Problem, ...] = ()
+
+
+def load(
+    explicit: Path | None = None, *, environ: Mapping[str, str] = os.environ, plugins: Plugins | None = None
+) -> Loaded:
+    """The configuration in force: of `--config`, `$SPOTD_CONFIG`, the user's file or the system's, in this order.
+
+    Raises:
+        ConfigError: with every problem found, each with its place.
+    """
+    path = find(explicit, environ=environ)
+    data, text = ({}, "") if path is None else read_toml(path, refusal=ConfigError)
+    source = BUILT_IN if path is None else str(path)
+    overrides = _from_environment(environ)
+    try:
+        config = understand(_laid_over(data, overrides), source, plugins=plugins or InstalledPlugins())
+    except ConfigError as exc:
+        raise _with_places(exc, text, overrides) from exc
+    warnings = () if path is None else tuple(_warnings(config, path))
+    return Loaded(config=config, path=path, warnings=warnings)
+
+
+def find(explicit: Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The configuration file in force, or `None` if there is none. One that was asked for by name must exist."""
+    if explicit is not None:
+        return explicit
+    candidates = paths.config_candidates(environ)
+    if environ.get("SPOTD_CONFIG", ""):
+        return candidates[0]
+    return next((path for path in candidates if path.exists()), None)
+
+
+def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Config:
+    """The configuration that the data describe.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    problems: list[Problem] = []
+    known = {*SECTIONS, _PROVIDERS}
+    problems += [unknown_key((key,), known, elsewhere=_HOMES.get(key)) for key in data if key not in known]
+    daemon = _section(DaemonSection, data, "daemon", problems)
+    store = _section(StoreSection, data, "store", problems)
+    ceilings = _section(CeilingsSection, data, "ceilings", problems)
+    budget = _section(BudgetSection, data, "budget", problems)
+    notify = _section(NotifySection, data, "notify", problems)
+    config = Config(
+        daemon=daemon,
+        store=store,
+        ceiling_default=ceilings.default,
+        ceilings=_by_gpu(ceilings, problems),
+        budget=budget,
+        notify=notify,
+        providers=_providers(data, plugins, problems),
+    )
+    problems += _contradictions(config)
+    if problems:
+        raise ConfigError(source, problems)
+    return config
+
+
+def _section(model: type[S], data: Mapping[str, Any], name: str, problems: list[Problem]) -> S:
+    """The table as its model; the defaults where it is absent or, with its problems kept, wrong."""
+    value = data.get(name, {})
+    if not isinstance(value, Mapping):
+        problems.append(Problem(key=name, message="must be a table", hint=f"write [{name}] on a line of its own"))
+        return model()
+    try:
+        return model.model_validate(dict(value))
+    except ValidationError as exc:
+        problems += problems_of(exc, (name,), model)
+        return model()
+
+
+def _by_gpu(ceilings: CeilingsSection, problems: list[Problem]) -> dict[str, int]:
+    """Each canonical GPU's ceiling; where two keys cover one GPU, the narrower key counts."""
+    widths: dict[str, int] = {}
+    result: dict[str, int] = {}
+    for key, price in (ceilings.__pydantic_extra__ or {}).items():
+        try:
+            gpus = resolve(key)
+        except UnknownGpu as exc:
+            guess = f"did you mean {' or '.join(exc.nearest)}?" if exc.nearest else "write a name like H100 or RTX_4090"
+            hint = f"{guess}; `default` is the ceiling of every other GPU"
+            problems.append(Problem(key=key_path(("ceilings", key)), message="no GPU is known by this name", hint=hint))
+            continue
+        for gpu in sorted(gpus):
+            if gpu not in result or (len(gpus), price) < (widths[gpu], result[gpu]):
+                result[gpu], widths[gpu] = price, len(gpus)
+    return result
+
+
+def _providers(data: Mapping[str, Any], plugins: Plugins, problems: list[Problem]) -> tuple[ProviderConfig, ...]:
+    tables = data.get(_PROVIDERS, {})
+    if not isinstance(tables, Mapping):
+        problems.append(
+            Problem(key=_PROVIDERS, message="must hold a table for each provider", hint="write [providers.vast]")
+        )
+        return ()
+    if not tables:
+        tables = {DEFAULT_PROVIDER: {}}
+    found = (_provider(name, table, plugins, problems) for name, table in sorted(tables.items()))
+    return tuple(provider for provider in found if provider is not None)
+
+
+def _provider(name: str, table: Any, plugins: Plugins, problems: list[Problem]) -> ProviderConfig | None:
+    place = (_PROVIDERS, name)
+    if not isinstance(table, Mapping):
+        problems.append(Problem(key=key_path(place), message="must be a table", hint=f"write [{key_path(place)}]"))
+        return None
+    try:
+        plugin = plugins.load(name)
+    except BadValue as exc:
+        problems.append(Problem(key=key_path(place), message=str(exc), hint=exc.hint))
+        return None
+    model: type[BaseModel] = plugin.settings_model
+    common: ProviderSection | None = None
+    settings: BaseModel | None = None
+    try:
+        common = ProviderSection.model_validate({key: value for key, value in table.items() if key in _COMMON})
+    except ValidationError as exc:
+        problems += problems_of(exc, place, ProviderSection)
+    known = {*_COMMON, *known_keys(model, ())}
+    problems += [unknown_key((*place, key), known) for key in table if key not in known]
+    try:
+        settings = model.model_validate({key: value for key, value in table.items() if key in known - _COMMON})
+    except ValidationError as exc:
+        problems += problems_of(exc, place, model)
+    if common is None or settings is None:
+        return None
+    return ProviderConfig(name=name, common=common, plugin=plugin, settings=settings)
+
+
+def _contradictions(config: Config) -> list[Problem]:
+    if config.daemon.time_scale == 1:
+        return []
+    real = [
+        provider.name
+        for provider in config.providers
+        if provider.common.enabled and not provider.plugin.traits(provider.settings).hosts_share_filesystem
+    ]
+    if not real:
+        return []
+    return [
+        Problem(
+            key="daemon.time_scale",
+            message=f"cannot be {config.daemon.time_scale:g} beside {', '.join(real)}, whose time is real",
+            hint="remove time_scale, or enable only the local market",
+        )
+    ]
+
+
+def _warnings(config: Config, path: Path) -> list[Problem]:
+    warnings = []
+    for provider in config.providers:
+        ref = provider.common.api_key
+        key = key_path((_PROVIDERS, provider.name, "api_key"))
+        if ref is not None and ref.inline is not None and others_may_read(path):
+            hint = f'chmod 600 {path}, or write {{ env = "{provider.name.upper()}_API_KEY" }}'
+            warnings.append(Problem(key=key, message="is a secret in a file that other users can read", hint=hint))
+    return warnings
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, ...], tuple[str, Any]]:
+    """The name and value of every variable that sets a key, by the key's path."""
+    found: dict[tuple[str, ...], tuple[str, Any]] = {}
+    for name in sorted(environ):
+        parts = name.removeprefix(_PREFIX).split(_LEVEL)
+        if name.startswith(_PREFIX) and len(parts) > 1 and all(parts):
+            found[tuple(part.lower() for part in parts)] = (name, _as_toml(environ[name]))
+    return found
+
+
+def _as_toml(text: str) -> Any:
+    """The value as TOML would read it; plain text where it is no TOML, so that nobody has to quote twice."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return document["value"] if len(document) == 1 else text
+
+
+def _laid_over(data: Mapping[str, Any], overrides: Mapping[tuple[str, ...], tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(data)
+    for path, (_, value) in overrides.items():
+        table = result
+        for key in path[:-1]:
+            inner = table.get(key, {})
+            if not isinstance(inner, Mapping):
+                break  # the file is wrong here, and says so when it is understood
+            table[key] = dict(inner)
+            table = table[key]
+        else:
+            table[path[-1]] = value
+    return result
+
+
+def _with_places(error: ConfigError, text: str, overrides: Mapping[tuple[str, ...], tuple[str, Any]]) -> ConfigError:
+    """The same refusal, each problem with the line it stands on or the variable that set it."""
+    names = {key_path(path): name for path, (name, _) in overrides.items()}
+
+    def placed(problem: Problem) -> Problem:
+        for key, name in names.items():
+            if problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")):
+                return replace(problem, message=f"{problem.message} (from ${name})", line=0)
+        return problem
+
+    located = ConfigError(error.source, [placed(problem) for problem in error.problems]).located(text)
+    return ConfigError(located.source, [replace(p, line=p.line or None) for p in located.problems])

@@ -1,0 +1,202 @@
+"""What a user may set, section by section. The text under each key is also its comment in `config.example.toml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from spotd.config.credentials import CredentialRef
+from spotd.config.values import CeilingPrice, FeePpm, Interval, Money, Scale, hinted
+from spotd_providers.contract.provider import ProviderPlugin
+
+INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"
+SQLITE_DEFAULT: Final = "sqlite"
+STORE_DEFAULT: Final = "file"
+STORE_SCHEMES: Final = frozenset({"file"})
+"""Kinds of stores that this version can open."""
+
+
+class Section(BaseModel):
+    """One table of the config: nothing unknown, nothing coerced."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+
+
+class DaemonSection(Section):
+    """The daemon itself."""
+
+    install: Annotated[str | None, Field(examples=["lab"])] = None
+    """Owner label of this daemon: every machine carries it, and only machines that carry it are ever touched.
+    Two daemons on one account need different labels. Absent: made up once and kept in the state directory."""
+
+    state: str = SQLITE_DEFAULT
+    """Where jobs, attempts and spending are recorded: "sqlite" below the state directory, or "sqlite:////path/file"."""
+
+    poll_every: Interval = timedelta(seconds=60)
+    """How often prices and machines are asked for; each provider can have its own."""
+
+    time_scale: Scale = 1.0
+    """How much faster than the wall the daemon's whole clock runs. Only for the local market, which follows it."""
+
+    time_start: Annotated[AwareDatetime | None, Field(examples=["2026-03-02T00:00:00Z"])] = None
+    """The instant at which an accelerated clock begins; absent: now. Kept from the first start on."""
+
+    @field_validator("install")
+    @classmethod
+    def _install_is_a_label(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(INSTALL_PATTERN, value):
+            raise hinted(
+                f'"{value}" may hold only a-z, 0-9 and -, at most 24 of them, none of them a - at either end',
+                'write install = "lab"',
+            )
+        return value
+
+    @field_validator("state")
+    @classmethod
+    def _state_is_sqlite(cls, value: str) -> str:
+        if value == SQLITE_DEFAULT or re.fullmatch(r"sqlite:///.+", value):
+            return value
+        if value.partition("://")[0].partition("+")[0] in ("postgresql", "postgres"):
+            raise hinted("PostgreSQL is not available yet", 'write state = "sqlite"')
+        # the value is not repeated: a database URL may hold a password
+        raise hinted("is no place for the state", 'write state = "sqlite" or state = "sqlite:////path/to/file"')
+
+
+class StoreSection(Section):
+    """The object store that checkpoints, logs and results pass through."""
+
+    url: str = STORE_DEFAULT
+    """"file" for a folder below the state directory, or "file:///path" for another one. A folder serves only hosts
+    that see this computer's files."""
+
+    endpoint_url: Annotated[str | None, Field(examples=["https://s3.example.org"])] = None
+    """Of an S3-compatible store that is not AWS."""
+
+    region: Annotated[str | None, Field(examples=["eu-central-1"])] = None
+    """Of the bucket."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_a_store(cls, value: str) -> str:
+        scheme = value.partition("://")[0]
+        if value == STORE_DEFAULT or (scheme == "file" and urlsplit(value).path.startswith("/")):
+            return value
+        if scheme == "s3" and "s3" not in STORE_SCHEMES:
+            raise hinted("stores in S3 buckets are not available yet", 'write url = "file"')
+        raise hinted("is no place for a store", 'write url = "file" or url = "file:///path/to/folder"')
+
+    @model_validator(mode="after")
+    def _bucket_keys_need_a_bucket(self) -> StoreSection:
+        if self.url.startswith(STORE_DEFAULT) and (self.endpoint_url is not None or self.region is not None):
+            raise hinted("endpoint_url and region mean nothing for a folder", "remove them")
+        return self
+
+
+class CeilingsSection(BaseModel):
+    """Highest effective price in dollars per GPU-hour, by GPU; a job's own max_price goes before it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True)
+    __pydantic_extra__: dict[str, CeilingPrice] = Field(init=False)  # the keys are GPU names, checked by the reader
+
+    default: Annotated[CeilingPrice | None, Field(examples=[1.0])] = None
+    """For every GPU without a line of its own. Absent: a job for such a GPU needs its own max_price."""
+
+
+class BudgetSection(Section):
+    """What may be spent. What running machines are committed to counts as spent."""
+
+    day: Annotated[Money | None, Field(examples=[50.0])] = None
+    """Dollars from midnight to midnight UTC. Absent: no limit."""
+
+    month: Annotated[Money | None, Field(examples=[800.0])] = None
+    """Dollars in a calendar month. Absent: no limit."""
+
+    machines: Annotated[int, Field(ge=0, le=10_000)] = 8
+    """Most machines at a time."""
+
+
+class ProviderSection(Section):
+    """Keys that every provider has; the others under its table are the provider's own."""
+
+    enabled: bool = True
+    """Whether anything is launched there. Machines that run there already are looked after either way."""
+
+    api_key: CredentialRef | None = None
+    """Where its key is kept: { env = "NAME" }, { file = "/path" } or, from systemd's LoadCredential,
+    { credential = "name" }."""
+
+    fee_multiplier: FeePpm | None = None
+    """What the bill is compared with the listed price. Absent: the provider's usual one."""
+
+    poll_every: Interval | None = None
+    """How often this provider is asked. Absent: as in [daemon]."""
+
+
+Occasion = Literal["preempted", "finished", "failed", "budget", "balance"]
+
+
+class NotifySection(Section):
+    """Messages to a person."""
+
+    urls: tuple[str, ...] = Field(default=(), strict=False)
+    """Where to send them. Not available yet: leave it empty."""
+
+    on: tuple[Occasion, ...] = Field(default=("preempted", "finished", "failed", "budget", "balance"), strict=False)
+    """What is worth a message."""
+
+    @field_validator("urls")
+    @classmethod
+    def _not_yet(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value:
+            raise hinted("notifications are not available yet", "remove urls, and follow `spotctl events -f` meanwhile")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderConfig:
+    """One `[providers.NAME]`, understood.
+
+    Attributes:
+        settings: a value of the plugin's own settings model.
+    """
+
+    name: str
+    common: ProviderSection
+    plugin: ProviderPlugin
+    settings: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything a user set, with the defaults for the rest.
+
+    Attributes:
+        ceilings: micro-dollars per GPU-hour by canonical GPU name.
+        ceiling_default: for every other GPU.
+    """
+
+    daemon: DaemonSection = field(default_factory=DaemonSection)
+    store: StoreSection = field(default_factory=StoreSection)
+    ceiling_default: int | None = None
+    ceilings: Mapping[str, int] = field(default_factory=dict)
+    budget: BudgetSection = field(default_factory=BudgetSection)
+    notify: NotifySection = field(default_factory=NotifySection)
+    providers: tuple[ProviderConfig, ...] = ()
+
+
+SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "daemon": DaemonSection,
+    "store": StoreSection,
+    "ceilings": CeilingsSection,
+    "budget": BudgetSection,
+    "notify": NotifySection,
+}
+"""Every table of fixed name; `[providers.NAME]` comes beside them."""
