@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final
@@ -80,15 +80,13 @@ class App:
         settings = self.settings
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         clock = open_clock(settings.state_dir, scale=settings.clock_scale, virtual0=settings.clock_start)
-        sock = sockets.bind(settings.socket)
+        bound = sockets.bind(settings.socket)
         try:
             async with self._state() as store, signals() as received:
                 objects = await anyio.to_thread.run_sync(settings.open_objects)
-                await self._serve(_Daemon(self, store, objects, clock), sock, received)
+                await self._serve(_Daemon(self, store, objects, clock), bound.socket, received)
         finally:
-            sock.close()
-            with suppress(FileNotFoundError):
-                settings.socket.unlink()
+            bound.close()
 
     @asynccontextmanager
     async def _state(self) -> AsyncIterator[Store]:

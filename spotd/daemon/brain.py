@@ -207,8 +207,8 @@ class Brain:
     ) -> None:
         """One wide line for a decision that changed something."""
         plan = committed.plan
-        if plan.is_empty:
-            return
+        if not (plan.events or plan.intents or plan.jobs):
+            return  # a heartbeat moved, which is no decision
         fields: dict[str, Any] = {
             "jobs": len(committed.world.jobs),
             "attempts": len(committed.world.attempts),

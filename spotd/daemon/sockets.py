@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,26 @@ class SocketRefused(Exception):
         self.hint = hint
 
 
-def bind(path: Path) -> socket.socket:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A listening socket and which file it is."""
+
+    socket: socket.socket
+    path: Path
+    inode: tuple[int, int]
+
+    def close(self) -> None:
+        """Nobody is answered any more, and the path is free, unless another daemon's socket is there by now."""
+        self.socket.close()
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return
+        if (found.st_dev, found.st_ino) == self.inode:
+            self.path.unlink(missing_ok=True)
+
+
+def bind(path: Path) -> Bound:
     """A listening socket at the path, mode 0600, in a folder that only its owner may enter.
 
     One that a dead daemon left behind is replaced. The folder is made 0700 when it is made here; one that exists is
@@ -51,7 +71,8 @@ def bind(path: Path) -> socket.socket:
     path.chmod(0o600)
     sock.listen(BACKLOG)
     sock.settimeout(0)
-    return sock
+    made = path.lstat()
+    return Bound(socket=sock, path=path, inode=(made.st_dev, made.st_ino))
 
 
 def _own_folder(folder: Path) -> None:
