@@ -91,8 +91,15 @@ class ImdsWatch:
 
     def close(self) -> None:
         self._closing.set()
+        self._thread.join(2 * _IMDS_TIMEOUT_S)
 
     def _watch(self) -> None:
+        try:
+            self._ask_on()
+        finally:
+            web.drop_connections()
+
+    def _ask_on(self) -> None:
         while not self._closing.is_set():
             try:
                 if self._look():

@@ -204,6 +204,8 @@ class Restore:
                     self.done += len(data)
         except BaseException as error:  # noqa: BLE001 - carried to `_fetch_all`, which raises it in its caller's thread
             self._error = self._error or error
+        finally:
+            web.drop_connections()
 
     def _fetch_chunk(self, chunk: dict[str, Any]) -> bytes:
         return self._fetch("a chunk", lambda: self._url_of(chunk["key"]), chunk["size"], chunk["sha256"])

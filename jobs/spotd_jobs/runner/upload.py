@@ -11,6 +11,7 @@ import os
 import threading
 from typing import Any, Callable, NamedTuple
 
+from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import steady
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.store import GivenUp, Store
@@ -126,6 +127,8 @@ class TreeUpload:
                 self._send(piece, memoryview(buffer)[: piece.size])
         except BaseException as error:  # noqa: BLE001 - carried to `run`, which raises it in its caller's thread
             self._error = self._error or error
+        finally:
+            web.drop_connections()
 
     def _send(self, piece: _Piece, view: memoryview) -> None:
         descriptor = self._stage.open(piece.node)
