@@ -128,6 +128,16 @@ def test_a_price_that_is_no_price_costs_its_row_and_no_other(field: str, raw: st
     assert field in understood.rejected[0].reason
 
 
+@pytest.mark.parametrize("field", ["cuda_max_good", "geolocation", "cpu_ram", "reliability2", "hosting_type"])
+def test_an_odd_detail_is_unknown_and_costs_no_offer_unless_a_filter_needs_it(field: str) -> None:
+    rows = offer_rows(json.dumps({"offers": [{**ROWS[0], field: {"new": "shape"}}]}).encode()).rows
+    (offer,), _ = translated(rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
+    assert offer.gpu_price > 0
+    picky = VastSettings(cuda_min=12.0, datacenter=True)
+    if field in ("cuda_max_good", "hosting_type"):
+        assert not translated(rows, Market.SPOT, picky, on_demand=OnDemandPrices())[0]
+
+
 def test_a_bid_of_nothing_is_no_offer() -> None:
     for nothing in (0, 0.0, None):
         rows = offer_rows(json.dumps({"offers": [{**ROWS[0], "min_bid": nothing}]}).encode()).rows

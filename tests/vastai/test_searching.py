@@ -31,7 +31,7 @@ STRICT = VastSettings(
     reliability_min=0.98,
     cuda_min=12.4,
     direct_ports_min=2,
-    duration_min="3d",  # type: ignore[arg-type] # as written in a config file
+    duration_min="3d",
     bandwidth_price_max=0.01,
 )
 GOOD = Ask(ask_id=7, machine_id=70, hosting_type=1)

@@ -102,7 +102,7 @@ def test_an_empty_account_explains_a_stop_better_than_an_outbid() -> None:
     assert standing(row("exited", "stopped", "stopped"), now=START, out_of_credit=True).loss is Loss.BALANCE
 
 
-words = st.sampled_from(
+words: st.SearchStrategy[Any] = st.sampled_from(
     [None, "", "running", "stopped", "exited", "offline", "frozen", "unloaded", "destroyed", "created", "x", 7, [], {}]
 )
 

@@ -39,7 +39,7 @@ _M = TypeVar("_M", bound=BaseModel)
 
 
 class OfferRow(BaseModel):
-    """One ask of a search answer; prices are for all GPUs of the offer."""
+    """One ask of a search answer; prices are for all GPUs of the offer. Odd fields of `_NICE_TO_KNOW` are unknown."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
@@ -190,6 +190,23 @@ class _FlawlessSearch(BaseModel):
     offers: list[OfferRow]
 
 
+# Fields whose shape vast.ai has changed before and no price depends on: an odd one is unknown, not a reason to refuse
+# the row. Where a filter needs it, unknown is not good enough and the row is refused by the filter.
+_NICE_TO_KNOW: Final = frozenset(
+    {
+        "geolocation",
+        "cpu_cores_effective",
+        "cpu_ram",
+        "cuda_max_good",
+        "reliability",
+        "reliability2",
+        "inet_up",
+        "inet_down",
+        "direct_port_count",
+        "hosting_type",
+    }
+)
+
 _OFFER_ROW: Final = TypeAdapter(OfferRow)
 _INSTANCE_ROW: Final = TypeAdapter(InstanceRow)
 _CHARGE_ROW: Final = TypeAdapter(ChargeRow)
@@ -260,8 +277,13 @@ def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
     for row in rows:
         try:
             yield validate(row)
+            continue
         except ValidationError as exc:
-            yield Rejected(offer_id=_id_of(row), reason=first_fault(exc))
+            odd = {fault["loc"][0] for fault in exc.errors(include_url=False, include_input=False) if fault["loc"]}
+            if not odd or not odd <= _NICE_TO_KNOW:
+                yield Rejected(offer_id=_id_of(row), reason=first_fault(exc))
+                continue
+        yield validate({name: value for name, value in row.items() if name not in odd})
 
 
 def instance_row(row: Any) -> InstanceRow | None:
