@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -96,4 +97,19 @@ def test_books_never_run_backwards(tmp_path: Path) -> None:
     ledger.open("m-1", "k", at=START, compute=_usd(1.0))
     ledger.end("m-1", at=START - HOUR)
     assert total_by_machine(segments(read_ledger(ledger.path)), START + HOUR) == {"m-1": 0}
+    ledger.close()
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.open("m-1", "k", at=START, compute=_usd(1.0))
+    whole = os.write
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, "write", lambda descriptor, text: whole(descriptor, text[:20]))
+        with pytest.raises(OSError, match="No space left"):
+            ledger.end("m-1", at=START + HOUR)
+    ledger.end("m-1", at=START + 2 * HOUR)
+    assert total_by_machine(segments(read_ledger(ledger.path)), START + 9 * HOUR) == {"m-1": 2_000_000}
     ledger.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -296,3 +298,20 @@ def test_a_market_that_was_shut_down_has_no_machine_and_no_open_bill(tmp_path: P
         b.market.shut_down()
         assert not any(b.alive(machine) for machine in machines)
         assert all(span.end is not None for span in segments(b.lines()))
+
+
+def test_a_machine_that_cannot_be_written_down_is_not_sold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench(tmp_path, hosts=[host()]) as b:
+        b.market.advance()
+        with monkeypatch.context() as full_disk:
+            full_disk.setattr(os, "write", _no_space)
+            with pytest.raises(Refused, match="cannot write its books") as refused:
+                b.buy()
+        assert refused.value.refusal is Refusal.INTERNAL
+        b.reopen()
+        assert b.market.listed(install=LAB) == ()
+        assert b.lines() == ()
+
+
+def _no_space(descriptor: int, text: bytes) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

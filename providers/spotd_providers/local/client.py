@@ -61,8 +61,10 @@ class MarketClient:
     async def change(self, method: str, path: str, *, params: Mapping[str, str | int], body: Any = None) -> None:
         """A call that may safely be repeated by the caller has been accepted."""
         answer = await self._try(method, path, params=params, body=body)
-        if answer.status >= 300:
+        if answer.status != HTTPStatus.OK:
             raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
+        if answer.json() != {"ok": True}:
+            raise Unavailable("the local market does not say that it did what was asked")
 
     async def buy(self, body: Mapping[str, Any], *, key: AttemptKey) -> Any:
         """The market's answer to one launch, tried once.

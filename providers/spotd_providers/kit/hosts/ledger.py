@@ -8,6 +8,7 @@ piece and counts once its newline is there; a torn last line never happened.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -155,8 +156,16 @@ class Ledger:
             storage=storage,
             note=note,
         )
-        os.write(self._descriptor, _encode(line))
+        self._write(_encode(line))
         self._latest[machine_id] = line
+
+    def _write(self, text: bytes) -> None:
+        """The whole text is in the file, or none of it."""
+        before = os.fstat(self._descriptor).st_size
+        written = os.write(self._descriptor, text)
+        if written != len(text):
+            os.ftruncate(self._descriptor, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
 def read_ledger(path: Path) -> tuple[LedgerLine, ...]:

@@ -143,6 +143,8 @@ class Floor:
         self._run(machine)
 
     def give_notice(self, machine: Machine, now: datetime) -> None:
+        if machine.doomed_at is not None:
+            return  # it was told already, and is taken when it was told
         machine.doomed_at = now + self.spec.notice_lead
         machine.detail = "will be taken away"
         if machine.state is State.RUNNING:

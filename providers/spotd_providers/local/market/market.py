@@ -10,6 +10,7 @@ Every method is synchronous and not thread-safe; the server calls them from one 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -142,8 +143,16 @@ class LocalMarket:
             visible_at=now + self.spec.list_lag,
         )
         self.memory.machines[machine.machine_id] = machine
-        self._save()
-        self.floor.open_books(machine)
+        try:
+            self._save()
+            self.floor.open_books(machine)
+        except OSError as exc:
+            # What cannot be written down is not sold: a machine that a restart forgets would run for ever.
+            del self.memory.machines[machine.machine_id]
+            self.floor.dirty = True
+            with contextlib.suppress(OSError):
+                self._save()
+            raise Refused(Refusal.INTERNAL, f"the market cannot write its books: {exc.strerror}") from exc
         self.floor.boot_if_ready(machine, now)
         self._save()
         return machine
