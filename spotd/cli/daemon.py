@@ -13,9 +13,7 @@ _HERE = "spotd.cli.commands.daemon"
 
 COMMANDS = {
     "run": Lazy(target=f"{_HERE}:run", help="Run the daemon in the foreground."),
-    "demo": Lazy(
-        target=f"{_HERE}:demo", help="Watch real jobs survive preemption, in two minutes, without an account."
-    ),
+    "demo": Lazy(target=f"{_HERE}:demo", help="Watch real jobs survive preemption; two minutes, no account."),
     "migrate": Lazy(target=f"{_HERE}:migrate", help="Bring the state database to this version."),
     "config": Lazy(target=f"{_HERE}:config", help="Check the configuration, or print an example."),
 }

@@ -22,7 +22,7 @@ _SEQUENCE: Final = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
     "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # OSC, DCS, SOS, PM, APC
     "|\x1b[ -/]+[0-~]"  # two-part escapes, such as the choice of a character set
-    "|\x1b[0-Z\\\\^-~]"  # the rest
+    "|\x1b[0-OQ-WYZ\\\\`-~]"  # the rest, but not what begins one of the above
 )
 _UNFINISHED: Final = re.compile(
     "(?:(?:\x1b\\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*\x1b?|\x1b[ -/]*)\\Z"

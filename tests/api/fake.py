@@ -247,7 +247,8 @@ class FakeBackend:
 
     async def cost(self, ref: str | None) -> CostShape:
         await self._look()
-        chosen = self.receipts if ref is None else [r for r in self.receipts if r["id"] == self._find(ref)["id"]]
+        wanted = None if ref is None else self._find(ref)["id"]
+        chosen = [receipt for receipt in self.receipts if wanted in {None, receipt["id"]}]
         return {
             "receipts": chosen,
             "spent_usd": sum(r["spent_usd"] for r in chosen),

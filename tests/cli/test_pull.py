@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api import shapes_made
+from tests.cli.conftest import Ctl
+
+
+@pytest.fixture
+def saved(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ctl:
+    """A job with two outputs; the current folder is empty."""
+    monkeypatch.chdir(tmp_path)
+    ctl.backend.rows = [shapes_made.job(state="SUCCEEDED")]
+    ctl.backend.add_file("out/model.bin", b"weights" * 50_000)
+    ctl.backend.add_file("out/run.sh", b"#!/bin/sh\n", mode=0o4777)
+    return ctl
+
+
+def entry(path: str, **given: Any) -> Any:
+    return {"path": path, "kind": "file", "bytes": 4, "mode": 0o644, "target": None, **given}
+
+
+def below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def test_outputs_come_into_a_folder_named_after_the_job(saved: Ctl, tmp_path: Path) -> None:
+    result = saved("pull", "llama-lora")
+    assert (result.code, result.out) == (0, "llama-lora/out/model.bin\nllama-lora/out/run.sh\n")
+    assert (tmp_path / "llama-lora/out/model.bin").read_bytes() == b"weights" * 50_000
+    assert result.err == "2 files, 350 kB, in llama-lora\n"
+
+
+def test_a_file_may_be_executable_but_brings_no_other_power(saved: Ctl, tmp_path: Path) -> None:
+    saved("pull", "llama-lora", "--to", "here")
+    assert (tmp_path / "here/out/run.sh").stat().st_mode & 0o7777 == 0o755
+    assert (tmp_path / "here/out/model.bin").stat().st_mode & 0o7777 == 0o644
+
+
+def test_patterns_and_folders_choose(saved: Ctl, tmp_path: Path) -> None:
+    assert saved("pull", "llama-lora", "*.sh", "--to", "one").out == "one/out/run.sh\n"
+    assert saved("pull", "llama-lora", "out/", "--to", "two").out.count("\n") == 2
+    result = saved("pull", "llama-lora", "*.pt")
+    assert (result.code, result.err.splitlines()[0]) == (6, "error: no file matches '*.pt'")
+
+
+def test_list_fetches_nothing(saved: Ctl, tmp_path: Path) -> None:
+    result = saved("pull", "llama-lora", "--list")
+    assert result.out == "PATH             SIZE\nout/model.bin  350 kB\nout/run.sh       10 B\n"
+    assert below(tmp_path) == set()
+
+
+def test_a_checkpoint_is_pulled_by_name(saved: Ctl) -> None:
+    body = json.loads(saved("pull", "llama-lora", "--checkpoint", "step-1200", "-o", "json").out)
+    assert (body["kind"], body["name"], body["written"]) == ("checkpoint", "step-1200", 2)
+
+
+def test_pulling_again_keeps_what_is_there_and_finishes_what_is_not(saved: Ctl, tmp_path: Path) -> None:
+    saved("pull", "llama-lora", "--to", "here")
+    (tmp_path / "here/out/run.sh").unlink()
+    result = saved("pull", "llama-lora", "--to", "here")
+    assert result.err == "2 files, 350 kB, 1 of them there already, in here\n"
+    assert below(tmp_path / "here") == {"out/model.bin", "out/run.sh"}
+
+
+def test_other_content_is_replaced_only_by_force(saved: Ctl, tmp_path: Path) -> None:
+    target = tmp_path / "here/out/run.sh"
+    target.parent.mkdir(parents=True)
+    target.write_text("mine")
+    result = saved("pull", "llama-lora", "--to", "here")
+    assert (result.code, target.read_text()) == (74, "mine")
+    assert "is there already with other content" in result.err
+    assert saved("pull", "llama-lora", "--to", "here", "--force").code == 0
+    assert target.read_text() == "#!/bin/sh\n"
+
+
+def test_a_file_that_ends_early_leaves_nothing_of_itself(saved: Ctl, tmp_path: Path) -> None:
+    saved.backend.cut_files_at = 100_000
+    result = saved("pull", "llama-lora", "--to", "here")
+    assert result.code == 5
+    assert "went away in the middle of its answer" in result.err
+    assert below(tmp_path / "here") == set()
+
+
+def test_a_file_of_another_size_than_was_said_is_not_kept(saved: Ctl, tmp_path: Path) -> None:
+    saved.backend.file_rows[1]["bytes"] = 11
+    result = saved("pull", "llama-lora", "--to", "here")
+    assert result.code == 5
+    assert "out/run.sh has 10 bytes instead of 11" in result.err
+    assert below(tmp_path / "here") == {"out/model.bin"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        entry("../evil"),
+        entry("/etc/evil"),
+        entry("a/../../evil"),
+        entry("a//b"),
+        entry("."),
+        entry(""),
+        entry("a\x00b"),
+        entry("a\nb"),
+        entry("..\\evil"),
+        entry("link", kind="link", target="/etc/passwd"),
+        entry("link", kind="link", target="../evil"),
+        entry("a/link", kind="link", target="../../evil"),
+        entry("a/link", kind="link", target="b/../../../evil"),
+        entry("link", kind="link", target=""),
+        entry("link", kind="link", target=None),
+        entry("../evil", kind="dir"),
+    ],
+    ids=lambda bad: ascii((bad["kind"], bad["path"], bad["target"])),
+)
+def test_a_path_that_leads_outside_stops_everything(saved: Ctl, tmp_path: Path, bad: Any) -> None:
+    saved.backend.file_rows.append(bad)
+    saved.backend.contents[bad["path"]] = b"evil"
+    folder = tmp_path / "deep" / "here"
+    result = saved("pull", "llama-lora", "--to", str(folder))
+    assert result.code == 74
+    assert "leads outside" in result.err
+    assert below(tmp_path) == set()
+
+
+def test_links_and_empty_folders_arrive(saved: Ctl, tmp_path: Path) -> None:
+    saved.backend.file_rows += [
+        entry("latest", kind="link", target="out/model.bin", bytes=0),
+        entry("out/again", kind="link", target="../out/run.sh", bytes=0),
+        entry("empty", kind="dir", bytes=0),
+    ]
+    assert saved("pull", "llama-lora", "--to", "here").code == 0
+    assert (tmp_path / "here/latest").readlink() == Path("out/model.bin")
+    assert (tmp_path / "here/out/again").read_bytes() == b"#!/bin/sh\n"
+    assert (tmp_path / "here/empty").is_dir()
+    assert "3 of them there already" in saved("pull", "llama-lora", "--to", "here").err
+
+
+def test_nothing_is_written_through_a_link_in_the_folder(saved: Ctl, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/out").symlink_to(elsewhere)
+    result = saved("pull", "llama-lora", "--to", "here")
+    assert result.code == 74
+    assert "is a link, and may lead elsewhere" in result.err
+    assert below(elsewhere) == set()
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(saved: Ctl, tmp_path: Path) -> None:
+    (tmp_path / "here/out/model.bin").mkdir(parents=True)
+    result = saved("pull", "llama-lora", "--to", "here", "--force")
+    assert (result.code, "is a folder, and the job has a file of that name" in result.err) == (74, True)
+
+
+def test_a_place_that_cannot_be_written_is_named(saved: Ctl, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = saved("pull", "llama-lora", "--to", "file/here")
+    assert result.code == 74
+    assert result.err.startswith(f"error: cannot write to {os.path.join('file', 'here')}: Not a directory")
+
+
+def test_no_outputs_yet_is_exit_6_with_a_way_out(ctl: Ctl) -> None:
+    ctl.backend.rows = [shapes_made.job()]
+    result = ctl("pull", "llama-lora")
+    assert (result.code, result.err) == (
+        6,
+        "error: there are no outputs yet\n\nhint: spotctl checkpoints 6k0a1b2c3d\n",
+    )
+
+
+def test_checkpoints_are_listed_newest_first(saved: Ctl) -> None:
+    saved.backend.checkpoint_rows = [shapes_made.checkpoint(), shapes_made.checkpoint(name="step-1100", step=None)]
+    assert saved("checkpoints", "llama-lora").out == (
+        "NAME       STEP    SIZE  BY ATTEMPT  AT\n"
+        "step-1200  1200  1.5 MB           1  2026-11-21 09:30:00\n"
+        "step-1100     -  1.5 MB           1  2026-11-21 09:30:00\n"
+    )
+    assert saved("checkpoints", "llama-lora", "-o", "id").out == "step-1200\nstep-1100\n"
+    assert json.loads(saved("checkpoints", "llama-lora", "-o", "json").out)["checkpoints"][0]["step"] == 1200
