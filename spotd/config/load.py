@@ -17,14 +17,14 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from spotd import paths
-from spotd.config.credentials import others_may_read
+from spotd.config.credentials import others_may_read, resolve_credential
 from spotd.config.model import (
+    NOT_YET,
     SECTIONS,
     BudgetSection,
     CeilingsSection,
     Config,
     DaemonSection,
-    NotifySection,
     ProviderConfig,
     ProviderSection,
     StoreSection,
@@ -40,6 +40,7 @@ BUILT_IN: Final = "the built-in defaults"
 _PREFIX: Final = "SPOTD_"
 _LEVEL: Final = "__"
 _PROVIDERS: Final = "providers"
+_NOTIFY: Final = "notify"
 _HOMES: Final = {key: f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
 _COMMON: Final = frozenset(ProviderSection.model_fields)
 
@@ -76,8 +77,7 @@ def load(
         config = understand(_laid_over(data, overrides), source, plugins=plugins or InstalledPlugins())
     except ConfigError as exc:
         raise _with_places(exc, text, overrides) from exc
-    warnings = () if path is None else tuple(_warnings(config, path))
-    return Loaded(config=config, path=path, warnings=warnings)
+    return Loaded(config=config, path=path, warnings=tuple(_warnings(config, path, environ)))
 
 
 def find(explicit: Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -97,20 +97,20 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         ConfigError: with every problem found.
     """
     problems: list[Problem] = []
-    known = {*SECTIONS, _PROVIDERS}
+    known = {*SECTIONS, _PROVIDERS, _NOTIFY}
+    data = _without_later_keys(data, problems)
     problems += [unknown_key((key,), known, elsewhere=_HOMES.get(key)) for key in data if key not in known]
     daemon = _section(DaemonSection, data, "daemon", problems)
     store = _section(StoreSection, data, "store", problems)
     ceilings = _section(CeilingsSection, data, "ceilings", problems)
+    problems += _unknown_gpus(data.get("ceilings"))
     budget = _section(BudgetSection, data, "budget", problems)
-    notify = _section(NotifySection, data, "notify", problems)
     config = Config(
         daemon=daemon,
         store=store,
         ceiling_default=ceilings.default,
-        ceilings=_by_gpu(ceilings, problems),
+        ceilings=_by_gpu(ceilings),
         budget=budget,
-        notify=notify,
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)
@@ -132,22 +132,57 @@ def _section(model: type[S], data: Mapping[str, Any], name: str, problems: list[
         return model()
 
 
-def _by_gpu(ceilings: CeilingsSection, problems: list[Problem]) -> dict[str, int]:
+def _without_later_keys(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The data without the keys of a later version, which are refused unless they are empty."""
+    result = dict(data)
+    for path, hint in NOT_YET.items():
+        name, _, key = path.partition(".")
+        table = result.get(name)
+        if isinstance(table, Mapping) and key in table:
+            if table[key]:
+                problems.append(Problem(key=path, message="not available yet", hint=hint))
+            result[name] = {other: value for other, value in table.items() if other != key}
+    later = {path.partition(".")[2] for path in NOT_YET if path.startswith(f"{_NOTIFY}.")}
+    notify = result.pop(_NOTIFY, {})
+    if isinstance(notify, Mapping):
+        problems += [unknown_key((_NOTIFY, key), later) for key in notify]
+    else:
+        problems.append(Problem(key=_NOTIFY, message="not available yet", hint=NOT_YET[f"{_NOTIFY}.urls"]))
+    return result
+
+
+def _by_gpu(ceilings: CeilingsSection) -> dict[str, int]:
     """Each canonical GPU's ceiling; where two keys cover one GPU, the narrower key counts."""
     widths: dict[str, int] = {}
     result: dict[str, int] = {}
     for key, price in (ceilings.__pydantic_extra__ or {}).items():
-        try:
-            gpus = resolve(key)
-        except UnknownGpu as exc:
-            guess = f"did you mean {' or '.join(exc.nearest)}?" if exc.nearest else "write a name like H100 or RTX_4090"
-            hint = f"{guess}; `default` is the ceiling of every other GPU"
-            problems.append(Problem(key=key_path(("ceilings", key)), message="no GPU is known by this name", hint=hint))
-            continue
+        gpus = _gpus(key)
         for gpu in sorted(gpus):
             if gpu not in result or (len(gpus), price) < (widths[gpu], result[gpu]):
                 result[gpu], widths[gpu] = price, len(gpus)
     return result
+
+
+def _gpus(key: str) -> frozenset[str]:
+    try:
+        return resolve(key)
+    except UnknownGpu:
+        return frozenset()  # reported where the names of all keys are checked
+
+
+def _unknown_gpus(table: Any) -> list[Problem]:
+    """A problem for each key that names no GPU, whatever else is wrong in the table."""
+    problems = []
+    for key in table if isinstance(table, Mapping) else ():
+        if key in CeilingsSection.model_fields:
+            continue
+        try:
+            resolve(key)
+        except UnknownGpu as exc:
+            guess = f"did you mean {' or '.join(exc.nearest)}?" if exc.nearest else "write a name like H100 or RTX_4090"
+            hint = f"{guess}; `default` is the ceiling of every other GPU"
+            problems.append(Problem(key=key_path(("ceilings", key)), message="no GPU is known by this name", hint=hint))
+    return problems
 
 
 def _providers(data: Mapping[str, Any], plugins: Plugins, problems: list[Problem]) -> tuple[ProviderConfig, ...]:
@@ -210,14 +245,26 @@ def _contradictions(config: Config) -> list[Problem]:
     ]
 
 
-def _warnings(config: Config, path: Path) -> list[Problem]:
+def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> list[Problem]:
+    """What does not stop the daemon: secrets that others can read, and enabled providers without a usable key."""
     warnings = []
     for provider in config.providers:
         ref = provider.common.api_key
         key = key_path((_PROVIDERS, provider.name, "api_key"))
-        if ref is not None and ref.inline is not None and others_may_read(path):
-            hint = f'chmod 600 {path}, or write {{ env = "{provider.name.upper()}_API_KEY" }}'
+        own = f'{{ env = "{provider.name.upper()}_API_KEY" }}'
+        if ref is None:
+            if provider.common.enabled and provider.plugin.needs_credential:
+                hint = f"write api_key = {own}, or enabled = false"
+                warnings.append(Problem(key=key, message="is missing, so nothing can be launched there", hint=hint))
+            continue
+        if ref.inline is not None and path is not None and others_may_read(path):
+            hint = f"chmod 600 {path}, or write api_key = {own}"
             warnings.append(Problem(key=key, message="is a secret in a file that other users can read", hint=hint))
+        if provider.common.enabled:
+            try:
+                resolve_credential(ref, environ=environ)
+            except BadValue as exc:
+                warnings.append(Problem(key=key, message=str(exc), hint=exc.hint))
     return warnings
 
 

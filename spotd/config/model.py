@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Annotated, Any, Final, Literal
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 from spotd.config.credentials import CredentialRef
 from spotd.config.values import CeilingPrice, FeePpm, Interval, Money, Scale, hinted
@@ -18,8 +18,6 @@ from spotd_providers.contract.provider import ProviderPlugin
 INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"
 SQLITE_DEFAULT: Final = "sqlite"
 STORE_DEFAULT: Final = "file"
-STORE_SCHEMES: Final = frozenset({"file"})
-"""Kinds of stores that this version can open."""
 
 
 class Section(BaseModel):
@@ -46,7 +44,7 @@ class DaemonSection(Section):
     time_scale: Scale = 1.0
     """How much faster than the wall the daemon's whole clock runs. Only for the local market, which follows it."""
 
-    time_start: Annotated[AwareDatetime | None, Field(examples=["2026-03-02T00:00:00Z"])] = None
+    time_start: Annotated[AwareDatetime | None, Field(examples=[datetime(2026, 3, 2, tzinfo=UTC)])] = None
     """The instant at which an accelerated clock begins; absent: now. Kept from the first start on."""
 
     @field_validator("install")
@@ -77,27 +75,15 @@ class StoreSection(Section):
     """"file" for a folder below the state directory, or "file:///path" for another one. A folder serves only hosts
     that see this computer's files."""
 
-    endpoint_url: Annotated[str | None, Field(examples=["https://s3.example.org"])] = None
-    """Of an S3-compatible store that is not AWS."""
-
-    region: Annotated[str | None, Field(examples=["eu-central-1"])] = None
-    """Of the bucket."""
-
     @field_validator("url")
     @classmethod
     def _url_is_a_store(cls, value: str) -> str:
         scheme = value.partition("://")[0]
         if value == STORE_DEFAULT or (scheme == "file" and urlsplit(value).path.startswith("/")):
             return value
-        if scheme == "s3" and "s3" not in STORE_SCHEMES:
+        if scheme == "s3":
             raise hinted("stores in S3 buckets are not available yet", 'write url = "file"')
         raise hinted("is no place for a store", 'write url = "file" or url = "file:///path/to/folder"')
-
-    @model_validator(mode="after")
-    def _bucket_keys_need_a_bucket(self) -> StoreSection:
-        if self.url.startswith(STORE_DEFAULT) and (self.endpoint_url is not None or self.region is not None):
-            raise hinted("endpoint_url and region mean nothing for a folder", "remove them")
-        return self
 
 
 class CeilingsSection(BaseModel):
@@ -130,34 +116,13 @@ class ProviderSection(Section):
     """Whether anything is launched there. Machines that run there already are looked after either way."""
 
     api_key: CredentialRef | None = None
-    """Where its key is kept: { env = "NAME" }, { file = "/path" } or, from systemd's LoadCredential,
-    { credential = "name" }."""
+    """Where its key is kept: in an environment variable (env), a file, or a systemd credential (credential)."""
 
     fee_multiplier: FeePpm | None = None
     """What the bill is compared with the listed price. Absent: the provider's usual one."""
 
     poll_every: Interval | None = None
     """How often this provider is asked. Absent: as in [daemon]."""
-
-
-Occasion = Literal["preempted", "finished", "failed", "budget", "balance"]
-
-
-class NotifySection(Section):
-    """Messages to a person."""
-
-    urls: tuple[str, ...] = Field(default=(), strict=False)
-    """Where to send them. Not available yet: leave it empty."""
-
-    on: tuple[Occasion, ...] = Field(default=("preempted", "finished", "failed", "budget", "balance"), strict=False)
-    """What is worth a message."""
-
-    @field_validator("urls")
-    @classmethod
-    def _not_yet(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if value:
-            raise hinted("notifications are not available yet", "remove urls, and follow `spotctl events -f` meanwhile")
-        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +153,6 @@ class Config:
     ceiling_default: int | None = None
     ceilings: Mapping[str, int] = field(default_factory=dict)
     budget: BudgetSection = field(default_factory=BudgetSection)
-    notify: NotifySection = field(default_factory=NotifySection)
     providers: tuple[ProviderConfig, ...] = ()
 
 
@@ -197,6 +161,13 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "store": StoreSection,
     "ceilings": CeilingsSection,
     "budget": BudgetSection,
-    "notify": NotifySection,
 }
 """Every table of fixed name; `[providers.NAME]` comes beside them."""
+
+NOT_YET: Final[Mapping[str, str]] = {
+    "store.endpoint_url": "remove it; it belongs to stores in S3 buckets",
+    "store.region": "remove it; it belongs to stores in S3 buckets",
+    "notify.urls": "leave it empty, and follow `spotctl events -f` meanwhile",
+    "notify.on": "remove it; it only matters for urls",
+}
+"""Keys that are not built yet, with what to do meanwhile."""
