@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ def installed_client() -> Path:
     command, ready = folder / "bin" / "vastai", folder / "ready"
     if ready.exists() and command.exists():
         return command
-    venv.create(folder, with_pip=True, clear=True)
     try:
+        venv.create(folder, with_pip=True, clear=True)
         done = subprocess.run(
             [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"vastai=={VERSION}"],
             capture_output=True,
@@ -43,6 +44,8 @@ def installed_client() -> Path:
         )
     except subprocess.TimeoutExpired as exc:
         raise CannotInstall(f"installing vastai {VERSION} took longer than {_INSTALL_SECONDS_MAX} s") from exc
+    except (OSError, subprocess.CalledProcessError) as exc:
+        raise CannotInstall(f"an environment for vastai {VERSION} cannot be made: {type(exc).__name__}") from exc
     if done.returncode:
         raise CannotInstall(f"vastai {VERSION} cannot be installed: {done.stderr.strip()[-300:]}")
     ready.touch()
@@ -64,15 +67,7 @@ class OfficialClient:
 
     def says(self, *words: str) -> str:
         """What the command prints; a failure is the test's failure."""
-        done = subprocess.run(
-            [*self._start, *words],
-            capture_output=True,
-            text=True,
-            timeout=_CALL_SECONDS_MAX,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        done = self._run(words)
         # The client exits with 1 after some successes ("return True" becomes its exit code): its words decide.
         assert "Traceback" not in done.stderr, done.stderr
         assert "Failed with error" not in done.stderr, done.stderr
@@ -80,7 +75,12 @@ class OfficialClient:
 
     def fails(self, *words: str) -> str:
         """What the command complains about."""
-        done = subprocess.run(
+        done = self._run(words)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stderr + done.stdout
+
+    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [*self._start, *words],
             capture_output=True,
             text=True,
@@ -89,7 +89,6 @@ class OfficialClient:
             stdin=subprocess.DEVNULL,
             check=False,
         )
-        return done.stderr + done.stdout
 
     def tells(self, *words: str) -> Any:
         """The JSON that the command prints with `--raw`."""

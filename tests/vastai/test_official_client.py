@@ -101,6 +101,13 @@ def test_the_official_client_understands_every_no(cloud: VastCloud, client: Offi
     assert "Invalid user key" in client.fails("show", "instances")
 
 
+def test_the_official_client_takes_an_answer_under_its_exact_content_type_only(
+    cloud: VastCloud, client: OfficialClient
+) -> None:
+    cloud.quirks.content_type = "application/json; charset=utf-8"
+    assert "invalid return Content-Type" in client.says("search", "offers")
+
+
 def test_more_machines_than_a_page_are_all_listed(cloud: VastCloud, client: OfficialClient) -> None:
     for number in range(60):
         cloud.add_foreign(f"machine-{number}")
