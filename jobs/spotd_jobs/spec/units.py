@@ -206,8 +206,8 @@ def parse_money(value: object) -> int:
             raise UnitError(f"{_shown(value)} is negative", hint=MONEY_HINT)
     if exact > MONEY_MAX_USD:
         raise UnitError(f"{_shown(value)} is more than ten million dollars", hint=MONEY_HINT)
-    amount = exact * MICRO
-    if amount != int(amount):
+    amount = Fraction(exact) * MICRO
+    if amount.denominator != 1:
         raise UnitError(f"{_shown(value)} is finer than a millionth of a dollar", hint=MONEY_HINT)
     return int(amount)
 
