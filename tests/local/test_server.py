@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
@@ -31,10 +32,12 @@ from spotd_providers.contract.errors import (
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance, ReadsLogs
 from spotd_providers.contract.values import (
+    AttemptKey,
     InstanceId,
     InstanceRef,
     InstanceState,
     Interruption,
+    LaunchRequest,
     Loss,
     Market,
     OfferId,
@@ -162,6 +165,40 @@ def test_a_killed_server_is_replaced_by_the_next_call_and_its_machines_are_adopt
             assert _machine_pids(folder) == pids
             await d.provider.terminate(bought.ref)
         assert _machine_pids(folder) == []
+
+    anyio.run(main)
+
+
+def test_a_server_killed_around_a_launch_forgets_no_machine_and_doubles_none(folder: Path) -> None:
+    async def main() -> None:
+        rng = Random(2026)
+        async with desk(folder, hosts=[host("kyiv", slots=50)]) as d:
+            outcomes = []
+            for number in range(6):
+                request = await d.request(f"spotd-lab-job{number}-1")
+
+                async def buy(request: LaunchRequest = request) -> None:
+                    try:
+                        outcomes.append((request.key, (await d.provider.launch(request)).instance.ref))
+                    except OutcomeUnknown as unknown:
+                        outcomes.append((AttemptKey(unknown.key), None))
+
+                async with anyio.create_task_group() as group:
+                    group.start_soon(buy, name="customer")
+                    await anyio.sleep(rng.uniform(0, 0.015))
+                    kill_server(folder)
+            listing = await d.provider.instances()
+            assert listing.complete
+            assert {found.state for found in listing.instances} <= {InstanceState.RUNNING}
+            keys = [found.key for found in listing.instances]
+            assert len(keys) == len(set(keys))
+            for key, ref in outcomes:
+                found = await d.provider.find(key)
+                assert len(found) <= 1
+                assert ref is None or [machine.ref for machine in found] == [ref]
+            assert len(_machine_pids(folder)) == len(keys)
+            books = segments(read_ledger(folder / "ledger.jsonl"))
+            assert {span.key for span in books if span.end is None} == set(keys)
 
     anyio.run(main)
 

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 
 from spotd_providers.contract.money import micro_usd
 
@@ -56,6 +65,10 @@ Dollars = Annotated[int, BeforeValidator(_money), Field(ge=0), PlainSerializer(_
 """Read as dollars, held as micro-dollars."""
 
 
+File = Annotated[Path, AfterValidator(Path.absolute)]
+"""The server runs in another folder, so a path must mean the same there."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -96,7 +109,7 @@ class CsvPrice(_Model):
     """
 
     kind: Literal["csv"] = "csv"
-    path: Path
+    path: File
     start: AwareDatetime | None = None
 
 
@@ -105,7 +118,7 @@ class TracePrice(_Model):
     had) and `prices`. After its end it begins again."""
 
     kind: Literal["trace"] = "trace"
-    path: Path
+    path: File
     start: AwareDatetime | None = Field(default=None, description="when the first tick begins; by default as CSV")
     first_tick: int = Field(default=0, ge=0)
     price: Dollars | None = Field(default=None, description="for a trace that recorded no prices")
@@ -209,7 +222,7 @@ class MarketSpec(_Model):
 class LocalSettings(MarketSpec):
     """`[providers.local]`."""
 
-    directory: Path | None = Field(default=None, description="where the market lives; by default in the state folder")
+    directory: File | None = Field(default=None, description="where the market lives; by default in the state folder")
     base_url: str | None = Field(
         default=None, description="a market that runs already; its token is the provider's credential"
     )
