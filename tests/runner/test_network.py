@@ -226,6 +226,7 @@ def test_a_machine_ends_itself_by_its_own_key_and_asks_again_when_refused(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(ending, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(ending, "_LINGER_S", 0.0)
     statuses = iter([500, 429])
     with Server(lambda request: Answer(next(statuses, 200), b"{}")) as server:
         assert ending.end_machine({"method": method, "base_url": server.url}, "succeeded")

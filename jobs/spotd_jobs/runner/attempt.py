@@ -30,7 +30,7 @@ from spotd_jobs.runner.store import GivenUp, Store
 
 GRANT_URL_VARIABLE = "SPOTD_GRANT_URL"
 MARK_FILE = "mark"
-_FLUSH_MIN_S, _FLUSH_MAX_S = 10.0, 600.0
+_FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
 
@@ -293,10 +293,11 @@ class Attempt:
             continue
         if job.poll() is None:
             self._stop_group(job)
-        job.kill_rest(self._mark)
-        self._status.pid = None
         ended = job.poll()
-        return ended if ended is not None else process.Ended(None, int(signal.SIGKILL), steady())
+        if on_start is not None or ended is None or not ended.succeeded:
+            job.kill_rest(self._mark)  # what a successful setup left running is there for the job
+        self._status.pid = None
+        return job.poll() or process.Ended(None, int(signal.SIGKILL), steady())
 
     def _stop_group(self, job: process.Job) -> None:
         rules = self._keeper.grant.checkpoint

@@ -20,6 +20,8 @@ MACHINE_DONE = "machine-done"
 _PAUSE_S = 2.0
 _PAUSE_MAX_S = 60.0
 _TRY_FOR_S = 1800.0
+_LINGER_S = 300.0
+_ASKED_BY_NETWORK = ("vast", "runpod")
 _VAST = "https://console.vast.ai"
 _RUNPOD = "https://api.runpod.io"
 
@@ -27,7 +29,9 @@ _RUNPOD = "https://api.runpod.io"
 def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TRY_FOR_S) -> bool:
     """The provider accepted that this machine ends, or there is no way to ask it.
 
-    False after half an hour of refusals: the process then ends, and whoever restarts it comes here again.
+    False after half an hour of refusals: the process then ends, and whoever restarts it comes here again. Where a
+    provider starts a container again as soon as it ends (RunPod, on a wiped disk), returning would be the worst that
+    can be done: so this waits to be killed, for a while.
     """
     if how is None:
         return True
@@ -36,6 +40,8 @@ def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TR
     while True:
         try:
             _ask(how, outcome)
+            if how.get("method") in _ASKED_BY_NETWORK:
+                time.sleep(_LINGER_S)
             return True
         except Exception as error:  # noqa: BLE001 - a machine that is not ended costs money: whatever failed, try again
             say("this machine could not be ended yet: " + reason_of(error))

@@ -138,6 +138,10 @@ def _sleep(seconds: float) -> bool:
 
 def run() -> None:
     """Never returns: the process ends with `main`'s exit code, daemon threads or not."""
-    code = main()
+    try:
+        code = main()
+    except OSError as error:
+        say("this machine can not be used: " + reason_of(error))
+        code = 1
     sys.stderr.flush()
     os._exit(code)

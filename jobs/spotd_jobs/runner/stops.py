@@ -17,7 +17,7 @@ from spotd_jobs.runner.heartbeat import Status, notice_row
 from spotd_jobs.runner.say import clean, say
 from spotd_jobs.runner.store import Store
 
-TICK_S = 0.2
+TICK_S = 0.1
 _RESERVE_SHARE = 0.25
 _RESERVE_MAX_S = 30.0
 
@@ -125,8 +125,9 @@ class Stops:
         kill_at = began + grace_s
         notice = self._notice()
         ends = [at for at in (stop.at, notice.at if notice else None) if at is not None]
-        if ends:
-            left_s = max(0.0, min(ends) - CLOCK.now())
+        left_s = min(ends) - CLOCK.now() if ends else 0.0
+        # An end that should have come already tells of a wrong clock, not of a dead machine.
+        if left_s > 0:
             kill_at = min(kill_at, steady() + left_s - min(_RESERVE_MAX_S, left_s * _RESERVE_SHARE))
         return kill_at
 

@@ -78,7 +78,7 @@ def unpack(archive: str, folder: str) -> None:
                 _unpack_member(tar, member, work)
     except CodeUnusable:
         raise
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
         raise CodeUnusable("the code archive is damaged: " + reason_of(error)) from None
     except OSError as error:
         raise CodeUnusable("the code could not be unpacked: " + reason_of(error)) from None
