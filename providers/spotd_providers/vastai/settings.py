@@ -40,27 +40,35 @@ class VastSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="where vast.ai's API answers")
-    verified: bool = Field(default=True, description="only hosts that vast.ai has verified")
-    datacenter: bool = Field(default=False, description="only hosts in datacentres (vast.ai's secure cloud)")
+    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where vast.ai's API answers.")
+    verified: bool = Field(default=True, description="Only hosts that vast.ai has verified.")
+    datacenter: bool = Field(default=False, description="Only hosts in datacentres (vast.ai's secure cloud).")
     reliability_min: float | None = Field(
-        default=None, ge=0, le=1, allow_inf_nan=False, description="lowest reliability score, 0 to 1"
+        default=None, ge=0, le=1, allow_inf_nan=False, description="Lowest reliability score, say 0.98."
     )
     cuda_min: float | None = Field(
-        default=None, gt=0, lt=100, allow_inf_nan=False, description="lowest CUDA version the host's driver supports"
+        default=None,
+        gt=0,
+        lt=100,
+        allow_inf_nan=False,
+        description="Lowest CUDA version that the host's driver supports, say 12.4.",
     )
-    direct_ports_min: int = Field(default=0, ge=0, le=65535, description="fewest open ports on the host's router")
+    direct_ports_min: int = Field(default=0, ge=0, le=65535, description="Fewest open ports on the host's router.")
     duration_min: Annotated[timedelta, BeforeValidator(_duration)] | None = Field(
-        default=None, description='shortest time the host must still be on offer, say "3d"'
+        default=None, description='Shortest time the host must still be on offer, say "3d".'
     )
     bandwidth_price_max: float | None = Field(
-        default=None, ge=0, lt=1000, allow_inf_nan=False, description="highest traffic price, $ per GB, either way"
+        default=None,
+        ge=0,
+        lt=1000,
+        allow_inf_nan=False,
+        description="Highest traffic price in dollars per GB, either way, say 0.02.",
     )
     cpu_arch: Literal["amd64", "arm64", "any"] = Field(
-        default="amd64", description="processor your images are built for"
+        default="amd64", description="Processor your images are built for: amd64, arm64 or any."
     )
-    laptops: bool = Field(default=False, description="also laptop GPUs")
-    offers_max: int = Field(default=3000, gt=0, le=10_000, description="rows asked for in one search")
+    laptops: bool = Field(default=False, description="Also laptop GPUs.")
+    offers_max: int = Field(default=3000, gt=0, le=10_000, description="Rows asked for in one search.")
 
     @field_validator("base_url")
     @classmethod
