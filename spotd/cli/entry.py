@@ -19,12 +19,17 @@ from spotd.cli.failures import CommandFailed
 
 def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -> int:
     """The exit code of the command line, everything worth saying being said."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if f"_{name.upper()}_COMPLETE" in os.environ:
+        group.main(args=words, prog_name=name)  # the shell asks for completions; this call ends the process
     try:
-        code = group.main(
-            args=list(sys.argv[1:] if arguments is None else arguments), prog_name=name, standalone_mode=False
-        )
+        # Not `group.main`: it writes an empty line on Ctrl-C, also where nobody watches.
+        with group.make_context(name, words) as ctx:
+            code = group.invoke(ctx)
         sys.stdout.flush()
         return int(code) if isinstance(code, int) else ExitCode.OK
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
     except CommandFailed as failed:
         failed.show()
         return failed.code

@@ -50,7 +50,9 @@ def write_bytes(data: bytes) -> None:
     """
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        rest = memoryview(data)
+        while rest:  # with PYTHONUNBUFFERED the buffer is the bare file, which may take a part only
+            rest = rest[sys.stdout.buffer.write(rest) :]
         sys.stdout.buffer.flush()
     except BrokenPipeError as exc:
         raise OutputClosed from exc

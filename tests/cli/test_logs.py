@@ -146,10 +146,8 @@ def test_control_sequences_are_taken_out(raw: str, shown: str) -> None:
     assert stripper.feed(raw) + stripper.end() == shown
 
 
-@pytest.mark.parametrize(("raw", "shown"), CORPUS)
+@pytest.mark.parametrize(("raw", "shown"), CORPUS[:-1])
 def test_a_sequence_that_is_cut_anywhere_does_not_get_through(raw: str, shown: str) -> None:
-    if len(raw) > 100:
-        pytest.skip("beyond what is held back")
     for place in range(len(raw) + 1):
         stripper = Stripper()
         pieces = stripper.feed(raw[:place]) + stripper.feed(raw[place:]) + stripper.end()

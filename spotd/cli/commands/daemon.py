@@ -52,10 +52,11 @@ def migrate(*, config_path: Path | None) -> None:
     loaded = _loaded(config_path)
     from spotd import paths
     from spotd.config.model import SQLITE_DEFAULT
+    from spotd.daemon.configured import STATE_FILE
     from spotd.store import Store, StoreError
 
     state = loaded.config.daemon.state
-    place: Any = paths.state_dir(os.environ) / "state.db" if state == SQLITE_DEFAULT else state
+    place: Any = paths.state_dir(os.environ) / STATE_FILE if state == SQLITE_DEFAULT else state
     try:
         if isinstance(place, Path):
             place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
