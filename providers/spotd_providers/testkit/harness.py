@@ -149,7 +149,7 @@ class Harness(MarketKnobs, ABC):
         services = Services(
             install=self.install,
             clock=self.clock,
-            rng=Random(7),  # noqa: S311 - jitter, not secrecy
+            rng=Random(7),
             log=self.log,
             state_dir=state_dir,
             credential=self.credential,

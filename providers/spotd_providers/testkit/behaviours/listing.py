@@ -120,8 +120,7 @@ async def an_unheard_of_state_is_unknown_and_not_gone(h: Harness) -> None:
 async def a_new_machine_is_found_within_the_reconcile_window(h: Harness) -> None:
     """However late listings are, a machine is found before the declared window has passed."""
     window = h.plugin.traits(h.settings()).reconcile_window
-    lag = min(timedelta(seconds=60), window - timedelta(seconds=30))
-    h.set_list_lag(lag)
+    h.set_list_lag(min(timedelta(seconds=60), window / 2))
     request = h.request(await an_offer(h))
     h.faults.lose_answer(Call.LAUNCH)
     outcome = await attempted(h, partial(h.provider.launch, request))
