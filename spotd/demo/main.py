@@ -17,8 +17,10 @@ from spotd.demo.script import DemoJob, jobs
 from spotd.demo.session import DemoFailed, Session, session
 from spotd.demo.view import Lines, Screen, View, opening
 from spotd_jobs.pack import pack
+from spotd_providers.kit.hosts import read_ledger, segments
 
 TIME_LIMIT_S: Final = 150.0
+START_LIMIT_S: Final = 30.0
 FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 CODE_BYTES_MAX: Final = 1_000_000
 
@@ -38,6 +40,7 @@ def main(*, seed: int = 1, keep: bool = False, plain: bool = False) -> int:
             _say("")
             _receipts(running.daemon)
             proven = _prove(running.daemon, references)
+            proven &= _books(running)
             if keep:
                 _say(f"kept: {running.folder}")
         return 0 if proven else 1
@@ -58,11 +61,21 @@ def _submit(daemon: Daemon, queue: tuple[DemoJob, ...]) -> None:
     for job in queue:
         draft = {"data": job.draft(folder), "flags": {}, "source": "", "base_dir": str(folder)}
         daemon.submit(draft, code_sha256=packed.sha256, secrets={})
+        _wait_for_verdict(daemon, job)
+
+
+def _wait_for_verdict(daemon: Daemon, job: DemoJob) -> None:
+    """The job has a machine or waits for its price: the script's events count launches, so order matters."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while daemon.job(job.name)["job"]["state"] in {"QUEUED", "PROVISIONING"}:
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"{job.name} did not start: {daemon.why(job.name)['sentence']}")
+        time.sleep(0.05)
 
 
 def _watch(running: Session, view: View, count: int) -> None:
     """Tells the story until every job is final."""
-    told: Queue[dict[str, Any]] = Queue(maxsize=10_000)
+    told: Queue[dict[str, Any] | DaemonRefused] = Queue(maxsize=10_000)
     threading.Thread(target=_listen, args=(running.daemon, told), name="events", daemon=True).start()
     deadline = time.monotonic() + TIME_LIMIT_S
     while True:
@@ -81,20 +94,25 @@ def _watch(running: Session, view: View, count: int) -> None:
         time.sleep(0.2)
 
 
-def _listen(daemon: Daemon, told: Queue[dict[str, Any]]) -> None:
+def _listen(daemon: Daemon, told: Queue[dict[str, Any] | DaemonRefused]) -> None:
     try:
-        for event in daemon.events({"follow": "true"}):
+        for event in daemon.events({"follow": "1"}):
             told.put(event)
-    except (DaemonUnreachable, DaemonRefused):
-        return  # the demo is over, or its end says why
+    except DaemonUnreachable:
+        return  # the demo is over, or the watch finds the daemon gone
+    except DaemonRefused as refused:
+        told.put(refused)
 
 
-def _drain(told: Queue[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _drain(told: Queue[dict[str, Any] | DaemonRefused]) -> Iterator[dict[str, Any]]:
     while True:
         try:
-            yield told.get_nowait()
+            found = told.get_nowait()
         except Empty:
             return
+        if isinstance(found, DaemonRefused):
+            raise found
+        yield found
 
 
 def _receipts(daemon: Daemon) -> None:
@@ -111,6 +129,17 @@ def _receipts(daemon: Daemon) -> None:
         f"  {'together':10} spent ${total['spent_usd']:.4f}, on-demand ${total['on_demand_usd']:.4f},"
         f" saved ${total['saved_usd']:.4f}, recoveries {total['recoveries']}"
     )
+
+
+def _books(running: Session) -> bool:
+    """What the market billed, from its own ledger, which the daemon cannot write."""
+    spans = segments(read_ledger(running.market / "ledger.jsonl"))
+    left = sorted({span.machine_id for span in spans if span.end is None})
+    billed = sum(span.amount(span.end or span.start) for span in spans)
+    machines = len({span.machine_id for span in spans})
+    word = "none is left" if not left else f"LEFT: {', '.join(left)}"
+    _say(f"the market's own books: {machines} machines, ${billed / 1_000_000:.4f}, {word}")
+    return not left
 
 
 def _prove(daemon: Daemon, references: list[proof.Reference]) -> bool:
