@@ -184,7 +184,8 @@ class Brain:
         if committed.plan.wake_at is not None:
             dues.append(committed.plan.wake_at)
         owed = (i for i in world.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE))
-        dues.extend(intent.not_before for intent in owed if intent.not_before is not None)
+        # One that is due already is under way; its outcome rings.
+        dues.extend(intent.not_before for intent in owed if intent.not_before is not None and intent.not_before > now)
         pause_s = max(0.0, self._clock.real_seconds(min(dues) - self._clock.now()))
         if any(attempt.state.counts for attempt in world.attempts.values()):
             pause_s = min(pause_s, self._look_every_s)
