@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -126,6 +127,20 @@ def test_kill_leaves_other_machines_and_another_roots_machine_of_the_same_name_a
         assert other.alive("m-1")
     finally:
         other.kill_all()
+
+
+def test_a_full_disk_keeps_no_machine_from_being_killed(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = machines.start("m-1", FOREVER)
+
+    def no_space(path: Path, content: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("spotd_providers.kit.hosts.machines.write_atomically", no_space)
+        machines.kill("m-1")
+    assert status.pid is not None
+    assert not _runs(status.pid)
+    assert not machines.alive("m-1")
 
 
 def test_kill_of_an_unknown_machine_succeeds(machines: Machines) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -255,6 +256,22 @@ def test_a_server_that_nobody_needs_ends_itself(folder: Path) -> None:
 
     anyio.run(main)
     until(lambda: server_pid(folder) is None, what="the server to end")
+
+
+def test_a_server_whose_market_was_removed_ends_its_machines_and_leaves_the_next_one_alone(folder: Path) -> None:
+    async def buy() -> None:
+        async with desk(folder) as d:
+            await d.provider.launch(await d.request())
+
+    anyio.run(buy)
+    orphan, machines = server_pid(folder), _machine_pids(folder)
+    shutil.rmtree(folder)
+    anyio.run(buy)
+    assert orphan is not None
+    until(lambda: not is_running(orphan), what="the server of the removed market to end")
+    assert not any(is_running(machine) for machine in machines)
+    assert len(_machine_pids(folder)) == 1
+    assert find_endpoint(folder) is not None
 
 
 def test_other_settings_replace_a_server_without_machines_and_wait_for_one_that_has_some(folder: Path) -> None:

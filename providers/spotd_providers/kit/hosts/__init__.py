@@ -20,12 +20,8 @@ from spotd_providers.kit.hosts.ledger import (
     total_by_key,
     total_by_machine,
 )
-from spotd_providers.kit.hosts.machines import (
-    MachineError,
-    Machines,
-    MachineState,
-    MachineStatus,
-)
+from spotd_providers.kit.hosts.machines import Machines
+from spotd_providers.kit.hosts.status import MachineError, MachineState, MachineStatus
 
 __all__ = [
     "REAL_TIME",

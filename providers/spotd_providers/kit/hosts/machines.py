@@ -15,10 +15,11 @@ and `hosts/<id>/`, the machine's own directory, with its `console.log`.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -26,15 +27,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from spotd_providers.kit.hosts import processes
 from spotd_providers.kit.hosts.clock import HostClock, real_now
 from spotd_providers.kit.hosts.files import write_atomically
+from spotd_providers.kit.hosts.status import MachineError, MachineState, MachineStatus, Record
 
 MARK: Final = "SPOTD_LOCAL_MACHINE"
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}")
@@ -45,58 +46,6 @@ _CONSOLE_TAIL_BYTES: Final = 1024 * 1024
 _WRAPPER: Final = (
     '/bin/sh "$1"; spotd_code=$?; printf %s "$spotd_code" >"$2.new" && mv "$2.new" "$2"; exit "$spotd_code"'
 )
-
-
-class MachineError(Exception):
-    """A machine could not be started, found or ended; the message names it."""
-
-
-class MachineState(StrEnum):
-    """Where a machine is, as its processes tell."""
-
-    RUNNING = "running"
-    ENDED = "ended"
-    """By itself: the start script ended, or the runner said it is done."""
-    KILLED = "killed"
-    LOST = "lost"
-    """Its processes vanished and left no exit code: killed from outside, or the computer was restarted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineStatus:
-    """What is known of a machine now.
-
-    Attributes:
-        boots: how many times its start script was started.
-        exit_code: of the start script, where it ended by itself.
-        done: the runner wrote `machine-done`: whatever still runs there may be killed.
-        started_at: virtual time of the last boot.
-        ended_at: virtual time of its end, as precise as the file system tells.
-    """
-
-    machine_id: str
-    state: MachineState
-    boots: int
-    pid: int | None
-    exit_code: int | None
-    done: bool
-    started_at: datetime
-    ended_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
-    machine_id: str
-    boots: int
-    started_at: str
-    real_started: float
-    pid: int | None = None
-    pid_started: str | None = None
-    env: Mapping[str, str] | None = None
-    ended: str | None = None
-    ended_at: str | None = None
-    exit_code: int | None = None
-    done: bool = False
 
 
 class Machines:
@@ -114,13 +63,12 @@ class Machines:
         self._clock = clock
         self._path = path or os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         self._lock = threading.RLock()
-        self._records: dict[str, _Record] = {}
-        # Two roots may use the same ids, and a mark must never catch another root's machine.
-        self._root_mark = hashlib.sha256(str(self._root).encode()).hexdigest()[:12]
+        self._records: dict[str, Record] = {}
         (self._root / "records").mkdir(parents=True, exist_ok=True)
         (self._root / "hosts").mkdir(parents=True, exist_ok=True)
+        self._root_mark = self._read_root_mark()
         for file in sorted((self._root / "records").glob("*.json")):
-            record = _Record(**json.loads(file.read_text()))
+            record = Record(**json.loads(file.read_text()))
             self._records[record.machine_id] = record
             if record.pid is None and record.ended is None:
                 self._adopt_by_mark(record)
@@ -144,7 +92,7 @@ class Machines:
             for stale in (self._exit_file(machine_id), *self._done_files(machine_id), self._notice_file(machine_id)):
                 stale.unlink(missing_ok=True)
             write_atomically(self._script_file(machine_id), start_script, mode=0o700)
-            record = _Record(
+            record = Record(
                 machine_id=machine_id,
                 boots=previous.boots + 1 if previous else 1,
                 started_at=self._clock.now().isoformat(),
@@ -272,7 +220,7 @@ class Machines:
             if record.pid is not None:
                 processes.reap(record.pid)
             if record.ended is None:
-                self._save(replace(record, ended=MachineState.KILLED, ended_at=self._clock.now().isoformat()))
+                self._note_end(replace(record, ended=MachineState.KILLED, ended_at=self._clock.now().isoformat()))
 
     def kill_all(self) -> None:
         """Nothing of any machine below this root runs any more."""
@@ -300,6 +248,14 @@ class Machines:
             MARK: self._mark_value(machine_id),
         }
 
+    def _read_root_mark(self) -> str:
+        """A word of this root's own: two roots may use the same ids, even one after the other at the same place, and
+        a mark must never catch another root's machine."""
+        file = self._root / "mark"
+        if not file.exists():
+            write_atomically(file, secrets.token_hex(8))
+        return file.read_text()
+
     def _mark_value(self, machine_id: str) -> str:
         return f"{self._root_mark}:{machine_id}"
 
@@ -318,25 +274,34 @@ class Machines:
     def _done_files(self, machine_id: str) -> tuple[Path, Path]:
         return self.directory(machine_id) / "machine-done", self.home(machine_id) / "machine-done"
 
-    def _get(self, machine_id: str) -> _Record:
+    def _get(self, machine_id: str) -> Record:
         record = self._records.get(machine_id)
         if record is None:
             raise MachineError(f"there is no machine {machine_id}")
         return record
 
-    def _save(self, record: _Record) -> _Record:
+    def _save(self, record: Record) -> Record:
         self._records[record.machine_id] = record
         write_atomically(self._record_file(record.machine_id), json.dumps(asdict(record)))
         return record
 
-    def _leader(self, record: _Record) -> processes.Process | None:
+    def _note_end(self, record: Record) -> Record:
+        """The end is known, and on disk if that can be written: a full disk must not keep a machine from being killed.
+
+        Without the note its next owner finds the processes gone all the same.
+        """
+        with contextlib.suppress(OSError):
+            self._save(record)
+        return record
+
+    def _leader(self, record: Record) -> processes.Process | None:
         """The machine's first process, if it runs and is really that one."""
         if record.pid is None:
             return None
         row = processes.find_process(record.pid)
         return row if row and row.started == record.pid_started and not row.dead else None
 
-    def _settle(self, record: _Record) -> _Record:
+    def _settle(self, record: Record) -> Record:
         """The record with its machine's end noted, if it has ended."""
         if record.ended is not None:
             return record
@@ -348,7 +313,7 @@ class Machines:
         if record.pid is not None:
             processes.reap(record.pid)
         first_sign = min((at for at in (done_at, exit_at) if at is not None), default=None)
-        return self._save(
+        return self._note_end(
             replace(
                 record,
                 ended=MachineState.LOST if first_sign is None else MachineState.ENDED,
@@ -367,7 +332,7 @@ class Machines:
         ago = (time.time() - epoch_s) * (an_hour.total_seconds() / self._clock.real_seconds(an_hour))
         return now - timedelta(seconds=max(0.0, ago))
 
-    def _processes_of(self, record: _Record) -> frozenset[int]:
+    def _processes_of(self, record: Record) -> frozenset[int]:
         """Every living process of the machine."""
         table = {row.pid: row for row in processes.all_processes()}
         caught = set(processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}"))
@@ -385,7 +350,7 @@ class Machines:
             unseen.extend(new)
         return frozenset(pid for pid in caught if pid in table and not table[pid].dead and pid != os.getpid())
 
-    def _adopt_by_mark(self, record: _Record) -> None:
+    def _adopt_by_mark(self, record: Record) -> None:
         """A machine whose owner died between starting it and noting its pid is found by its mark, or is dead."""
         marked = processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}")
         rows = (processes.find_process(pid) for pid in marked)

@@ -30,6 +30,7 @@ from spotd_providers.local.server.files import (
     find_endpoint,
     held,
     spec_of,
+    still_ours,
     take,
     withdraw,
 )
@@ -37,6 +38,7 @@ from spotd_providers.local.server.files import (
 _PAUSE_MIN_S: Final = 0.02
 _WATCH_S: Final = 0.25
 """How soon the end of a machine's processes is noticed when nobody asks."""
+_LOOK_AROUND_S: Final = 5.0
 _STOP_TIMEOUT_S: Final = 30.0
 _HANDOVER_TIMEOUT_S: Final = 10.0
 _log = logging.getLogger("spotd.local")
@@ -59,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     word = "ready"
     try:
-        _take_soon(folder)
+        lock = _take_soon(folder)
         withdraw(folder)
-        _serve(folder, idle_exit_s=options.idle_exit, ready_fd=options.ready_fd)
+        _serve(folder, lock, idle_exit_s=options.idle_exit, ready_fd=options.ready_fd)
         return 0
     except AlreadyServed:
         word = "already served"
@@ -96,7 +98,7 @@ def stop(folder: Path) -> int:
     return 1
 
 
-def _take_soon(folder: Path) -> None:
+def _take_soon(folder: Path) -> int:
     """The market is ours until this process has ended, so that whoever gets it next finds nobody there any more.
 
     Waits for another server that is just ending, or until it is clear that it serves.
@@ -107,8 +109,7 @@ def _take_soon(folder: Path) -> None:
     give_up_at = time.monotonic() + _HANDOVER_TIMEOUT_S
     while True:
         try:
-            take(folder)
-            return
+            return take(folder)
         except AlreadyServed:
             if find_endpoint(folder) is not None or time.monotonic() > give_up_at:
                 raise
@@ -123,7 +124,7 @@ def _post_shutdown(endpoint: Endpoint) -> None:
         connection.getresponse().read()
 
 
-def _serve(folder: Path, *, idle_exit_s: float, ready_fd: int) -> None:
+def _serve(folder: Path, lock: int, *, idle_exit_s: float, ready_fd: int) -> None:
     spec, spec_hash = spec_of(folder)
     market = LocalMarket(spec, folder, clock=clock_of(folder))
     # With the protocol named, asyncio turns Nagle's algorithm off; without, every answer takes 40 ms longer.
@@ -131,16 +132,18 @@ def _serve(folder: Path, *, idle_exit_s: float, ready_fd: int) -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
     try:
-        asyncio.run(_run(market, folder, listener, spec_hash, idle_exit_s, ready_fd))
+        asyncio.run(_run(market, folder, lock, listener, spec_hash, idle_exit_s, ready_fd))
     finally:
-        withdraw(folder)
         listener.close()
-        market.close()
+        if still_ours(folder, lock):
+            market.close()
+            withdraw(folder)
 
 
 async def _run(
     market: LocalMarket,
     folder: Path,
+    lock: int,
     listener: socket.socket,
     spec_hash: str,
     idle_exit_s: float,
@@ -169,7 +172,7 @@ async def _run(
 
     hooks.shut_down = end
     _say(ready_fd, "ready")
-    watcher = asyncio.create_task(_watch(app, changed, server, idle_exit_s), name="market watcher")
+    watcher = asyncio.create_task(_watch(app, changed, server, lock, idle_exit_s), name="market watcher")
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -178,12 +181,17 @@ async def _run(
             await watcher
 
 
-async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server, idle_exit_s: float) -> None:
+async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server, lock: int, idle_exit_s: float) -> None:
     """Makes happen what is due, and sleeps until the next thing is; ends a server that nobody needs."""
     market = app.market
     while not server.should_exit:
         changed.clear()
-        pauses = []
+        pauses = [_LOOK_AROUND_S]
+        if not still_ours(market.folder, lock):
+            # Somebody removed the market: nobody could ever find its machines again.
+            await app.on_market(market.machines.kill_all)
+            server.should_exit = True
+            return
         try:
             due = await app.on_market(market.advance)
             if due is not None:
@@ -202,7 +210,7 @@ async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server,
                 return
             pauses.append(idle_exit_s - idle_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), max(_PAUSE_MIN_S, min(pauses, default=3600.0)))
+            await asyncio.wait_for(changed.wait(), max(_PAUSE_MIN_S, min(pauses)))
 
 
 def _say(ready_fd: int, word: str) -> None:

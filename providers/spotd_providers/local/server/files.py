@@ -94,6 +94,14 @@ def take(folder: Path) -> int:
     return descriptor
 
 
+def still_ours(folder: Path, descriptor: int) -> bool:
+    """Whether the market that was taken is still the one in this folder; its files may have been removed since."""
+    try:
+        return os.path.samestat((folder / "lock").stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """No other server can have this market inside the block.
