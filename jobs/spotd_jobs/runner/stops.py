@@ -90,6 +90,7 @@ class Stops:
         self._job_file = job_file
         self._notice_path = os.path.join(home, "notice")
         self._imds_notice: notices.Notice | None = None
+        self._latest_kills: dict[float, float] = {}
         self._imds_rebalance: str | None = None
         self._orders_seen = keeper.grant.checkpoint_order
         self._status.order_checkpoint = self._orders_seen
@@ -124,12 +125,21 @@ class Stops:
             grace_s = 0.0
         kill_at = began + grace_s
         notice = self._notice()
-        ends = [at for at in (stop.at, notice.at if notice else None) if at is not None]
-        left_s = min(ends) - CLOCK.now() if ends else 0.0
-        # An end that should have come already tells of a wrong clock, not of a dead machine.
-        if left_s > 0:
-            kill_at = min(kill_at, steady() + left_s - min(_RESERVE_MAX_S, left_s * _RESERVE_SHARE))
+        for at in (stop.at, notice.at if notice else None):
+            if at is not None:
+                kill_at = min(kill_at, self._latest_kill(at))
         return kill_at
+
+    def _latest_kill(self, at: float) -> float:
+        """When the job must be gone if the machine goes at `at`: fixed when that is first heard of.
+
+        An end that should have come already tells of a wrong clock, not of a dead machine.
+        """
+        if at not in self._latest_kills:
+            left_s = at - CLOCK.now()
+            reserve_s = min(_RESERVE_MAX_S, left_s * _RESERVE_SHARE)
+            self._latest_kills[at] = steady() + left_s - reserve_s if left_s > 0 else float("inf")
+        return self._latest_kills[at]
 
     def _look(self) -> Stop | None:
         notice = self._notice()
