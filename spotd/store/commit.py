@@ -35,7 +35,7 @@ def write_plan(connection: Connection, memory: Memory, plan: Plan, at_point: AtP
 
 
 def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint) -> int:
-    _upsert(connection, JOBS, [{**rows.job_out(j, memory.spec_text(j)), "revision": 1} for j in plan.jobs.values()])
+    _upsert(connection, JOBS, [rows.job_out(job, memory.spec_text(job)) for job in plan.jobs.values()])
     at_point(StorePoint.JOBS)
     # Those that stop to count come first, so that the unique index never sees two.
     attempts = sorted(plan.attempts.values(), key=lambda attempt: attempt.state.counts)
@@ -79,8 +79,6 @@ def _stored(connection: Connection, plan: Plan) -> Stored:
 def _upsert_statement(table: Table) -> Insert:
     statement = upsert_into(table)
     changed: dict[str, Any] = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
-    if table is JOBS:
-        changed["revision"] = JOBS.c.revision + 1
     where = statement.excluded.until > COOLDOWNS.c.until if table is COOLDOWNS else None
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed, where=where)
 
@@ -138,4 +136,4 @@ def _write_checkpoints(connection: Connection, memory: Memory, jobs: Collection[
 
 def _remembered(memory: Memory, job: Job) -> bool:
     known = memory.jobs.get(job.id)
-    return known is not None and known[1].checkpoints == job.checkpoints
+    return known is not None and known.checkpoints == job.checkpoints

@@ -1,7 +1,7 @@
-"""What the one writer remembers of rows it has read, so that an unchanged row is not parsed again.
+"""What the one writer remembers of rows it has read, so that an unchanged row is not read again.
 
-Only what `world` showed last is remembered, and everything is forgotten after a rollback: a revision that was
-given out inside a transaction that never happened must not vouch for anything.
+Only what `world` showed last is remembered. A job is forgotten when it is written, and everything is forgotten after a
+rollback: what a transaction showed that never happened must not vouch for anything.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from spotd_jobs.spec.model import JobSpec
 
 @dataclass(slots=True)
 class Memory:
-    """Values by id, each with what tells whether it still holds."""
+    """Values by id; of specs and quotes with the text they were read from."""
 
-    jobs: dict[JobId, tuple[int, Job]] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
     specs: dict[JobId, tuple[str, JobSpec]] = field(default_factory=dict)
     quotes: dict[AttemptId, tuple[str, Quote]] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from spotd_providers.contract.values import AttemptKey
 
 AMBIGUOUS_MAX: Final = 10
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
-_IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "revision", "code_sha256", "code_bytes"})
+_IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes"})
 _OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
 _OTHER: Final = CHECKPOINTS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))

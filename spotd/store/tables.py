@@ -1,9 +1,8 @@
 """The tables of the state database. Rows never leave `spotd.store`.
 
 Theory. One row per job, attempt, intent; they are replaced as their values change. Events and charges are only ever
-added. `jobs.revision` grows with every write of a job, so that an unchanged job need not be read again. Money is
-integer micro-dollars, instants are integer microseconds since the epoch, enums are their text. JSON holds only what
-is never queried. What is queried of a quote is repeated in columns of its attempt.
+added. Money is integer micro-dollars, instants are integer microseconds since the epoch, enums are their text. JSON
+holds only what is never queried. What is queried of a quote is repeated in columns of its attempt.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class JobRow(Base, table=True):
     __table_args__ = (Index("ix_jobs_name_submitted_at", "name", "submitted_at"),)
 
     id: str = _text(primary_key=True)
-    revision: int = _big()
     name: str = _text()
     spec: str = _text()
     gpu_wanted: str = _text()

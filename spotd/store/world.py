@@ -1,6 +1,6 @@
 """Loads what the core needs to decide: everything that is not over yet, and this month's books.
 
-Core selects, never ORM objects: a thousand jobs cost a list of revisions and the jobs that changed.
+Core selects, never ORM objects: a thousand jobs cost a list of their ids and the jobs that changed.
 """
 
 from __future__ import annotations
@@ -66,19 +66,17 @@ def load_world(connection: Connection, memory: Memory, policy: Policy, now: date
 
 
 def _jobs(connection: Connection, memory: Memory) -> dict[JobId, Job]:
-    revisions = connection.execute(select(JOBS.c.id, JOBS.c.revision).where(_IN_WORLD)).all()
-    changed = [job for job, revision in revisions if (known := memory.jobs.get(job)) is None or known[0] != revision]
-    for some in chunks(changed):
+    ids = connection.execute(select(JOBS.c.id).where(_IN_WORLD)).scalars().all()
+    for some in chunks(job for job in ids if job not in memory.jobs):
         _read_jobs(connection, memory, some)
-    found = [memory.jobs[job][1] for job, _ in revisions]
+    found = [memory.jobs[job] for job in ids]
     return {job.id: job for job in sorted(found, key=lambda job: (job.submitted_at, job.id))}
 
 
 def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId]) -> None:
     checkpoints = load_checkpoints(connection, ids)
     for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids))):
-        job = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
-        memory.jobs[job.id] = (row.revision, job)
+        memory.jobs[row.id] = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
 
 
 def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:

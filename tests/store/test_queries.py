@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
@@ -20,12 +20,6 @@ from tests.store import values as v
 
 T = TypeVar("T")
 J1 = v.job_id("j1")
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with Store.open(":memory:") as store:
-        yield store
 
 
 def commit(store: Store, *plans: Plan) -> None:

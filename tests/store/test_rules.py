@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -23,12 +22,6 @@ from spotd_providers.contract.money import MicroUsd
 from tests.store import values as v
 
 J1 = v.job_id("j1")
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with Store.open(":memory:") as store:
-        yield store
 
 
 def commit(store: Store, *plans: Plan) -> None:
@@ -61,39 +54,41 @@ def two_steps(before: JobState) -> set[JobState]:
 
 @pytest.mark.parametrize("before", list(JobState))
 @pytest.mark.parametrize("after", list(JobState))
-def test_a_job_moves_only_along_the_table_and_each_step_has_its_event(before: JobState, after: JobState) -> None:
+def test_a_job_moves_only_along_the_table_and_each_step_has_its_event(
+    store: Store, before: JobState, after: JobState
+) -> None:
     item, moved = v.job(state=before), v.job(state=after)
-    with Store.open(":memory:") as store:
-        commit(store, v.plan(item))
-        if before is after:
-            commit(store, v.plan(moved, silent=True))
-        elif after in one_step(before):
-            is_refused(store, v.plan(moved, silent=True), "0 of 1 events")
-            commit(store, v.plan(moved))
-        elif after in two_steps(before):
-            is_refused(store, v.plan(moved), "1 of 2 events")
-            commit(store, v.plan(moved, *v.told(moved)))
-        else:
-            is_refused(store, v.plan(moved, *v.told(moved)), "cannot become", IllegalTransition)
-            return
-        assert store.read(lambda r: r.job(J1)) == moved
+    commit(store, v.plan(item))
+    if before is after:
+        commit(store, v.plan(moved, silent=True))
+    elif after in one_step(before):
+        is_refused(store, v.plan(moved, silent=True), "0 of 1 events")
+        commit(store, v.plan(moved))
+    elif after in two_steps(before):
+        is_refused(store, v.plan(moved), "1 of 2 events")
+        commit(store, v.plan(moved, *v.told(moved)))
+    else:
+        is_refused(store, v.plan(moved, *v.told(moved)), "cannot become", IllegalTransition)
+        return
+    assert store.read(lambda r: r.job(J1)) == moved
 
 
 @pytest.mark.parametrize("before", list(AttemptState))
 @pytest.mark.parametrize("after", list(AttemptState))
-def test_an_attempt_moves_only_along_the_table_with_its_event(before: AttemptState, after: AttemptState) -> None:
+def test_an_attempt_moves_only_along_the_table_with_its_event(
+    store: Store, before: AttemptState, after: AttemptState
+) -> None:
     owner, moved = v.job(state=JobState.RUNNING), v.attempt(state=after)
-    with Store.open(":memory:") as store:
-        commit(store, v.plan(owner, v.attempt(state=before)))
-        if before is after:
-            commit(store, v.plan(moved, silent=True))
-        elif after in ATTEMPT_TRANSITIONS[before]:
-            is_refused(store, v.plan(moved, silent=True), "without an event")
-            commit(store, v.plan(moved))
-        else:
-            is_refused(store, v.plan(moved), "cannot become", IllegalTransition)
-            return
-        assert store.read(lambda r: r.attempts_of(J1)) == (moved,)
+    commit(store, v.plan(owner, v.attempt(state=before)))
+    if before is after:
+        commit(store, v.plan(moved, silent=True))
+    elif after in ATTEMPT_TRANSITIONS[before]:
+        is_refused(store, v.plan(moved, silent=True), "without an event")
+        commit(store, v.plan(moved))
+    else:
+        is_refused(store, v.plan(moved), "cannot become", IllegalTransition)
+        return
+    assert store.read(lambda r: r.attempts_of(J1)) == (moved,)
 
 
 def test_a_new_job_needs_an_event(store: Store) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,6 @@ import pytest
 from spotd.core.states import InvariantBroken, JobState
 from spotd.store import Reads, Store, StoreUnavailable, Tx
 from tests.store import values as v
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state.db"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    with Store.open(path) as store:
-        yield store
 
 
 def pragma(tx: Reads, name: str) -> object:
@@ -78,6 +66,30 @@ def test_a_world_seen_in_a_transaction_that_failed_is_forgotten(store: Store) ->
         store.tx(fail)
     store.tx(lambda tx: tx.commit(v.plan(v.job(reason="happened"), silent=True)))
     assert store.read(lambda r: r.world(v.POLICY, v.NOW)).jobs[v.job_id("j1")].reason == "happened"
+
+
+def test_a_plan_that_was_undone_is_written_in_full_the_second_time(store: Store) -> None:
+    store.tx(lambda tx: tx.commit(v.running_job()))
+    saved = v.plan(v.job(state=JobState.RUNNING, attempts_made=1, checkpoints=(v.checkpoint(),)), silent=True)
+
+    def fail(tx: Tx) -> None:
+        tx.commit(saved)
+        tx.world(v.POLICY, v.NOW)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.tx(fail)
+    store.tx(lambda tx: tx.commit(saved))
+    assert store.read(lambda r: r.checkpoints_of(v.job_id("j1"))) == (v.checkpoint(),)
+
+
+def test_a_job_that_goes_back_to_what_the_world_showed_is_written(store: Store) -> None:
+    shown, other = v.job(checkpoints=(v.checkpoint("a"),)), v.job(checkpoints=(v.checkpoint("b"),))
+    store.tx(lambda tx: tx.commit(v.plan(shown)))
+    store.read(lambda r: r.world(v.POLICY, v.NOW))
+    store.tx(lambda tx: tx.commit(v.plan(other, silent=True)))
+    store.tx(lambda tx: tx.commit(v.plan(shown, silent=True)))
+    assert store.read(lambda r: r.job(v.job_id("j1"))) == shown
 
 
 def test_a_refused_plan_spoils_its_transaction_even_if_the_caller_goes_on(store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 
@@ -12,12 +11,6 @@ from spotd.core.model import AttemptId, IntentState, JobId, Plan, World
 from spotd.core.states import AttemptState, JobState
 from spotd.store import Store
 from tests.store import values as v
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with Store.open(":memory:") as store:
-        yield store
 
 
 def commit(store: Store, plan: Plan) -> None:

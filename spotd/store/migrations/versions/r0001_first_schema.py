@@ -45,7 +45,6 @@ def _jobs() -> None:
     op.create_table(
         "jobs",
         _text("id"),
-        _big("revision"),
         _text("name"),
         _text("spec"),
         _text("gpu_wanted"),
