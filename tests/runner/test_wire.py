@@ -273,3 +273,10 @@ def test_an_upload_without_its_method_s_fields_is_refused() -> None:
                  "size_max": 10**6, "fields": {}}
             )
         )  # fmt: skip
+
+
+def test_a_version_of_an_entry_is_restored_under_the_entry_s_own_name() -> None:
+    accepted = verdict(manifest(name="step-5~2", entry="step-5"))
+    assert isinstance(accepted, AcceptedManifest)
+    assert (accepted.name, accepted.entry) == ("step-5~2", "step-5")
+    assert isinstance(verdict(manifest(name="step-5~2")), Refused), "paths must begin with the entry"

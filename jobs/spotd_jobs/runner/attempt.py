@@ -219,7 +219,7 @@ class Attempt:
         )
         restored = self._restored
         self._saver.start(
-            restored.name if restored is not None else None,
+            restored.entry if restored is not None else None,
             restored.manifest_sha256 if restored is not None else None,
             first_boot=not self._restarted and not own,
         )

@@ -37,9 +37,10 @@ class BadCheckpoint(Exception):
 
 
 class Restored(NamedTuple):
-    """What is in the checkpoint folder now."""
+    """What is in the checkpoint folder now, under the name `entry`."""
 
     name: str
+    entry: str
     path: str
     step: int | None
     bytes: int
@@ -118,12 +119,13 @@ class Restore:
         data = self._fetch("its manifest", lambda: self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX, pinned)
         manifest = _checked(data, self.name)
         self.total = manifest["bytes"]
+        entry_name = str(manifest.get("entry") or self.name)
         work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
         remove(work)
         os.mkdir(work, 0o700)
         try:
             self._fill(work, manifest)
-            self._move_in(work)
+            self._move_in(work, entry_name)
         finally:
             remove(work)
         for entry in manifest["files"]:
@@ -131,7 +133,8 @@ class Restore:
                 self._known.learn(chunk["sha256"], chunk["key"])
         return Restored(
             self.name,
-            os.path.join(self._folder, self.name),
+            entry_name,
+            os.path.join(self._folder, entry_name),
             manifest.get("step"),
             self.total,
             round(steady() - began, 3),
@@ -162,9 +165,9 @@ class Restore:
                 os.chmod(place, entry["mode"] | 0o400)
                 os.utime(place, ns=(entry["mtime_ns"], entry["mtime_ns"]))
 
-    def _move_in(self, work: str) -> None:
+    def _move_in(self, work: str, entry_name: str) -> None:
         # The entry itself comes last: pointers to something absent harm nobody.
-        for name in sorted(os.listdir(work), key=lambda name: name == self.name):
+        for name in sorted(os.listdir(work), key=lambda name: name == entry_name):
             target = os.path.join(self._folder, name)
             remove(target)
             os.rename(os.path.join(work, name), target)
@@ -264,7 +267,7 @@ def _checked(data: bytes, name: str) -> dict[str, Any]:
                 raise BadCheckpoint("its manifest does not add up")
             if entry["type"] == LINK and (entry["target"].startswith("/") or _climbs(entry["target"]) >= len(parts)):
                 raise BadCheckpoint("its manifest holds a link that leads outside")
-        if manifest["schema"] != 1 or manifest["name"] != name:
+        if "/" in (manifest.get("entry") or "") or manifest["schema"] != 1 or manifest["name"] != name:
             raise BadCheckpoint("its manifest speaks of something else")
         manifest["bytes"] += 0
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -303,7 +303,8 @@ class Saver:
         return self._urgent and current is not None and any(other.serial > current.serial for other in queue)
 
     def _upload(self, taken: _Taken) -> None:
-        name = taken.stage.tree.name
+        entry = taken.stage.tree.name
+        name = self._unique_name(entry, taken.serial)
         self.progress.begin(name, taken.stage.tree.size)
         try:
             upload = TreeUpload(
@@ -313,6 +314,7 @@ class Saver:
             manifest = self._store.document(
                 kind="checkpoint",
                 name=name,
+                entry=entry,
                 serial=taken.serial,
                 step=taken.step,
                 created_at=taken.at,
@@ -321,7 +323,7 @@ class Saver:
                 previous=self._previous,
             )
             data = json.dumps(manifest, separators=(",", ":")).encode()
-            key = "checkpoints/%s.json" % self._object_name(name, taken.serial)
+            key = "checkpoints/%s.json" % name
             self._store.put(key, data)
         finally:
             self.progress.end()
@@ -380,12 +382,17 @@ class Saver:
         if self._taken.get(taken.stage.tree.name) == taken.stage.tree:
             del self._taken[taken.stage.tree.name]
 
-    def _object_name(self, name: str, serial: int) -> str:
-        """A manifest is never written over: where there may be one of that name already, it gets its serial."""
-        safe = "".join(character if character in _SAFE else "_" for character in name)
-        if safe != name or len(safe) > _NAME_MAX:
-            safe = safe[:_NAME_MAX] + "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
-        return safe if self._names_are_free and name not in self._published else "%s~%d" % (safe, serial)
+    def _unique_name(self, entry: str, serial: int) -> str:
+        """What this checkpoint is called for good, fit to be part of a key. None is ever published twice."""
+        safe = "".join(character if character in _SAFE else "_" for character in entry)
+        if safe != entry or len(safe) > _NAME_MAX:
+            safe = safe[:_NAME_MAX] + "-" + hashlib.sha256(os.fsencode(entry)).hexdigest()[:12]
+        if not self._names_are_free:
+            return "%s~%d" % (safe, serial)
+        number, name = 1, safe
+        while name in self._published:
+            number, name = number + 1, "%s~%d" % (safe, number + 1)
+        return name
 
 
 def _serial(taken: _Taken) -> int:

@@ -80,8 +80,10 @@ class Manifest(WireModel):
     """One complete checkpoint, or the outputs of a job.
 
     Attributes:
-        name: the entry directly below the checkpoint path; every path begins with it, except companions (a framework's
-            own pointer files beside it, such as DeepSpeed's `latest`), which are single names.
+        name: unique within the attempt: a file that is written over and over is a checkpoint of another name each time.
+        entry: what it is called directly below the checkpoint path, where that is not `name`. Every path begins with
+            it, except companions (a framework's own pointer files beside it, such as DeepSpeed's `latest`), which are
+            single names.
         serial: rises in the order in which checkpoints of one attempt became complete.
         previous: SHA-256 of the manifest that this runner published or restored before.
     """
@@ -91,6 +93,7 @@ class Manifest(WireModel):
     job: JobId
     attempt: Annotated[int, Field(ge=1, le=10**9)]
     name: EntryName
+    entry: EntryName | None = None
     serial: Count
     step: Count | None
     created_at: Instant
@@ -120,6 +123,7 @@ class AcceptedManifest:
 
     kind: ManifestKind
     name: str
+    entry: str
     attempt: int
     serial: int
     step: int | None
@@ -172,6 +176,7 @@ def verify_manifest(
     return AcceptedManifest(
         kind=manifest.kind,
         name=manifest.name,
+        entry=manifest.entry or manifest.name,
         attempt=manifest.attempt,
         serial=manifest.serial,
         step=manifest.step,
@@ -234,7 +239,8 @@ def _check(manifest: Manifest, job_id: str, attempt: int) -> dict[str, tuple[int
 
 def _check_paths(manifest: Manifest) -> None:
     if manifest.kind is ManifestKind.CHECKPOINT:
-        beside = [entry for entry in manifest.files if entry.path.split("/")[0] != manifest.name]
+        own = manifest.entry or manifest.name
+        beside = [entry for entry in manifest.files if entry.path.split("/")[0] != own]
         if len(beside) > COMPANIONS_MAX or any("/" in entry.path for entry in beside):
             raise _Unfit("it holds paths outside its own entry")
         if len(beside) == len(manifest.files):
