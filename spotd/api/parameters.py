@@ -12,6 +12,7 @@ from starlette.requests import Request
 from spotd.api.answers import TooLarge
 from spotd.api.backend import Draft, EventQuery, Invalid, JobQuery, LogQuery, PriceQuery
 from spotd.api.words import utc_instant
+from spotd.core.states import JobState
 
 BODY_BYTES_MAX: Final = 2 * 2**20
 SECRET_BYTES_MAX: Final = 64 * 1024
@@ -102,8 +103,12 @@ def _flag(request: Request, name: str) -> bool:
 def read_job_query(request: Request) -> JobQuery:
     without_unknown(request, ("state", "active", "limit"))
     limit = _count(request, "limit", 1000, least=1)
+    states = request.query_params.getlist("state")
+    for state in states:
+        if state not in set(JobState):
+            raise Invalid(f"no job is ever in a state {state!r}", hint=f"one of {', '.join(JobState)}")
     return JobQuery(
-        states=frozenset(request.query_params.getlist("state")),
+        states=frozenset(states),
         active_only=_flag(request, "active"),
         limit=1000 if limit is None else limit,
     )

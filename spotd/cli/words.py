@@ -70,12 +70,12 @@ class Stripper:
 
 
 def money(usd: float | None) -> str:
-    """Dollars and cents; something is never shown as nothing."""
+    """Dollars and cents, finer below a dollar so that sums add up on screen; something is never shown as nothing."""
     if usd is None:
         return NOTHING
-    if 0 < usd < 0.005:
-        return "<0.01"
-    return f"{usd:.2f}"
+    if 0 < usd < 0.0005:
+        return "<0.001"
+    return f"{usd:.3f}" if 0 < abs(usd) < 1 else f"{usd:.2f}"
 
 
 def dollars(usd: float | None) -> str:

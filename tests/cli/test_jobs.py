@@ -58,6 +58,17 @@ def test_ls_filters_by_state_in_any_case(stocked: Ctl) -> None:
     assert stocked("ls", "-o", "id", "--active").out == "6k0a1b2c3d\n6k0a9zzzzz\n"
 
 
+def test_ls_refuses_a_state_that_does_not_exist(stocked: Ctl) -> None:
+    result = stocked("ls", "--state", "RUNING")
+    assert result.code == 2
+    assert "no job is ever in a state 'RUNING'" in result.err
+    assert "RUNNING" in result.err
+
+
+def test_ls_says_that_nothing_matches(stocked: Ctl) -> None:
+    assert stocked("ls", "--state", "EXPIRED").err == "no job matches\n"
+
+
 def test_ls_says_when_jobs_are_left_out(stocked: Ctl) -> None:
     result = stocked("ls", "-n", "1")
     assert result.out.count("\n") == 2
@@ -184,14 +195,15 @@ def test_refusals_have_their_exit_codes(stocked: Ctl, failure: Exception, code: 
 
 
 @pytest.mark.parametrize(
-    ("usd", "text"), [(None, "-"), (0.0, "0.00"), (0.001, "<0.01"), (0.005, "0.01"), (12.345, "12.35"), (-1.5, "-1.50")]
+    ("usd", "text"),
+    [(None, "-"), (0.0, "0.00"), (0.0001, "<0.001"), (0.0328, "0.033"), (12.345, "12.35"), (-1.5, "-1.50")],
 )
 def test_money_never_shows_something_as_nothing(usd: float | None, text: str) -> None:
     assert money(usd) == text
 
 
 def test_dollars_carry_their_sign_in_front() -> None:
-    assert [dollars(value) for value in (None, 0.001, 2.0, -1.5)] == ["-", "<$0.01", "$2.00", "-$1.50"]
+    assert [dollars(value) for value in (None, 0.0001, 2.0, -1.5)] == ["-", "<$0.001", "$2.00", "-$1.50"]
 
 
 def test_prices_are_fine_enough_for_cheap_machines() -> None:

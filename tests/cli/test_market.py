@@ -75,19 +75,19 @@ def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> No
 
 
 def test_cost_of_all_jobs_ends_with_the_sum_and_the_budgets(ctl: Ctl) -> None:
-    ctl.backend.receipts = [shapes_made.receipt(), shapes_made.receipt(id="6k0a9zzzzz", name="prep", spent_usd=0.001)]
+    ctl.backend.receipts = [shapes_made.receipt(), shapes_made.receipt(id="6k0a9zzzzz", name="prep", spent_usd=0.0001)]
     ctl.backend.budgets = [
         {"name": "day", "used": 12.5, "committed": 0.4, "limit": 50.0},
         {"name": "month", "used": 12.5, "committed": 0.4, "limit": None},
         {"name": "machines", "used": 2, "committed": 0, "limit": 8},
     ]
     assert ctl("cost").out == (
-        "ID          NAME        STATE      SPENT  ON-DEMAND  SAVED  RECOV        LOST\n"
-        "6k0a1b2c3d  llama-lora  SUCCEEDED   4.62       7.80   3.18      1  6 min 12 s\n"
-        "6k0a9zzzzz  prep        SUCCEEDED  <0.01       7.80   3.18      1  6 min 12 s\n"
+        "ID          NAME        STATE       SPENT  ON-DEMAND  SAVED  RECOV        LOST\n"
+        "6k0a1b2c3d  llama-lora  SUCCEEDED    4.62       7.80   3.18      1  6 min 12 s\n"
+        "6k0a9zzzzz  prep        SUCCEEDED  <0.001       7.80   3.18      1  6 min 12 s\n"
         "\n"
         "total: spent $4.62, on demand $15.60, saved $6.36 (41 %), 2 recoveries, 12.4 minutes lost\n"
-        "budget day: $12.50 of $50.00, $0.40 more committed\n"
+        "budget day: $12.50 of $50.00, $0.400 more committed\n"
         "budget machines: 2 of 8\n"
     )
 

@@ -78,7 +78,7 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
         stdout.write("".join(f"{job['id']}\n" for job in jobs))
         return
     if not jobs:
-        stderr.note("no jobs; queue one with spotctl submit")
+        stderr.note("no job matches" if active or states else "no jobs; queue one with spotctl submit")
         return
     show_table(LS_COLUMNS, [job_row(job, answer["now"]) for job in jobs])
     if answer["more"]:
