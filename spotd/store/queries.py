@@ -70,7 +70,8 @@ def with_id(job_id: JobId) -> ColumnElement[bool]:
 
 def list_jobs(connection: Connection, *, where: ColumnElement[bool], limit: int | None = None) -> tuple[JobView, ...]:
     """Jobs, newest first."""
-    picked = select(JOBS.c.id).where(where).order_by(*_NEWEST_FIRST).limit(limit)
+    listed = select(JOBS.c.id).where(where).order_by(*_NEWEST_FIRST).limit(limit)
+    picked = where if limit is None else JOBS.c.id.in_(listed)
     attempts: dict[JobId, list[AttemptView]] = {}
     for view in _newest_and_open(connection, picked):
         attempts.setdefault(view.id.job, []).append(view)
@@ -79,12 +80,12 @@ def list_jobs(connection: Connection, *, where: ColumnElement[bool], limit: int 
     return tuple([_job_view(row, attempts.get(row.id, ()), checkpoints.get(row.id)) for row in found])
 
 
-def _newest_and_open(connection: Connection, picked: Select[Any]) -> Iterable[AttemptView]:
+def _newest_and_open(connection: Connection, picked: ColumnElement[bool]) -> Iterable[AttemptView]:
     query = (
         select(*_OF_ATTEMPT)
         .join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
         .where(
-            ATTEMPTS.c.job_id.in_(picked),
+            picked,
             or_(ATTEMPTS.c.number == JOBS.c.attempts_made, ATTEMPTS.c.state != AttemptState.ENDED.value),
         )
         .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
@@ -92,14 +93,14 @@ def _newest_and_open(connection: Connection, picked: Select[Any]) -> Iterable[At
     return map(_attempt_view, rows.fetch(connection, query))
 
 
-def _newest_checkpoints(connection: Connection, picked: Select[Any]) -> Mapping[JobId, tuple[Checkpoint, int]]:
+def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, tuple[Checkpoint, int]]:
     # Driven from the jobs, so that it costs one look into the primary key for each however many checkpoints there are.
     newest = select(func.max(_OTHER.c.ordinal)).where(_OTHER.c.job_id == JOBS.c.id).scalar_subquery()
     query = (
         select(CHECKPOINTS)
         .select_from(JOBS)
         .join(CHECKPOINTS, and_(CHECKPOINTS.c.job_id == JOBS.c.id, CHECKPOINTS.c.ordinal == newest))
-        .where(JOBS.c.id.in_(picked))
+        .where(picked)
     )
     return {row.job_id: (rows.checkpoint_in(row), row.ordinal + 1) for row in rows.fetch(connection, query)}
 
