@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from spotd.core.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
 
-
 State = TypeVar("State", bound=StrEnum)
 
 

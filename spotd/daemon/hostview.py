@@ -89,6 +89,7 @@ class HostView:
     events_read: str = ""
     serial_known: int | None = None
     accepted: dict[str, Checkpoint] = field(default_factory=dict)
+    """By manifest key: a checkpoint that its framework writes anew under one name (`last.ckpt`) comes several times."""
     settled: dict[str, str] = field(default_factory=dict)
     """Manifest keys that need no second reading, with the etag they had."""
     misses: dict[str, int] = field(default_factory=dict)
@@ -110,7 +111,7 @@ def look(
     _read_events(objects, view, attempt, first=view.first_look and attempt.looked_at is not None)
     _read_manifests(objects, view, attempt, job, at=at, virtual=virtual)
     view.first_look = False
-    known = {c.name for c in job.checkpoints if c.attempt == attempt.id.number}
+    known = {c.manifest_key for c in job.checkpoints}
     beat, ended = view.heartbeat, view.exit
     notice = beat.notice if beat is not None else None
     return HostReport(
@@ -118,7 +119,7 @@ def look(
         looked_at=at,
         seq=beat.seq if beat is not None else -1,
         phase=beat.phase.value if beat is not None else "",
-        checkpoints=tuple(c for name, c in view.accepted.items() if name not in known),
+        checkpoints=tuple(c for key, c in view.accepted.items() if key not in known),
         resumed_from=view.resumed_from,
         exit_cause=_CAUSES[ended.outcome] if ended is not None else None,
         exit_code=_exit_code(ended),
@@ -204,12 +205,10 @@ def _read_manifests(
         if verdict is not None:
             found.append((verdict, info))
     for accepted, info in sorted(found, key=lambda pair: pair[0].serial):
-        if accepted.name in view.accepted:
-            continue
         view.serial_known = max(view.serial_known, accepted.serial)
         view.chunks.update(accepted.chunk_keys)
         saved_at = min(at, max(attempt.intended_at, virtual(accepted.created_at)))
-        view.accepted[accepted.name] = Checkpoint(
+        view.accepted[info.key] = Checkpoint(
             name=accepted.name,
             attempt=accepted.attempt,
             step=accepted.step,
@@ -237,13 +236,7 @@ def _judge(
     verdict = verify_manifest(data, attempt.id.job, attempt.id.number, heads)
     if isinstance(verdict, AcceptedManifest) and verdict.kind is not ManifestKind.CHECKPOINT:
         return Refused(reason="it is no manifest of a checkpoint")
-    if isinstance(verdict, AcceptedManifest) and info.key != f"{checkpoint_prefix(*_who(attempt))}{verdict.name}.json":
-        return Refused(reason="its name is not the name it is stored under")
     return verdict
-
-
-def _who(attempt: Attempt) -> tuple[str, int]:
-    return attempt.id.job, attempt.id.number
 
 
 def _refuse(view: HostView, info: ObjectInfo, verdict: Refused) -> None:
