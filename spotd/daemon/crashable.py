@@ -1,7 +1,9 @@
 """The daemon with a way to kill it at a named point, for end-to-end tests only: `python -m spotd.daemon.crashable`.
 
 `SPOTD_CRASH_AT="name:nth"` names a point of `crash.CrashPoint` and which passage of it is the last. The process ends
-by SIGKILL, so nothing is cleaned up, as in a power cut. Nothing else in spotd reads this variable.
+by SIGKILL, so nothing is cleaned up, as in a power cut. `SPOTD_CRASH_FILE` names a file that may hold such a setting
+at any later time: a test can choose the point while the daemon runs, and passages count from that moment. Nothing else
+in spotd reads these variables.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 
 from spotd.daemon.crash import CrashPoint, CrashPoints, never
 
 VARIABLE = "SPOTD_CRASH_AT"
+FILE_VARIABLE = "SPOTD_CRASH_FILE"
 
 
 def crash_points(setting: str | None) -> CrashPoints:
@@ -38,6 +42,20 @@ def crash_points(setting: str | None) -> CrashPoints:
     return reached
 
 
+def crash_points_of_file(path: Path) -> CrashPoints:
+    """What ends this process at the point that the file names by then; a missing or empty file names none."""
+    chosen, points = "", never
+
+    def reached(point: CrashPoint) -> None:
+        nonlocal chosen, points
+        setting = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+        if setting != chosen:
+            chosen, points = setting, crash_points(setting)
+        points(point)
+
+    return reached
+
+
 def main() -> int:
     from spotd.daemon.main import run
 
@@ -45,7 +63,9 @@ def main() -> int:
         sys.stderr.write("usage: python -m spotd.daemon.crashable [--config FILE]\n")
         return 2
     config = sys.argv[2] if len(sys.argv) == 3 else None
-    return run(config, {}, crash=crash_points(os.environ.get(VARIABLE)))
+    file = os.environ.get(FILE_VARIABLE)
+    crash = crash_points_of_file(Path(file)) if file else crash_points(os.environ.get(VARIABLE))
+    return run(config, {}, crash=crash)
 
 
 if __name__ == "__main__":
