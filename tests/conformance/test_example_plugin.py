@@ -18,6 +18,7 @@ from spotd_providers.testkit.__main__ import main
 from tests.conformance.shelf import EXAMPLE, shop
 
 ROOT = EXAMPLE.parents[1]
+WALK_THROUGH = ROOT / "docs" / "providers" / "writing-a-provider.md"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,7 @@ def test_the_installed_example_passes_the_suite_by_entry_point(installed: Path) 
     reasons = re.findall(r"^  n/a  (\S.*?): (.*)$", done.stdout, re.MULTILINE)
     assert len(reasons) == int(summary[2])
     assert all(len(reason) > 12 for _, reason in reasons)
+    assert done.stdout in WALK_THROUGH.read_text(), "the walk-through shows another output than this"
 
 
 def test_an_unknown_provider_is_refused_with_those_installed(installed: Path) -> None:
@@ -97,6 +99,23 @@ def test_the_stock_of_the_readme_is_sold() -> None:
     slots = shop.read_stock(EXAMPLE / "shelf.toml")
     assert [slot.name for slot in slots] == ["rack-1", "rack-2", "tower", "attic"]
     assert len(shop.Shop(slots=slots, keys={}).free()) == 4
+
+
+def test_the_code_of_the_walk_through_is_the_examples() -> None:
+    sources = "\n".join(path.read_text() for path in (*EXAMPLE.glob("spotd_shelf/*.py"), EXAMPLE / "pyproject.toml"))
+    known = {line.strip() for line in sources.splitlines()}
+    blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```", WALK_THROUGH.read_text(), re.MULTILINE | re.DOTALL)
+    shown = [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
+    elsewhere = {  # a test file and a config, which the example does not hold
+        '@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)',
+        "def test_shelf(behaviour: Behaviour, tmp_path: Path) -> None:",
+        "run(behaviour, open_harness, tmp_path)",
+        "[providers.local]",
+        "enabled = false",
+        "[providers.shelf]",
+        'api_key = { env = "SHELF_KEY" }',
+    }
+    assert [line for line in shown if line not in known and line not in elsewhere] == []
 
 
 def test_the_distribution_names_both_entry_points() -> None:

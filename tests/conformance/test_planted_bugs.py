@@ -19,6 +19,7 @@ from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
+    CheckLine,
     Instance,
     InstanceRef,
     InstanceState,
@@ -32,8 +33,9 @@ from spotd_providers.contract.values import (
     Rejected,
 )
 from spotd_providers.kit.http import Answer, AnswerLost
+from spotd_providers.kit.retry import retry_read
 from spotd_providers.testkit import BEHAVIOURS, Behaviour, run
-from tests.conformance.shelf import client, open_harness, provider, translate
+from tests.conformance.shelf import client, open_harness, provider, translate, wire
 
 ShelfClient = client.ShelfClient
 ShelfProvider = provider.ShelfProvider
@@ -119,7 +121,7 @@ def _others_are_shown(patch: pytest.MonkeyPatch) -> None:
 
 def _first_page_only(patch: pytest.MonkeyPatch) -> None:
     async def rentals(self: Any, name: str | None = None) -> list[Any]:
-        page = await self._read("/v1/rentals" + (f"?name={name}" if name else ""), client.RentalPage)
+        page = await self._read("/v1/rentals" + (f"?name={name}" if name else ""), wire.RentalPage)
         return list(page.rentals)
 
     patch.setattr(ShelfClient, "rentals", rentals)
@@ -236,14 +238,14 @@ def _no_deadline(patch: pytest.MonkeyPatch) -> None:
             answer = await self._http.send("POST", "/v1/rentals", json_body=order, timeout_s=1e6)
         except AnswerLost as exc:
             raise OutcomeUnknown("lost", key=key) from exc
-        return client.RentalReply.model_validate(answer.json()).rental
+        return wire.RentalReply.model_validate(answer.json()).rental
 
     patch.setattr(ShelfClient, "rent", rent)
 
 
 def _retries_without_end(patch: pytest.MonkeyPatch) -> None:
     async def repeated(self: Any, call: Callable[[], Any]) -> Any:
-        return await client.retry_read(call, clock=self._clock, rng=self._rng, attempts=50, wait_max=timedelta(hours=2))
+        return await retry_read(call, clock=self._clock, rng=self._rng, attempts=50, wait_max=timedelta(hours=2))
 
     patch.setattr(ShelfClient, "_repeated", repeated)
 
@@ -270,7 +272,7 @@ def _another_label(patch: pytest.MonkeyPatch) -> None:
 def _check_raises(patch: pytest.MonkeyPatch) -> None:
     async def check(self: Any) -> Sequence[Any]:
         await self._client.account()
-        return (provider.CheckLine(name="key", ok=True, detail="accepted"),)
+        return (CheckLine(name="key", ok=True, detail="accepted"),)
 
     patch.setattr(ShelfProvider, "check", check)
 

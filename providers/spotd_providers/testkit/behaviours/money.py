@@ -8,7 +8,7 @@ from functools import partial
 from spotd_providers.contract.errors import NoCapacity, OfferGone, PriceMoved, ProviderError, RequestRejected
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance
-from spotd_providers.contract.values import LaunchRequest, Market
+from spotd_providers.contract.values import LaunchRequest, Market, Power
 from spotd_providers.testkit.expect import an_offer, attempted, bought, expect, nothing_bought, refused
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.knobs import NotApplicable
@@ -72,7 +72,7 @@ async def the_balance_is_what_the_account_holds(h: Harness) -> None:
 async def a_changed_bid_is_what_the_machine_costs_at_most(h: Harness) -> None:
     """After a change of bid the cloud knows the new bid for the whole machine."""
     if not isinstance(h.provider, ChangesBids):
-        raise NotApplicable("this provider cannot change a bid")
+        raise NotApplicable(h.provider.capabilities[Power.BID_CHANGE].reason)
     offer = await an_offer(h, Market.SPOT)
     key, instance = await bought(h, offer)
     bid = MicroUsdPerHour(offer.gpu_price + 100_000)
@@ -85,7 +85,7 @@ async def a_changed_bid_is_what_the_machine_costs_at_most(h: Harness) -> None:
 async def a_bid_on_an_absent_machine_is_refused(h: Harness) -> None:
     """A bid on a machine that is gone is an error, not a success."""
     if not isinstance(h.provider, ChangesBids):
-        raise NotApplicable("this provider cannot change a bid")
+        raise NotApplicable(h.provider.capabilities[Power.BID_CHANGE].reason)
     offer = await an_offer(h, Market.SPOT)
     _, instance = await bought(h, offer)
     await h.provider.terminate(instance.ref)
@@ -97,7 +97,7 @@ async def a_bid_on_an_absent_machine_is_refused(h: Harness) -> None:
 async def charges_are_the_clouds_own(h: Harness) -> None:
     """What the provider says was billed for a machine is what the cloud's ledger holds, to one cent."""
     if not isinstance(h.provider, Bills):
-        raise NotApplicable("this provider has no billing API")
+        raise NotApplicable(h.provider.capabilities[Power.BILLING].reason)
     since = h.clock.now() - timedelta(hours=1)
     key, instance = await bought(h)
     await h.advance(timedelta(hours=2))
