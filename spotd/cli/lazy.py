@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -53,6 +52,8 @@ class LazyGroup(click.Group):
         if word in self._not_yet:
             raise NotYet(f"{ctx.command_path} {word} is not available yet", ctx)
         if word not in self._names and not word.startswith("-"):
+            from difflib import get_close_matches  # costs as much as half of --help, and only a typo needs it
+
             close = get_close_matches(word.lower(), self._names, n=1)
             suggestion = f", did you mean {close[0]!r}?" if close else ""
             raise click.UsageError(f"there is no command {word!r}{suggestion}", ctx)

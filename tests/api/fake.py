@@ -95,6 +95,12 @@ class FakeBackend:
     cut_logs_after: int | None = None
     """A stream of logs is given up after so many records, once."""
 
+    def reset(self) -> None:
+        """Nothing is known and nothing is wrong, as at first."""
+        fresh = FakeBackend()
+        self.__dict__.clear()
+        self.__dict__.update(fresh.__dict__)
+
     def now(self) -> datetime:
         return datetime(2026, 11, 21, 10, tzinfo=UTC)
 

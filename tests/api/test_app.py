@@ -28,10 +28,19 @@ class _Unix(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-@pytest.fixture
-def place() -> Iterator[Served]:
-    with served(FakeBackend(rows=[shapes_made.job(), shapes_made.waiting_job()])) as running:
+@pytest.fixture(scope="module")
+def _running() -> Iterator[Served]:
+    with served(FakeBackend()) as running:
         yield running
+
+
+@pytest.fixture
+def place(_running: Served) -> Served:
+    """A served backend that holds two jobs."""
+    _running.backend.reset()
+    _running.backend.rows = [shapes_made.job(), shapes_made.waiting_job()]
+    _running.failures.clear()
+    return _running
 
 
 def ask(place: Served, method: str, target: str, body: Any = None) -> tuple[int, dict[str, Any]]:

@@ -60,9 +60,7 @@ def _session_place() -> Iterator[Served]:
 @pytest.fixture
 def ctl(_session_place: Served, monkeypatch: pytest.MonkeyPatch) -> Ctl:
     """`spotctl` against a backend that holds nothing yet."""
-    fresh = FakeBackend()
-    _session_place.backend.__dict__.clear()
-    _session_place.backend.__dict__.update(fresh.__dict__)
+    _session_place.backend.reset()
     _session_place.failures.clear()
     monkeypatch.setenv("SPOTD_SOCKET", str(_session_place.socket))
     monkeypatch.setenv("TZ", "UTC")
