@@ -49,7 +49,7 @@ def daemon_type() -> Iterator[type[StoredDaemon]]:
         yield type("StoredDaemonOfThisTest", (StoredDaemon,), {"store": store})
 
 
-@pytest.mark.parametrize("seed", [100, 101])
+@pytest.mark.parametrize("seed", [100])
 def test_every_plan_of_a_stormy_world_is_stored_as_the_core_expects(daemon_type: type[StoredDaemon], seed: int) -> None:
     result = run_world(seed, jobs=4, storm=timedelta(hours=3), daemon_type=daemon_type)
     daemon = result.daemon

@@ -123,3 +123,11 @@ def test_a_changed_quote_is_read_anew(store: Store) -> None:
     other = replace(v.attempt(state=AttemptState.RUNNING), quote=v.quote(total=5))
     commit(store, v.plan(other, silent=True))
     assert world(store).attempts[other.id].quote == v.quote(total=5)
+
+
+def test_a_changed_spec_is_written_and_read_anew(store: Store) -> None:
+    commit(store, v.plan(v.job()))
+    world(store)
+    other = v.job(spec=replace(v.spec(), priority=7))
+    commit(store, v.plan(other, silent=True))
+    assert world(store).jobs[other.id] == other
