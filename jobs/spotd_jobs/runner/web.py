@@ -44,12 +44,12 @@ def read(url: str, size_max: int) -> bytes:
         WebError
     """
     parts: list[bytes] = []
-    stream(url, size_max, parts.append)
-    return b"".join(parts)
+    stream(url, size_max, parts.append, block=size_max + 1)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def stream(url: str, size_max: int, take: Callable[[bytes], Any]) -> None:
-    """Every block of the object went to `take`, in order.
+def stream(url: str, size_max: int, take: Callable[[bytes], Any], block: int = _BLOCK) -> None:
+    """Every block of the object, of at most so many bytes, went to `take`, in order.
 
     Raises:
         WebError: also after some blocks were taken.
@@ -57,7 +57,7 @@ def stream(url: str, size_max: int, take: Callable[[bytes], Any]) -> None:
     if url.startswith("file://"):
         try:
             with open(path_of(url), "rb") as source:
-                _pump(source, size_max, take)
+                _pump(source, size_max, take, block)
         except FileNotFoundError:
             raise Missing("the file is not there") from None
         except PermissionError:
@@ -70,7 +70,7 @@ def stream(url: str, size_max: int, take: Callable[[bytes], Any]) -> None:
         if answer.status != 200:
             answer.read(4096)
             raise error_of(answer.status)
-        _pump(answer, size_max, take)
+        _pump(answer, size_max, take, block)
         if answer.length:
             raise WebError("the answer was cut short")  # http.client itself says nothing when blocks are read
     except OSError as error:
@@ -135,16 +135,18 @@ def drop_connections() -> None:
     _local.connections = {}
 
 
-def _pump(source: IO[bytes] | http.client.HTTPResponse, size_max: int, take: Callable[[bytes], Any]) -> None:
+def _pump(
+    source: IO[bytes] | http.client.HTTPResponse, size_max: int, take: Callable[[bytes], Any], block: int
+) -> None:
     left = size_max
     while True:
-        block = source.read(min(_BLOCK, left + 1))
-        if not block:
+        data = source.read(min(block, left + 1))
+        if not data:
             return
-        left -= len(block)
+        left -= len(data)
         if left < 0:
             raise TooLarge("larger than %d bytes" % size_max)
-        take(block)
+        take(data)
 
 
 def _open_following(method: str, url: str) -> http.client.HTTPResponse:
