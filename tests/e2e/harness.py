@@ -116,6 +116,9 @@ directory = "{self.market_folder}"
     def ready(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"the daemon ended: {self.log_tail()}"
+        return self.answers()
+
+    def answers(self) -> bool:
         try:
             self.api.status()
         except DaemonUnreachable:
@@ -158,7 +161,7 @@ directory = "{self.market_folder}"
         run: str,
         *,
         workdir: Path | None = None,
-        secrets: Mapping[str, str] | None = None,
+        secret_values: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> str:
         """The id of a queued job; tried again while the daemon is down, as a person would."""
@@ -178,7 +181,7 @@ directory = "{self.market_folder}"
             sha256 = packed.sha256
             self.api.put_code(sha256, io.BytesIO(packed.data), packed.size)
         draft = {"data": data, "flags": {}, "source": "", "base_dir": str(self.folder)}
-        return str(self.api.submit(draft, code_sha256=sha256, secrets=secrets or {})["job"]["id"])
+        return str(self.api.submit(draft, code_sha256=sha256, secrets=secret_values or {})["job"]["id"])
 
     def job(self, ref: str) -> dict[str, Any]:
         return dict(self.api.job(ref)["job"])
@@ -208,8 +211,7 @@ directory = "{self.market_folder}"
 
     def control(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """An order to the market that no customer could give."""
-        endpoint = find_endpoint(self.market_folder)
-        assert endpoint is not None, "no market is running"
+        endpoint = until(lambda: find_endpoint(self.market_folder), what="the market to run", within=30)
         url = urlsplit(endpoint.url)
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=10)
         with closing(connection):

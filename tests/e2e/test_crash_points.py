@@ -1,0 +1,283 @@
+"""`kill -9` of the daemon before and after each commit, each provider call and each write to the store.
+
+Each point has a story that provably reaches it. The story is told once, by somebody who restarts the daemon whenever
+it died and repeats what was not heard. Afterwards the market's own books are the judge: every machine had its attempt,
+no attempt had two, and none billed longer than a reconcile period after its job had ended (or, where the daemon was
+down then, after it was back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.daemon.crash import CrashPoint
+from tests.e2e.harness import Lab, host
+from tests.e2e.person import Person, assert_one_machine_each
+
+pytestmark = pytest.mark.e2e
+SCALE = 60.0
+RECONCILE = timedelta(minutes=3)
+HOSTS = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(12))
+SECRET = "hunter2-hunter2"
+
+P = CrashPoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a story works with."""
+
+    person: Person
+    name: str
+    folder: Path
+    arm: Callable[[], None]
+
+    @property
+    def lab(self) -> Lab:
+        return self.person.lab
+
+    def once(self, line: str) -> str:
+        """A command that also writes down which attempt ran it."""
+        return f"echo $SPOTD_ATTEMPT >> {self.folder / 'runs'}; {line}"
+
+
+Story = Callable[[Scene], str]
+
+
+def finished(scene: Scene) -> str:
+    """A job with code and a secret is submitted and finishes."""
+    code = scene.folder / "code"
+    code.mkdir()
+    (code / "hello.txt").write_text(scene.name)
+    scene.arm()
+    job = scene.person.submit(
+        scene.name,
+        scene.once('cat hello.txt && test "$TOKEN" = hunter2-hunter2 && sleep 0.2'),
+        workdir=code,
+        secret_values={"TOKEN": SECRET},
+        secrets=["TOKEN"],
+    )
+    scene.person.sees_the_end(job, "SUCCEEDED")
+    return job
+
+
+def first_of_a_store(scene: Scene) -> str:
+    """The same in a store that does not hold the runner yet, and with a daemon that has not put it there."""
+    scene.lab.kill()
+    for runner in (scene.lab.folder / "state" / "store" / "runner").glob("*.pyz"):
+        runner.unlink()
+    scene.lab.start()
+    return finished(scene)
+
+
+def cancelled(scene: Scene) -> str:
+    """A running job is cancelled."""
+    job = scene.person.submit(scene.name, scene.once("sleep 60"))
+    scene.person.sees_state(job, "RUNNING")
+    scene.arm()
+    stopped = frozenset({"CANCELLING", "CANCELLED"})
+    scene.person.wish(
+        lambda: bool(scene.lab.api.cancel(job)), fulfilled=lambda: scene.lab.state(job) in stopped or None
+    )
+    scene.person.sees_the_end(job, "CANCELLED")
+    return job
+
+
+def retried(scene: Scene) -> str:
+    """A job fails, its owner mends the cause and retries it."""
+    cause = scene.folder / "mended"
+    job = scene.person.submit(scene.name, scene.once(f"test -e {cause}"), retry={"errors": 0})
+    scene.person.sees_the_end(job, "FAILED")
+    cause.touch()
+    scene.arm()
+    scene.person.wish(
+        lambda: bool(scene.lab.api.retry(job)), fulfilled=lambda: scene.lab.state(job) != "FAILED" or None
+    )
+    scene.person.sees_the_end(job, "SUCCEEDED")
+    return job
+
+
+def outbid(scene: Scene) -> str:
+    """The machine is stopped under the job, goes on billing its disk, and has to be ended; the job runs elsewhere."""
+    job = scene.person.submit(scene.name, scene.once('test "$SPOTD_ATTEMPT" -gt 1 || sleep 60'))
+    scene.person.sees_state(job, "RUNNING")
+    machine = scene.person.sees_machine(job)
+    scene.arm()
+    scene.lab.control("preempt", {"machine": machine, "notice": False, "lasting": "2h"})
+    scene.person.sees_the_end(job, "SUCCEEDED")
+    return job
+
+
+def not_ended_at_once(scene: Scene) -> str:
+    """The same, and the provider fails when it is told to end the machine."""
+    scene.lab.control("faults", {"call": "terminate", "status": 503})
+    return outbid(scene)
+
+
+def launch_refused(scene: Scene) -> str:
+    """The provider refuses the first launch."""
+    scene.arm()
+    scene.lab.control("faults", {"call": "launch", "status": 429, "retry_after_s": 1})
+    job = scene.person.submit(scene.name, scene.once("true"))
+    scene.person.sees_the_end(job, "SUCCEEDED")
+    return job
+
+
+def answer_lost(scene: Scene) -> str:
+    """The machine is made, and the answer that says so gets lost."""
+    scene.arm()
+    scene.lab.control("faults", {"call": "launch", "lose": True, "after_effect": True})
+    job = scene.person.submit(scene.name, scene.once("true"))
+    scene.person.sees_the_end(job, "SUCCEEDED")
+    return job
+
+
+def launch_lost(scene: Scene) -> str:
+    """The order to launch gets lost before the provider hears of it."""
+    scene.arm()
+    scene.lab.control("faults", {"call": "launch", "lose": True})
+    job = scene.person.submit(scene.name, scene.once("true"))
+    scene.person.sees_the_end(job, "SUCCEEDED")
+    return job
+
+
+STORIES: dict[Story, tuple[CrashPoint, ...]] = {
+    finished: (
+        P.BEFORE_COMMIT_SUBMIT,
+        P.AFTER_COMMIT_SUBMIT,
+        P.BEFORE_WRITE_SECRETS,
+        P.AFTER_WRITE_SECRETS,
+        P.BEFORE_PUT_CODE,
+        P.AFTER_PUT_CODE,
+        P.BEFORE_PUT_SPEC,
+        P.AFTER_PUT_SPEC,
+        P.BEFORE_PUT_GRANT,
+        P.AFTER_PUT_GRANT,
+        P.BEFORE_COMMIT_CYCLE_LAUNCH,
+        P.AFTER_COMMIT_CYCLE_LAUNCH,
+        P.BEFORE_LAUNCH,
+        P.AFTER_LAUNCH,
+        P.BEFORE_COMMIT_LAUNCHED,
+        P.AFTER_COMMIT_LAUNCHED,
+        P.BEFORE_COMMIT_CYCLE_OTHER,
+        P.AFTER_COMMIT_CYCLE_OTHER,
+        P.BEFORE_OFFERS,
+        P.AFTER_OFFERS,
+        P.BEFORE_INSTANCES,
+        P.AFTER_INSTANCES,
+        P.BEFORE_COMMIT_ADOPT,
+        P.AFTER_COMMIT_ADOPT,
+    ),
+    first_of_a_store: (P.BEFORE_PUT_RUNNER, P.AFTER_PUT_RUNNER),
+    cancelled: (
+        P.BEFORE_COMMIT_CANCEL,
+        P.AFTER_COMMIT_CANCEL,
+        P.BEFORE_COMMIT_CYCLE_ORDER,
+        P.AFTER_COMMIT_CYCLE_ORDER,
+        P.BEFORE_RENEW_GRANT,
+        P.AFTER_RENEW_GRANT,
+    ),
+    retried: (P.BEFORE_COMMIT_RETRY, P.AFTER_COMMIT_RETRY),
+    outbid: (
+        P.BEFORE_COMMIT_CYCLE_TERMINATE,
+        P.AFTER_COMMIT_CYCLE_TERMINATE,
+        P.BEFORE_TERMINATE,
+        P.AFTER_TERMINATE,
+        P.BEFORE_COMMIT_TERMINATE_ACCEPTED,
+        P.AFTER_COMMIT_TERMINATE_ACCEPTED,
+        P.BEFORE_SUPERSEDE_GRANT,
+        P.AFTER_SUPERSEDE_GRANT,
+    ),
+    not_ended_at_once: (P.BEFORE_COMMIT_TERMINATE_FAILED, P.AFTER_COMMIT_TERMINATE_FAILED),
+    launch_refused: (P.BEFORE_COMMIT_LAUNCH_REFUSED, P.AFTER_COMMIT_LAUNCH_REFUSED),
+    answer_lost: (P.BEFORE_FIND, P.AFTER_FIND, P.BEFORE_COMMIT_LAUNCH_UNKNOWN),
+    launch_lost: (P.AFTER_COMMIT_LAUNCH_UNKNOWN,),
+}
+"""Which story reaches which point."""
+
+NTH = {
+    # The first polls find an empty queue; these fall into the middle of the job.
+    P.BEFORE_OFFERS: 4,
+    P.AFTER_OFFERS: 4,
+    P.BEFORE_INSTANCES: 3,
+    P.AFTER_INSTANCES: 3,
+}
+AFTER_A_CRASH = {
+    # A restarted daemon commits something only if its predecessor left a call open.
+    P.BEFORE_COMMIT_ADOPT: P.AFTER_COMMIT_CYCLE_LAUNCH,
+    P.AFTER_COMMIT_ADOPT: P.AFTER_LAUNCH,
+}
+CASES = [(story, point) for story, points in STORIES.items() for point in points]
+
+
+class Workplace:
+    """One lab for many stories; one that a failed story left in a mess is replaced."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lab: Lab | None = None
+        self._labs = 0
+        self.in_use = False
+
+    def take(self) -> Lab:
+        if self._lab is None or self.in_use:
+            self.close()
+            self._labs += 1
+            self._lab = Lab(self._root / str(self._labs), hosts=HOSTS, scale=SCALE)
+            self._lab.environment["SPOTD_CRASH_FILE"] = str(self._root / f"crash-{self._labs}")
+            self._lab.start()
+        self.in_use = True
+        return self._lab
+
+    def close(self) -> None:
+        if self._lab is not None:
+            self._lab.close()
+            self._lab = None
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    place = Workplace(tmp_path_factory.mktemp("crash-points"))
+    yield place
+    place.close()
+
+
+def test_every_crash_point_has_exactly_one_story() -> None:
+    told = [point for points in STORIES.values() for point in points]
+    assert sorted(told) == sorted(CrashPoint)
+
+
+@pytest.mark.parametrize(("story", "point"), CASES, ids=[point.value for _, point in CASES])
+def test_no_machine_is_forgotten_or_doubled_when_the_daemon_dies(
+    story: Story, point: CrashPoint, workplace: Workplace, tmp_path: Path
+) -> None:
+    found = workplace.take()
+    person = Person(found)
+    first = AFTER_A_CRASH.get(point)
+    armed = [f"{first.value}:1", f"{point.value}:1"] if first else [f"{point.value}:{NTH.get(point, 1)}"]
+
+    def arm() -> None:
+        person.arm(first or point, nth=NTH.get(point, 1), then=point if first else None)
+
+    job = story(Scene(person=person, name=point.value.replace("_", "-"), folder=tmp_path, arm=arm))
+
+    assert person.deaths == armed, f"the story does not reach {point}: it died at {person.deaths}"
+    ended = datetime.fromisoformat(found.job(job)["ended_at"])
+    assert_one_machine_each(found, job, ended_by=max(ended, person.restarted_at) + RECONCILE)
+    runs = (tmp_path / "runs").read_text().split()
+    assert len(runs) == len(set(runs)), f"an attempt ran twice: {runs}"
+    assert_no_trouble_in_the_logs(found)
+    workplace.in_use = False
+
+
+def assert_no_trouble_in_the_logs(found: Lab) -> None:
+    for log in found.folder.glob("spotd-*.log"):
+        text = log.read_text(encoding="utf-8")
+        assert "Traceback" not in text, text[-3000:]
+        assert "invariant.broken" not in text, text[-3000:]
+        assert SECRET not in text
