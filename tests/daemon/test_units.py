@@ -1,0 +1,46 @@
+"""The units in systemd/: they verify, and the service is as shut in as a network client can be."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parents[2] / "systemd"
+EXPOSURE_MAX = 15
+"""Tenths: 1.5."""
+
+analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@analyze
+def test_the_service_is_exposed_no_more_than_the_goal() -> None:
+    unit = str(UNITS / "spotd.service")
+    done = _run("security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", "--no-pager", unit)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+
+
+@analyze
+def test_the_service_has_no_key_that_systemd_does_not_know() -> None:
+    done = _run("verify", "--man=no", str(UNITS / "spotd.service"))
+    assert "Unknown" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["spotd.service", "spotd-user.service"])
+def test_a_unit_speaks_the_daemons_language(name: str) -> None:
+    parser = RawConfigParser(strict=False, allow_no_value=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys of units are case-sensitive
+    parser.read(UNITS / name)
+    service = parser["Service"]
+    assert service["Type"] == "notify"
+    assert service["ExecStart"].endswith("spotd run")
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert int(service["WatchdogSec"]) >= 30
+    assert int(service["TimeoutStopSec"]) > 30
