@@ -264,7 +264,7 @@ class Machine:
         self.process = subprocess.Popen(
             [rig.python, "-IS", str(bundle), "--grant-url", grant.grant_url, "--home", str(self.home)],
             cwd=directory,
-            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **env},
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TMPDIR": str(rig.folder), **env},
             stdin=subprocess.DEVNULL,
             stdout=self._console,
             stderr=subprocess.STDOUT,

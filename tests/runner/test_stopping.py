@@ -214,6 +214,35 @@ def test_a_second_start_beside_a_living_runner_does_nothing(tmp_path: Path) -> N
         assert len(machine.events("started")) == 1
 
 
+def test_two_jobs_on_one_computer_never_share_a_checkpoint_folder(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        shared = str(tmp_path / "workspace/checkpoints")
+        first = rig.start(
+            rig.grant(["/bin/sh", "-c", "echo a >$SPOTD_CHECKPOINT_DIR/a; sleep 60"], checkpoint_path=shared)
+        )
+        first.event("started")
+        second = rig.start(rig.grant(["/bin/true"], attempt=2, checkpoint_path=shared))
+        assert second.wait() == 0
+        done = second.events()[-1].exit()
+        assert done is not None
+        assert done.outcome is Outcome.RUNNER_ERROR
+        assert "same checkpoint folder" in done.reason
+        first.event("checkpoint")
+
+
+def test_what_lay_in_the_checkpoint_folder_is_moved_beside_it(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        folder = tmp_path / "workspace/checkpoints"
+        (folder / "checkpoint-900").mkdir(parents=True)
+        for attempt in (1, 2):
+            run = ["/bin/sh", "-c", "ls -A $SPOTD_CHECKPOINT_DIR; touch $SPOTD_CHECKPOINT_DIR/x"]
+            machine = rig.start(rig.grant(run, attempt=attempt, checkpoint_path=str(folder)))
+            assert machine.wait() == 0
+            assert machine.log() == ""
+        (aside,) = [path for path in folder.parent.iterdir() if path != folder]
+        assert [path.name for path in aside.iterdir()] == ["x"], "only what the last start found is kept"
+
+
 def test_a_start_after_the_end_runs_nothing_and_ends_the_machine_again(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         grant = rig.grant(["/bin/sh", "-c", "echo ran"])

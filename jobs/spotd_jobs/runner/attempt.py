@@ -17,7 +17,7 @@ from typing import Any, Callable
 from spotd_jobs.runner import VERSION, notices, process, tree
 from spotd_jobs.runner.clocks import CLOCK, steady
 from spotd_jobs.runner.ending import INSTANCE_KEYS
-from spotd_jobs.runner.files import remove, write_whole
+from spotd_jobs.runner.files import folder_lock_path, lock, remove, write_whole
 from spotd_jobs.runner.grants import Grant, GrantKeeper
 from spotd_jobs.runner.heartbeat import Heartbeat, Status
 from spotd_jobs.runner.known import KnownChunks
@@ -183,6 +183,9 @@ class Attempt:
         return _Background(fetch_and_unpack, self._wakeups, "code")
 
     def _begin_restore(self, grant: Grant) -> _Background:
+        own = (self._checkpoint_dir + os.sep).startswith(self._home + os.sep)
+        if not own and lock(folder_lock_path(self._checkpoint_dir)) is None:
+            raise _Halt("runner_error", "another job on this machine uses the same checkpoint folder")
         try:
             clear_aside(self._checkpoint_dir, self._boot)
         except OSError as error:

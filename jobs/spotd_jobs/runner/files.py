@@ -63,6 +63,31 @@ def remove(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def lock(path: str) -> int | None:
+    """Held until this process ends, however it ends; `None` when another holds it. The file stays, as it must.
+
+    Raises:
+        OSError: the file can not be made.
+    """
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def folder_lock_path(folder: str) -> str:
+    """Where the lock of a folder is that must itself stay empty."""
+    import hashlib
+
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:24]
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", "spotd-%d-%s.lock" % (os.getuid(), digest))  # noqa: S108 - a lock of this machine and user; its name holds no secret, its content is none
+
+
 def read_text(path: str, size_max: int = 1 << 20) -> str | None:
     """The file's text, or `None` when there is none to read."""
     try:

@@ -9,7 +9,6 @@ Exit code 0: the attempt is over. 3: another runner is at work here. 1: the mach
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 from spotd_jobs.runner.attempt import GRANT_URL_VARIABLE, MARK_FILE, Attempt
 from spotd_jobs.runner.clocks import CLOCK, now_text
 from spotd_jobs.runner.ending import end_machine
-from spotd_jobs.runner.files import read_text, write_whole
+from spotd_jobs.runner.files import lock, read_text, write_whole
 from spotd_jobs.runner.grants import NotCurrent, first_grant
 from spotd_jobs.runner.process import marked
 from spotd_jobs.runner.say import reason_of, say
@@ -41,8 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--grant-url (or %s) is needed" % GRANT_URL_VARIABLE)
     home = os.path.abspath(options.home)
     os.makedirs(home, mode=0o700, exist_ok=True)
-    lock = _lock(os.path.join(home, "lock"))
-    if lock is None:
+    if lock(os.path.join(home, "lock")) is None:
         say("another runner is at work here")
         return EXIT_BUSY
     done = _json(os.path.join(home, DONE))
@@ -82,17 +80,6 @@ def _end(how: dict[str, Any] | None, outcome: str) -> int:
     for name in ("SIGTERM", "SIGINT"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     return 0 if end_machine(how, outcome) else 1
-
-
-def _lock(path: str) -> int | None:
-    """Held until this process ends, however it ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _next_boot(home: str) -> tuple[bool, int]:

@@ -293,14 +293,19 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def clear_aside(folder: str, boot: int) -> None:
-    """The folder exists and shows no entry of an earlier start: a checkpoint of unknown state is never resumed from.
+    """The folder exists and is empty: a checkpoint of unknown state is never resumed from.
 
-    What was there is not deleted but hidden, until the next start of the runner.
+    What was there is not deleted but moved beside the folder, until the next start of the runner. (Some training
+    scripts refuse a folder that holds anything, so it stays inside, hidden, only where there is no other way.)
 
     Raises:
         OSError: the folder can not be made or written.
     """
     os.makedirs(folder, exist_ok=True)
+    parent, own_name = os.path.split(folder)
+    for name in os.listdir(parent):
+        if name.startswith(own_name + _ASIDE):
+            remove(os.path.join(parent, name))
     names = os.listdir(folder)
     for name in names:
         if name.startswith(TEMPORARY):
@@ -308,7 +313,14 @@ def clear_aside(folder: str, boot: int) -> None:
     rest = [name for name in names if not name.startswith(TEMPORARY)]
     if not rest:
         return
-    aside = os.path.join(folder, "%s%d" % (_ASIDE, boot))
-    os.mkdir(aside, 0o700)
-    for name in rest:
-        os.rename(os.path.join(folder, name), os.path.join(aside, name))
+    try:
+        _move(folder, rest, "%s%s%d" % (folder, _ASIDE, boot))
+    except OSError:
+        left = [name for name in rest if os.path.lexists(os.path.join(folder, name))]
+        _move(folder, left, os.path.join(folder, "%s%d" % (_ASIDE, boot)))
+
+
+def _move(folder: str, names: list[str], into: str) -> None:
+    os.mkdir(into, 0o700)
+    for name in names:
+        os.rename(os.path.join(folder, name), os.path.join(into, name))
