@@ -65,6 +65,8 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
         return draft.plan()
     if item.ref is not None:
         return draft.plan()
+    # It bills from when it was made, which is before its answer came; a clock that is off must not make that a debt.
+    since = min(max(instance.created_at or now, item.intended_at), now)
     draft.put_attempt(
         replace(
             item,
@@ -73,7 +75,7 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
             launched_at=now,
             machine=MachineState.LIVE,
             state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
-            meter=Meter(rate=item.quote.price.total, on_demand_rate=item.quote.on_demand, since=now),
+            meter=Meter(rate=item.quote.price.total, on_demand_rate=item.quote.on_demand, since=since),
         )
     )
     draft.event(
