@@ -68,7 +68,9 @@ class Lab:
         daemon: str = "",
         market: str = "",
         virtual0: datetime = datetime(2026, 3, 2, 12, tzinfo=UTC),
+        poll_s: float = 0.25,
     ) -> None:
+        """`poll_s` is on the wall; the config says it in the daemon's time."""
         self.folder = folder
         self.market_folder = folder / "market"
         for name in ("run", "state"):
@@ -76,7 +78,7 @@ class Lab:
         (folder / "config.toml").write_text(
             f"""[daemon]
 install = "lab"
-poll_every = "{scale / 4:.0f}s"
+poll_every = "{max(1, round(scale * poll_s))}s"
 time_scale = {scale}
 {daemon}
 [providers.local]
@@ -240,9 +242,18 @@ directory = "{self.market_folder}"
         return self.market_folder / "machines" / "hosts" / machine_id
 
     def now(self) -> datetime:
-        clock = json.loads((self.folder / "state" / "clock.json").read_text())
+        clock = self._clock()
         start = datetime.fromisoformat(clock["virtual0"])
         return start + timedelta(seconds=(time.time() - clock["real0"]) * clock["scale"])
+
+    def real(self, at: datetime) -> float:
+        """The second on the wall at which the daemon's clock shows this instant."""
+        clock = self._clock()
+        start = datetime.fromisoformat(clock["virtual0"])
+        return float(clock["real0"]) + (at - start).total_seconds() / float(clock["scale"])
+
+    def _clock(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "state" / "clock.json").read_text()))
 
 
 @contextmanager
