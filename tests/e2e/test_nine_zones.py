@@ -1,0 +1,116 @@
+"""Four jobs are carried through two recorded weeks of nine zones, at the prices and preemptions of those weeks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd_providers.contract.money import MICRO
+from spotd_providers.kit.hosts import Segment
+from tests.e2e.harness import REPO, Lab, assert_books_are_clean, lab, straight_sha256, training_folder, until
+
+pytestmark = pytest.mark.e2e
+TRACES = Path(os.environ.get("SPOTD_SHARED_DATA", REPO.parent / "shared" / "data")) / "traces" / "aws-2023-v100-9zone"
+SCALE = 12_000.0
+POLL_S = 0.25
+"""The lab's poll interval on the wall; on the market's clock it is fifty minutes."""
+BUSY_S = 1.0
+"""How late, on the wall, a poll may be on a machine whose two cores train four networks meanwhile."""
+TWO_WEEKS = timedelta(days=14)
+ARRIVALS = timedelta(days=3)
+"""Every so often a job comes, so that even on a fast machine the last one cannot end before the two weeks do."""
+STEPS = 1200
+PACE_S = 0.03
+
+
+def zones() -> list[Path]:
+    return sorted(TRACES.glob("*_v100_1.json.gz"))
+
+
+def recorded_start(trace: Path) -> datetime:
+    metadata = json.loads(gzip.decompress(trace.read_bytes()))["metadata"]
+    return datetime.fromisoformat(metadata["start_time_utc"])
+
+
+def zone_host(trace: Path) -> str:
+    """One machine at a time in each zone, which is what the recording knows."""
+    name = trace.name.removesuffix("_v100_1.json.gz")
+    return f"""
+[[providers.local.hosts]]
+name = "{name}"
+gpu = "V100_16"
+region = "{name[:-1]}"
+flavour = "notice"
+on_demand = 3.06
+spot = {{ kind = "trace", path = "{trace}" }}
+"""
+
+
+def flags_of(number: int) -> str:
+    return f"--steps {STEPS} --seed {number} --save-every 10"
+
+
+def bill_usd(spans: list[Segment]) -> float:
+    return sum(span.amount(span.end or span.start) for span in spans) / MICRO
+
+
+def assert_receipts_agree(found: Lab) -> None:
+    """For every machine: what the daemon says it cost is what the market billed, but for a poll at either end."""
+    billed: defaultdict[str, list[Segment]] = defaultdict(list)
+    for span in found.ledger():
+        billed[span.key].append(span)
+    for receipt in found.api.cost(None)["receipts"]:
+        for line in receipt["attempts"]:
+            spans = billed.pop(f"spotd-lab-{receipt['id']}-{line['attempt']}", [])
+            unseen_h = (POLL_S + BUSY_S) * SCALE / 3600
+            apart = line["spent_usd"] - bill_usd(spans)
+            assert abs(apart) <= line["effective_usd_h"] * unseen_h, (receipt["name"], line, spans)
+    assert not billed, f"machines that no receipt knows: {sorted(billed)}"
+
+
+@pytest.mark.skipif(not zones(), reason=f"the recorded traces are not here: {TRACES} (set SPOTD_SHARED_DATA)")
+def test_four_jobs_live_through_two_recorded_weeks_of_nine_zones(tmp_path: Path) -> None:
+    assert len(zones()) == 9
+    code = training_folder(tmp_path)
+    with lab(
+        tmp_path / "lab",
+        hosts="".join(zone_host(trace) for trace in zones()),
+        scale=SCALE,
+        virtual0=recorded_start(zones()[0]),
+    ) as found:
+        found.start()
+        opened = found.now()
+        jobs: dict[int, str] = {}
+        for number in range(4):
+            until(lambda due=opened + number * ARRIVALS: found.now() >= due, what="the next job's day", every=0.1)
+            jobs[number] = found.submit(
+                f"net-{number}",
+                f"{sys.executable} train.py {flags_of(number)} --pace {PACE_S}",
+                workdir=code,
+                resources={"gpu": ["V100_16:1"], "disk": "10GB"},
+                price={"max_price": 2.0},
+                checkpoint={"every": "1h", "settle": "1h", "stop_grace": "90s"},
+            )
+        found.wait_final(*jobs.values(), within=240)
+        took = found.now() - opened
+        until(lambda: not found.open_machines(), what="every machine to be gone")
+        states = {number: found.state(job) for number, job in jobs.items()}
+        assert set(states.values()) == {"SUCCEEDED"}, states
+        reasons = Counter(
+            line["reason"] for receipt in found.api.cost(None)["receipts"] for line in receipt["attempts"]
+        )
+        machines = len({span.machine_id for span in found.ledger()})
+        print(f"{took.days} days, {machines} machines, attempts ended by {dict(reasons)}")
+        assert_receipts_agree(found)
+        for number, job in jobs.items():
+            assert found.delivered(job, "weights.sha256") == straight_sha256(tmp_path, flags_of(number))
+        assert_books_are_clean(found, reconcile_s=(POLL_S + BUSY_S) * SCALE)
+        assert reasons["preempted"] >= 20
+        assert took >= TWO_WEEKS
