@@ -195,8 +195,8 @@ STORIES: dict[Story, tuple[CrashPoint, ...]] = {
     ),
     not_ended_at_once: (P.BEFORE_COMMIT_TERMINATE_FAILED, P.AFTER_COMMIT_TERMINATE_FAILED),
     launch_refused: (P.BEFORE_COMMIT_LAUNCH_REFUSED, P.AFTER_COMMIT_LAUNCH_REFUSED),
-    answer_lost: (P.BEFORE_FIND, P.AFTER_FIND, P.BEFORE_COMMIT_LAUNCH_UNKNOWN),
-    launch_lost: (P.AFTER_COMMIT_LAUNCH_UNKNOWN,),
+    answer_lost: (P.BEFORE_COMMIT_LAUNCH_UNKNOWN, P.AFTER_COMMIT_LAUNCH_UNKNOWN),
+    launch_lost: (P.BEFORE_FIND, P.AFTER_FIND),
 }
 """Which story reaches which point."""
 
