@@ -10,6 +10,7 @@ When the state cannot be written the loop holds: it launches nothing, says so on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -44,6 +45,7 @@ LOOK_NETWORK: Final = timedelta(seconds=10)
 LOOK_FLOOR_S: Final = 0.25
 RECHECK_FLOOR_S: Final = 0.5
 WATCHDOG_SHARE: Final = 3
+CHANGES_TOLD_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +219,8 @@ class Brain:
             "reports": len(reports),
             "launches": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.LAUNCH)),
             "endings": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE)),
-            "changed": {str(job): item.state.value for job, item in sorted(plan.jobs.items())},
-            "events": [event.kind for event in plan.events],
+            "changed": {str(job): item.state.value for job, item in sorted(plan.jobs.items())[:CHANGES_TOLD_MAX]},
+            "events": dict(Counter(event.kind for event in plan.events)),
             "took_ms": round(self._clock.real_seconds(self._clock.now() - committed.at) * 1000, 1),
         }
         self._log.info("brain.decided", **{name: value for name, value in fields.items() if value not in ([], {})})

@@ -13,7 +13,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TextIO
 
-import structlog
+# structlog draws tracebacks with rich where it finds it; the daemon prints plain ones and saves the 6 MB.
+_absent = "rich" not in sys.modules
+if _absent:
+    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python is told that a module cannot be imported
+import structlog  # noqa: E402 - after the line above, which is the point
+
+if _absent:
+    del sys.modules["rich"]
 
 HIDDEN: Final = "[hidden]"
 SECRET_LENGTH_MIN: Final = 4
