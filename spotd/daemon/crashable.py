@@ -44,7 +44,8 @@ def crash_points(setting: str | None) -> CrashPoints:
 
 def crash_points_of_file(path: Path) -> CrashPoints:
     """What ends this process at the point that the file names by then; a missing or empty file names none."""
-    chosen, points = "", never
+    chosen = ""
+    points: CrashPoints = never
 
     def reached(point: CrashPoint) -> None:
         nonlocal chosen, points

@@ -111,7 +111,7 @@ class Queue:
         try:
             await self._commit(decide, (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT))
         except Exception:
-            # Nothing was written. A cancellation proves no such thing, and leaves the values for the job that may exist.
+            # Nothing was written. A cancellation proves no such thing: it leaves the values for the job that may be.
             parts.secrets.remove(job_id)
             raise
         parts.log.info("job.submitted", job=job_id, name=spec.name)

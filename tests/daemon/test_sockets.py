@@ -1,0 +1,76 @@
+"""The API's socket belongs to one user and one daemon."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from spotd.daemon.sockets import SocketRefused, bind
+
+pytestmark = pytest.mark.enable_socket
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_only_the_owner_may_enter_the_folder_and_use_the_socket(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        bound = bind(tmp_path / "run" / "spotd.sock")
+    finally:
+        os.umask(before)
+    assert mode(bound.path) == 0o600
+    assert mode(bound.path.parent) == 0o700
+    bound.close()
+    assert not bound.path.exists()
+
+
+def test_an_open_folder_of_ours_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    bind(tmp_path / "run" / "spotd.sock").close()
+    assert mode(tmp_path / "run") == 0o700
+
+
+def test_a_socket_that_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "spotd.sock"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    bind(path).close()
+
+
+def test_a_live_daemon_is_not_pushed_aside(tmp_path: Path) -> None:
+    path = tmp_path / "spotd.sock"
+    first = bind(path)
+    with pytest.raises(SocketRefused, match="another spotd daemon answers"):
+        bind(path)
+    assert path.exists()
+    first.close()
+
+
+def test_closing_leaves_the_socket_of_a_successor_alone(tmp_path: Path) -> None:
+    path = tmp_path / "spotd.sock"
+    first = bind(path)
+    path.unlink()
+    second = bind(path)
+    first.close()
+    assert path.exists()
+    second.close()
+
+
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "spotd.sock"
+    path.write_text("precious")
+    with pytest.raises(SocketRefused, match="not a socket"):
+        bind(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_path_that_the_kernel_cannot_take_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(SocketRefused, match="SPOTD_SOCKET"):
+        bind(tmp_path / ("x" * 120))
