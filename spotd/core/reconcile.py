@@ -38,13 +38,13 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.pricing import halted_rate, repriced
+from spotd.core.retention import with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
 
 TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
 """A machine still listed as running so long after its end was accepted is ended again: some providers forget."""
-CHECKPOINTS_REMEMBERED: Final = 50
 
 _LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
     Loss.PREEMPTED: EndReason.PREEMPTED,
@@ -98,8 +98,7 @@ def _absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
         draft.event("host.note", note, attempt=attempt_id)
     if report.checkpoints:
         job = draft.job(attempt_id.job)
-        fresh = tuple(reversed(report.checkpoints))
-        draft.put_job(replace(job, checkpoints=(fresh + job.checkpoints)[:CHECKPOINTS_REMEMBERED]))
+        draft.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))
         for checkpoint in report.checkpoints:
             draft.event(
                 "checkpoint.accepted",
@@ -227,6 +226,9 @@ def _judge(
         return
     if not item.state.counts:
         return
+    if mine is not None and mine.market not in {None, item.quote.offer.market}:
+        draft.end_attempt(attempt_id, EndReason.CONTRACT_BROKEN, f"the machine is {mine.market}, which was not agreed")
+        return
     looked = report is not None and (listing is None or report.looked_at >= listing.at)
     if mine is not None and mine.state in _STOPPED and (looked or item.running_at is None):
         _lost(draft, attempt_id, mine)
@@ -330,7 +332,12 @@ def _end_again(draft: Draft, item: Attempt) -> None:
     if item.ref is None:
         return
     intent = draft.intent(terminate_intent_id(item.ref))
-    if intent is None or not intent.is_open:
+    if intent is not None and intent.state is IntentState.OPEN and item.meter.rate <= halted_rate(item.quote):
+        # It was halted and bills in full again, so an order that waits for its turn to be repeated waits no longer.
+        draft.put_intent(replace(intent, not_before=None))
+        _rate(draft, item.id, item.quote.price.total, item.quote.on_demand)
+        draft.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
+    elif intent is None or not intent.is_open:
         draft.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
     elif (
         intent.state is IntentState.ACCEPTED

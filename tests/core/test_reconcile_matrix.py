@@ -11,7 +11,7 @@ from spotd.core.model import Checkpoint, ExitCause, IntentKind, IntentState, Job
 from spotd.core.plans import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd_providers.contract.values import Instance, InstanceState, Loss
+from spotd_providers.contract.values import Instance, InstanceState, Loss, Market
 from tests.core.builders import MINUTE, NOW, REF, instance, listing, report, world_with
 
 J = JobId("j1")
@@ -249,6 +249,14 @@ def test_a_second_machine_under_one_key_is_ended() -> None:
     for ours in (A.INTENDED, A.RUNNING):
         plan = reconcile(world_with(ours), listing(instance(S.RUNNING), instance(S.RUNNING, ident="m2")), report(), NOW)
         assert ends(plan) == ["terminate:shop::m2"]
+
+
+def test_a_machine_sold_in_another_market_than_agreed_is_ended() -> None:
+    for ours in (A.INTENDED, A.RUNNING):
+        sold = replace(instance(S.RUNNING), market=Market.ON_DEMAND)
+        plan = reconcile(world_with(ours), listing(sold), report(), NOW)
+        assert next(iter(plan.attempts.values())).end_reason is EndReason.CONTRACT_BROKEN
+        assert ends(plan) == ["terminate:shop::m1"]
 
 
 def test_a_price_that_moved_is_booked_from_now_on() -> None:
