@@ -13,7 +13,8 @@ import pytest
 from spotd_providers.contract.gpus import all_gpus, canonical, gpu_info
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import InstallId, InstanceState, Market
-from spotd_providers.vastai.instances import key_of, standing
+from spotd_providers.kit.keys import key_of
+from spotd_providers.vastai.instances import standing
 from spotd_providers.vastai.offers import OnDemandPrices, translated
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import CreateReply, instance_row, offer_rows, shaped, single_instance

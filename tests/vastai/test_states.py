@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, Loss, Market
+from spotd_providers.kit.keys import key_of
 from spotd_providers.testkit.clock import START
-from spotd_providers.vastai.instances import as_instance, key_of, standing
+from spotd_providers.vastai.instances import as_instance, standing
 from spotd_providers.vastai.wire import InstanceRow, instance_row
 
 KEY = AttemptKey("spotd-lab-7f3a-1")

@@ -15,6 +15,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
+import anyio
 import httpx
 
 from spotd_providers.contract.errors import Unavailable
@@ -118,6 +119,45 @@ class Http:
             raise Unavailable(f"cannot connect: {type(exc).__name__}") from exc
         except httpx.HTTPError as exc:
             raise AnswerLost(f"no whole answer: {type(exc).__name__}") from exc
+
+    async def overheard(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        quiet_s: float = 2.0,
+        total_s: float = 20.0,
+        bytes_max: int = 1024 * 1024,
+    ) -> Answer:
+        """What a stream said until it ended, fell silent for `quiet_s` or said too much: it may never end by itself.
+
+        Raises:
+            Unavailable: there was no answer at all.
+        """
+        status, answer_headers, body = 0, dict[str, str](), bytearray()
+        timeout = httpx.Timeout(total_s, connect=5.0)
+        try:
+            with anyio.move_on_after(total_s) as whole:
+                async with self._client.stream(
+                    "GET", path, params=dict(params or {}), headers=dict(headers or {}), timeout=timeout
+                ) as response:
+                    status = response.status_code
+                    answer_headers = {name.lower(): value for name, value in response.headers.items()}
+                    chunks = response.aiter_bytes()
+                    while len(body) < bytes_max and not whole.cancel_called:
+                        chunk = None
+                        with anyio.move_on_after(quiet_s):
+                            chunk = await anext(chunks, None)
+                        if chunk is None:
+                            break
+                        body += chunk
+        except httpx.HTTPError as exc:
+            if not body:
+                raise Unavailable(f"no answer: {type(exc).__name__}") from exc
+        if not status:
+            raise Unavailable("no answer in time")
+        return Answer(status=status, headers=answer_headers, body=bytes(body[:bytes_max]))
 
     async def read(
         self,

@@ -16,21 +16,14 @@ from urllib.parse import urlsplit
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Unavailable
 from spotd_providers.kit.http import Answer
+from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
 from spotd_providers.vastai.wire import decoded
 
-TEXT_CHARS_MAX: Final = 240
 RETRY_AFTER_MAX: Final = timedelta(days=1)
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
 _AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
 _OWN_OFFERS_ONLY: Final = "403/3586"  # a host's account asked for somebody else's offer: the key itself is fine
-_URL_QUERY: Final = re.compile(r"(\bhttps?://[^\s?\"']*)\?[^\s\"']*")
-_LONG_HEX: Final = re.compile(r"\b[0-9a-fA-F]{32,}\b")
-_ASSIGNED_SECRET: Final = re.compile(
-    r"(?i)\b(api_key|token|secret|password|authorization)(\"?\s*[=:]\s*)\"?(bearer\s+)?[^\s\"&,]+"
-)
 _WORD: Final = re.compile(r"[a-z][a-z0-9_]{2,40}")
-_MIXED_TOKEN: Final = re.compile(r"(?=\S*[0-9])(?=\S*[A-Za-z])\S{8,}")
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Refused(Exception):
@@ -51,19 +44,6 @@ class Refused(Exception):
     def says_absent(self) -> bool:
         """The thing named in the call does not exist, in vast.ai's own words."""
         return self.status in (200, 404, 410) and self.code.startswith("no_such")
-
-
-def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """The text without control characters, URL queries or anything that looks like a key."""
-    text = _UNPRINTABLE.sub("", text)
-    text = _URL_QUERY.sub(r"\1?...", text)
-    text = _ASSIGNED_SECRET.sub(r"\1\2***", text)
-    return _LONG_HEX.sub("***", text).strip()[:chars_max]
-
-
-def quoted(text: str) -> str:
-    """The text of a refusal, for an error: any word that mixes letters and digits may be a secret that was echoed."""
-    return _MIXED_TOKEN.sub("***", clean(text))
 
 
 def body_of(answer: Answer) -> Any:

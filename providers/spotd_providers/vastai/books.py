@@ -9,9 +9,9 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsd, micro_usd
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Charge, InstallId, InstanceId
+from spotd_providers.kit.keys import key_of
 from spotd_providers.vastai.answers import Refused
 from spotd_providers.vastai.client import VastClient
-from spotd_providers.vastai.instances import key_of
 from spotd_providers.vastai.wire import ChargeRow, charge_row
 
 PAGES_MAX: Final = 400

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import (
     AttemptKey,
     HostId,
-    InstallId,
     Instance,
     InstanceId,
     InstanceRef,
@@ -32,7 +31,7 @@ from spotd_providers.contract.values import (
     Loss,
     Market,
 )
-from spotd_providers.vastai.answers import clean
+from spotd_providers.kit.text import clean
 from spotd_providers.vastai.offers import PROVIDER
 from spotd_providers.vastai.wire import InstanceRow
 
@@ -55,17 +54,6 @@ class Standing:
     state: InstanceState
     loss: Loss | None = None
     detail: str = ""
-
-
-def key_of(label: Any, install: InstallId) -> AttemptKey | None:
-    """The attempt this label names, if it is one of this installation's."""
-    if not isinstance(label, str):
-        return None
-    label = label.strip()
-    head, _, number = label.rpartition("-")
-    owner, _, job = head.rpartition("-")
-    ours = owner == f"spotd-{install}" and bool(job) and number.isdecimal()
-    return AttemptKey(label) if ours else None
 
 
 def ref_of(contract: int) -> InstanceRef:

@@ -22,10 +22,11 @@ from spotd_providers.contract.values import (
     Loss,
     Market,
 )
+from spotd_providers.kit.keys import key_of
 from spotd_providers.vastai.answers import Refused
 from spotd_providers.vastai.books import money_left
 from spotd_providers.vastai.client import VastClient
-from spotd_providers.vastai.instances import as_instance, key_of, unreadable
+from spotd_providers.vastai.instances import as_instance, unreadable
 from spotd_providers.vastai.wire import InstancePage, instance_row
 
 PAGES_MAX: Final = 400

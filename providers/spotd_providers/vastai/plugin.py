@@ -11,11 +11,12 @@ from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
 from spotd_providers.contract.values import ProviderName
 from spotd_providers.kit.http import open_http
+from spotd_providers.kit.urls import is_loopback
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.launching import SCRIPT_CHARS_MAX
 from spotd_providers.vastai.offers import PROVIDER
 from spotd_providers.vastai.provider import VastProvider
-from spotd_providers.vastai.settings import VastSettings, is_loopback
+from spotd_providers.vastai.settings import VastSettings
 
 # The bill is reported to exceed the listed price by up to a fifth; the vendor's pages do not confirm it, so it is the
 # careful default and `spotctl cost --calibrate` replaces it by what the account's own charges say.

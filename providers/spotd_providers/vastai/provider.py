@@ -43,15 +43,18 @@ from spotd_providers.contract.values import (
     ProviderName,
     Rejected,
 )
+from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.text import clean
+from spotd_providers.kit.urls import is_loopback
 from spotd_providers.vastai import doctor
-from spotd_providers.vastai.answers import Refused, clean
+from spotd_providers.vastai.answers import Refused
 from spotd_providers.vastai.books import charges_between, money_left
 from spotd_providers.vastai.client import Created, VastClient
-from spotd_providers.vastai.instances import as_instance, key_of, ref_of
+from spotd_providers.vastai.instances import as_instance, ref_of
 from spotd_providers.vastai.launching import refusal_of_purchase, request_body
 from spotd_providers.vastai.listing import Sightings
 from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, search_body, translated
-from spotd_providers.vastai.settings import VastSettings, is_loopback
+from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import InstanceRow, OfferRows, instance_row
 
 VERIFY_TRIES: Final = 4

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from spotd_providers.kit.urls import safe_base_url
+
 DEFAULT_BASE_URL: Final = "https://console.vast.ai"
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-
-
-def is_loopback(url: str) -> bool:
-    """Whether this URL names this very computer."""
-    host = (urlsplit(url).hostname or "").lower()
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _duration(value: Any) -> Any:
@@ -73,9 +62,4 @@ class VastSettings(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _keeps_the_key_safe(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise ValueError('write it like "https://console.vast.ai"')
-        if parts.scheme == "http" and not is_loopback(value):
-            raise ValueError("plain http would send the API key in the clear; use https")
-        return value.rstrip("/")
+        return safe_base_url(value, example=DEFAULT_BASE_URL)

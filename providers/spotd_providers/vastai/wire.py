@@ -7,7 +7,6 @@ is kept, since a row that is dropped is a machine that is forgotten.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
@@ -19,13 +18,12 @@ from pydantic import (
     SkipValidation,
     TypeAdapter,
     ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
 )
-from pydantic_core import from_json
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Rejected
+from spotd_providers.kit import shapes
+from spotd_providers.kit.shapes import Lenient, first_fault
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
 UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
@@ -34,7 +32,7 @@ Measure = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
 Id = Annotated[int, Field(gt=0, lt=2**53)]
 Text = Annotated[str, Field(max_length=512)]
 
-REASON_CHARS_MAX: Final = 200
+WHO: Final = "vast.ai"
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -70,16 +68,6 @@ class OfferRow(BaseModel):
     rentable: bool | None = None
     rented: bool | None = None
     external: bool | None = None
-
-
-def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return handler(value)
-    except ValidationError:
-        return None
-
-
-Lenient = WrapValidator(_none_if_odd)
 
 
 class InstanceRow(BaseModel):
@@ -213,20 +201,12 @@ _CHARGE_ROW: Final = TypeAdapter(ChargeRow)
 
 
 def decoded(body: bytes) -> Any:
-    """The JSON of a body. NaN and infinities survive this step, so that they cost their row only.
+    """The JSON of a body of vast.ai's.
 
     Raises:
         Unavailable: not JSON.
     """
-    try:
-        return from_json(body, cache_strings="keys")
-    except ValueError:
-        pass
-    try:
-        # The strict parser refuses a whole page for one lone surrogate; this one lets the row's validator see it.
-        return json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise Unavailable(f"vast.ai answered {len(body)} bytes that are not JSON") from exc
+    return shapes.decoded(body, who=WHO)
 
 
 def shaped(model: type[_M], value: Any, *, what: str) -> _M:
@@ -235,10 +215,7 @@ def shaped(model: type[_M], value: Any, *, what: str) -> _M:
     Raises:
         Unavailable: it has another shape, so it proves nothing.
     """
-    try:
-        return model.model_validate(value)
-    except ValidationError as exc:
-        raise Unavailable(f"vast.ai's answer about {what} has an unknown shape: {first_fault(exc)}") from exc
+    return shapes.shaped(model, value, who=WHO, what=what)
 
 
 def offer_rows(body: bytes) -> OfferRows:
@@ -310,13 +287,6 @@ def single_instance(value: Any) -> Any:
             return inner[0] if inner else None
         return inner
     return value
-
-
-def first_fault(exc: ValidationError) -> str:
-    """Field and complaint of the first thing wrong; never the value, which may be anything."""
-    fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in fault["loc"]) or "row"
-    return f"{where}: {fault['msg']}"[:REASON_CHARS_MAX]
 
 
 def _id_of(row: Any) -> str:

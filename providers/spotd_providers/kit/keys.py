@@ -1,0 +1,18 @@
+"""Whose machine a label names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotd_providers.contract.values import AttemptKey, InstallId
+
+
+def key_of(label: Any, install: InstallId) -> AttemptKey | None:
+    """The attempt this label names, if it is one of this installation's."""
+    if not isinstance(label, str):
+        return None
+    label = label.strip()
+    head, _, number = label.rpartition("-")
+    owner, _, job = head.rpartition("-")
+    ours = owner == f"spotd-{install}" and bool(job) and number.isdecimal()
+    return AttemptKey(label) if ours else None

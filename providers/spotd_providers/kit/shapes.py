@@ -1,0 +1,61 @@
+"""JSON from strangers: decoded without losing a whole page to one bad value, and put into shape at the edge."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import from_json
+
+from spotd_providers.contract.errors import Unavailable
+
+REASON_CHARS_MAX: Final = 200
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+Lenient: Final = WrapValidator(_none_if_odd)
+"""In an annotation: a value that does not fit is unknown (`None`), not an error."""
+
+
+def decoded(body: bytes, *, who: str) -> Any:
+    """The JSON of a body. NaN and infinities survive this step, so that they cost their row only.
+
+    Raises:
+        Unavailable: not JSON.
+    """
+    try:
+        return from_json(body, cache_strings="keys")
+    except ValueError:
+        pass
+    try:
+        # The strict parser refuses a whole page for one lone surrogate; this one lets the row's validator see it.
+        return json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise Unavailable(f"{who} answered {len(body)} bytes that are not JSON") from exc
+
+
+def shaped(model: type[_M], value: Any, *, who: str, what: str) -> _M:
+    """The value as this model.
+
+    Raises:
+        Unavailable: it has another shape, so it proves nothing.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as exc:
+        raise Unavailable(f"{who}'s answer about {what} has an unknown shape: {first_fault(exc)}") from exc
+
+
+def first_fault(exc: ValidationError) -> str:
+    """Field and complaint of the first thing wrong; never the value, which may be anything."""
+    fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in fault["loc"]) or "row"
+    return f"{where}: {fault['msg']}"[:REASON_CHARS_MAX]

@@ -1,0 +1,28 @@
+"""What strangers' texts may show: no key, no signed URL, no control characters, bounded length."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+TEXT_CHARS_MAX: Final = 240
+_URL_QUERY: Final = re.compile(r"(\bhttps?://[^\s?\"']*)\?[^\s\"']*")
+_LONG_HEX: Final = re.compile(r"\b[0-9a-fA-F]{32,}\b")
+_ASSIGNED_SECRET: Final = re.compile(
+    r"(?i)\b(api_key|token|secret|password|authorization)(\"?\s*[=:]\s*)\"?(bearer\s+)?[^\s\"&,]+"
+)
+_MIXED_TOKEN: Final = re.compile(r"(?=\S*[0-9])(?=\S*[A-Za-z])\S{8,}")
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """The text without control characters, URL queries or anything that looks like a key."""
+    text = _UNPRINTABLE.sub("", text)
+    text = _URL_QUERY.sub(r"\1?...", text)
+    text = _ASSIGNED_SECRET.sub(r"\1\2***", text)
+    return _LONG_HEX.sub("***", text).strip()[:chars_max]
+
+
+def quoted(text: str) -> str:
+    """The text of a refusal, for an error: any word that mixes letters and digits may be a secret that was echoed."""
+    return _MIXED_TOKEN.sub("***", clean(text))
