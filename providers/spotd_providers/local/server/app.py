@@ -96,6 +96,7 @@ class MarketApp:
             Route("/control/stock-out", self._stock_out, methods=["POST"]),
             Route("/control/price", self._price, methods=["POST"]),
             Route("/control/faults", self._fault, methods=["POST"]),
+            Route("/control/no-faults", self._no_faults, methods=["POST"]),
             Route("/control/knobs", self._knobs, methods=["POST"]),
             Route("/shutdown", self._shut_down, methods=["POST"]),
         ]
@@ -230,6 +231,10 @@ class MarketApp:
 
     async def _fault(self, request: Request) -> Response:
         self.door.add(await _read(request, FaultBody))
+        return JSONResponse({"ok": True})
+
+    async def _no_faults(self, _: Request) -> Response:
+        self.door.clear()
         return JSONResponse({"ok": True})
 
     async def _knobs(self, request: Request) -> Response:

@@ -30,6 +30,10 @@ class FrontDoor:
         """The next calls of the fault's kind fail as it says."""
         self._waiting[fault.call].append(_Waiting(fault, fault.times))
 
+    def clear(self) -> None:
+        """Every answer is true again."""
+        self._waiting.clear()
+
     async def answer(self, call: Call, request: Request, do: Callable[[Request], Awaitable[Response]]) -> Response:
         """The true answer, or what a waiting fault makes of it."""
         fault = self._next(call)
