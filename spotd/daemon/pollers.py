@@ -35,6 +35,8 @@ POLL_FLOOR_REAL_S: Final = 0.2
 SWEEP_EVERY: Final = timedelta(minutes=10)
 BACKOFF_MAX: Final = 4
 JITTER: Final = 0.1
+"""Providers must not be asked in step. The pace is a promise, so its pauses are only made shorter; what a failing
+provider is given as a rest is only made longer."""
 AUTH_PAUSE: Final = timedelta(minutes=10)
 """A refused key will be refused again; asking rarely still notices when the user has fixed it."""
 
@@ -116,7 +118,7 @@ class Poller:
         self._offers_failures = 0
         self._boards.offers_seen(self.name, page, asked_at=asked_at)
         self._came_back()
-        return self.pace.poll_every
+        return self._at_pace()
 
     async def poll_machines(self) -> timedelta:
         """The newest listing is on the board, or what is wrong. Returns the pause until the next one."""
@@ -137,7 +139,7 @@ class Poller:
         self._machines_failures = 0
         self._boards.machines_listed(self.name, _merged(listing, found, asked_at))
         self._came_back()
-        return self.pace.poll_every
+        return self._at_pace()
 
     async def _find(self, key: AttemptKey) -> tuple[Instance, ...]:
         self._crash(CrashPoint.BEFORE_FIND)
@@ -165,17 +167,18 @@ class Poller:
         await self._machines_bell.wait(seconds=self._real_pause(max(wait, self.pace.sweep_every)))
 
     def _real_pause(self, wait: timedelta) -> float:
-        jittered = wait * (1 + JITTER * (2 * self._rng.random() - 1))
-        return self._clock.real_seconds(virtual_at_least(self._clock, jittered, real_s=POLL_FLOOR_REAL_S))
+        return self._clock.real_seconds(virtual_at_least(self._clock, wait, real_s=POLL_FLOOR_REAL_S))
+
+    def _at_pace(self) -> timedelta:
+        return self.pace.poll_every * (1 - JITTER * self._rng.random())
 
     def _after_failure(self, failure: ProviderError, failures: int) -> timedelta:
-        backed_off: timedelta = self.pace.poll_every * min(BACKOFF_MAX, 2 ** (failures - 1))
+        wait: timedelta = self.pace.poll_every * min(BACKOFF_MAX, 2 ** (failures - 1))
         if isinstance(failure, RateLimited):
-            wanted: timedelta = failure.retry_after
-            return max(self.pace.poll_every, wanted)
-        if isinstance(failure, AuthFailed):
-            return max(backed_off, AUTH_PAUSE)
-        return backed_off
+            wait = max(self.pace.poll_every, failure.retry_after)
+        elif isinstance(failure, AuthFailed):
+            wait = max(wait, AUTH_PAUSE)
+        return wait * (1 + JITTER * self._rng.random())
 
     def _went_away(self, call: str, failure: ProviderError, at: datetime) -> None:
         if self._boards.note_away(self.name, _sentence(failure), at=at):
