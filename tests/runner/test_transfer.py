@@ -197,7 +197,8 @@ def test_a_full_disk_is_told_once_and_the_upload_goes_on_when_there_is_room(
         (made / "w").write_bytes(b"x" * 1000)
         thread = threading.Thread(target=lambda: result.append(upload_tree(rig, store, made.parent, "step-1")))
         thread.start()
-        until(lambda: store.failing == "the store's disk is full", "the report of the full disk")
+        until(lambda: store.events._waiting, "the report of the full disk")
+        assert store.failing == "the store's disk is full"
         assert list(rig.store.path(grant.prefix).rglob(".spotd-*")) == [], "no half file takes up room"
         assert rig.store.keys(grant.prefix + "data/") == []
         full.clear()

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, notices, process, tree
 from spotd_jobs.runner.clocks import CLOCK, steady
-from spotd_jobs.runner.ending import INSTANCE_KEYS
+from spotd_jobs.runner.environment import job_environment
 from spotd_jobs.runner.files import folder_lock_path, lock, remove, write_whole
 from spotd_jobs.runner.grants import Grant, GrantKeeper
 from spotd_jobs.runner.heartbeat import Heartbeat, Status
@@ -28,8 +28,8 @@ from spotd_jobs.runner.say import clean, reason_of, say
 from spotd_jobs.runner.stops import TICK_S, Stop, Stops, Wakeups
 from spotd_jobs.runner.store import GivenUp, Store
 
-GRANT_URL_VARIABLE = "SPOTD_GRANT_URL"
 MARK_FILE = "mark"
+_SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
@@ -229,26 +229,16 @@ class Attempt:
         self._status.saver = self._saver
 
     def _environment(self, grant: Grant, resume: str) -> dict[str, str]:
-        hidden = (*INSTANCE_KEYS, GRANT_URL_VARIABLE)
-        env = {name: value for name, value in os.environ.items() if name not in hidden}
-        env.setdefault("PYTHONUNBUFFERED", "1")  # output that waits in a buffer is lost with the machine
-        env.update({str(name): str(value) for name, value in (grant.spec.get("env") or {}).items()})
-        env.update({str(name): str(value) for name, value in (grant.raw.get("secrets") or {}).items()})
-        every_s = grant.checkpoint.get("every_s")
-        env.update(
+        return job_environment(
+            grant,
             {
-                "SPOTD_JOB_ID": grant.job_id,
-                "SPOTD_JOB_NAME": grant.job_name,
-                "SPOTD_ATTEMPT": str(grant.attempt),
                 "SPOTD_CHECKPOINT_DIR": self._checkpoint_dir,
                 "SPOTD_RESUME": resume,
                 "SPOTD_OUTPUT_DIR": self._output_dir,
                 "SPOTD_NOTICE_FILE": self._job_file.path,
-                "SPOTD_CHECKPOINT_INTERVAL_S": "%g" % float(every_s) if every_s else "",
                 process.MARK: self._mark,
-            }
+            },
         )
-        return env
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -295,16 +285,16 @@ class Attempt:
         while job.poll() is None and self._tick() is None:
             continue
         if job.poll() is None:
-            self._stop_group(job)
+            rules = self._keeper.grant.checkpoint
+            self._stop_group(job, rules, float(rules.get("stop_grace_s", 90.0)) if on_start else _SETUP_GRACE_S)
         ended = job.poll()
         if on_start is not None or ended is None or not ended.succeeded:
             job.kill_rest(self._mark)  # what a successful setup left running is there for the job
         self._status.pid = None
         return job.poll() or process.Ended(None, int(signal.SIGKILL), steady())
 
-    def _stop_group(self, job: process.Job) -> None:
-        rules = self._keeper.grant.checkpoint
-        began, job_grace_s = steady(), float(rules.get("stop_grace_s", 90.0))
+    def _stop_group(self, job: process.Job, rules: dict[str, Any], job_grace_s: float) -> None:
+        began = steady()
         self._phase("save")
         if self._saver is not None:
             self._saver.hurry()

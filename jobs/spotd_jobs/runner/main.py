@@ -16,9 +16,10 @@ import sys
 import time
 from typing import Any
 
-from spotd_jobs.runner.attempt import GRANT_URL_VARIABLE, MARK_FILE, Attempt
+from spotd_jobs.runner.attempt import MARK_FILE, Attempt
 from spotd_jobs.runner.clocks import CLOCK, now_text
 from spotd_jobs.runner.ending import end_machine
+from spotd_jobs.runner.environment import GRANT_URL_VARIABLE
 from spotd_jobs.runner.files import lock, read_text, write_whole
 from spotd_jobs.runner.grants import NotCurrent, first_grant
 from spotd_jobs.runner.process import marked

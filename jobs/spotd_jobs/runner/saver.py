@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from spotd_jobs.runner import complete, tree
 from spotd_jobs.runner.clocks import now_text, steady
+from spotd_jobs.runner.companions import companions
 from spotd_jobs.runner.files import read_text, remove
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.lowkey import be_lowkey
@@ -310,7 +311,8 @@ class Saver:
             upload = TreeUpload(
                 taken.stage, self._store, self._known, self.progress, self._chunk_bytes, self._must_yield
             )
-            files = upload.run(self._store.parallel) + self._companions(taken.stage.tree)
+            files = upload.run(self._store.parallel)
+            files += companions(self._folder, taken.stage.tree, self._pointed, self._store, self._known)
             manifest = self._store.document(
                 kind="checkpoint",
                 name=name,
@@ -342,42 +344,6 @@ class Saver:
         )
         taken.stage.release()
 
-    def _companions(self, of: tree.Tree) -> list[dict[str, Any]]:
-        """Pointer files and links beside the entry that name it: without them the framework would not find it again.
-
-        They are stored as files of their own content, small enough for one chunk.
-        """
-        name, entries = of.name, []
-        is_named = name in self._pointed or complete.needs_pointer(of)
-        for beside in sorted(os.listdir(self._folder)):
-            place = os.path.join(self._folder, beside)
-            if os.path.islink(place):
-                if os.readlink(place) == name and not complete.is_temporary(beside):
-                    entries.append(_plain_entry(beside, "link", name))
-            elif is_named and complete.is_pointer(self._folder, beside):
-                text = read_text(place, 4096) or ""
-                if name not in complete.pointed_names(text):
-                    # It names a newer one by now; what is restored must find itself.
-                    text = str(int(name[len("iter_") :])) if name.startswith("iter_") else name
-                entries.append(self._pointer_entry(beside, text))
-        return entries
-
-    def _pointer_entry(self, pointer: str, text: str) -> dict[str, Any]:
-        data = text.encode()
-        digest = hashlib.sha256(data).hexdigest()
-        key = self._known.claim(digest)
-        if key is None:
-            key = self._store.prefix + "data/" + digest
-            try:
-                self._store.put("data/" + digest, data, digest)
-            except BaseException:
-                self._known.failed(digest)
-                raise
-            self._known.sent(digest, key)
-        entry = _plain_entry(pointer, "file", None)
-        entry.update(size=len(data), mode=0o644, chunks=[{"key": key, "sha256": digest, "size": len(data)}])
-        return entry
-
     def _forget_taken(self, taken: _Taken) -> None:
         if self._taken.get(taken.stage.tree.name) == taken.stage.tree:
             del self._taken[taken.stage.tree.name]
@@ -397,7 +363,3 @@ class Saver:
 
 def _serial(taken: _Taken) -> int:
     return taken.serial
-
-
-def _plain_entry(path: str, kind: str, target: str | None) -> dict[str, Any]:
-    return {"path": path, "type": kind, "size": 0, "mode": 0o777, "mtime_ns": 0, "target": target, "chunks": []}

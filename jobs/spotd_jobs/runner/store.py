@@ -17,6 +17,7 @@ from spotd_jobs.runner.sinks import Sink, SinkDenied, SinkError, sink_of
 
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 15.0
+_FAILURES_TOLD = 3
 _EVENTS_KEPT_MAX = 1000
 SEQ_PER_BOOT = 1_000_000
 
@@ -56,6 +57,7 @@ class Store:
         self._closing = threading.Event()
         self.numbers = Numbers(boot)
         self.failing: str | None = None
+        self._is_told = False
         self.events = Events(self)
 
     @property
@@ -93,12 +95,13 @@ class Store:
         Raises:
             GivenUp: time ran out, or `give_up` said so.
         """
-        pause_s = _PAUSE_S
+        pause_s, failures = _PAUSE_S, 0
         while True:
             try:
                 self._writer().put(name, data, sha256)
             except SinkError as error:
-                self._note_failure(str(error))
+                failures += 1
+                self._note_failure(str(error), failures)
                 if self._hopeless() or (give_up is not None and give_up()):
                     raise GivenUp(str(error)) from None
                 # Spread out, so that a store that comes back is not hit by all at once.
@@ -107,7 +110,7 @@ class Store:
                 self._closing.wait(min(pause_s * longer, _PAUSE_MAX_S) * spread)
                 pause_s = min(pause_s * 2, _PAUSE_MAX_S)
             else:
-                self.failing = None
+                self.failing, self._is_told = None, False
                 return
 
     def hurry(self) -> None:
@@ -115,9 +118,11 @@ class Store:
         self._closing.set()
         self._closing = threading.Event()
 
-    def _note_failure(self, reason: str) -> None:
-        first, self.failing = self.failing is None, clean(reason)
-        if first:
+    def _note_failure(self, reason: str, failures: int) -> None:
+        self.failing = clean(reason)
+        # Every store fails now and then; what does not work three times in a row is worth a word, once.
+        if failures >= _FAILURES_TOLD and not self._is_told:
+            self._is_told = True
             say("storing failed and is tried again: " + clean(reason))
             self.events.add("upload_failing", reason=reason)
 
@@ -135,6 +140,7 @@ class Events:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: list[tuple[int, bytes]] = []
+        self._is_over = False
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._send, name="events", daemon=True)
 
@@ -142,11 +148,15 @@ class Events:
         self._thread.start()
 
     def add(self, kind: str, **data: str | int | float | bool | None) -> None:
-        """The event will be stored, as soon as the store takes it."""
-        seq = self._store.numbers.take()
+        """The event will be stored, as soon as the store takes it. Nothing comes after the exit event."""
         tidy = {name: clean(value) if isinstance(value, str) else value for name, value in data.items()}
-        document = self._store.document(seq=seq, at=now_text(), kind=kind, data=tidy)
         with self._change:
+            if self._is_over:
+                return
+            self._is_over = kind == "exit"
+            # Numbered and queued in one breath: a reader that saw a number never looks for a lower one.
+            seq = self._store.numbers.take()
+            document = self._store.document(seq=seq, at=now_text(), kind=kind, data=tidy)
             # When the store is away for days the oldest are the least interesting, except that order must hold.
             if len(self._waiting) >= _EVENTS_KEPT_MAX:
                 del self._waiting[1]
