@@ -214,6 +214,29 @@ def test_a_second_start_beside_a_living_runner_does_nothing(tmp_path: Path) -> N
         assert len(machine.events("started")) == 1
 
 
+def test_a_machine_started_again_on_a_wiped_disk_does_not_start_the_job_over(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = rig.renew(rig.grant(["/bin/sh", "-c", "echo ran"]), seen_running=True)
+        machine = rig.start(grant)
+        assert machine.wait() == 0
+        assert machine.events() == []
+        assert "has run before" in machine.console()
+        assert (machine.directory / "machine-done").exists()
+
+
+def test_a_runner_started_again_without_anything_to_resume_from_does_not_start_over(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        grant = rig.grant(train("500", "0.2", "marked"), code=CODE)
+        machine = rig.start(grant)
+        machine.event("checkpoint")
+        machine.kill()
+        rig.renew(grant)
+        again = rig.start(grant)
+        assert again.wait() == 0
+        assert len(again.events("started")) == 1
+        assert "has run before" in again.console()
+
+
 def test_two_jobs_on_one_computer_never_share_a_checkpoint_folder(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         shared = str(tmp_path / "workspace/checkpoints")

@@ -76,11 +76,12 @@ def read_grant(url: str) -> Grant:
         raise web.WebError("what is there is no grant") from None
 
 
-def first_grant(url: str, wait: Callable[[float], bool]) -> Grant:
+def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = False) -> Grant:
     """A grant that permits to run now.
 
     Args:
         wait: sleeps, and tells whether to give up.
+        published: this attempt has stored a checkpoint from this machine before.
 
     Raises:
         NotCurrent: it is gone, holds a stop order, or did not become current in time.
@@ -106,6 +107,9 @@ def first_grant(url: str, wait: Callable[[float], bool]) -> Grant:
                 reason = str(grant.stop.get("reason") or "no reason given")
                 raise NotCurrent("ordered to stop: " + reason, grant.raw.get("self_terminate"))
             end = grant.raw.get("self_terminate")
+            if (published or grant.raw.get("seen_running")) and not grant.raw.get("restore"):
+                # The provider started this machine again. Starting the job over would put it back.
+                raise NotCurrent("this attempt has run before, and nothing to resume from is offered", end)
             if grant.expires > CLOCK.now():
                 return grant
             why = "the grant has expired"

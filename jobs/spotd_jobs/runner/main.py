@@ -23,6 +23,7 @@ from spotd_jobs.runner.environment import GRANT_URL_VARIABLE
 from spotd_jobs.runner.files import lock, read_text, write_whole
 from spotd_jobs.runner.grants import NotCurrent, first_grant
 from spotd_jobs.runner.process import marked
+from spotd_jobs.runner.saver import PUBLISHED
 from spotd_jobs.runner.say import reason_of, say
 
 DONE = "done"
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _carry(grant_url: str, home: str) -> int:
     restarted, boot = _next_boot(home)
     try:
-        grant = first_grant(grant_url, _sleep)
+        grant = first_grant(grant_url, _sleep, published=os.path.exists(os.path.join(home, PUBLISHED)))
     except NotCurrent as not_current:
         say("nothing is run: %s" % not_current)
         how = not_current.end or (_json(os.path.join(home, END)) or {}).get("self_terminate")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from spotd_jobs.runner import complete, tree
 from spotd_jobs.runner.clocks import now_text, steady
 from spotd_jobs.runner.companions import companions
-from spotd_jobs.runner.files import read_text, remove
+from spotd_jobs.runner.files import read_text, remove, write_whole
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.lowkey import be_lowkey
 from spotd_jobs.runner.say import reason_of, say
@@ -25,6 +25,8 @@ from spotd_jobs.runner.store import GivenUp, Store
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
 
 STAGES = "stages"
+PUBLISHED = "published"
+"""A file in the runner's home: this attempt has stored a checkpoint, whatever starts here next."""
 _POLL_MAX_S = 1.0
 _POLL_MIN_S = 0.02
 _SCAN_SHARE = 20  # a look that takes long makes looks rarer, so that watching stays under 5 % of one core
@@ -80,6 +82,7 @@ class Saver:
         self._known = known
         self._folder = folder
         self._stages = os.path.join(home, STAGES)
+        self._published_mark = os.path.join(home, PUBLISHED)
         self._settle_s = float(rules.get("settle_s", 10.0))
         self._keep = max(1, int(rules.get("keep", 3)))
         self._chunk_bytes = chunk_bytes
@@ -326,6 +329,8 @@ class Saver:
             )
             data = json.dumps(manifest, separators=(",", ":")).encode()
             key = "checkpoints/%s.json" % name
+            if not self._published:
+                write_whole(self._published_mark, b"")
             self._store.put(key, data)
         finally:
             self.progress.end()

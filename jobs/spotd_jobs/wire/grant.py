@@ -207,7 +207,13 @@ class SelfTerminate(WireModel):
 
 
 class Grant(WireModel):
-    """The whole of grant.json. See the module for when a grant renews the lease."""
+    """The whole of grant.json. See the module for when a grant renews the lease.
+
+    Attributes:
+        seen_running: the daemon has seen this attempt's command run. A runner that starts fresh under such a grant was
+            started again by its provider, maybe on a wiped disk: unless `restore` is given too, it runs nothing, since
+            starting over would put the job back.
+    """
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     job: JobRef
@@ -228,6 +234,7 @@ class Grant(WireModel):
     notice: NoticeSources = NoticeSources()
     orders: Orders = Orders()
     self_terminate: SelfTerminate | None = None
+    seen_running: bool = False
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Grant:
