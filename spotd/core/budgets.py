@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime, timedelta
 
-from spotd.core.metering import job_spent, spent, spent_in_month, spent_on_day
+from spotd.core.metering import job_spent, spent_in_month, spent_on_day
 from spotd.core.model import Attempt, Job, JobId, Quote, VerdictKind, World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
 
@@ -33,16 +33,15 @@ class Purse:
     def __init__(self, world: World, now: datetime) -> None:
         self._world = world
         self._now = now
-        self._day = spent_on_day(world, now)
-        self._month = spent_in_month(world, now)
+        policy = world.policy
+        self._day = spent_on_day(world, now) if policy.budget_day is not None else MicroUsd(0)
+        self._month = spent_in_month(world, now) if policy.budget_month is not None else MicroUsd(0)
         self._committed = 0
         self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
-        self._running_by_job: defaultdict[JobId, int] = defaultdict(int)
         for item in world.attempts.values():
             aside = committed(world, item)
             self._committed += aside
             self._committed_by_job[item.id.job] += aside
-            self._running_by_job[item.id.job] += spent(item, now)
 
     def shortage(self) -> tuple[VerdictKind, str] | None:
         """The budget that would be broken unless every machine is stopped now."""
@@ -56,8 +55,10 @@ class Purse:
     def job_shortage(self, job: Job) -> str:
         """Why the job's own budget would be broken unless its machine is stopped now; empty if it is not."""
         budget = job.spec.job_budget
+        if budget is None:
+            return ""
         total = job_spent(self._world, job, self._now)
-        if budget is None or total + self._committed_by_job[job.id] <= budget:
+        if total + self._committed_by_job[job.id] <= budget:
             return ""
         return _used("job", MicroUsd(budget), total)
 
@@ -67,11 +68,11 @@ class Purse:
         needed = cost(quote.price.total, _horizon(self._world, job) + policy.useful_run)
         budget = job.spec.job_budget
         if budget is not None:
-            total = job.spent + self._running_by_job[job.id]
+            total = job_spent(self._world, job, self._now)
             if total + needed > budget:
                 return (
                     VerdictKind.BUDGET_JOB,
-                    f"{_used('job', MicroUsd(budget), MicroUsd(total))}; a launch needs ${as_usd(needed):.4f} more",
+                    f"{_used('job', MicroUsd(budget), total)}; a launch needs ${as_usd(needed):.4f} more",
                     total > 0,
                 )
         if policy.budget_day is not None and self._day + self._committed + needed > policy.budget_day:

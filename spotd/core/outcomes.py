@@ -24,13 +24,14 @@ from spotd.core.model import (
 )
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Instance
+from spotd_providers.contract.values import Instance, ProviderName
 
 OFFER_COOLDOWN: Final = timedelta(minutes=10)
 PRICE_COOLDOWN: Final = timedelta(seconds=30)
 ACCOUNT_COOLDOWN: Final = timedelta(minutes=15)
 OUTAGE_COOLDOWN: Final = timedelta(seconds=30)
 BROKEN_COOLDOWN: Final = timedelta(hours=6)
+WINDOW_DEFAULT: Final = timedelta(minutes=3)
 TERMINATE_BACKOFF_FIRST: Final = timedelta(seconds=2)
 TERMINATE_BACKOFF_MAX: Final = timedelta(minutes=5)
 
@@ -157,7 +158,9 @@ def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: dateti
     draft.put_attempt(replace(item, outcome_unknown=True))
     intent = draft.intent(launch_intent_id(item.key))
     if intent is not None:
-        draft.put_intent(replace(intent, state=IntentState.UNKNOWN, error=detail))
+        draft.put_intent(
+            replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=_window_end(draft, item.provider))
+        )
     draft.event(
         "launch.unknown",
         f"the answer to the launch was lost ({detail}); looking for the machine by its key",
@@ -167,12 +170,21 @@ def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: dateti
     return draft.plan()
 
 
+def _window_end(draft: Draft, provider: ProviderName) -> datetime:
+    """When the absence of a machine whose launch may still be on its way begins to mean something."""
+    rules = draft.policy.providers.get(provider)
+    return draft.now + (rules.reconcile_window if rules is not None else WINDOW_DEFAULT)
+
+
 def after_restart(world: World, now: datetime) -> Plan:
     """Launches that a former process owed have an unknown outcome; terminate orders are simply given again."""
     draft = Draft(world, now)
     for intent in draft.intents():
         if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and intent.attempt is not None:
-            draft.put_intent(replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted"))
+            not_before = _window_end(draft, intent.provider)
+            draft.put_intent(
+                replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before)
+            )
             item = world.attempts.get(intent.attempt)
             if item is not None:
                 draft.put_attempt(replace(item, outcome_unknown=True))

@@ -35,6 +35,7 @@ from spotd.core.model import (
     Plan,
     World,
     key_belongs_to,
+    launch_intent_id,
     terminate_intent_id,
 )
 from spotd.core.pricing import halted_rate, repriced
@@ -83,7 +84,10 @@ def _by_key(listings: Mapping[ProviderName, Listing]) -> dict[tuple[ProviderName
     for provider in sorted(listings):
         for instance in listings[provider].instances:
             found[provider, instance.key].append(instance)
-    return {key: tuple(sorted(group, key=lambda i: i.ref.instance_id)) for key, group in found.items()}
+    return {
+        key: tuple(group) if len(group) == 1 else tuple(sorted(group, key=lambda i: i.ref.instance_id))
+        for key, group in found.items()
+    }
 
 
 # --- what the host wrote ---------------------------------------------------------------------------------------
@@ -108,11 +112,16 @@ def _absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
                 step=checkpoint.step,
                 bytes=checkpoint.bytes,
             )
-    item = replace(item, looked_at=report.looked_at)
     if report.seq > item.heartbeat_seq:
         item = replace(
-            item, heartbeat_seq=report.seq, heartbeat_seen_at=report.looked_at, phase=report.phase or item.phase
+            item,
+            looked_at=report.looked_at,
+            heartbeat_seq=report.seq,
+            heartbeat_seen_at=report.looked_at,
+            phase=report.phase or item.phase,
         )
+    else:
+        item = replace(item, looked_at=report.looked_at)
     if report.resumed_from is not None and item.resumed_from is None:
         item = replace(item, resumed_from=report.resumed_from)
         draft.event(
@@ -295,8 +304,10 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
 
 def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     """What the listing says of a machine we know: price, notice, whether it can still compute."""
-    item = replace(draft.attempt(attempt_id), ever_listed=True, missing_since=None)
-    draft.put_attempt(item)
+    item = draft.attempt(attempt_id)
+    if not item.ever_listed or item.missing_since is not None:
+        item = replace(item, ever_listed=True, missing_since=None)
+        draft.put_attempt(item)
     if mine.notice_at is not None and item.state.counts and mine.state not in _STOPPED:
         _note_notice(draft, attempt_id, mine.notice_at)
         item = draft.attempt(attempt_id)
@@ -391,7 +402,13 @@ def _listing_speaks(draft: Draft, item: Attempt, listing: Listing) -> bool:
     window = rules.reconcile_window if rules is not None else timedelta(minutes=3)
     if item.ever_listed:
         return item.launched_at is None or listing.at > item.launched_at
-    return listing.at > max(item.intended_at, item.launched_at or item.intended_at) + window
+    if item.ref is not None:
+        return listing.at > (item.launched_at or item.intended_at) + window
+    intent = draft.intent(launch_intent_id(item.key))
+    if intent is not None and intent.state is IntentState.OPEN:
+        return False  # its call is under way in this process, however long it queued
+    lost_until = None if intent is None else intent.not_before
+    return listing.at > (lost_until or item.intended_at + window)
 
 
 def _lost(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
@@ -454,26 +471,23 @@ def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None
 def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
     """Machines under our install label that no open attempt owns: bought by a life we do not remember."""
     owned = {(a.provider, a.key) for a in draft.attempts()}
-    present = {
-        instance.ref
-        for listing in listings.values()
-        for instance in listing.instances
-        if instance.state is not InstanceState.GONE
-    }
     for provider in sorted(listings):
-        listing = listings[provider]
-        for instance in sorted(listing.instances, key=lambda i: i.ref.instance_id):
-            if (provider, instance.key) in owned or instance.state is InstanceState.GONE:
-                continue
-            if key_belongs_to(draft.policy.install, instance.key):
-                draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
+        strays = [
+            instance
+            for instance in listings[provider].instances
+            if (provider, instance.key) not in owned
+            and instance.state is not InstanceState.GONE
+            and key_belongs_to(draft.policy.install, instance.key)
+        ]
+        for instance in sorted(strays, key=lambda i: i.ref.instance_id):
+            draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
     for intent in draft.intents():
         if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
             continue
         seen = listings.get(intent.provider)
         if seen is None or not seen.complete or intent.accepted_at is None or seen.at <= intent.accepted_at:
             continue
-        if intent.ref not in present:
+        if not any(i.ref == intent.ref and i.state is not InstanceState.GONE for i in seen.instances):
             draft.put_intent(replace(intent, state=IntentState.DONE))
             draft.event("machine.gone", "a machine without an attempt is gone", key=intent.key)
         elif draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:

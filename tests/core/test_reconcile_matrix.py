@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.model import Checkpoint, ExitCause, IntentKind, IntentState, JobId, MachineState, Plan, World
+from spotd.core.outcomes import launch_unknown
 from spotd.core.plans import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
@@ -277,3 +278,21 @@ def test_every_changed_state_has_its_event() -> None:
             assert [e for e in plan.events if e.job == J and e.kind.startswith("job.")]
         if any(a.state is not world.attempts[i].state for i, a in plan.attempts.items()):
             assert [e for e in plan.events if e.attempt == 1]
+
+
+def test_a_launch_that_is_still_under_way_here_is_not_judged_by_its_absence() -> None:
+    world = world_with(A.INTENDED)
+    under_way = {i: replace(t, state=IntentState.OPEN) for i, t in world.intents.items()}
+    plan = reconcile(replace(world, intents=under_way), listing(), report(), NOW)
+    assert after(world, plan) == (A.INTENDED, JobState.PROVISIONING)
+
+
+def test_the_window_begins_when_the_answer_was_lost_and_not_when_the_launch_was_planned() -> None:
+    world = world_with(A.INTENDED)
+    waiting = {i: replace(t, state=IntentState.OPEN) for i, t in world.intents.items()}
+    lost = launch_unknown(replace(world, intents=waiting), next(iter(world.attempts)), "time-out", NOW)
+    world = applied(replace(world, intents=waiting), lost)
+    soon = NOW + timedelta(minutes=2)
+    assert after(world, reconcile(world, listing(at=soon), report(), soon))[0] is A.INTENDED
+    later = NOW + timedelta(minutes=3, seconds=1)
+    assert after(world, reconcile(world, listing(at=later), report(), later))[0] is A.ENDED

@@ -1,0 +1,81 @@
+"""Which checkpoints of a job are kept, decided on the world alone.
+
+Theory. The list of a job's accepted checkpoints is what may be restored, and the only promise about what the store
+still holds: whoever deletes objects first takes them off the list, durably, and deletes only what nothing on the list
+needs. An attempt may restore what the list held before it was intended, and then refers to chunks of that checkpoint
+for as long as its machine exists. What it may have been offered therefore stays on the list until it has ended:
+the newest few of the attempts before it, which no later event can change, since only one attempt counts at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from spotd.core.draft import Draft
+from spotd.core.model import Checkpoint, Job, Plan, World
+
+FALLBACKS: Final = 3
+"""So many choices an attempt has at least: the newest may turn out to be damaged when it is fetched."""
+REMEMBERED: Final = 50
+"""How many checkpoints one attempt can have on the list: how many a host publishes is a stranger's choice."""
+
+
+def offered(job: Job) -> tuple[Checkpoint, ...]:
+    """What a grant that is written now may offer, newest first."""
+    return job.checkpoints[: _depth(job)]
+
+
+def with_fresh(job: Job, attempt: int, fresh: Collection[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """The list with what this attempt, the newest, has published since, oldest of the fresh ones first."""
+    own = [c for c in job.checkpoints if c.attempt == attempt]
+    others = [c for c in job.checkpoints if c.attempt != attempt]
+    newest = [*reversed([*fresh]), *own]
+    return (*newest[: max(REMEMBERED, job.spec.checkpoint.keep)], *others)
+
+
+def kept(job: Job, open_attempts: Collection[int]) -> tuple[Checkpoint, ...]:
+    """What stays on the list while these attempts of the job have not ended."""
+    depth = _depth(job)
+    chosen = set(job.checkpoints[: depth if open_attempts else job.spec.checkpoint.keep])
+    for number in open_attempts:
+        chosen.update([c for c in job.checkpoints if c.attempt < number][:depth])
+    return tuple(c for c in job.checkpoints if c in chosen)
+
+
+def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
+    """No job's list holds more than is kept.
+
+    Args:
+        others: jobs that are over and may no longer be part of the world; one that is, is taken from there.
+    """
+    jobs = {job.id: job for job in others} | dict(world.jobs)
+    draft = Draft(replace(world, jobs=jobs), now)
+    for job in jobs.values():
+        stay = kept(job, open_numbers(world, job))
+        if len(stay) == len(job.checkpoints):
+            continue
+        draft.put_job(replace(job, checkpoints=stay))
+        for checkpoint in job.checkpoints:
+            if checkpoint not in stay:
+                draft.event(
+                    "checkpoint.dropped",
+                    f"checkpoint {checkpoint.name} is not kept any longer: {len(stay)} others are",
+                    job=job.id,
+                    name=checkpoint.name,
+                    step=checkpoint.step,
+                    bytes=checkpoint.bytes,
+                    of_attempt=checkpoint.attempt,
+                )
+    return draft.plan()
+
+
+def open_numbers(world: World, job: Job) -> frozenset[int]:
+    """The attempts of this job that have not ended, so that a machine of theirs may still read and write."""
+    return frozenset(attempt.id.number for attempt in world.attempts_of(job.id))
+
+
+def _depth(job: Job) -> int:
+    return max(FALLBACKS, job.spec.checkpoint.keep)
