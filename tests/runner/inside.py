@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def upload_tree(rig: Rig, store: Store, folder: Path, name: str, chunk_bytes: in
     )
 
 
-def restore_into(rig: Rig, folder: Path, offers: list[dict[str, Any]]) -> Restore:
+def restore_into(
+    rig: Rig, folder: Path, offers: list[dict[str, Any]], permitted: Callable[[], bool] = lambda: True
+) -> Restore:
     """A restore that is ready to run; its pauses are none."""
     folder.mkdir(parents=True, exist_ok=True)
     stopped = threading.Event()
@@ -53,4 +56,5 @@ def restore_into(rig: Rig, folder: Path, offers: list[dict[str, Any]]) -> Restor
         2,
         lambda seconds: stopped.is_set(),
         stopped.is_set,
+        permitted,
     )

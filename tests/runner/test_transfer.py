@@ -24,6 +24,7 @@ from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
 from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
 from tests.runner.inside import restore_into, runner_grant, store_of, upload_tree
 from tests.runner.rig import JOB, Rig, until
+from tests.runner.servers import Answer, Server
 
 NAMES = st.text(st.sampled_from("abcXYZ0189._- éß"), min_size=1, max_size=12).filter(
     lambda name: name not in {".", ".."}
@@ -138,6 +139,21 @@ def test_every_damaged_checkpoint_is_passed_over_for_the_next_older(
             assert [fallback.name for fallback in restore.fallbacks] == ["step-2"]
             assert _names(tmp_path / "back" / str(number)) == ["step-1"]
             place.write_bytes(before)
+
+
+@pytest.mark.parametrize("is_current", [True, False], ids=["a current grant", "an expired grant"])
+def test_a_refusal_speaks_against_a_checkpoint_only_under_a_current_grant(is_current: bool, tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        good = saved(rig, "step-1", b"a" * 100)
+        refusals = iter(range(20))
+        # As when a sleeping daemon's URLs have run out: after a while it wakes up and new ones are good.
+        with Server(lambda request: Answer(403 if next(refusals, None) is not None else 200, data)) as server:
+            data = rig.store.get(good["manifest"]["key"]) or b""
+            good["manifest"]["url"] = server.url
+            restore = restore_into(rig, tmp_path / "back", [good], lambda: is_current)
+            done = restore.run()
+        assert (done is None) is is_current
+        assert len(restore.fallbacks) == (1 if is_current else 0)
 
 
 def test_a_manifest_of_another_checkpoint_is_not_taken_for_this_one(tmp_path: Path) -> None:

@@ -197,6 +197,7 @@ class Attempt:
             int(grant.transfer.get("connections") or 4),
             self._cancel.wait,
             self._cancel.is_set,
+            lambda: self._keeper.grant.expires > CLOCK.now(),
         )
         self._status.restore = restore
         return _Background(restore.run, self._wakeups, "restore")

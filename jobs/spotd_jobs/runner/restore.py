@@ -67,6 +67,7 @@ class Restore:
 
     Args:
         stopped: asked between chunks; `pause` sleeps and tells the same.
+        permitted: whether the grant should still be good. While it is not, a refusal says nothing about a checkpoint.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Restore:
         connections: int,
         pause: Callable[[float], bool],
         stopped: Callable[[], bool],
+        permitted: Callable[[], bool],
     ) -> None:
         self._offers = offers
         self._folder = folder
@@ -84,6 +86,7 @@ class Restore:
         self._connections = connections
         self._pause = pause
         self._stopped = stopped
+        self._permitted = permitted
         self._offer: dict[str, Any] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -245,7 +248,8 @@ class Restore:
             except web.TooLarge:
                 why, bad = "%s is larger than its manifest says" % what, bad + 1
             except web.Denied:
-                why, denied = "%s may not be read" % what, denied + 1
+                # A store that does not let its objects be listed says "refused" of absent ones, too.
+                why, denied = "%s may not be read" % what, denied + (1 if self._permitted() else 0)
             except web.WebError as error:
                 why = "%s: %s" % (what, error)
             if bad >= _BAD_TRIES or denied >= _DENIED_TRIES:

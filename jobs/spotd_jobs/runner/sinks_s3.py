@@ -113,7 +113,7 @@ def _send(
     method: str, url: str, headers: dict[str, str], body: list[bytes | memoryview]
 ) -> tuple[int, dict[str, str], bytes]:
     try:
-        return web.request(method, url, headers, body, timeout_s=120.0)
+        return web.request(method, url, headers, body)
     except web.WebError as error:
         raise SinkError("the store does not answer: %s" % error) from None
 
