@@ -1,8 +1,8 @@
-"""Tables: drawn by rich on a terminal, aligned plain text anywhere else.
+"""Tables: fitted to the terminal, or aligned plain text anywhere else.
 
-rich costs more to import than a whole `ls` takes, so nothing imports it but the function that draws. How wide each
-column may be is decided here: rich shares a narrow terminal out in proportion, which cuts the last columns away to show
-the whole of a long name.
+Only rich's measure of characters is used. Its tables share a narrow terminal out in proportion, which cuts the last
+columns away to show the whole of a long name, and take two seconds for a thousand rows, since every cell may wrap; a
+cell here is one line that is padded or cut.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Text with a style of rich's, used on a terminal only."""
+    """Text with a colour, seen on a terminal only."""
 
     text: str
     style: str = ""
+    """A key of SGR, or nothing."""
 
 
 Row = Sequence[str | Cell]
+
+SGR: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+"""What a terminal is told for each style: "select graphic rendition" of ECMA-48."""
 
 STATE_STYLE: Final = {
     "RUNNING": "green",
@@ -111,9 +115,17 @@ def widths_for(columns: Sequence[Column], natural: Sequence[int], *, room: int) 
             return widths
         droppable = [place for place in widths if columns[place].drop]
         if not droppable:
-            return widths
+            return _squeezed(widths, room)
         del widths[max(droppable, key=lambda place: columns[place].drop)]
         widths = {place: natural[place] for place in widths}
+
+
+def _squeezed(widths: Mapping[int, int], room: int) -> Mapping[int, int]:
+    """What must be shown is cut where nothing else is left: a line that wraps is worse."""
+    squeezed = dict(widths)
+    while sum(squeezed.values()) + _GAP_NARROW * (len(squeezed) - 1) > room and max(squeezed.values()) > 1:
+        squeezed[max(squeezed, key=lambda place: squeezed[place])] -= 1
+    return squeezed
 
 
 def _gap(widths: Mapping[int, int], room: int) -> int:
@@ -122,26 +134,27 @@ def _gap(widths: Mapping[int, int], room: int) -> int:
 
 def fitted(columns: Sequence[Column], rows: Sequence[Row], *, width: int, colour: bool) -> tuple[str, tuple[str, ...]]:
     """The table drawn for a terminal, and the titles of the columns that were left out."""
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich.cells import cell_len, set_cell_size
 
-    natural = [
-        max([len(column.title), *(cell_len(_words(row[place])) for row in rows)])
-        for place, column in enumerate(columns)
-    ]
+    def sized(words: str, room: int, *, right: bool) -> str:
+        taken = cell_len(words)
+        if taken > room:
+            return set_cell_size(words, room - 1) + "…"
+        return " " * (room - taken) + words if right else words + " " * (room - taken)
+
+    header = [Cell(column.title, "bold") for column in columns]
+    body = [[Cell(_words(cell), cell.style if isinstance(cell, Cell) else "") for cell in row] for row in rows]
+    natural = [max(cell_len(row[place].text) for row in (header, *body)) for place in range(len(columns))]
     widths = widths_for(columns, natural, room=width)
-    table = Table(box=None, padding=(0, _gap(widths, width), 0, 0), pad_edge=False, header_style="bold")
-    for place, shown in widths.items():
-        justify = "right" if columns[place].right else "left"
-        table.add_column(columns[place].title, justify=justify, no_wrap=True, overflow="ellipsis", width=shown)  # type: ignore[arg-type]  # one of rich's literals
-    for row in rows:
-        cells = [(_words(row[place]), row[place]) for place in widths]
-        table.add_row(*(Text(words, style=cell.style if isinstance(cell, Cell) else "") for words, cell in cells))
-    # Drawn into memory: every byte leaves through the module that owns its stream and handles closed pipes.
-    console = Console(width=width, force_terminal=True, no_color=not colour, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    left_out = tuple(column.title for place, column in enumerate(columns) if place not in widths)
-    return capture.get(), left_out
+    gap = " " * _gap(widths, width)
+    lines = []
+    for row in (header, *body):
+        cells = [(sized(row[place].text, room, right=columns[place].right), place) for place, room in widths.items()]
+        if not columns[cells[-1][1]].right:
+            cells[-1] = (cells[-1][0].rstrip(), cells[-1][1])
+        lines.append(gap.join(_coloured(words, row[place].style if colour else "") for words, place in cells) + "\n")
+    return "".join(lines), tuple(column.title for place, column in enumerate(columns) if place not in widths)
+
+
+def _coloured(words: str, style: str) -> str:
+    return f"\x1b[{SGR[style]}m{words}\x1b[0m" if style else words

@@ -6,7 +6,7 @@ import pytest
 
 from spotd.cli.commands.jobs import LS_COLUMNS, job_row
 from spotd.cli.commands.prices import EXPLAIN_COLUMNS, explained_row
-from spotd.cli.table import Cell, Column, fitted, plain, widths_for
+from spotd.cli.table import STATE_STYLE, Cell, Column, fitted, plain, state_cell, widths_for
 from tests.api import shapes_made
 
 JOBS = [
@@ -78,6 +78,25 @@ def test_colour_is_only_where_it_is_wanted() -> None:
     rows = [(Cell("RUNNING", "green"),)]
     assert "\x1b[32m" in fitted([Column(title="S")], rows, width=80, colour=True)[0]
     assert "32m" not in fitted([Column(title="S")], rows, width=80, colour=False)[0]
+
+
+def test_nothing_but_text_goes_to_a_terminal_that_wants_no_colour() -> None:
+    assert "\x1b" not in fitted(LS_COLUMNS, ROWS, width=100, colour=False)[0]
+
+
+def test_wide_characters_take_the_two_columns_that_a_terminal_gives_them() -> None:
+    columns = [Column(title="NAME", least=4), Column(title="B")]
+    wide, plain_row = fitted(columns, [("実験番号", "x"), ("abc", "y")], width=80, colour=False)[0].splitlines()[1:]
+    assert wide == "実験番号  x"
+    assert plain_row == "abc       y"
+    cut = fitted(columns, [("実験番号", "x")], width=8, colour=False)[0].splitlines()[1]
+    assert cut == "実験 … x"
+
+
+def test_every_style_of_a_state_can_be_drawn() -> None:
+    rows = [(state_cell(state),) for state in STATE_STYLE]
+    text, _ = fitted([Column(title="S")], rows, width=80, colour=True)
+    assert text.count("\x1b[0m") == len(rows) + 1
 
 
 def test_markup_in_a_name_is_text() -> None:
