@@ -93,7 +93,11 @@ class Executor:
         """Calls are made until this is cancelled."""
         async with anyio.create_task_group() as group:
             self._group = group
-            await anyio.sleep_forever()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                # A commit that returns during the end of everything owes its calls to the next start.
+                self._group = None
 
     def take(self, plan: Plan, world: World) -> None:
         """The launches of a plan that this process has just committed are on their way, each exactly once."""

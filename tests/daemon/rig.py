@@ -197,6 +197,13 @@ class Rig:
             finally:
                 group.cancel_scope.cancel()
 
+    @asynccontextmanager
+    async def ready(self) -> AsyncIterator[Rig]:
+        """The daemon runs and knows prices."""
+        async with self.running():
+            await self.until(lambda: self.boards.page(self.shop.name) is not None)
+            yield self
+
     def reborn(self, *, crash_at: CrashPoint | None = None) -> Rig:
         """The next process over everything that outlives one."""
         next_life = Rig(

@@ -220,10 +220,11 @@ class Health:
         async with anyio.create_task_group() as group:
             for name, poller in sorted(running.items()):
                 group.start_soon(poller.poll_machines, name=f"reconcile-{name}")
+        listings = [self._listing(name) for name in sorted(running)]
         await parts.brain.whole_cycle(seconds=CYCLE_DEADLINE_S)
         events = await parts.read(lambda reads: reads.events(since=last))
         return ReconcileShape(
-            listings=[self._listing(name) for name in sorted(running)],
+            listings=listings,
             actions=[e.event.message for e in events if not e.event.kind.startswith(_NOTES)],
         )
 
