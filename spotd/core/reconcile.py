@@ -238,10 +238,11 @@ def _judge(
     if mine is not None and mine.market not in {None, item.quote.offer.market}:
         draft.end_attempt(attempt_id, EndReason.CONTRACT_BROKEN, f"the machine is {mine.market}, which was not agreed")
         return
+    # However little we know of it, it may have run and saved while we were away or the store did not answer.
     looked = report is not None and (listing is None or report.looked_at >= listing.at)
-    if mine is not None and mine.state in _STOPPED and (looked or item.running_at is None):
+    if mine is not None and mine.state in _STOPPED and looked:
         _lost(draft, attempt_id, mine)
-    elif absent and attempt_id not in held and (looked or item.heartbeat_seq < 0):
+    elif absent and attempt_id not in held and looked:
         _absent(draft, attempt_id)
     else:
         _watch_clocks(draft, attempt_id, report)

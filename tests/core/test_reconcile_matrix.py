@@ -144,10 +144,14 @@ def test_a_lost_launch_is_not_given_up_before_the_window_has_passed() -> None:
     assert after(world, plan) == (A.INTENDED, JobState.PROVISIONING)
 
 
-def test_a_running_machine_is_not_judged_without_a_look_at_what_it_wrote() -> None:
-    world = world_with(A.RUNNING)
-    plan = reconcile(world, listing(instance(S.GONE, loss=Loss.PREEMPTED)), {}, NOW)
-    assert next(iter({**world.attempts, **plan.attempts}.values())).state is A.RUNNING
+@pytest.mark.parametrize("ours", [A.STARTING, A.RUNNING], ids=str)
+@pytest.mark.parametrize("shown", [(instance(S.PAUSED, loss=Loss.OUTBID),), ()], ids=["paused", "absent"])
+def test_no_machine_is_given_up_without_a_look_at_what_it_wrote(ours: A, shown: tuple[Instance, ...]) -> None:
+    world = world_with(ours)
+    first = reconcile(world, listing(*shown), {}, NOW)
+    world = applied(world, first)
+    second = reconcile(world, listing(*shown, at=NOW + MINUTE), {}, NOW + MINUTE)
+    assert next(iter(applied(world, second).attempts.values())).state is ours
 
 
 def test_a_machine_that_ended_itself_after_success_is_done_not_lost() -> None:
@@ -295,4 +299,5 @@ def test_the_window_begins_when_the_answer_was_lost_and_not_when_the_launch_was_
     soon = NOW + timedelta(minutes=2)
     assert after(world, reconcile(world, listing(at=soon), report(), soon))[0] is A.INTENDED
     later = NOW + timedelta(minutes=3, seconds=1)
-    assert after(world, reconcile(world, listing(at=later), report(), later))[0] is A.ENDED
+    looked = {i: replace(r, looked_at=later) for i, r in report().items()}
+    assert after(world, reconcile(world, listing(at=later), looked, later))[0] is A.ENDED
