@@ -25,9 +25,9 @@ FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 CODE_BYTES_MAX: Final = 1_000_000
 
 
-def main(*, seed: int = 1, keep: bool = False, plain: bool = False) -> int:
+def main(*, seed: int = 1, keep: bool = False, plain: bool = False, quick: bool = False) -> int:
     """The exit code: 0 when every job finished and every hash equals that of its uninterrupted run."""
-    queue = jobs(seed)
+    queue = jobs(seed)[:1] if quick else jobs(seed)
     try:
         proof.check_numpy()
         _say(opening([f"  {job.name:10} {job.about}" for job in queue]))
