@@ -1,0 +1,125 @@
+"""A daemon's folder with many jobs in its state, for the benchmarks that start one over it.
+
+Every job was brought to where it is by the core's own functions, so the state is one that a daemon may leave behind.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from spotd.core import outcomes  # noqa: E402 - the folder above must be importable first, for the tests' harness
+from spotd.core.decide import decide  # noqa: E402
+from spotd.core.market import Board, MarketSnapshot, build_shelf  # noqa: E402
+from spotd.core.model import HostReport, Job, JobId, Plan, Policy, ProviderPolicy, World  # noqa: E402
+from spotd.core.plans import applied  # noqa: E402
+from spotd.core.reconcile import reconcile  # noqa: E402
+from spotd.core.requests import submit  # noqa: E402
+from spotd.core.states import JobState  # noqa: E402
+from spotd.store import Store  # noqa: E402
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources  # noqa: E402
+from spotd_providers.contract.money import MicroUsdPerHour  # noqa: E402
+from spotd_providers.contract.values import (  # noqa: E402
+    HostId,
+    InstallId,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Interruption,
+    Market,
+    Offer,
+    OfferId,
+    PoolId,
+    ProviderName,
+)
+from tests.e2e.harness import Lab, host  # noqa: E402
+
+LOCAL = ProviderName("local")
+POLICY = Policy(
+    install=InstallId("lab"),
+    providers={
+        LOCAL: ProviderPolicy(
+            name=LOCAL,
+            fee_ppm=1_000_000,
+            quote_ttl=timedelta(minutes=5),
+            reconcile_window=timedelta(seconds=5),
+            provision_timeout=timedelta(minutes=5),
+        )
+    },
+    machines_max=10_000,
+    launches_per_cycle_max=10_000,
+)
+DEAR = host("dear", 5.0, on_demand=9.0)
+"""A market in which every job's ceiling is too low: nothing is bought while something is measured."""
+
+
+def crowded_lab(folder: Path, *, jobs: int, running: int, poll_s: float = 60.0) -> Lab:
+    """A lab whose daemon, once started, finds so many jobs, some of them on machines that its market never heard of."""
+    found = Lab(folder, hosts=DEAR, scale=1.0, virtual0=datetime.now(UTC), poll_s=poll_s)
+    with Store.open(found.folder / "state" / "state.sqlite") as store:
+        for plan in _history(datetime.now(UTC) - timedelta(hours=1), jobs=jobs, running=running):
+            store.tx(lambda tx, plan=plan: tx.commit(plan))
+    return found
+
+
+def _history(at: datetime, *, jobs: int, running: int) -> list[Plan]:
+    world = World(policy=POLICY, jobs={}, attempts={}, intents={})
+    plans: list[Plan] = []
+
+    def happens(plan: Plan) -> Plan:
+        nonlocal world
+        world = applied(world, plan)
+        plans.append(plan)
+        return plan
+
+    for number in range(jobs):
+        happens(submit(world, _job(number, 1_000_000 if number < running else 10_000, at), at))
+    offers = build_shelf(tuple(_offer(number) for number in range(running)))
+    happens(decide(world, MarketSnapshot(boards={LOCAL: Board(provider=LOCAL, shelf=offers, at=at)}), at))
+    for attempt in world.attempts.values():
+        ref = InstanceRef(provider=LOCAL, instance_id=InstanceId(f"m-{attempt.id.job}"))
+        machine = Instance(ref=ref, key=attempt.key, state=InstanceState.RUNNING, created_at=at)
+        happens(outcomes.launched(world, attempt.id, machine, at))
+    reports = {i: HostReport(attempt=i, looked_at=at, seq=1, phase="run") for i in world.attempts}
+    happens(reconcile(world, {}, reports, at))
+    return plans
+
+
+def _job(number: int, ceiling: int, at: datetime) -> Job:
+    spec = JobSpec(
+        name=f"job-{number:04d}",
+        run=("python", "train.py", "--config", f"experiment-{number}.toml"),
+        image="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime",
+        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),)),
+        price=PriceLimit(per_gpu_hour=ceiling),
+    )
+    return Job(
+        id=JobId(f"j{number:05d}"),
+        name=spec.name,
+        spec=spec,
+        code_sha256=None,
+        code_bytes=0,
+        submitted_at=at,
+        state=JobState.QUEUED,
+        reason="queued",
+        state_since=at,
+    )
+
+
+def _offer(number: int) -> Offer:
+    return Offer(
+        provider=LOCAL,
+        offer_id=OfferId(f"o{number}:spot"),
+        host_id=HostId(f"host-{number}"),
+        pool=PoolId(f"pool-{number}"),
+        market=Market.SPOT,
+        interruption=Interruption.SUDDEN,
+        gpu="RTX_4090",
+        gpu_count=1,
+        gpu_price=MicroUsdPerHour(400_000),
+    )
