@@ -38,6 +38,7 @@ from spotd.daemon.ids import JobIds
 from spotd.daemon.lifecycle import Lifecycle, Reload, signals
 from spotd.daemon.log import Redactor
 from spotd.daemon.policy import build_policy
+from spotd.daemon.retention import Retention
 from spotd.daemon.sdnotify import Notify
 from spotd.daemon.secretfiles import SecretFiles
 from spotd.daemon.settings import Settings
@@ -108,6 +109,7 @@ class App:
             group.start_soon(daemon.executor.run, name="executor")
             group.start_soon(daemon.granter.run, name="granter")
             group.start_soon(daemon.brain.run, name="brain")
+            group.start_soon(daemon.retention.run, name="retention")
             daemon.hosting.start(group)
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
@@ -215,6 +217,7 @@ class _Daemon:
             watchdog_s=app.notify.watchdog_s,
             look_every_s=look_pace_s(clock, objects.shared_with_hosts_by),
         )
+        self.retention = Retention(objects, commits=commits, database=database, clock=clock, log=logs.get("retention"))
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
         self.parts = Parts(

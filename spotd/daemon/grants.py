@@ -19,6 +19,7 @@ from typing import Final
 from urllib.parse import quote as url_quote
 
 from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, JobId, Policy
+from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import layout
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.secretfiles import SecretFiles
@@ -50,7 +51,6 @@ LIFE: Final = timedelta(hours=6)
 LAST_LIFE: Final = timedelta(minutes=2)
 OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest object a runner writes is one chunk."""
-RESTORE_CHOICES: Final = 3
 HEARTBEAT: Final = timedelta(seconds=15)
 REFRESH: Final = timedelta(seconds=15)
 HEARTBEAT_FLOOR_S: Final = 0.2
@@ -209,8 +209,8 @@ class Grants:
     def _restores(self, job: Job, expires: datetime) -> list[Restore]:
         """The newest checkpoints, any of which the runner may restore; one that cannot be read is left out."""
         choices: list[Restore] = []
-        for checkpoint in job.checkpoints:
-            if len(choices) == RESTORE_CHOICES:
+        for checkpoint in offered(job):
+            if len(choices) == FALLBACKS:
                 break
             accepted = self._manifest(job.id, checkpoint)
             if accepted is None:

@@ -320,8 +320,10 @@ def _complain(view: HostView, subject: str, sentence: str) -> None:
 
 
 def told(view: HostView, report: HostReport) -> None:
-    """The report's notes are durable and are not told again."""
+    """The report's notes and checkpoints are durable and are not told again, even once a checkpoint is dropped."""
     view.notes = view.notes[len(report.notes) :]
+    for checkpoint in report.checkpoints:
+        view.accepted.pop(checkpoint.manifest_key, None)
 
 
 def with_job(report: HostReport, job: Job) -> HostReport:

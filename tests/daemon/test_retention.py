@@ -408,7 +408,7 @@ async def test_a_job_over_many_machines_keeps_only_what_it_asked_for(rig: Rig) -
                 rig.shop.set_state(AttemptKey(f"spotd-lab-j1-{number}"), InstanceState.PAUSED, Loss.OUTBID)
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
-        await rig.until(lambda: not rig.shop.not_gone())
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
         await keeper.round()
         await keeper.round()
     assert names(rig.job(name).checkpoints) == ["c3b", "c3a", "c2b"]
@@ -425,7 +425,7 @@ async def test_garbage_that_a_crash_left_behind_is_found_by_the_next_process(rig
             host.checkpoint(f"c{number}", str(number).encode())
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
-        await rig.until(lambda: not rig.shop.not_gone())
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
     after = rig.reborn()
     await retention(after).round()
     assert len(data_keys(after, 1)) == 3
@@ -446,7 +446,7 @@ async def test_a_store_that_is_away_is_told_once_and_costs_nothing_else(rig: Rig
         host.checkpoint("c1")
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
-        await rig.until(lambda: not rig.shop.not_gone())
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
         keeper = retention(rig, Away(rig.folder / "objects"))
         await keeper.round()
         await keeper.round()

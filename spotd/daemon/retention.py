@@ -1,0 +1,278 @@
+"""Deletes what no checkpoint on a job's list needs any more, a little at a time.
+
+Theory. `spotd.core.retention` says what stays on the list and why an attempt that has not ended can only need what is
+on it. This module makes the list short, durably, and only then touches the store; and it touches nothing but what lies
+below attempts that had ended when the list was made short. So it cannot race with a host: an open attempt writes below
+its own prefix, which is left alone however much is there, and refers to nothing else than chunks of the checkpoints
+that it was offered, which are on the list until it has ended. An attempt that is intended later is offered what is on
+the list by then, which is no more than now. Nothing has to be locked, and a crash between list and store leaves
+garbage that the next process finds.
+
+Logs, events, heartbeats and outputs are kept; so is every chunk that the outputs of any attempt refer to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import islice
+from typing import Final, TypeVar
+
+import anyio
+import anyio.to_thread
+from pydantic import ValidationError
+
+from spotd.core.model import AttemptId, Checkpoint, Job, JobId, World
+from spotd.core.retention import open_numbers, trim
+from spotd.daemon import layout
+from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.commits import Commits, cycle_points
+from spotd.daemon.database import Database
+from spotd.store import Reads
+from spotd.store import StoreError as StateError
+from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, Manifest, checkpoint_prefix
+from spotd_providers.contract.provider import Clock, Logger
+
+T = TypeVar("T")
+
+PACE: Final = timedelta(minutes=1)
+PACE_FLOOR_S: Final = 5.0
+JOBS_PER_ROUND: Final = 8
+LISTED_MAX: Final = 200_000
+"""Of one attempt: how much a host wrote was a stranger's choice."""
+DELETED_PER_SWEEP_MAX: Final = 5_000
+BATCH: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What one sweep of a job did.
+
+    Attributes:
+        clean: attempts that hold nothing that could ever become garbage.
+        more: there is garbage left for the next time.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    clean: frozenset[AttemptId] = frozenset()
+    more: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Remembered:
+    """Of one job in this process: for which list it was swept, and which attempts need no look any more."""
+
+    swept_for: object = None
+    tried: int = 0
+    """In which round; whoever had no turn for longest comes first, so that one failing job holds up no other."""
+    clean: set[AttemptId] = field(default_factory=set)
+
+
+class Retention:
+    """`run` for the task group; `round` is one pass over a few jobs."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        commits: Commits,
+        database: Database,
+        clock: Clock,
+        log: Logger,
+        inline: bool = False,
+    ) -> None:
+        self._objects = objects
+        self._commits = commits
+        self._database = database
+        self._clock = clock
+        self._log = log
+        self._inline = inline
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._jobs: dict[JobId, _Remembered] = {}
+        self._over: deque[JobId] | None = None
+        self._rounds = 0
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Garbage is looked for again and again until this is cancelled."""
+        pause = virtual_at_least(self._clock, PACE, real_s=PACE_FLOOR_S)
+        while True:
+            await self._clock.sleep(pause)
+            await self.round()
+
+    async def round(self) -> None:
+        """Every list is as short as it may be, and a few jobs hold no garbage, or less of it.
+
+        Raises:
+            InvariantBroken: as every commit.
+        """
+        self._rounds += 1
+        try:
+            world, over = await self._shorten()
+        except StateError as exc:
+            self._note(str(exc))
+            return
+        due = [job for job in world.jobs.values() if self._is_due(job, world)] + over
+        due.sort(key=lambda job: self._of(job.id).tried)
+        trouble = ""
+        for job in due[:JOBS_PER_ROUND]:
+            try:
+                await self._sweep(job, open_numbers(world, job))
+            except StoreError as exc:
+                trouble = str(exc)
+                if isinstance(exc, StoreUnavailable):
+                    break
+        self._note(trouble)
+
+    async def _shorten(self) -> tuple[World, list[Job]]:
+        """The world with short lists, and some jobs beside it that are over, theirs short too."""
+        if self._over is None:
+            views = await self._database.read(lambda reads: reads.jobs())
+            self._over = deque(view.id for view in views if view.state.is_final)
+        some = list(islice(self._over, JOBS_PER_ROUND))
+        self._over.rotate(-len(some))
+        found = await self._database.read(lambda reads: _read(reads, some))
+        committed = await self._commits.commit(lambda world, now: trim(world, found, now), cycle_points)
+        world = committed.world
+        self._over.extend(job for job in self._jobs if job not in world.jobs and job not in self._over)
+        for job_id in world.jobs:
+            self._of(job_id)
+        for job_id in some:
+            if job_id in world.jobs or all(job.id != job_id for job in found):
+                self._over.remove(job_id)  # it was queued again, or there is no such job
+        over = [committed.plan.jobs.get(job.id, job) for job in found if job.id not in world.jobs]
+        return world, over
+
+    def _is_due(self, job: Job, world: World) -> bool:
+        open_ = open_numbers(world, job)
+        return job.attempts_made > len(open_) and self._of(job.id).swept_for != _signature(job, open_)
+
+    async def _sweep(self, job: Job, open_: frozenset[int]) -> None:
+        known = self._of(job.id)
+        known.tried = self._rounds
+        done = await self._call(lambda: sweep(self._objects, job, open_, frozenset(known.clean)))
+        known.clean |= done.clean
+        if done.objects:
+            self._log.info("retention.swept", job=job.id, objects=done.objects, bytes=done.bytes)
+        if done.more:
+            return
+        known.swept_for = _signature(job, open_)
+        if self._over and job.id in self._over and not open_:
+            self._over.remove(job.id)
+            del self._jobs[job.id]
+
+    def _of(self, job: JobId) -> _Remembered:
+        return self._jobs.setdefault(job, _Remembered())
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """In one thread of its own. A cancelled caller leaves it behind, which is safe: see the theory."""
+        if self._inline:
+            return work()
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(1)
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+
+    def _note(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            self._log.warning("retention.held", error=trouble)
+        elif self._trouble and not trouble:
+            self._log.info("retention.back")
+        self._trouble = trouble
+
+
+def sweep(
+    objects: ObjectStore,
+    job: Job,
+    open_attempts: frozenset[int],
+    clean: frozenset[AttemptId] = frozenset(),
+    *,
+    deleted_max: int = DELETED_PER_SWEEP_MAX,
+) -> Swept:
+    """Nothing that the job's list or any outputs need is gone; the rest of what ended attempts wrote is, up to a bound.
+
+    Raises:
+        StoreError: it does not answer, or what is needed cannot be told, and nothing more was deleted.
+    """
+    every = [AttemptId(job=job.id, number=number) for number in range(1, job.attempts_made + 1)]
+    ended = [attempt for attempt in every if attempt.number not in open_attempts and attempt not in clean]
+    if not ended:
+        return Swept()
+    needed = {c.manifest_key for c in job.checkpoints}
+    for checkpoint in job.checkpoints:
+        needed |= _chunks_of(_manifest(objects, checkpoint))
+    for attempt in every:
+        needed |= _chunks_of_outputs(objects, attempt)
+    gone, freed = 0, 0
+    now_clean: set[AttemptId] = set()
+    for attempt in ended:
+        garbage: list[ObjectInfo] = []
+        left, more = 0, False
+        for info in _written(objects, attempt):
+            if info.key in needed:
+                left += 1
+            elif len(garbage) < deleted_max - gone:
+                garbage.append(info)
+            else:
+                more = True
+                break
+        # A daemon that died may have left its grant, which holds the job's secrets.
+        keys = [layout.grant_key(attempt), *(info.key for info in garbage)]
+        for start in range(0, len(keys), BATCH):
+            objects.delete(keys[start : start + BATCH])
+        gone += len(garbage)
+        freed += sum(info.size for info in garbage)
+        if more:
+            return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean), more=True)
+        if not left:
+            now_clean.add(attempt)
+    return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean))
+
+
+def _signature(job: Job, open_: frozenset[int]) -> tuple[frozenset[int], int, tuple[str, ...]]:
+    """What of a job decides about its garbage: an open attempt's own checkpoints do not."""
+    return open_, job.attempts_made, tuple(c.manifest_key for c in job.checkpoints if c.attempt not in open_)
+
+
+def _read(reads: Reads, some: list[JobId]) -> list[Job]:
+    return [job for job in (reads.job(job_id) for job_id in some) if job is not None]
+
+
+def _written(objects: ObjectStore, attempt: AttemptId) -> Iterator[ObjectInfo]:
+    """What of an attempt's writing can be garbage."""
+    yield from islice(objects.list(checkpoint_prefix(attempt.job, attempt.number)), LISTED_MAX)
+    yield from islice(objects.list(layout.data_prefix(attempt)), LISTED_MAX)
+
+
+def _manifest(objects: ObjectStore, checkpoint: Checkpoint) -> Manifest:
+    """The manifest as it was accepted.
+
+    Raises:
+        StoreError: it is not there or another one, so that nobody can tell which chunks it needs.
+    """
+    data = objects.get(checkpoint.manifest_key, bytes_max=MANIFEST_BYTES_MAX)
+    if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
+        raise StoreError(f"the manifest {checkpoint.manifest_key} is not the one that was accepted: nothing is deleted")
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as exc:
+        raise StoreError(f"the manifest {checkpoint.manifest_key} cannot be read: nothing is deleted") from exc
+
+
+def _chunks_of(manifest: Manifest) -> set[str]:
+    return {chunk.key for entry in manifest.files for chunk in entry.chunks}
+
+
+def _chunks_of_outputs(objects: ObjectStore, attempt: AttemptId) -> set[str]:
+    try:
+        data = objects.get(layout.outputs_key(attempt), bytes_max=MANIFEST_BYTES_MAX)
+    except ObjectMissing:
+        return set()
+    try:
+        return _chunks_of(Manifest.model_validate_json(data))
+    except (ValidationError, ValueError, RecursionError, OverflowError):
+        return set()  # it never was a manifest, so it needs nothing
