@@ -11,7 +11,7 @@ from spotd_providers.testkit.fakes.vastai.asks import Ask, some_asks
 from spotd_providers.testkit.fakes.vastai.cloud import ACCOUNT_KEY, VastCloud
 from spotd_providers.testkit.fakes.vastai.contracts import Contract, Failure, Phase
 from spotd_providers.testkit.fakes.vastai.quirks import Quirks
-from spotd_providers.testkit.fakes.vastai.ticker import ticking
+from spotd_providers.testkit.ticker import ticking
 
 __all__ = [
     "ACCOUNT_KEY",

@@ -1,16 +1,21 @@
-"""A fake that moves on though nobody asks it anything: boots finish and bids are lost on time."""
+"""A fake that moves on though nobody asks it anything: boots finish and machines are lost on time."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-from spotd_providers.testkit.fakes.vastai.cloud import VastCloud
+
+class Advancing(Protocol):
+    """A fake cloud that makes up for what should have happened by now."""
+
+    def advance(self) -> None: ...
 
 
 @contextmanager
-def ticking(cloud: VastCloud, *, every_s: float = 0.05) -> Iterator[None]:
+def ticking(cloud: Advancing, *, every_s: float = 0.05) -> Iterator[None]:
     """The cloud is brought up to date this often, in real seconds, until the block ends.
 
     For clouds on a scaled or real clock whose machines must start without a customer polling for them.
@@ -21,7 +26,7 @@ def ticking(cloud: VastCloud, *, every_s: float = 0.05) -> Iterator[None]:
         while not over.wait(every_s):
             cloud.advance()
 
-    thread = threading.Thread(target=tick, name="fake vast.ai ticking", daemon=True)
+    thread = threading.Thread(target=tick, name="fake cloud ticking", daemon=True)
     thread.start()
     try:
         yield

@@ -1,0 +1,127 @@
+"""What an answer of RunPod means: status first, then the words, since capacity is told in words only.
+
+Theory. REST v2 speaks RFC 9457: the status says whose fault it is. One status is ambiguous: a 400 on create is a
+broken rule *or* an empty shelf, and no code tells them apart, so known sentences are kept here, in one table. GraphQL
+says everything with HTTP 200 and `errors[]`; the same table reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from random import Random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from spotd_providers.contract.errors import AuthFailed, NoBalance, RateLimited, Unavailable
+from spotd_providers.kit.http import Answer
+from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
+from spotd_providers.runpod.wire import decoded, problem_of
+
+RETRY_AFTER_MAX: Final = timedelta(days=1)
+PENALTY: Final = timedelta(seconds=12)
+_SECONDS: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
+_WINDOW: Final = re.compile(r'"?[a-z]+"?\s*;\s*r=(\d{1,9})\s*;\s*t=(\d{1,6})')
+
+NO_CAPACITY_WORDS: Final = (
+    "no longer any instances available",
+    "no instances available",
+    "not enough free gpus",
+    "no resources",
+    "does not have the resources",
+    "could not find any pods with required specifications",
+    "capacity",
+    "out of stock",
+    "no available datacenter",
+    "no machine",
+)
+BALANCE_WORDS: Final = ("balance", "insufficient funds", "insufficient credit", "not enough credit")
+QUOTA_WORDS: Final = ("spend limit", "spending limit", "pod limit", "quota", "maximum number of pods", "limit reached")
+SCOPE_WORDS: Final = ("scope", "permission", "read-only", "read only", "api key")
+GONE_WORDS: Final = (
+    "cannot query field",
+    "unknown type",
+    "unknown argument",
+    "deprecated",
+    "no longer supported",
+    "not supported",
+    "has been removed",
+    "is being removed",
+    "retired",
+)
+
+
+class Refused(Exception):
+    """A definite "no" whose meaning depends on what was asked. `detail` is clean enough to show."""
+
+    def __init__(self, *, status: int, detail: str) -> None:
+        super().__init__(f"RunPod answered {status}: {detail or 'no reason given'}")
+        self.status = status
+        self.detail = detail
+
+
+def says(text: str, words: tuple[str, ...]) -> bool:
+    """Whether the text holds one of these phrases."""
+    text = text.lower()
+    return any(word in text for word in words)
+
+
+def body_of(answer: Answer) -> Any:
+    """The decoded body, or `None` if it is no JSON."""
+    try:
+        return decoded(answer.body)
+    except Unavailable:
+        return None
+
+
+def raise_for(answer: Answer, body: Any, *, what: str, rng: Random, create: bool = False) -> None:
+    """Returns only if the answer is a yes.
+
+    On a create, 403 may mean that this account may not rent that kind of GPU; elsewhere it is the key.
+
+    Raises:
+        AuthFailed, RateLimited, Unavailable, NoBalance: whatever was asked, this is what it means.
+        Refused: a definite no.
+    """
+    status = answer.status
+    if 200 <= status < 300:
+        return
+    detail = quoted(problem_of(body) if isinstance(body, dict) else answer.text[:TEXT_CHARS_MAX])
+    if status == 429:
+        raise too_many(answer, what=what, rng=rng)
+    if status == 401:
+        raise AuthFailed(f"RunPod refused the API key: {detail or status}")
+    if status == 403 and not isinstance(body, dict):
+        # The API explains itself in JSON; this is the edge in front of it, which says nothing about the key.
+        raise Unavailable(f"RunPod's edge refused {what}")
+    if status == 403 and not create:
+        raise AuthFailed(f"the RunPod API key may not do this ({what}): {detail or status}")
+    if status == 402:
+        raise NoBalance(f"the RunPod account's balance is too low: {detail or status}")
+    if 300 <= status < 400:
+        host = urlsplit(answer.headers.get("location", "")).hostname or "elsewhere"
+        raise Unavailable(f"RunPod redirects {what} to {host}: check base_url")
+    if status >= 500 or status == 408:
+        raise Unavailable(f"RunPod answered {status} to {what}")
+    raise Refused(status=status, detail=detail)
+
+
+def too_many(answer: Answer, *, what: str, rng: Random) -> RateLimited:
+    """How long a 429 asks to wait: `Retry-After`, else the reset of the window that is used up."""
+    header = answer.headers.get("retry-after", "")
+    wait = timedelta(seconds=float(header)) if _SECONDS.fullmatch(header) else used_up(answer) or PENALTY
+    jitter = timedelta(seconds=0.1 + 0.4 * rng.random())
+    return RateLimited(f"RunPod is asked too often ({what})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
+
+
+def used_up(answer: Answer) -> timedelta | None:
+    """How long until a window of the `RateLimit` header that has nothing left starts anew; `None` if all have some."""
+    waits = [reset for left, reset in _windows(answer.headers.get("ratelimit", "")) if left == 0]
+    return max(waits, default=None)
+
+
+def _windows(header: str) -> Iterator[tuple[int, timedelta]]:
+    """Requests left and time to reset of each window: `"minute";r=0;t=12, "hour";r=2800;t=1812`."""
+    for left, reset in _WINDOW.findall(header[:1024]):
+        yield int(left), timedelta(seconds=int(reset))

@@ -1,0 +1,250 @@
+"""The calls spotd makes to RunPod's REST v2, each with a typed outcome.
+
+Reads may be repeated; a create is sent exactly once and says by its exception whether it can have had an effect.
+Every answer carries what is left of the account's minute, hour and day (`RateLimit`): when one of them is used up,
+the next call waits for its reset if that is near, and is refused here if it is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
+from spotd_providers.contract.provider import Clock
+from spotd_providers.kit.http import Answer, AnswerLost, Http
+from spotd_providers.kit.retry import retry_read
+from spotd_providers.runpod.answers import Refused, body_of, raise_for, used_up
+from spotd_providers.runpod.wire import BillingPage, GpuRows, PodPage, PodRow, gpu_rows, pod_row, shaped
+
+CREATE_TIMEOUT_S: Final = 60.0
+SEARCH_TIMEOUT_S: Final = 45.0
+WAIT_MAX: Final = timedelta(seconds=15)
+LOG_LINES_MAX: Final = 5000
+T = TypeVar("T")
+
+
+class RunpodClient:
+    """Typed calls over one HTTP client that carries the key."""
+
+    def __init__(self, http: Http, *, clock: Clock, rng: Random) -> None:
+        self._http = http
+        self._clock = clock
+        self._rng = rng
+        self._free_at: datetime | None = None
+
+    # --- catalogue ------------------------------------------------------------------------------------------------
+
+    async def gpus(self, *, cloud: str, count: int, cuda_min: str | None) -> GpuRows:
+        """The GPU types with prices and stock for machines of this size. Not repeated: the poller comes back anyway."""
+        params: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": cloud}
+        if cuda_min is not None:
+            params["minCudaVersion"] = cuda_min
+        try:
+            value = await self._json("GET", "/v2/catalog/gpus", what="the catalogue", params=params)
+        except Refused as exc:
+            raise Unavailable(f"RunPod refused the catalogue: {exc.detail or exc.status}") from exc
+        return gpu_rows(value)
+
+    # --- pods -----------------------------------------------------------------------------------------------------
+
+    async def create(self, body: Mapping[str, Any], *, key: str) -> PodRow:
+        """One pod was made; one POST was sent, never two.
+
+        Raises:
+            OutcomeUnknown: the pod may exist.
+            Refused, RateLimited, AuthFailed, NoBalance, Unavailable: it certainly does not.
+        """
+        self._refuse_if_used_up("a create")
+        try:
+            answer = await self._http.send("POST", "/v2/pods", json_body=dict(body), timeout_s=CREATE_TIMEOUT_S)
+        except AnswerLost as exc:
+            raise OutcomeUnknown("RunPod's answer to a create was lost", key=key) from exc
+        value = body_of(answer)
+        self._note(answer)
+        try:
+            raise_for(answer, value, what="a create", rng=self._rng, create=True)
+        except Unavailable as exc:
+            if answer.status < 500 and answer.status != 408:
+                raise  # a redirect or the edge: no pod was made
+            raise OutcomeUnknown(f"RunPod answered {answer.status} to a create", key=key) from exc
+        row = pod_row(value)
+        if row is None:
+            raise OutcomeUnknown("RunPod's answer to a create names no pod", key=key)
+        return row
+
+    async def pod(self, pod_id: str) -> Any | None:
+        """The row of one pod, or `None` when RunPod says that it does not exist (or not yet)."""
+
+        async def call() -> Any | None:
+            try:
+                return await self._json("GET", _pod_path(pod_id), what="a pod")
+            except Refused as exc:
+                if exc.status == 404:
+                    return None
+                raise Unavailable(str(exc)) from exc
+
+        return await self._repeated(call)
+
+    async def pod_page(self, *, cursor: str | None) -> PodPage:
+        """One page of the account's pods. Filters would be ignored, so none are sent."""
+        params: dict[str, str | int] = {} if cursor is None else {"cursor": cursor}
+
+        async def call() -> PodPage:
+            try:
+                value = await self._json("GET", "/v2/pods", what="the list of pods", params=params)
+            except Refused as exc:
+                raise Unavailable(str(exc)) from exc
+            return shaped(PodPage, value, what="the list of pods")
+
+        return await self._repeated(call)
+
+    async def delete(self, pod_id: str, *, attempts: int = 4) -> None:
+        """RunPod accepted the end of this pod, or it did not exist."""
+
+        async def call() -> None:
+            answer = await self._asked("DELETE", _pod_path(pod_id), what="a deletion")
+            body = body_of(answer)
+            try:
+                raise_for(answer, body, what="a deletion", rng=self._rng)
+            except Refused as exc:
+                if exc.status == 404 and (isinstance(body, dict) or not answer.body):
+                    return
+                raise Unavailable(str(exc)) from exc
+            if answer.body and not isinstance(body, dict):
+                raise Unavailable("RunPod's answer to a deletion is not its own")
+
+        await self._repeated(call, attempts=attempts)
+
+    async def log_lines(self, pod_id: str, *, source: str, lines: int) -> list[str]:
+        """The last lines of a pod's log: `container`, or `system` (what the host did with it)."""
+        await self._turn()
+        answer = await self._http.overheard(
+            f"{_pod_path(pod_id)}/logs",
+            params={"source": source, "tail": min(max(lines, 0), LOG_LINES_MAX)},
+            headers={"accept": "text/event-stream"},
+        )
+        self._note(answer)
+        try:
+            raise_for(answer, body_of(answer), what="a log", rng=self._rng)
+        except Refused as exc:
+            raise Unavailable(f"RunPod has no log of pod {pod_id}: {exc.detail or exc.status}") from exc
+        return _events(answer.text)[-lines:] if lines > 0 else []
+
+    # --- books ----------------------------------------------------------------------------------------------------
+
+    async def billing(self, since: datetime, until: datetime) -> BillingPage:
+        """What was billed for pods, hour by hour."""
+        params: dict[str, str | int] = {"bucketSize": "hour", "startTime": _zulu(since), "endTime": _zulu(until)}
+
+        async def call() -> BillingPage:
+            try:
+                value = await self._json("GET", "/v2/billing/pods", what="billing", params=params)
+            except Refused as exc:
+                raise Unavailable(str(exc)) from exc
+            return shaped(BillingPage, value, what="billing")
+
+        return await self._repeated(call)
+
+    async def greeting(self) -> Answer:
+        """A whole answer to the cheapest call that needs the key, for its `Date` header."""
+
+        async def call() -> Answer:
+            answer = await self._asked("GET", "/v2/pods", what="the list of pods")
+            body = body_of(answer)
+            try:
+                raise_for(answer, body, what="the list of pods", rng=self._rng)
+            except Refused as exc:
+                raise Unavailable(str(exc)) from exc
+            shaped(PodPage, body, what="the list of pods")
+            return answer
+
+        return await self._repeated(call)
+
+    # --- GraphQL --------------------------------------------------------------------------------------------------
+
+    async def graphql(self, query: str, variables: Mapping[str, Any] | None = None) -> Answer:
+        """The answer of the old API to one request, sent once and not judged.
+
+        Raises:
+            Unavailable: the request never left. AnswerLost: it may have had its effect.
+        """
+        await self._turn()
+        body = {"query": query, "variables": dict(variables or {})}
+        return await self._http.send("POST", "/graphql", json_body=body, timeout_s=CREATE_TIMEOUT_S)
+
+    async def repeated(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call without side effects, tried again while RunPod is out of sorts."""
+        return await self._repeated(call)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _repeated(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
+        return await retry_read(call, clock=self._clock, rng=self._rng, attempts=attempts)
+
+    async def _json(
+        self, method: str, path: str, *, what: str, params: Mapping[str, str | int] | None = None
+    ) -> Mapping[str, Any]:
+        answer = await self._asked(method, path, what=what, params=params)
+        body = body_of(answer)
+        raise_for(answer, body, what=what, rng=self._rng)
+        if not isinstance(body, dict):
+            raise Unavailable(f"RunPod's answer to {what} is not a JSON object")
+        return body
+
+    async def _asked(
+        self, method: str, path: str, *, what: str, params: Mapping[str, str | int] | None = None
+    ) -> Answer:
+        await self._turn()
+        timeout_s = SEARCH_TIMEOUT_S if what == "the catalogue" else None
+        answer = await self._http.read(method, path, params=params, timeout_s=timeout_s)
+        self._note(answer)
+        return answer
+
+    def _note(self, answer: Answer) -> None:
+        if answer.status != 429 and (wait := used_up(answer)) is not None:
+            self._free_at = self._clock.now() + wait
+
+    def _refuse_if_used_up(self, what: str) -> None:
+        wait = timedelta(0) if self._free_at is None else self._free_at - self._clock.now()
+        if wait > timedelta(0):
+            raise RateLimited(f"RunPod's rate limit is used up ({what})", retry_after=wait)
+
+    async def _turn(self) -> None:
+        """Returns when the account has a request left, if that is soon."""
+        if self._free_at is None:
+            return
+        wait = self._free_at - self._clock.now()
+        if wait > WAIT_MAX:
+            self._refuse_if_used_up("any call")
+        elif wait > timedelta(0):
+            await self._clock.sleep(wait)
+        self._free_at = None
+
+
+def _pod_path(pod_id: str) -> str:
+    return f"/v2/pods/{quote(pod_id, safe='')}"
+
+
+def _zulu(instant: datetime) -> str:
+    return instant.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _events(text: str) -> list[str]:
+    """The lines told by a stream of events; what is no event of a log is left out."""
+    found = []
+    for line in text.splitlines():
+        if not line.startswith("data:"):
+            continue
+        try:
+            event = json.loads(line.removeprefix("data:"))
+        except ValueError:
+            continue  # the stream was cut in the middle of an event
+        told = event.get("line") if isinstance(event, dict) else None
+        if isinstance(told, str):
+            found.extend(told.splitlines() or [""])
+    return found

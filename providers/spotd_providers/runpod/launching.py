@@ -1,0 +1,153 @@
+"""What a create says, and what its refusal means."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any, Final
+
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoBalance,
+    NoCapacity,
+    OfferGone,
+    ProviderError,
+    QuotaExceeded,
+    RequestRejected,
+    Unavailable,
+)
+from spotd_providers.contract.values import LaunchRequest, OfferId
+from spotd_providers.runpod.answers import (
+    BALANCE_WORDS,
+    NO_CAPACITY_WORDS,
+    QUOTA_WORDS,
+    SCOPE_WORDS,
+    Refused,
+    says,
+)
+from spotd_providers.runpod.settings import RunpodSettings
+
+SCRIPT_BYTES_MAX: Final = 16 * 1024
+BODY_BYTES_MAX: Final = 102_400
+NAME_CHARS_MAX: Final = 191
+IMAGE_CHARS_MAX: Final = 1024
+DISK_GB_MIN: Final = 20
+"""Below it, unpacking a large image can fail."""
+STRANGERS_MAX: Final = 3
+
+
+def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, Any]:
+    """The pod to make. The schema is closed, so nothing is in it that is not needed.
+
+    No `mounts` (nothing outlives the machine but checkpoints), no `ports` (hosts only call out), no `env` (secrets
+    have no business there). `args` goes to the image's ENTRYPOINT; almost every image runs what it is given.
+
+    Raises:
+        RequestRejected: it can not be asked for.
+    """
+    checked(request)
+    gpu: dict[str, Any] = {"id": request.offer.extra["gpu"], "count": request.offer.gpu_count}
+    if settings.cuda_min is not None:
+        gpu["minCudaVersion"] = settings.cuda_min
+    body: dict[str, Any] = {
+        "name": request.key,
+        "image": request.image,
+        "cloud": request.offer.extra["cloud"],
+        "gpu": gpu,
+        "disk": max(request.disk_gb, DISK_GB_MIN),
+    }
+    if settings.override_entrypoint:
+        body["entrypoint"] = ["/bin/sh", "-c"]
+        body["cmd"] = [request.start_script]
+    else:
+        body["args"] = arguments(request.start_script)
+    if settings.data_centers:
+        body["dataCenterIds"] = list(settings.data_centers)
+    if settings.registry is not None:
+        body["registry"] = settings.registry
+    if len(json.dumps(body).encode()) > BODY_BYTES_MAX:
+        raise rejected("start_script", f"quoted, it makes a request of more than {BODY_BYTES_MAX} bytes")
+    return body
+
+
+def arguments(script: str) -> str:
+    """The start script as one string of shell words."""
+    return shlex.join(["/bin/sh", "-c", script])
+
+
+def checked(request: LaunchRequest) -> None:
+    """Returns if RunPod can be asked for this.
+
+    Raises:
+        RequestRejected: it would be refused for ever.
+    """
+    if not request.offer.extra.get("gpu") or request.offer.extra.get("cloud") not in ("SECURE", "COMMUNITY"):
+        raise rejected("offer", "it is not an offer of RunPod")
+    size = len(request.start_script.encode())
+    if size > SCRIPT_BYTES_MAX:
+        raise rejected("start_script", f"it has {size} of at most {SCRIPT_BYTES_MAX} bytes")
+    if "\0" in request.start_script:
+        raise rejected("start_script", "it holds a NUL")
+    if len(request.key) > NAME_CHARS_MAX:
+        raise rejected("key", f"a name has at most {NAME_CHARS_MAX} characters")
+    if not request.image or len(request.image) > IMAGE_CHARS_MAX:
+        raise rejected("image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
+
+
+class Strangers:
+    """400s in words never heard before, told apart by their company.
+
+    A 400 is an empty shelf or a broken rule, and only known sentences say which. An unknown one counts as the first,
+    so that the next offer is tried; if offer after offer is refused like that, it is the request.
+    """
+
+    def __init__(self) -> None:
+        self._refused: set[OfferId] = set()
+
+    def met(self, offer: OfferId) -> bool:
+        """Whether so many different offers were refused in a row that the request is suspect."""
+        self._refused.add(offer)
+        return len(self._refused) >= STRANGERS_MAX
+
+    def forget(self) -> None:
+        """A create was understood."""
+        self._refused.clear()
+
+
+def refusal_of_create(refused: Refused, request: LaunchRequest, strangers: Strangers) -> ProviderError:
+    """The leaf of the contract that a refused create is; no pod was made."""
+    said = refused.detail or f"HTTP {refused.status}"
+    if refused.status in (413, 422):
+        return rejected("request", said, status=refused.status)
+    known = refusal_in_words(refused.detail, said)
+    if known is not None:
+        strangers.forget()
+        return known
+    if refused.status == 403 and says(refused.detail, SCOPE_WORDS):
+        return AuthFailed(f"the RunPod API key may not create pods: {said}")
+    if refused.status == 403:
+        return NoCapacity(f"this account may not rent this kind of pod: {said}")
+    if refused.status in (404, 410):
+        return OfferGone(f"RunPod does not know this GPU any more: {said}")
+    if refused.status in (400, 409):
+        if strangers.met(request.offer.offer_id):
+            return rejected("request", said, status=refused.status)
+        return NoCapacity(f"RunPod did not make the pod, perhaps for want of machines: {said}")
+    return Unavailable(f"RunPod refused the pod: {said}")
+
+
+def refusal_in_words(text: str, said: str) -> ProviderError | None:
+    """What a sentence of RunPod's means, if it is a known one."""
+    if says(text, BALANCE_WORDS):
+        return NoBalance(f"the RunPod account's balance is too low: {said}")
+    if says(text, QUOTA_WORDS):
+        return QuotaExceeded(f"a limit of the RunPod account is reached: {said}")
+    if says(text, NO_CAPACITY_WORDS):
+        return NoCapacity(f"RunPod has no such machine now: {said}")
+    return None
+
+
+def rejected(field: str, reason: str, *, status: int | None = None) -> RequestRejected:
+    """A request that is wrong and will be wrong again."""
+    what = f"RunPod refused the request ({status})" if status else f"RunPod: {field}"
+    return RequestRejected(f"{what}: {reason}", field=field, reason=reason)

@@ -1,0 +1,159 @@
+"""What RunPod lists as ours, and whether the list can be trusted to be whole.
+
+Absence is only ever concluded from a complete listing, so everything doubtful makes it incomplete: a later page that
+fails or is promised without a cursor, a cursor that repeats, a row that cannot be attributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from spotd_providers.contract.errors import AuthFailed, ProviderError
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import (
+    Instance,
+    InstanceId,
+    InstanceState,
+    Listing,
+    Loss,
+    Market,
+)
+from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.text import clean
+from spotd_providers.runpod.answers import says
+from spotd_providers.runpod.client import RunpodClient
+from spotd_providers.runpod.memory import Memory
+from spotd_providers.runpod.pods import IMAGE_FAILURE_WORDS, as_instance, unreadable
+from spotd_providers.runpod.wire import pod_row
+
+PAGES_MAX: Final = 400
+BALANCE_AGE_MAX: Final = timedelta(minutes=1)
+PULL_SUSPECT_AFTER: Final = timedelta(minutes=6)
+LOOK_AT_LOG_EVERY: Final = timedelta(minutes=5)
+SYSTEM_LINES: Final = 50
+
+
+class Sightings:
+    """Listings of one account, with what they taught so far.
+
+    Attributes:
+        ours: pods seen under our name, which may be deleted without looking again.
+    """
+
+    def __init__(
+        self,
+        client: RunpodClient,
+        services: Services,
+        memory: Memory,
+        *,
+        out_of_money: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._client = client
+        self._services = services
+        self._memory = memory
+        self._out_of_money = out_of_money
+        self.ours: set[InstanceId] = set()
+        self._broke = (False, datetime.min.replace(tzinfo=UTC))
+        self._log_looks: dict[str, tuple[datetime, str]] = {}
+
+    def own(self, instance: Instance) -> None:
+        """This machine is known to be ours."""
+        self.ours.add(instance.ref.instance_id)
+        self._memory.seen(instance.ref.instance_id, instance.key)
+
+    async def listed(self) -> Listing:
+        """Every machine under our install label, all pages.
+
+        Raises:
+            AuthFailed, RateLimited, Unavailable: not even the first page came.
+        """
+        page = await self._client.pod_page(cursor=None)
+        rows: dict[str, Instance] = {}
+        cursors: set[str] = set()
+        complete = self._read(page.pods, rows)
+        while page.pagination is not None and page.pagination.has_next:
+            cursor = page.pagination.cursor
+            if not cursor or cursor in cursors or len(cursors) >= PAGES_MAX:
+                complete = False
+                break
+            cursors.add(cursor)
+            try:
+                page = await self._client.pod_page(cursor=cursor)
+            except AuthFailed:
+                raise
+            except ProviderError:
+                complete = False
+                break
+            complete = self._read(page.pods, rows) and complete
+        for instance in rows.values():
+            self.own(instance)
+        found = tuple([await self._explained(instance) for instance in rows.values()])
+        return Listing(instances=found, complete=complete, at=self._services.clock.now())
+
+    def _read(self, page: Sequence[Any], rows: dict[str, Instance]) -> bool:
+        """Whether every row of the page could be attributed; those that are ours are added to `rows`."""
+        whole = True
+        for raw in page:
+            row = pod_row(raw)
+            name = raw.get("name") if isinstance(raw, dict) else None
+            key = key_of(name, self._services.install)
+            if row is not None and key is not None:
+                market = self._memory.market_of(key) or Market.ON_DEMAND
+                rows[row.id] = as_instance(row, key, market=market)
+            elif row is None and isinstance(raw, dict) and key is not None and _is_id(raw.get("id")):
+                rows.setdefault(raw["id"], unreadable(raw["id"], key))
+            elif row is None or not isinstance(name, str):
+                whole = False
+        return whole
+
+    async def _explained(self, instance: Instance) -> Instance:
+        """The machine with two late findings worked in: an account without money, an image that cannot be had."""
+        if instance.state is InstanceState.PAUSED and instance.loss is not Loss.PROVISION_FAILED:
+            if await self._is_broke():
+                return replace(instance, loss=Loss.BALANCE, detail="the account has no money left")
+            return instance
+        late = (
+            instance.state is InstanceState.PENDING
+            and instance.created_at is not None
+            and self._services.clock.now() - instance.created_at > PULL_SUSPECT_AFTER
+        )
+        if late or instance.loss is Loss.PROVISION_FAILED:
+            complaint = await self._image_complaint(instance.ref.instance_id)
+            if complaint:
+                return replace(instance, state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=complaint)
+        return instance
+
+    async def _image_complaint(self, pod_id: str) -> str:
+        """What the host's own log says against the image, if anything. RunPod itself waits for ever."""
+        now = self._services.clock.now()
+        at, complaint = self._log_looks.get(pod_id, (datetime.min.replace(tzinfo=UTC), ""))
+        if complaint or now - at < LOOK_AT_LOG_EVERY:
+            return complaint
+        try:
+            lines = await self._client.log_lines(pod_id, source="system", lines=SYSTEM_LINES)
+        except ProviderError:
+            lines = []
+        complaint = next((clean(line) for line in reversed(lines) if says(line, IMAGE_FAILURE_WORDS)), "")
+        if len(self._log_looks) > PAGES_MAX:
+            self._log_looks.clear()
+        self._log_looks[pod_id] = (now, complaint)
+        return complaint
+
+    async def _is_broke(self) -> bool:
+        broke, at = self._broke
+        now = self._services.clock.now()
+        if now - at < BALANCE_AGE_MAX:
+            return broke
+        try:
+            broke = await self._out_of_money()
+        except ProviderError:
+            return False
+        self._broke = (broke, now)
+        return broke
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 128

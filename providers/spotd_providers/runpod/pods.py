@@ -1,0 +1,84 @@
+"""From pod rows to machines, and why a pod stopped.
+
+Theory. `status` is what RunPod observes: PROVISIONING and STARTING (the image is pulled), RUNNING, EXITED (stopped:
+the pod keeps its host but not its GPU, so it may never run again), ERROR (the container cannot run), TERMINATED. No
+word says *why* a pod stopped. spotd never stops pods, it deletes them; so an EXITED pod was stopped by somebody else:
+its host was lost, the account is empty or, for a spot pod, it was outbid. It says nothing about the job either: a pod
+whose process ends is *restarted*, for ever, on a wiped disk.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Loss,
+    Market,
+)
+from spotd_providers.kit.text import quoted
+from spotd_providers.runpod.offers import PROVIDER
+from spotd_providers.runpod.wire import PodRow
+
+IMAGE_FAILURE_WORDS: Final = (
+    "layer does not exist",
+    "manifest unknown",
+    "manifest for",
+    "pull access denied",
+    "error response from daemon",
+    "error pulling image",
+    "repository does not exist",
+    "no such image",
+    "unauthorized: authentication required",
+    "toomanyrequests",
+)
+_STATES: Final = {
+    "PROVISIONING": InstanceState.PENDING,
+    "STARTING": InstanceState.PENDING,
+    "RUNNING": InstanceState.RUNNING,
+    "EXITED": InstanceState.PAUSED,
+    "ERROR": InstanceState.PAUSED,
+    "TERMINATED": InstanceState.GONE,
+}
+_LOSSES: Final = {"EXITED": Loss.HOST_LOST, "ERROR": Loss.PROVISION_FAILED}
+_DETAILS: Final = {
+    "EXITED": "RunPod shows the pod as exited, though nobody here stopped it",
+    "ERROR": "RunPod says that the container is in an error it cannot recover from",
+}
+
+
+def ref_of(pod_id: str) -> InstanceRef:
+    """How the rest of spotd names this pod."""
+    return InstanceRef(provider=PROVIDER, instance_id=InstanceId(pod_id))
+
+
+def as_instance(row: PodRow, key: AttemptKey, *, market: Market | None) -> Instance:
+    """The machine of this row. v2 does not say how a pod was sold: `market` is what is known otherwise."""
+    word = (row.status or "").strip().upper()
+    state = _STATES.get(word, InstanceState.UNKNOWN)
+    loss = _LOSSES.get(word)
+    if loss is Loss.HOST_LOST and market is Market.SPOT:
+        loss = Loss.OUTBID
+    detail = _DETAILS.get(word, "" if word in _STATES else f"RunPod calls its status {quoted(row.status or '')!r}")
+    return Instance(
+        ref=ref_of(row.id),
+        key=key,
+        state=state,
+        market=market,
+        price=MicroUsdPerHour(micro_usd(row.cost)) if row.cost else None,
+        created_at=row.created_at,
+        loss=loss,
+        detail=detail,
+    )
+
+
+def unreadable(pod_id: str, key: AttemptKey) -> Instance:
+    """A machine that certainly exists under our name, though its row makes no sense."""
+    return Instance(
+        ref=ref_of(pod_id), key=key, state=InstanceState.UNKNOWN, detail="RunPod's row about it is malformed"
+    )

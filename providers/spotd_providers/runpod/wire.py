@@ -1,0 +1,242 @@
+"""What RunPod sends, validated at the edge: strict, finite, bounded, and one row at a time.
+
+A GPU of the catalogue is merchandise: a price that is not understood must not be paid, so it is refused with a reason.
+A pod bills us: whatever can be read of it is kept, since a row that is dropped is a machine that is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError
+
+from spotd_providers.contract.values import Rejected
+from spotd_providers.kit import shapes
+from spotd_providers.kit.shapes import Lenient, first_fault
+
+WHO: Final = "RunPod"
+# A bound is a generous multiple of what was ever asked; beyond it a figure is a mistake or an attack.
+UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
+Amount = Annotated[float, Field(gt=-1e9, lt=1e9, allow_inf_nan=False)]
+Id = Annotated[str, Field(min_length=1, max_length=128)]
+_M = TypeVar("_M", bound=BaseModel)
+_ROW: Final = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+def _instant(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) > 40:
+        raise ValueError("not a time")
+    instant = datetime.fromisoformat(value)
+    if instant.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return instant
+
+
+Instant = Annotated[datetime, BeforeValidator(_instant)]
+
+
+class CudaVersion(BaseModel):
+    model_config = _ROW
+
+    version: Annotated[str, Field(pattern=r"^\d{1,3}\.\d{1,3}$")]
+    available: bool = False
+
+
+class DataCenterStock(BaseModel):
+    model_config = _ROW
+
+    id: Id
+    availability: Annotated[str | None, Lenient] = None
+
+
+class GpuRow(BaseModel):
+    """One GPU type of the catalogue. Its prices are for ONE GPU, and looked at one by one where they are used."""
+
+    model_config = _ROW
+
+    id: Id
+    manufacturer: Annotated[str | None, Lenient] = None
+    memory: Annotated[float, Field(gt=0, lt=100_000, allow_inf_nan=False)]
+    secure: Annotated[bool | None, Lenient] = None
+    community: Annotated[bool | None, Lenient] = None
+    price: dict[str, Any]
+    max_count: Annotated[dict[str, Any] | None, Lenient] = Field(default=None, alias="maxCount")
+    availability: Annotated[str | None, Lenient] = None
+    data_centers: Annotated[list[DataCenterStock] | None, Lenient] = Field(default=None, alias="dataCenters")
+    cuda_versions: Annotated[list[CudaVersion] | None, Lenient] = Field(default=None, alias="cudaVersions")
+
+
+class GpuPage(BaseModel):
+    model_config = _ROW
+
+    gpus: SkipValidation[list[Any]]
+
+
+class PodGpu(BaseModel):
+    model_config = _ROW
+
+    id: Annotated[str | None, Lenient] = None
+    count: Annotated[int | None, Lenient] = None
+
+
+class PodRow(BaseModel):
+    """One pod of the account. The name decides whose it is; words that are not text are unknown words."""
+
+    model_config = _ROW
+
+    id: Id
+    name: Annotated[str | None, Lenient] = None
+    status: Annotated[str | None, Lenient] = None
+    gpu: Annotated[PodGpu | None, Lenient] = None
+    cost: Annotated[Annotated[float, Field(ge=0, lt=10_000, allow_inf_nan=False)] | None, Lenient] = None
+    data_center: Annotated[str | None, Lenient] = Field(default=None, alias="dataCenterId")
+    created_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="createdAt")
+    started_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="startedAt")
+
+
+class Pagination(BaseModel):
+    model_config = _ROW
+
+    has_next: bool = Field(default=False, alias="hasNextPage")
+    cursor: str | None = Field(default=None, alias="nextCursor")
+
+
+class PodPage(BaseModel):
+    """One page of the listing, its rows not yet looked at. Older answers hold all pods and no pagination."""
+
+    model_config = _ROW
+
+    pods: SkipValidation[list[Any]]
+    pagination: Pagination | None = None
+
+
+class BillingRow(BaseModel):
+    """What was billed for one pod in one bucket of time."""
+
+    model_config = _ROW
+
+    pod: Id = Field(alias="podId")
+    start: Instant = Field(alias="startTime")
+    end: Instant = Field(alias="endTime")
+    total: Amount = Field(alias="totalAmount")
+    gpu: Annotated[Amount | None, Lenient] = Field(default=None, alias="gpuAmount")
+    cpu: Annotated[Amount | None, Lenient] = Field(default=None, alias="cpuAmount")
+    disk: Annotated[Amount | None, Lenient] = Field(default=None, alias="diskAmount")
+
+
+class BillingPage(BaseModel):
+    model_config = _ROW
+
+    records: SkipValidation[list[Any]]
+
+
+class Myself(BaseModel):
+    """The money of the account, from GraphQL."""
+
+    model_config = _ROW
+
+    balance: Amount = Field(alias="clientBalance")
+    spend: Annotated[Amount | None, Lenient] = Field(default=None, alias="currentSpendPerHr")
+    limit: Annotated[Amount | None, Lenient] = Field(default=None, alias="spendLimit")
+
+
+_POD: Final = TypeAdapter(PodRow)
+_GPU: Final = TypeAdapter(GpuRow)
+_BILL: Final = TypeAdapter(BillingRow)
+_PRICE: Final = TypeAdapter(UsdPerHour, config=ConfigDict(strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRows:
+    """The rows of one catalogue answer that can be understood, and the others with their reasons."""
+
+    rows: tuple[GpuRow, ...]
+    rejected: tuple[Rejected, ...]
+
+
+def decoded(body: bytes) -> Any:
+    """The JSON of a body of RunPod's.
+
+    Raises:
+        Unavailable: not JSON.
+    """
+    return shapes.decoded(body, who=WHO)
+
+
+def shaped(model: type[_M], value: Any, *, what: str) -> _M:
+    """The value as this model.
+
+    Raises:
+        Unavailable: it has another shape, so it proves nothing.
+    """
+    return shapes.shaped(model, value, who=WHO, what=what)
+
+
+def gpu_rows(value: Any) -> GpuRows:
+    """Every row of a catalogue answer, understood or rejected.
+
+    Raises:
+        Unavailable: there is no list of GPUs in it.
+    """
+    good: list[GpuRow] = []
+    rejected: list[Rejected] = []
+    seen: set[str] = set()
+    for raw in shaped(GpuPage, value, what="its catalogue").gpus:
+        try:
+            row = _GPU.validate_python(raw)
+        except ValidationError as exc:
+            rejected.append(Rejected(offer_id=_id_of(raw), reason=first_fault(exc)))
+            continue
+        if row.id in seen:
+            rejected.append(Rejected(offer_id=row.id, reason="the same GPU twice in one answer"))
+            continue
+        seen.add(row.id)
+        good.append(row)
+    return GpuRows(tuple(good), tuple(rejected))
+
+
+def price_of(row: GpuRow, cloud: str) -> float | str:
+    """The price of one GPU on this cloud, or why there is none."""
+    found = row.price.get(cloud.lower())
+    if found is None or (found == 0 and not isinstance(found, bool)):
+        return "price: not sold on this cloud"
+    try:
+        return _PRICE.validate_python(found)
+    except ValidationError as exc:
+        return f"price.{cloud.lower()}: {exc.errors(include_url=False, include_input=False)[0]['msg']}"
+
+
+def pod_row(raw: Any) -> PodRow | None:
+    """The pod of this row, or `None` if not even its id can be read."""
+    try:
+        return _POD.validate_python(raw)
+    except ValidationError:
+        return None
+
+
+def billing_row(raw: Any) -> BillingRow | None:
+    """The bill of this row, or `None` if it cannot be read."""
+    try:
+        return _BILL.validate_python(raw)
+    except ValidationError:
+        return None
+
+
+def problem_of(body: Any) -> str:
+    """What a refusal says: RFC 9457's title, detail and errors, or the words of the older APIs."""
+    if not isinstance(body, Mapping):
+        return ""
+    errors = body.get("errors")
+    listed = [item for item in errors if isinstance(item, str)] if isinstance(errors, list) else []
+    said = [body.get("detail"), *listed[:3], body.get("error"), body.get("message")]
+    texts = [text for text in said if isinstance(text, str) and text]
+    title = body.get("title")
+    return "; ".join(texts) if texts else (title if isinstance(title, str) else "")
+
+
+def _id_of(raw: Any) -> str:
+    identity = raw.get("id") if isinstance(raw, dict) else None
+    return identity[:128] if isinstance(identity, str) and identity.isprintable() and identity else "unreadable"
