@@ -37,7 +37,7 @@ from spotd.core.model import (
 from spotd.core.pricing import PPM, gpu_price_limit, repriced
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.words import passed_over_words, per_gpu_words, quote_words
+from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Market
 
@@ -114,7 +114,7 @@ class _Decision:
         offers = self.catalogue.list_for(shape_of(job, self.policy))
         best = self.catalogue.first_free(offers)
         if not offers.entries:
-            self._wait(job, *self._nothing_fits(offers))
+            self._wait(job, *self._nothing_fits(job, offers))
             return
         if best is None:
             self._wait(job, VerdictKind.COOLING, self._all_blocked(offers))
@@ -257,12 +257,13 @@ class _Decision:
         if state is not job.state:
             self.draft.move_job(job.id, state, sentence)
 
-    def _nothing_fits(self, offers: ShapeList) -> tuple[VerdictKind, str]:
+    def _nothing_fits(self, job: Job, offers: ShapeList) -> tuple[VerdictKind, str]:
         silent = "; ".join(f"{name}: {why}" for name, why in sorted(self.catalogue.silent.items()))
         if self.catalogue.size == 0:
             return VerdictKind.NO_OFFERS, "no provider shows offers now" + (f" ({silent})" if silent else "")
         tally = passed_over_words(offers.misfits)
-        return VerdictKind.NO_MATCH, f"none of {self.catalogue.size} offers fits: {tally}" + (
+        wanted = wanted_words(job.spec.resources)
+        return VerdictKind.NO_MATCH, f"none of {self.catalogue.size} offers fits {wanted}: {tally}" + (
             f" ({silent})" if silent else ""
         )
 

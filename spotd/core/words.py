@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from spotd.core.model import Quote
+from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
 
 
@@ -20,6 +21,15 @@ def quote_words(quote: Quote) -> str:
         f"{offer.gpu_count} x {offer.gpu} at {offer.provider}{place}, {offer.market.value},"
         f" {per_gpu_words(quote.price.per_gpu)}"
     )
+
+
+def wanted_words(wanted: Resources) -> str:
+    """`8 x H100 or 4 x A100_80GB`, or what stands for names."""
+    if wanted.gpu:
+        return " or ".join(f"{one.count} x {one.name}" for one in wanted.gpu)
+    if wanted.min_vram_mb is not None:
+        return f"{wanted.gpu_count} x any GPU with {wanted.min_vram_mb / 1000:g} GB"
+    return f"{wanted.gpu_count} x any GPU"
 
 
 def passed_over_words(misfits: Counter[str]) -> str:

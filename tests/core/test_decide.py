@@ -217,3 +217,10 @@ def test_permuting_jobs_and_offers_changes_nothing_and_no_launch_breaks_a_rule(d
         assert sum(a.quote.price.total for a in plan.attempts.values()) // 12 <= budget
         assert len(plan.attempts) <= rules.machines_max
         assert check(applied(world(*jobs, policy=rules), plan)) == ()
+
+
+def test_a_job_that_nothing_fits_is_told_what_it_asked_for() -> None:
+    wanted = Resources(gpu=(GpuAlternative(name="H100", count=8), GpuAlternative(name="A100_80GB", count=4)))
+    item = job(resources=wanted)
+    verdict = decide(world(item), market(offer("o1")), NOW).verdicts[item.id]
+    assert verdict.sentence == "none of 1 offers fits 8 x H100 or 4 x A100_80GB: 1 another GPU or count"
