@@ -1,0 +1,1 @@
+"""Amazon EC2: spot and on-demand GPU instances, through AWS's own client."""

@@ -1,0 +1,149 @@
+"""What AWS's error codes mean: one table, read once for questions and once for a launch.
+
+AWS tells capacity, quota, price, key and request apart by code; the HTTP status says little (no capacity is a 500).
+What no table knows is judged by the status: a server's error in a launch is an unknown outcome, in a question trouble.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from random import Random
+from typing import Final
+
+from spotd_providers.aws.sdk import Refused
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoCapacity,
+    OfferGone,
+    OutcomeUnknown,
+    PriceMoved,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    RequestRejected,
+    Unavailable,
+)
+from spotd_providers.contract.values import LaunchRequest, Market
+
+NO_CAPACITY: Final = frozenset(
+    {
+        "InsufficientInstanceCapacity",
+        "UnfulfillableCapacity",
+        "InsufficientHostCapacity",
+        "InsufficientCapacityOnHost",
+        "InsufficientFreeAddressesInSubnet",
+        "ReservationCapacityExceeded",
+    }
+)
+PRICE_MOVED: Final = frozenset({"SpotMaxPriceTooLow"})
+NOT_IN_ZONE: Final = frozenset({"Unsupported", "InvalidInstanceType", "UnsupportedOperation"})
+QUOTA: Final = frozenset(
+    {
+        "MaxSpotInstanceCountExceeded",
+        "VcpuLimitExceeded",
+        "InstanceLimitExceeded",
+        "VolumeLimitExceeded",
+        "MaxIOPSLimitExceeded",
+        "AddressLimitExceeded",
+        "MaxFleetCountExceeded",
+    }
+)
+RATE: Final = frozenset(
+    {
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+        "429",
+    }
+)
+UNKNOWN: Final = frozenset(
+    {
+        "InternalError",
+        "InternalFailure",
+        "Unavailable",
+        "ServiceUnavailable",
+        "ServerInternal",
+        "IdempotentParameterMismatch",
+    }
+)
+AUTH: Final = frozenset(
+    {
+        "UnauthorizedOperation",
+        "AccessDenied",
+        "AccessDeniedException",
+        "AuthFailure",
+        "InvalidClientTokenId",
+        "UnrecognizedClientException",
+        "InvalidSignatureException",
+        "IncompleteSignature",
+        "MissingAuthenticationToken",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "RequestExpired",
+        "OptInRequired",
+        "Blocked",
+        "401",
+        "403",
+    }
+)
+VERIFYING: Final = "PendingVerification"
+NO_SPOT_ROLE: Final = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
+ROLE_HINT: Final = (
+    "let an administrator run once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+)
+BACK_OFF: Final = timedelta(seconds=5)
+_FIELDS: Final = {
+    "InvalidAMIID": "ami",
+    "InvalidSubnetID": "subnets",
+    "InvalidSubnet": "subnets",
+    "InvalidGroup": "security_groups",
+    "InvalidGroupId": "security_groups",
+    "InvalidUserData": "start_script",
+    "InvalidBlockDeviceMapping": "disk_gb",
+}
+
+
+def failure(refused: Refused, *, what: str, rng: Random) -> ProviderError:
+    """The leaf of the contract that a refused question is."""
+    return _common(refused, what, rng) or Unavailable(f"{what}: {refused}")
+
+
+def launch_failure(refused: Refused, request: LaunchRequest, *, rng: Random) -> ProviderError:
+    """The leaf that a refused launch is; nothing was bought unless it is `OutcomeUnknown`."""
+    pool, code = request.offer.pool, refused.code
+    if code in NO_CAPACITY:
+        return NoCapacity(f"AWS has no capacity for {pool} now: {code}")
+    if code in PRICE_MOVED:
+        return PriceMoved(f"the spot price of {pool} is above what was agreed")
+    if code in NOT_IN_ZONE or "not supported in your requested" in refused.detail:
+        return OfferGone(f"AWS does not sell {pool}: {refused}")
+    if code in QUOTA:
+        kind = "spot" if request.offer.market is Market.SPOT else "on-demand"
+        return QuotaExceeded(
+            f"the account's {kind} quota in {request.offer.region} is used up ({code}); see spotctl doctor"
+        )
+    common = _common(refused, f"launching {pool}", rng)
+    if common is not None and not isinstance(common, Unavailable):
+        return common
+    if code == VERIFYING:
+        return Unavailable(f"AWS still verifies this account: {refused.detail}")
+    if code in UNKNOWN or refused.status >= 500:
+        return OutcomeUnknown(f"AWS answered {code} to the launch of {pool}", key=request.key)
+    field = _FIELDS.get(code.partition(".")[0], "start_script" if "User data" in refused.detail else "request")
+    return RequestRejected(f"AWS refused the launch of {pool}: {refused}", field=field, reason=code)
+
+
+def _common(refused: Refused, what: str, rng: Random) -> ProviderError | None:
+    if refused.code in RATE or refused.status == 429:
+        wait = refused.retry_after or BACK_OFF
+        return RateLimited(f"AWS is asked too often ({what})", retry_after=wait + timedelta(seconds=rng.random()))
+    if refused.code == NO_SPOT_ROLE:
+        return AuthFailed(f"the account has no service-linked role for spot yet; {ROLE_HINT}")
+    if refused.code in AUTH or refused.status == 401:
+        return AuthFailed(f"AWS does not allow {what}: {refused}")
+    if refused.code == VERIFYING:
+        return Unavailable(f"AWS still verifies this account: {refused.detail}")
+    return None

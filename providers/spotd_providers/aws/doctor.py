@@ -1,0 +1,153 @@
+"""What `spotctl doctor` asks of AWS, one line for each finding."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from spotd_providers.aws.answers import AUTH, QUOTA, failure
+from spotd_providers.aws.region import Region
+from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import CheckLine
+from spotd_providers.kit.http import AnswerLost
+
+SKEW_MAX: Final = timedelta(seconds=60)
+SPOT_QUOTAS: Final[Mapping[str, str]] = {"G": "L-3819A6DF", "P2-P4": "L-7212CCBC", "P5": "L-C4BD4855"}
+KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
+POLICY_HINT: Final = "attach the policy of docs/providers/aws.md to this user or role"
+QUOTA_HINT: Final = (
+    "ask AWS for spot vCPUs of the G or P family in this region (Service Quotas, EC2); a new account has 0"
+)
+
+
+async def examine(
+    sdk: Sdk, regions: Sequence[Region], settings: AwsSettings, services: Services
+) -> Sequence[CheckLine]:
+    """Key and clock, then each region. A failed check is a line, never an exception."""
+    lines: list[CheckLine] = []
+    said: list[Mapping[str, Any]] = []
+
+    async def key() -> str:
+        try:
+            answer = await sdk.call("sts", regions[0].name, "get_caller_identity")
+        except Refused as exc:
+            raise failure(exc, what="get_caller_identity", rng=services.rng) from None
+        except AnswerLost as exc:
+            raise Unavailable(str(exc)) from None
+        if not answer.get("Arn"):
+            raise Unavailable("AWS's answer does not say who this key is")
+        said.append(answer)
+        return str(answer["Arn"])
+
+    lines.append(await _line("key", key, hint=KEY_HINT))
+    if not said:
+        return tuple(lines)  # whatever is wrong would only be found in every region, each after its time-out
+    lines.extend(_clock(said[0], services.clock.now()))
+    for region in regions:
+        lines.extend(await _region_lines(sdk, region, settings, services))
+    return tuple(lines)
+
+
+async def _region_lines(sdk: Sdk, region: Region, settings: AwsSettings, services: Services) -> list[CheckLine]:
+    async def market() -> str:
+        kinds, rows = await region.kinds(), await region.price_rows()
+        if not kinds.usable:
+            raise Unavailable("no instance type with a usable GPU matches instance_types")
+        return f"{len(kinds.usable)} GPU types, {len(rows)} spot prices"
+
+    async def machines() -> str:
+        await region.machine_rows("tag:spotd:install", str(services.install))
+        await region.spot_request_rows("tag:spotd:install", str(services.install))
+        return "can list machines and spot requests"
+
+    async def network() -> str:
+        subnets = await region.subnets()
+        if not subnets:
+            raise Unavailable("there is no default subnet; create a default VPC, or set subnets")
+        return f"subnets in {len(subnets)} zones"
+
+    async def launch() -> str:
+        return await _dry_run(sdk, region, settings, services)
+
+    async def quota() -> str:
+        found = {name: await _quota(region, code) for name, code in SPOT_QUOTAS.items()}
+        text = ", ".join(f"{name} {value:.0f}" for name, value in found.items())
+        if not any(found.values()):
+            raise Unavailable(f"no vCPUs for spot machines with GPUs: {text}")
+        return f"spot vCPUs: {text}"
+
+    checks = (
+        ("market", market, POLICY_HINT),
+        ("machines", machines, POLICY_HINT),
+        ("network", network, POLICY_HINT),
+        ("launch", launch, POLICY_HINT),
+        ("quota", quota, QUOTA_HINT),
+    )
+    return [await _line(f"{region.name} {name}", ask, hint=hint) for name, ask, hint in checks]
+
+
+async def _dry_run(sdk: Sdk, region: Region, settings: AwsSettings, services: Services) -> str:
+    image, subnets, kinds = await region.image(), await region.subnets(), await region.kinds()
+    pools = [pool for pool in await region.pools() if pool[0] in kinds.usable and pool[1] in subnets]
+    if not pools:
+        raise Unavailable("no zone with a subnet sells a GPU type")
+    kind, zone = min(pools)
+    tags = [{"Key": "spotd:install", "Value": str(services.install)}, {"Key": "spotd:key", "Value": "dry-run"}]
+    groups = {"SecurityGroupIds": list(settings.security_groups)} if settings.security_groups else {}
+    try:
+        await sdk.call(
+            "ec2",
+            region.name,
+            "run_instances",
+            DryRun=True,
+            ImageId=image.image_id,
+            InstanceType=kind,
+            MinCount=1,
+            MaxCount=1,
+            SubnetId=subnets[zone],
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+            **groups,
+        )
+    except Refused as exc:
+        if exc.code == "DryRunOperation":
+            return f"may launch {image.image_id}"
+        if exc.code in AUTH or exc.code in QUOTA:
+            raise AuthFailed(f"AWS does not allow a launch: {exc}") from None
+        raise Unavailable(f"a launch would fail: {exc}") from None
+    except AnswerLost as exc:
+        raise Unavailable(str(exc)) from None
+    raise Unavailable("AWS did not answer a dry run as one")
+
+
+async def _quota(region: Region, code: str) -> float:
+    answer = await region.ask("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)
+    quota = answer.get("Quota")
+    value = quota.get("Value") if isinstance(quota, Mapping) else None
+    if not isinstance(value, int | float):
+        raise Unavailable("AWS's answer holds no quota")
+    return float(value)
+
+
+def _clock(answer: Mapping[str, Any], now: datetime) -> list[CheckLine]:
+    headers = (answer.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
+    try:
+        skew = abs(parsedate_to_datetime(str(headers.get("date", ""))).astimezone(UTC) - now)
+    except (ValueError, TypeError):
+        return []
+    well = skew <= SKEW_MAX
+    hint = "" if well else "synchronise this computer's clock; AWS refuses requests that are five minutes off"
+    return [CheckLine(name="clock", ok=well, detail=f"{skew.total_seconds():.0f} s from AWS's", hint=hint)]
+
+
+async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> CheckLine:
+    try:
+        return CheckLine(name=name, ok=True, detail=await ask())
+    except AuthFailed as exc:
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint if name == "key" else POLICY_HINT)
+    except ProviderError as exc:
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

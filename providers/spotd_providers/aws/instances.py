@@ -1,0 +1,117 @@
+"""What a row of DescribeInstances says about a machine, with what its spot request says first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, timedelta
+from typing import Final
+
+from spotd_providers.aws.offers import PROVIDER
+from spotd_providers.aws.wire import InstanceRow, SpotRequestRow
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import (
+    AttemptKey,
+    InstallId,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Loss,
+    Market,
+)
+from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.text import clean
+
+INSTALL_TAG: Final = "spotd:install"
+KEY_TAG: Final = "spotd:key"
+NOTICE: Final = timedelta(minutes=2)
+STATES: Final[Mapping[str, InstanceState]] = {
+    "pending": InstanceState.PENDING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.ENDING,
+    "terminated": InstanceState.GONE,
+    "stopping": InstanceState.PAUSED,
+    "stopped": InstanceState.PAUSED,
+}
+# On an interruption the request says so at once, while the machine still runs for two minutes.
+ANNOUNCED: Final = frozenset(
+    {
+        "marked-for-termination",
+        "marked-for-stop",
+        "instance-terminated-no-capacity",
+        "instance-terminated-by-price",
+        "instance-terminated-by-service",
+        "instance-terminated-by-schedule",
+        "instance-terminated-launch-group-constraint",
+        "instance-stopped-no-capacity",
+        "instance-stopped-by-price",
+    }
+)
+BY_PRICE: Final = frozenset({"instance-terminated-by-price", "instance-stopped-by-price"})
+LOSSES: Final[Mapping[str, Loss]] = {
+    "Server.SpotInstanceTermination": Loss.PREEMPTED,
+    "Server.SpotInstanceShutdown": Loss.PREEMPTED,
+    "Client.InstanceInitiatedShutdown": Loss.SELF,
+    "Server.InsufficientInstanceCapacity": Loss.PROVISION_FAILED,
+    "Client.VolumeLimitExceeded": Loss.PROVISION_FAILED,
+    "Client.InvalidSnapshot.NotFound": Loss.PROVISION_FAILED,
+    "Client.InternalError": Loss.PROVISION_FAILED,
+    "Server.InternalError": Loss.HOST_LOST,
+    "Server.ScheduledStop": Loss.HOST_LOST,
+}
+_RUNS: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING, InstanceState.UNKNOWN})
+
+
+def key_in(row: InstanceRow, install: InstallId) -> AttemptKey | None:
+    """The attempt this machine was launched for, by its tag, or by its launch's token while tags are not seen yet."""
+    tags = row.tags
+    if tags.get(INSTALL_TAG, install) != install:
+        return None
+    return key_of(tags.get(KEY_TAG) or row.ClientToken, install)
+
+
+def as_instance(
+    row: InstanceRow,
+    key: AttemptKey,
+    *,
+    region: str,
+    request: SpotRequestRow | None,
+    prices: Mapping[tuple[str, str], MicroUsdPerHour],
+) -> Instance:
+    """The machine in the words of the contract. A state nobody documented is unknown, never gone."""
+    state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
+    code = request.Status.Code if request is not None else ""
+    zone = row.Placement.AvailabilityZone if row.Placement is not None else ""
+    notice_at = None
+    if state in _RUNS and code in ANNOUNCED and request is not None and request.Status.UpdateTime is not None:
+        notice_at = request.Status.UpdateTime.astimezone(UTC) + NOTICE
+    spot = row.InstanceLifecycle == "spot"
+    return Instance(
+        ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(row.InstanceId), scope=region),
+        key=key,
+        state=state,
+        market=Market.SPOT if spot else Market.ON_DEMAND,
+        price=prices.get((row.InstanceType or "", zone)) if spot else None,
+        created_at=row.LaunchTime.astimezone(UTC) if row.LaunchTime is not None else None,
+        notice_at=notice_at,
+        loss=None if state in _RUNS else _loss(row, code),
+        detail=clean(" ".join(part for part in (_said(row), code) if part)),
+    )
+
+
+def _loss(row: InstanceRow, code: str) -> Loss | None:
+    reason = row.StateReason
+    if reason is None or not reason.Code:
+        return Loss.PREEMPTED if code in ANNOUNCED else None
+    if reason.Code == "Server.InternalError" and "launch" in reason.Message.lower():
+        return Loss.PROVISION_FAILED
+    loss = LOSSES.get(reason.Code)
+    if loss is None and reason.Code.startswith("Server.SpotInstance"):
+        loss = Loss.PREEMPTED
+    return Loss.OUTBID if loss is Loss.PREEMPTED and code in BY_PRICE else loss
+
+
+def _said(row: InstanceRow) -> str:
+    if row.StateReason is not None and row.StateReason.Message:
+        return row.StateReason.Message
+    return row.StateTransitionReason or ""

@@ -1,0 +1,104 @@
+"""The request that buys one machine, and what its answer must say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from spotd_providers.aws.instances import INSTALL_TAG, KEY_TAG
+from spotd_providers.aws.region import MachineImage
+from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, user_data
+from spotd_providers.contract.errors import PriceMoved, RequestRejected
+from spotd_providers.contract.money import MICRO
+from spotd_providers.contract.values import AttemptKey, LaunchRequest, Market
+
+TOKEN_CHARS_MAX: Final = 64
+TAG_CHARS_MAX: Final = 256
+TAGGED: Final = ("instance", "volume", "network-interface")
+MAX_PRICE_MICRO_USD_MIN: Final = 1_001
+
+
+def client_token(key: AttemptKey) -> str:
+    """What makes a launch idempotent in its zone: the key, or its hash if that is too long."""
+    if len(key) <= TOKEN_CHARS_MAX:
+        return str(key)
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def run_parameters(request: LaunchRequest, image: MachineImage, settings: AwsSettings) -> dict[str, Any]:
+    """The parameters of RunInstances for this request.
+
+    Tags are given with the launch, so that no moment exists in which the machine is nobody's. The root disk is the
+    job's disk on top of what the machine image itself takes.
+
+    Raises:
+        PriceMoved: the offer is above what may be paid.
+        RequestRejected: it can not be asked for.
+    """
+    offer = request.offer
+    if not {"region", "zone", "type", "subnet"} <= offer.extra.keys():
+        raise _rejected("offer", "it is not an offer of AWS")
+    if len(request.start_script.encode()) > SCRIPT_BYTES_MAX:
+        raise _rejected("start_script", f"it has {len(request.start_script.encode())} of {SCRIPT_BYTES_MAX} bytes")
+    if len(request.key) > TAG_CHARS_MAX:
+        raise _rejected("key", f"a tag has at most {TAG_CHARS_MAX} characters")
+    try:
+        script = user_data(image=request.image, start_script=request.start_script, container=settings.container)
+    except ValueError as exc:
+        raise _rejected("image" if "image" in str(exc) else "start_script", str(exc)) from exc
+    tags = [{"Key": INSTALL_TAG, "Value": str(request.install)}, {"Key": KEY_TAG, "Value": str(request.key)}]
+    disk = {
+        "VolumeSize": image.disk_gb + request.disk_gb,
+        "VolumeType": "gp3",
+        "Throughput": settings.volume_mb_per_s,
+        "DeleteOnTermination": True,
+    }
+    spot = offer.market is Market.SPOT
+    parameters: dict[str, Any] = {
+        "ImageId": image.image_id,
+        "InstanceType": offer.extra["type"],
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": client_token(request.key),
+        "SubnetId": offer.extra["subnet"],
+        "UserData": script,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        # A container on a bridge network is one hop further from the metadata service.
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 2,
+            "InstanceMetadataTags": "disabled",
+        },
+        "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": disk}],
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": tags} for kind in (*TAGGED, *(("spot-instances-request",) if spot else ()))
+        ],
+    }
+    if settings.security_groups:
+        parameters["SecurityGroupIds"] = list(settings.security_groups)
+    if spot:
+        if request.price_max < MAX_PRICE_MICRO_USD_MIN:
+            raise _rejected("price_max", "AWS takes no spot price of $0.001 or less")
+        parameters["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {
+                "SpotInstanceType": "one-time",
+                "InstanceInterruptionBehavior": "terminate",
+                "MaxPrice": f"{request.price_max / MICRO:.6f}",
+            },
+        }
+    elif offer.gpu_price > request.price_max:
+        raise PriceMoved(f"{offer.pool} costs ${offer.gpu_price / MICRO:.4f}/h, agreed were less")
+    return parameters
+
+
+def launched_row(answer: Mapping[str, Any]) -> Any | None:
+    """The row of the one machine that was launched, or `None` if the answer tells of none."""
+    rows = answer.get("Instances")
+    return rows[0] if isinstance(rows, list) and len(rows) == 1 else None
+
+
+def _rejected(field: str, reason: str) -> RequestRejected:
+    return RequestRejected(f"AWS: {field}: {reason}", field=field, reason=reason)

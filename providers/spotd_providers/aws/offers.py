@@ -1,0 +1,151 @@
+"""From AWS's price rows to offers: one per type, zone and market, lost together as the pool `type:zone`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from spotd_providers.aws.hardware import Hardware
+from spotd_providers.aws.ondemand import on_demand_price
+from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.wire import PriceRow, read, spot_price
+from spotd_providers.contract.money import (
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerHour,
+    micro_usd,
+)
+from spotd_providers.contract.values import (
+    Interruption,
+    Market,
+    Offer,
+    OfferId,
+    PoolId,
+    ProviderName,
+    Rejected,
+)
+
+PROVIDER: Final = ProviderName("aws")
+GP3_PRICE: Final = MicroUsdPerGbMonth(80_000)
+"""Of a general purpose disk in us-east-1; other regions are up to a half dearer, a cent per hour for 100 GB."""
+DISK_GB_MAX: Final = 16_000
+LINUX: Final = frozenset({"Linux/UNIX", "Linux/UNIX (Amazon VPC)"})
+_OLDEST: Final = datetime.min.replace(tzinfo=UTC)
+
+Pool = tuple[str, str]
+"""Instance type and zone."""
+
+
+def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], list[Rejected]]:
+    """The price in force of each pool: the newest Linux row's. A newest row that is no price hides its pool."""
+    newest: dict[Pool, PriceRow] = {}
+    rejected: list[Rejected] = []
+    for raw in rows:
+        row = read(PriceRow, raw)
+        if row is None:
+            rejected.append(Rejected(offer_id="unreadable", reason="a price row lacks type, zone, product or price"))
+            continue
+        if row.ProductDescription not in LINUX:
+            continue
+        pool = (row.InstanceType, row.AvailabilityZone)
+        known = newest.get(pool)
+        if known is None or _began(known) <= _began(row):
+            newest[pool] = row
+    prices: dict[Pool, MicroUsdPerHour] = {}
+    for pool, row in newest.items():
+        try:
+            prices[pool] = spot_price(row.SpotPrice)
+        except ValueError as exc:
+            rejected.append(Rejected(offer_id=offer_id(pool, Market.SPOT), reason=str(exc)))
+    return prices, rejected
+
+
+def spot_offers(
+    prices: Mapping[Pool, MicroUsdPerHour],
+    kinds: Mapping[str, Hardware],
+    subnets: Mapping[str, str],
+    region: str,
+    settings: AwsSettings,
+) -> tuple[list[Offer], list[Rejected]]:
+    """Every priced pool, offered or rejected with a reason."""
+    return _offers(prices, Market.SPOT, kinds, subnets, region, settings)
+
+
+def on_demand_offers(
+    pools: Iterable[Pool],
+    kinds: Mapping[str, Hardware],
+    subnets: Mapping[str, str],
+    region: str,
+    settings: AwsSettings,
+) -> tuple[list[Offer], list[Rejected]]:
+    """Every pool that exists, at its list price, or rejected because none is known."""
+    priced: dict[Pool, MicroUsdPerHour] = {}
+    rejected = []
+    for pool in pools:
+        price = on_demand_price(region, pool[0], settings.on_demand_usd)
+        if price is None:
+            reason = f"no on-demand price of it is known in {region}; set on_demand_usd"
+            rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=reason))
+        else:
+            priced[pool] = price
+    offers, more = _offers(priced, Market.ON_DEMAND, kinds, subnets, region, settings)
+    return offers, [*rejected, *more]
+
+
+def offer_id(pool: Pool, market: Market) -> OfferId:
+    """Stable as long as the type is sold in the zone."""
+    return OfferId(f"{pool[0]}:{pool[1]}:{market.value}")
+
+
+def _offers(
+    prices: Mapping[Pool, MicroUsdPerHour],
+    market: Market,
+    kinds: Mapping[str, Hardware],
+    subnets: Mapping[str, str],
+    region: str,
+    settings: AwsSettings,
+) -> tuple[list[Offer], list[Rejected]]:
+    offers: list[Offer] = []
+    rejected: list[Rejected] = []
+    egress = MicroUsdPerGb(micro_usd(settings.egress_usd_per_gb))
+    for pool, price in prices.items():
+        kind, zone = kinds.get(pool[0]), pool[1]
+        identity = offer_id(pool, market)
+        if kind is None:
+            rejected.append(Rejected(offer_id=identity, reason="what this instance type holds is not known"))
+            continue
+        if market.value not in kind.sold_as:
+            rejected.append(Rejected(offer_id=identity, reason=f"the type is not sold {market.value}"))
+            continue
+        if zone not in subnets:
+            rejected.append(Rejected(offer_id=identity, reason=f"there is no subnet in {zone}; see subnets"))
+            continue
+        offers.append(
+            Offer(
+                provider=PROVIDER,
+                offer_id=identity,
+                pool=PoolId(f"{pool[0]}:{zone}"),
+                market=market,
+                interruption=Interruption.NOTICE if market is Market.SPOT else Interruption.NEVER,
+                gpu=kind.gpu,
+                gpu_count=kind.gpu_count,
+                gpu_vram_mb=kind.gpu_vram_mb,
+                gpu_price=price,
+                pays_bid=False,
+                on_demand_price=on_demand_price(region, pool[0], settings.on_demand_usd),
+                storage_price=GP3_PRICE,
+                upload_price=egress,
+                region=region,
+                cpus=float(kind.cpus) if kind.cpus is not None else None,
+                memory_mb=kind.memory_mb,
+                disk_gb_max=DISK_GB_MAX,
+                extra={"region": region, "zone": zone, "type": pool[0], "subnet": subnets[zone]},
+            )
+        )
+    return offers, rejected
+
+
+def _began(row: PriceRow) -> datetime:
+    at = row.Timestamp
+    return _OLDEST if at is None or at.tzinfo is None else at

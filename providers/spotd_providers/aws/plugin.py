@@ -1,0 +1,70 @@
+"""How the daemon finds and opens AWS. AWS's client is not imported before that."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+from spotd_providers.aws.offers import PROVIDER
+from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.aws.sdk import Sdk
+from spotd_providers.aws.settings import IMDS, AwsSettings
+from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX
+from spotd_providers.contract.provider import Provider, ProviderTraits, Services
+from spotd_providers.contract.values import ProviderName
+from spotd_providers.kit.urls import is_loopback
+
+
+class AwsPlugin:
+    """The descriptor behind the entry point."""
+
+    @property
+    def name(self) -> ProviderName:
+        return PROVIDER
+
+    @property
+    def title(self) -> str:
+        return "AWS EC2"
+
+    @property
+    def settings_model(self) -> type[Any]:
+        return AwsSettings
+
+    @property
+    def needs_credential(self) -> bool:
+        # Without api_key, AWS's client looks where AWS's own tools do: environment, config files, the host's role.
+        return False
+
+    def traits(self, settings: Any) -> ProviderTraits:
+        settings = settings if isinstance(settings, AwsSettings) else AwsSettings.model_validate(settings)
+        local = bool(settings.endpoint_url) and is_loopback(settings.endpoint_url)
+        return ProviderTraits(
+            start_script_bytes_max=SCRIPT_BYTES_MAX,
+            # A launch's time-out, and the five minutes after which AWS's lists are taken for true.
+            reconcile_window=timedelta(minutes=6),
+            # Loading an image of 10 GB onto a fresh disk takes up to ten minutes.
+            provision_timeout=timedelta(minutes=25),
+            quote_ttl=timedelta(minutes=5),
+            hosts_share_filesystem=local,
+            ends_itself_by="file",
+            # A fake cloud tells each machine its own address in the environment.
+            notice_imds="" if local else IMDS,
+        )
+
+    def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
+        settings = settings if isinstance(settings, AwsSettings) else AwsSettings.model_validate(settings)
+        return _opened(settings, services)
+
+
+@asynccontextmanager
+async def _opened(settings: AwsSettings, services: Services) -> AsyncIterator[Provider]:
+    sdk = Sdk(settings, services.credential)
+    try:
+        yield AwsProvider(sdk, settings, services)
+    finally:
+        sdk.close()
+
+
+PLUGIN: Final = AwsPlugin()

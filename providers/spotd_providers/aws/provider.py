@@ -1,0 +1,304 @@
+"""EC2 as a spotd provider: every configured region as one market.
+
+A region that does not answer costs its own offers and makes listings incomplete; it hides no other region's machines.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
+
+import anyio
+
+from spotd_providers.aws import doctor
+from spotd_providers.aws.answers import failure, launch_failure
+from spotd_providers.aws.instances import INSTALL_TAG, KEY_TAG, as_instance, key_in
+from spotd_providers.aws.launching import client_token, launched_row, run_parameters
+from spotd_providers.aws.offers import PROVIDER, current_prices, on_demand_offers, spot_offers
+from spotd_providers.aws.region import Region
+from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.wire import InstanceRow, SpotRequestRow, read
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    ContractViolation,
+    OutcomeUnknown,
+    ProviderError,
+    RequestRejected,
+    Unavailable,
+)
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    InstanceState,
+    Launched,
+    LaunchRequest,
+    Listing,
+    Market,
+    Offer,
+    OfferPage,
+    OfferQuery,
+    Power,
+    ProviderName,
+    Rejected,
+)
+from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.pace import Pace
+from spotd_providers.kit.text import clean
+
+NOT_VISIBLE_YET: Final = timedelta(minutes=5)
+T = TypeVar("T")
+
+CAPABILITIES: Final[Mapping[Power, Capability]] = {
+    Power.SPOT: Capability(available=True),
+    Power.NOTICES: Capability(available=True),
+    Power.LOGS: Capability(available=True),
+    Power.SELF_TERMINATE: Capability(available=True),
+    Power.BID_CHANGE: Capability(
+        available=False,
+        reason="the price limit of an AWS spot machine is fixed at its launch; you pay the market price",
+    ),
+    Power.BALANCE: Capability(available=False, reason="an AWS account has no balance, it is billed each month"),
+    Power.BILLING: Capability(
+        available=False, reason="AWS's own bill is a day late and not per machine, so prices and seconds are multiplied"
+    ),
+    Power.HOST_IDENTITY: Capability(available=False, reason="AWS does not show which computer a machine runs on"),
+    Power.STOP_RESUME: Capability(
+        available=False, reason="a stopped spot machine may never get its GPU back, so interruption terminates it"
+    ),
+}
+
+
+class AwsProvider:
+    """The Protocol over one open client and some regions."""
+
+    def __init__(self, sdk: Sdk, settings: AwsSettings, services: Services) -> None:
+        self._sdk = sdk
+        self._settings = settings
+        self._services = services
+        self._pace = Pace(services.clock)
+        self._regions = {name: self._region(name) for name in settings.regions}
+        self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
+        self._ours: dict[str, datetime] = {}
+
+    @property
+    def name(self) -> ProviderName:
+        return PROVIDER
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:
+        return CAPABILITIES
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        """Every type with GPUs in every zone that has a subnet, on the markets asked for."""
+
+        async def of(region: Region) -> tuple[list[Offer], list[Rejected]]:
+            return await self._offers_of(region, query)
+
+        answers, failed = await self._everywhere(of)
+        offers = [offer for good, _ in answers.values() for offer in good]
+        rejected = [row for _, bad in answers.values() for row in bad]
+        return OfferPage(
+            offers=tuple(offers), rejected=tuple(rejected), complete=not failed, at=self._services.clock.now()
+        )
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """One machine is pending, bought by one RunInstances, and of the market that was paid for."""
+        region = self._regions.get(request.offer.extra.get("region", ""))
+        if region is None:
+            raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
+        parameters = run_parameters(request, await region.image(), self._settings)
+        try:
+            answer = await self._sdk.call("ec2", region.name, "run_instances", **parameters)
+        except Refused as exc:
+            raise launch_failure(exc, request, rng=self._services.rng) from None
+        except AnswerLost as exc:
+            raise OutcomeUnknown(f"{exc}; {request.offer.pool}", key=request.key) from None
+        row = read(InstanceRow, launched_row(answer))
+        if row is None:
+            raise OutcomeUnknown(
+                f"AWS's answer to the launch of {request.offer.pool} names no machine", key=request.key
+            )
+        instance = as_instance(row, request.key, region=region.name, request=None, prices=self._prices)
+        self._ours[row.InstanceId] = self._services.clock.now()
+        if instance.market is not request.offer.market:
+            await self._undo(instance)
+            raise ContractViolation(
+                f"AWS sold {row.InstanceId} {instance.market} though {request.offer.market} was asked for"
+            )
+        return Launched(instance=instance)
+
+    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        """Every machine that carries the key, by its launch's token and by its tag. Emptiness needs every region."""
+        if key_of(key, self._services.install) is None:
+            return ()
+
+        async def of(region: Region) -> list[Instance]:
+            for name, value in (("client-token", client_token(key)), (f"tag:{KEY_TAG}", str(key))):
+                found, _ = await self._machines(region, name, value, expected=key)
+                if found:
+                    return found
+            return []
+
+        answers, failed = await self._everywhere(of)
+        found = [i for own in answers.values() for i in own if i.key == key and i.state is not InstanceState.GONE]
+        if not found and failed:
+            raise Unavailable(f"{', '.join(failed)} did not answer, so {key} is not proved absent")
+        return tuple(found)
+
+    async def instances(self) -> Listing:
+        """Every machine under our install tag, in every region; ended ones as long as AWS tells why they ended."""
+
+        async def of(region: Region) -> tuple[list[Instance], bool]:
+            return await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
+
+        answers, failed = await self._everywhere(of)
+        found = tuple(instance for own, _ in answers.values() for instance in own)
+        whole = not failed and all(readable for _, readable in answers.values())
+        return Listing(instances=found, complete=whole, at=self._services.clock.now())
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        """AWS ends this machine, or it does not exist. Another's machine is refused, whoever asks."""
+        region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
+        if ref.instance_id not in self._ours:
+            for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
+                row = read(InstanceRow, raw)
+                if row is None or key_in(row, self._services.install) is None:
+                    raise RequestRejected(
+                        f"the machine {ref.instance_id} does not carry the tags of this installation",
+                        field="ref",
+                        reason="not ours",
+                    )
+        try:
+            answer = await self._sdk.call("ec2", region.name, "terminate_instances", InstanceIds=[str(ref.instance_id)])
+        except Refused as exc:
+            if exc.code != "InvalidInstanceID.NotFound":
+                raise failure(exc, what="terminate_instances", rng=self._services.rng) from None
+            launched_at = self._ours.get(ref.instance_id)
+            if launched_at is not None and self._services.clock.now() - launched_at < NOT_VISIBLE_YET:
+                # What was launched a moment ago may not be known everywhere yet; later the same words mean gone.
+                raise Unavailable(f"AWS does not know its new machine {ref.instance_id} yet") from None
+            return
+        except AnswerLost as exc:
+            raise Unavailable(str(exc)) from None
+        if not answer.get("TerminatingInstances"):
+            raise Unavailable(f"AWS's answer does not say that {ref.instance_id} ends")
+
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+        """The machine's console as AWS kept it, minutes late, without anything that looks like a secret."""
+        region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
+        answer = await region.ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
+        encoded = answer.get("Output")
+        try:
+            text = base64.b64decode(encoded).decode("utf-8", "replace") if isinstance(encoded, str) else ""
+        except (binascii.Error, ValueError):
+            text = ""
+        return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Key, clock, and in each region: reads, permission to launch, quotas."""
+        return await doctor.examine(self._sdk, tuple(self._regions.values()), self._settings, self._services)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _region(self, name: str) -> Region:
+        return Region(name, self._sdk, self._settings, self._services, self._pace)
+
+    async def _everywhere(self, ask: Callable[[Region], Awaitable[T]]) -> tuple[dict[str, T], list[str]]:
+        """What each region answered, and those that did not.
+
+        Raises:
+            ProviderError: no region answered; the first one's trouble, a refused key before all else.
+        """
+        answers: dict[str, T] = {}
+        failed: dict[str, ProviderError] = {}
+
+        async def one(region: Region) -> None:
+            try:
+                answers[region.name] = await ask(region)
+            except ProviderError as exc:
+                failed[region.name] = exc
+
+        async with anyio.create_task_group() as group:
+            for region in self._regions.values():
+                group.start_soon(one, region, name=f"aws {region.name}")
+        if failed and not answers:
+            first = next((exc for exc in failed.values() if isinstance(exc, AuthFailed)), None)
+            raise first or next(iter(failed.values()))
+        for name, exc in failed.items():
+            self._services.log.warning("aws.region_failed", region=name, error=type(exc).__name__, detail=str(exc))
+        return answers, sorted(failed)
+
+    async def _offers_of(self, region: Region, query: OfferQuery) -> tuple[list[Offer], list[Rejected]]:
+        kinds, subnets = await region.kinds(), await region.subnets()
+        offers: list[Offer] = []
+        rejected = list(kinds.rejected)
+        if Market.SPOT in query.markets:
+            prices, odd = current_prices(await region.price_rows())
+            self._prices.update(prices)
+            good, bad = spot_offers(prices, kinds.usable, subnets, region.name, self._settings)
+            offers += good
+            rejected += [*odd, *bad]
+        if Market.ON_DEMAND in query.markets:
+            pools = [pool for pool in await region.pools() if pool[0] in kinds.usable]
+            good, bad = on_demand_offers(pools, kinds.usable, subnets, region.name, self._settings)
+            offers += good
+            rejected += bad
+        return offers, rejected
+
+    async def _machines(
+        self, region: Region, name: str, value: str, *, expected: AttemptKey | None = None
+    ) -> tuple[list[Instance], bool]:
+        """The machines of ours that this filter matches, and whether every row could be attributed."""
+        rows = await region.machine_rows(name, value)
+        readable = True
+        ours: list[tuple[InstanceRow, AttemptKey]] = []
+        for raw in rows:
+            row = read(InstanceRow, raw)
+            key = key_in(row, self._services.install) if row is not None else None
+            if key is None and row is not None and expected is not None and row.ClientToken == client_token(expected):
+                key = expected
+            if row is None or key is None:
+                # It matched our tag, so it is ours; without a key nobody can say which attempt's.
+                readable = False
+            else:
+                ours.append((row, key))
+                self._ours.setdefault(row.InstanceId, row.LaunchTime or self._services.clock.now())
+        requests = await self._spot_requests(region, ours)
+        found = [
+            as_instance(row, key, region=region.name, request=requests.get(row.InstanceId), prices=self._prices)
+            for row, key in ours
+        ]
+        return found, readable
+
+    async def _spot_requests(
+        self, region: Region, ours: Sequence[tuple[InstanceRow, AttemptKey]]
+    ) -> Mapping[str, SpotRequestRow]:
+        """By machine, what its spot request says; nothing where AWS does not tell, which costs only the warning."""
+        if not any(row.InstanceLifecycle == "spot" for row, _ in ours):
+            return {}
+        try:
+            raw = await region.spot_request_rows(f"tag:{INSTALL_TAG}", str(self._services.install))
+        except ProviderError as exc:
+            self._services.log.warning("aws.notices_unknown", region=region.name, detail=str(exc))
+            return {}
+        rows = (read(SpotRequestRow, row) for row in raw)
+        return {row.InstanceId: row for row in rows if row is not None}
+
+    async def _undo(self, instance: Instance) -> None:
+        """The machine that nobody asked for is ended, as far as AWS lets us; the listing shows it otherwise."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(30):
+            try:
+                await self.terminate(instance.ref)
+            except ProviderError as exc:
+                machine = instance.ref.instance_id
+                self._services.log.warning("aws.wrong_purchase_stays", machine=machine, detail=str(exc))

@@ -1,0 +1,238 @@
+"""One region: its questions, asked at a bounded pace and repeated on trouble, and what changes rarely remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any, Final, Generic, TypeVar
+
+from spotd_providers.aws.answers import failure
+from spotd_providers.aws.hardware import Hardware, hardware
+from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, read, rows_of
+from spotd_providers.contract.errors import RequestRejected, Unavailable
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import Rejected
+from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.pace import Pace
+from spotd_providers.kit.retry import retry_read
+
+INTERVAL: Final = timedelta(seconds=0.4)
+PAGES_MAX: Final = 400
+LINUX_PRODUCTS: Final = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """A value that is asked for again once it is older than `lasts`."""
+
+    def __init__(self, services: Services, lasts: timedelta, ask: Callable[[], Awaitable[T]]) -> None:
+        self._clock = services.clock
+        self._lasts = lasts
+        self._ask = ask
+        self._known: tuple[datetime, T] | None = None
+
+    async def get(self) -> T:
+        now = self._clock.now()
+        if self._known is None or now - self._known[0] >= self._lasts:
+            self._known = (now, await self._ask())
+        return self._known[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """The types of a region that can be offered, and why the others with GPUs are not."""
+
+    usable: Mapping[str, Hardware]
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineImage:
+    """What a machine boots from: its root disk cannot be smaller than `disk_gb`."""
+
+    image_id: str
+    root_device: str
+    disk_gb: int
+
+
+class Region:
+    """Reads of one region; the launch and the end of machines go through `Sdk` directly."""
+
+    def __init__(self, name: str, sdk: Sdk, settings: AwsSettings, services: Services, pace: Pace) -> None:
+        self.name = name
+        self._sdk = sdk
+        self._settings = settings
+        self._services = services
+        self._pace = pace
+        self._kinds = Remembered(services, timedelta(hours=6), self._ask_kinds)
+        self._pools = Remembered(services, timedelta(hours=6), self._ask_pools)
+        self._subnets = Remembered(services, timedelta(hours=1), self._ask_subnets)
+        self._image = Remembered(services, timedelta(days=1), self._ask_image)
+
+    async def kinds(self) -> Kinds:
+        """The instance types with GPUs that this region sells."""
+        return await self._kinds.get()
+
+    async def pools(self) -> Sequence[tuple[str, str]]:
+        """Which of them exist in which zone."""
+        return await self._pools.get()
+
+    async def subnets(self) -> Mapping[str, str]:
+        """By zone, the subnet to launch in."""
+        return await self._subnets.get()
+
+    async def image(self) -> MachineImage:
+        """What machines boot from here.
+
+        Raises:
+            RequestRejected: the settings name no image that exists here.
+        """
+        return await self._image.get()
+
+    async def price_rows(self) -> Sequence[Any]:
+        """The rows that tell the spot price in force in every zone."""
+        kinds = await self.kinds()
+        if not kinds.usable:
+            return ()
+        return await self._pages(
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            InstanceTypes=sorted(kinds.usable),
+            ProductDescriptions=list(LINUX_PRODUCTS),
+            # Without a start AWS sends 90 days of changes; from now on it is one row per type, zone and product.
+            StartTime=self._services.clock.now(),
+            MaxResults=1000,
+        )
+
+    async def machine_rows(self, name: str, value: str) -> Sequence[Any]:
+        """Every instance that this filter matches, ended ones included as long as AWS shows them."""
+        filters = [{"Name": name, "Values": [value]}]
+        found = await self._pages("describe_instances", "Reservations", Filters=filters, MaxResults=1000)
+        return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
+
+    async def spot_request_rows(self, name: str, value: str) -> Sequence[Any]:
+        """Every spot request that this filter matches."""
+        filters = [{"Name": name, "Values": [value]}]
+        return await self._pages(
+            "describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters, MaxResults=1000
+        )
+
+    async def ask(self, service: str, operation: str, **params: Any) -> Mapping[str, Any]:
+        """The answer to one question without effects, repeated a few times on trouble.
+
+        Raises:
+            AuthFailed, RateLimited, Unavailable: there is none.
+        """
+
+        async def once() -> Mapping[str, Any]:
+            await self._pace.turn(f"{self.name} {operation}", INTERVAL)
+            try:
+                return await self._sdk.call(service, self.name, operation, **params)
+            except Refused as exc:
+                raise failure(exc, what=operation, rng=self._services.rng) from None
+            except AnswerLost as exc:
+                raise Unavailable(str(exc)) from None
+
+        return await retry_read(once, clock=self._services.clock, rng=self._services.rng)
+
+    async def _pages(self, operation: str, name: str, **params: Any) -> list[Any]:
+        rows: list[Any] = []
+        tokens: set[str] = set()
+        token = ""
+        while True:
+            answer = await self.ask("ec2", operation, **params, **({"NextToken": token} if token else {}))
+            try:
+                rows.extend(rows_of(answer, name))
+            except AnswerLost as exc:
+                raise Unavailable(str(exc)) from None
+            token = str(answer.get("NextToken") or "")
+            if not token:
+                return rows
+            if token in tokens or len(tokens) >= PAGES_MAX:
+                raise Unavailable(f"AWS's pages of {operation} do not end")
+            tokens.add(token)
+
+    async def _ask_kinds(self) -> Kinds:
+        raw = await self._pages(
+            "describe_instance_types",
+            "InstanceTypes",
+            Filters=[{"Name": "instance-type", "Values": list(self._settings.instance_types)}],
+            MaxResults=100,
+        )
+        return kinds_of(raw, self._settings, self.name)
+
+    async def _ask_pools(self) -> Sequence[tuple[str, str]]:
+        raw = await self._pages(
+            "describe_instance_type_offerings",
+            "InstanceTypeOfferings",
+            LocationType="availability-zone",
+            Filters=[{"Name": "instance-type", "Values": list(self._settings.instance_types)}],
+            MaxResults=1000,
+        )
+        rows = (read(OfferingRow, row) for row in raw)
+        return [(row.InstanceType, row.Location) for row in rows if row is not None]
+
+    async def _ask_subnets(self) -> Mapping[str, str]:
+        own = self._settings.subnets
+        chosen = {"Name": "subnet-id", "Values": list(own)} if own else {"Name": "default-for-az", "Values": ["true"]}
+        raw = await self._pages("describe_subnets", "Subnets", Filters=[chosen], MaxResults=1000)
+        rows = [row for row in (read(SubnetRow, item) for item in raw) if row is not None]
+        rows.sort(key=lambda row: row.AvailableIpAddressCount)
+        return {row.AvailabilityZone: row.SubnetId for row in rows}
+
+    async def _ask_image(self) -> MachineImage:
+        image_id = self._settings.ami.get(self.name) or await self._image_by_parameter()
+        answer = await self.ask("ec2", "describe_images", ImageIds=[image_id])
+        try:
+            row = read(ImageRow, next(iter(rows_of(answer, "Images")), None))
+        except AnswerLost as exc:
+            raise Unavailable(str(exc)) from None
+        if row is None:
+            raise RequestRejected(
+                f"AWS shows no machine image {image_id} in {self.name}", field="ami", reason="not found"
+            )
+        root = [m.Ebs.VolumeSize for m in row.BlockDeviceMappings if m.DeviceName == row.RootDeviceName and m.Ebs]
+        return MachineImage(image_id=row.ImageId, root_device=row.RootDeviceName, disk_gb=max([8, *root]))
+
+    async def _image_by_parameter(self) -> str:
+        for parameter in self._settings.ami_parameters:
+            await self._pace.turn(f"{self.name} get_parameter", INTERVAL)
+            try:
+                answer = await self._sdk.call("ssm", self.name, "get_parameter", Name=parameter)
+            except Refused as exc:
+                if exc.code == "ParameterNotFound":
+                    continue
+                raise failure(exc, what="get_parameter", rng=self._services.rng) from None
+            except AnswerLost as exc:
+                raise Unavailable(str(exc)) from None
+            value = _mapping(answer.get("Parameter")).get("Value")
+            if isinstance(value, str) and value.startswith("ami-"):
+                return value
+        raise RequestRejected(
+            f"none of ami_parameters exists in {self.name}; set ami", field="ami_parameters", reason="not found"
+        )
+
+
+def kinds_of(raw: Sequence[Any], settings: AwsSettings, region: str) -> Kinds:
+    """The rows of DescribeInstanceTypes, sorted into usable and not."""
+    usable: dict[str, Hardware] = {}
+    rejected = []
+    for item in raw:
+        row = read(TypeRow, item)
+        name = str(_mapping(item).get("InstanceType") or "unreadable")[:80]
+        if not any(fnmatchcase(name, pattern) for pattern in settings.instance_types):
+            continue
+        found = "its description cannot be read" if row is None else hardware(row, own_image=region in settings.ami)
+        if isinstance(found, Hardware):
+            usable[found.instance_type] = found
+        elif found is not None:
+            rejected.append(Rejected(offer_id=name, reason=found))
+    return Kinds(usable=usable, rejected=tuple(rejected))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,189 @@
+"""The one place that touches AWS's client: made late, run in threads, its exceptions turned into three outcomes.
+
+An answer, a definite `Refused`, or `AnswerLost`, where the request may have had its effect. The client never retries:
+`InsufficientInstanceCapacity` comes as a server error, and its own retries would ask three times for a machine.
+
+Nothing is chained to AWS's exceptions: an unreadable answer is quoted in them whole, and may repeat what was sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
+from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.text import quoted
+from spotd_providers.kit.threads import Threads
+
+CONNECT_TIMEOUT_S: Final = 10
+READ_TIMEOUT_S: Final = 45
+CALL_TIMEOUT_S: Final = 60.0
+AT_ONCE: Final = 16
+MISSING: Final = "the AWS provider needs AWS's client: pip install 'spotd[aws]'"
+
+
+class Refused(Exception):
+    """A definite answer that is no success; what it means depends on what was asked.
+
+    Attributes:
+        code: AWS's error code.
+        detail: its sentence, clean enough to show.
+    """
+
+    def __init__(self, *, code: str, status: int, detail: str, retry_after: timedelta | None = None) -> None:
+        super().__init__(f"AWS answered {code}: {detail}" if detail else f"AWS answered {code}")
+        self.code = code
+        self.status = status
+        self.detail = detail
+        self.retry_after = retry_after
+
+
+class Sdk:
+    """Calls to AWS, each in a thread, with a deadline."""
+
+    def __init__(self, settings: AwsSettings, credential: str | None) -> None:
+        """
+        Raises:
+            AuthFailed: the client is not installed, or the key is not of the right form.
+        """
+        self._settings = settings
+        self._threads = Threads(AT_ONCE)
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._session = _session(settings, credential)
+
+    async def call(self, service: str, region: str, operation: str, **params: Any) -> Mapping[str, Any]:
+        """AWS's answer.
+
+        Raises:
+            Refused: AWS said no.
+            AnswerLost: the request left, and what came back proves nothing.
+            AuthFailed, RequestRejected, Unavailable: it never left.
+        """
+        try:
+            return await self._threads.run(
+                partial(self._invoke, service, region, operation, params), timeout_s=CALL_TIMEOUT_S
+            )
+        except TimeoutError:
+            raise AnswerLost(f"AWS did not answer {operation} within {CALL_TIMEOUT_S:.0f} s") from None
+
+    def close(self) -> None:
+        """Connections are dropped."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+    def _invoke(self, service: str, region: str, operation: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        from botocore import exceptions as failures
+        from botocore.parsers import ResponseParserError
+
+        try:
+            answer: Mapping[str, Any] = getattr(self._client(service, region), operation)(**params)
+            return answer
+        except failures.ClientError as exc:
+            raise _refused(exc.response) from None
+        except (failures.EndpointConnectionError, failures.ConnectTimeoutError, failures.ProxyConnectionError):
+            raise Unavailable(f"AWS cannot be reached ({service}, {region})") from None
+        except (
+            failures.NoCredentialsError,
+            failures.PartialCredentialsError,
+            failures.CredentialRetrievalError,
+            failures.UnauthorizedSSOTokenError,
+            failures.TokenRetrievalError,
+        ) as exc:
+            raise AuthFailed(f"no AWS key was found: {type(exc).__name__}") from None
+        except failures.ParamValidationError:
+            raise RequestRejected(
+                f"AWS's client refused the parameters of {operation}", field="request", reason="not valid"
+            ) from None
+        except (failures.BotoCoreError, ResponseParserError) as exc:
+            raise AnswerLost(f"AWS's answer to {operation} was lost: {type(exc).__name__}") from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+            # What the client's parser makes of an answer that is XML and yet not what it expects.
+            raise AnswerLost(f"AWS's answer to {operation} cannot be read: {type(exc).__name__}") from None
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:
+            client = self._clients.get((service, region))
+            if client is None:
+                client = self._clients[service, region] = self._session.client(
+                    service,
+                    region_name=region,
+                    endpoint_url=self._settings.endpoint_url or None,
+                    config=_config(),
+                )
+            return client
+
+
+def _session(settings: AwsSettings, credential: str | None) -> Any:
+    try:
+        import boto3
+        import botocore.exceptions
+        import botocore.session
+    except ImportError as exc:
+        raise AuthFailed(MISSING) from exc
+    core = botocore.session.Session(profile=settings.profile or None)
+    core.register_component("data_loader", _models())
+    # One row with an odd time must not cost the whole answer: its row's own validation sees the text.
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time_or_text)
+    if credential:
+        parts = credential.split(":")
+        if len(parts) not in (2, 3) or not all(parts):
+            raise AuthFailed(
+                "an AWS api_key is written ACCESS_KEY_ID:SECRET_ACCESS_KEY, or with :SESSION_TOKEN at its end"
+            )
+        core.set_credentials(*parts)
+    try:
+        return boto3.session.Session(botocore_session=core)
+    except botocore.exceptions.ProfileNotFound as exc:
+        raise AuthFailed(f"AWS's config files have no profile {settings.profile!r}") from exc
+
+
+@lru_cache(maxsize=1)
+def _models() -> Any:
+    # AWS's own descriptions of its APIs, read-only and large: parsed once for all sessions of a process.
+    from botocore.loaders import create_loader
+
+    return create_loader()
+
+
+def _config() -> Any:
+    from botocore.config import Config
+
+    return Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        max_pool_connections=AT_ONCE,
+        user_agent_extra="spotd",
+    )
+
+
+def _time_or_text(value: Any) -> Any:
+    from botocore.utils import parse_timestamp
+
+    try:
+        return parse_timestamp(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        return value
+
+
+def _refused(response: Mapping[str, Any]) -> Refused:
+    error = response.get("Error") or {}
+    metadata = response.get("ResponseMetadata") or {}
+    status = metadata.get("HTTPStatusCode")
+    code = str(error.get("Code") or status or "nothing")
+    header = str((metadata.get("HTTPHeaders") or {}).get("retry-after", ""))
+    known = code if code.replace(".", "").isalnum() and len(code) <= 80 else "an unknown error"
+    return Refused(
+        code=known,
+        status=status if isinstance(status, int) else 500,
+        detail=quoted(str(error.get("Message") or "")),
+        retry_after=timedelta(seconds=int(header)) if header.isdecimal() and len(header) < 6 else None,
+    )

@@ -1,0 +1,73 @@
+"""What a machine runs at its first boot: the job's image under docker with the GPUs, or the start script itself.
+
+However that ends, the machine shuts itself down, and as its shutdown behaviour is `terminate`, it costs nothing from
+then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a
+container cannot shut down its host, and needs no right to.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Final
+
+USER_DATA_BYTES_MAX: Final = 16_384
+SCRIPT_BYTES_MAX: Final = 14_000
+IMAGE_CHARS_MAX: Final = 512
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+
+# On a rented machine cloud-init's shell stands in `/`. A machine that already has a home of its own stays there.
+_HEAD: Final = """#!/bin/sh
+if [ -z "${SPOTD_HOME:-}" ]; then mkdir -p /opt/spotd && cd /opt/spotd || shutdown -h now; fi
+umask 077
+cat >start.sh <<'%(mark)s'
+%(script)s
+%(mark)s
+"""
+
+_DOCKER: Final = """image=%(image)s
+n=0
+until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
+gpus=
+command -v nvidia-smi >/dev/null 2>&1 && gpus='--gpus all'
+n=0
+until docker pull -q "$image"; do
+  n=$((n + 1))
+  [ "$n" -ge 3 ] && { echo "spotd: the image cannot be pulled"; shutdown -h now; exit 1; }
+  sleep 10
+done
+docker run --name spotd --network host --ipc host $gpus -v "$PWD:/spotd" -w /spotd --entrypoint /bin/sh "$image" \\
+  ./start.sh &
+"""
+
+_PLAIN: Final = """/bin/sh ./start.sh &
+"""
+
+_TAIL: Final = """job=$!
+while kill -0 "$job" 2>/dev/null && [ ! -e machine-done ]; do sleep 1; done
+[ -e machine-done ] || wait "$job"
+echo "spotd: the start script has ended ($?)"
+shutdown -h now
+"""
+
+
+def user_data(*, image: str, start_script: str, container: str) -> str:
+    """The script for `UserData`.
+
+    Raises:
+        ValueError: the image is no image name, or everything together is beyond EC2's limit.
+    """
+    mark = "SPOTD"
+    while mark in start_script:
+        mark += "_"
+    parts = [_HEAD % {"mark": mark, "script": start_script.rstrip("\n")}]
+    if container == "docker":
+        if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
+            raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")
+        parts.append(_DOCKER % {"image": shlex.quote(image)})
+    else:
+        parts.append(_PLAIN)
+    text = "".join([*parts, _TAIL])
+    if len(text.encode()) > USER_DATA_BYTES_MAX:
+        raise ValueError(f"user data has {len(text.encode())} of at most {USER_DATA_BYTES_MAX} bytes")
+    return text

@@ -1,0 +1,189 @@
+"""The parts of AWS's answers that are used, validated at the edge, one row at a time.
+
+AWS's client has already parsed the XML by AWS's own model, so types are right where fields exist at all. Prices are
+texts and are judged here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
+from spotd_providers.kit.http import AnswerLost
+
+_PRICE: Final = re.compile(r"[0-9]{1,5}(\.[0-9]{1,10})?")
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+Lenient = WrapValidator(_none_if_odd)
+Text = Annotated[str, Field(min_length=1, max_length=512)]
+Natural = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Row(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class PriceRow(Row):
+    AvailabilityZone: Text
+    InstanceType: Text
+    ProductDescription: Text
+    SpotPrice: str
+    Timestamp: Annotated[datetime | None, Lenient] = None
+
+
+class GpuMemory(Row):
+    SizeInMiB: Natural
+
+
+class GpuRow(Row):
+    Name: Text
+    Manufacturer: Text
+    Count: Natural = 0
+    LogicalGpuCount: Annotated[int | None, Lenient] = None
+    GpuPartitionSize: Annotated[float | None, Lenient] = None
+    MemoryInfo: Annotated[GpuMemory | None, Lenient] = None
+
+
+class Gpus(Row):
+    Gpus: list[GpuRow] = []
+
+
+class Cpus(Row):
+    DefaultVCpus: Natural
+
+
+class Memory(Row):
+    SizeInMiB: Natural
+
+
+class Processor(Row):
+    SupportedArchitectures: list[str] = []
+
+
+class TypeRow(Row):
+    InstanceType: Text
+    SupportedUsageClasses: list[str] = []
+    VCpuInfo: Annotated[Cpus | None, Lenient] = None
+    MemoryInfo: Annotated[Memory | None, Lenient] = None
+    ProcessorInfo: Annotated[Processor | None, Lenient] = None
+    GpuInfo: Gpus | None = None
+
+
+class StateRow(Row):
+    Name: str
+
+
+class ReasonRow(Row):
+    Code: str = ""
+    Message: str = ""
+
+
+class TagRow(Row):
+    Key: str
+    Value: str = ""
+
+
+class PlacementRow(Row):
+    AvailabilityZone: str = ""
+
+
+class InstanceRow(Row):
+    """A machine that bills us: whatever can be read of it is kept."""
+
+    InstanceId: Text
+    State: Annotated[StateRow | None, Lenient] = None
+    StateReason: Annotated[ReasonRow | None, Lenient] = None
+    StateTransitionReason: Annotated[str | None, Lenient] = None
+    InstanceType: Annotated[str | None, Lenient] = None
+    InstanceLifecycle: Annotated[str | None, Lenient] = None
+    Placement: Annotated[PlacementRow | None, Lenient] = None
+    LaunchTime: Annotated[datetime | None, Lenient] = None
+    ClientToken: Annotated[str | None, Lenient] = None
+    Tags: Annotated[list[TagRow] | None, Lenient] = None
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        return {tag.Key: tag.Value for tag in self.Tags or ()}
+
+
+class StatusRow(Row):
+    Code: str
+    UpdateTime: Annotated[datetime | None, Lenient] = None
+
+
+class SpotRequestRow(Row):
+    InstanceId: Text
+    Status: StatusRow
+
+
+class SubnetRow(Row):
+    SubnetId: Text
+    AvailabilityZone: Text
+    AvailableIpAddressCount: int = 0
+
+
+class OfferingRow(Row):
+    InstanceType: Text
+    Location: Text
+
+
+class EbsRow(Row):
+    VolumeSize: Natural = 0
+
+
+class MappingRow(Row):
+    DeviceName: str = ""
+    Ebs: Annotated[EbsRow | None, Lenient] = None
+
+
+class ImageRow(Row):
+    ImageId: Text
+    RootDeviceName: Text
+    BlockDeviceMappings: list[MappingRow] = []
+
+
+def rows_of(answer: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """The list of this name.
+
+    Raises:
+        AnswerLost: the answer holds none, so it is no answer to this question, whatever else it is.
+    """
+    rows = answer.get(name)
+    if not isinstance(rows, list):
+        raise AnswerLost(f"AWS's answer holds no {name}")
+    return rows
+
+
+def read(model: type[_M], row: Any) -> _M | None:
+    """The row, or `None` if it cannot be read."""
+    try:
+        return model.model_validate(row)
+    except ValidationError:
+        return None
+
+
+def spot_price(text: str) -> MicroUsdPerHour:
+    """The price of a row.
+
+    Raises:
+        ValueError: it is no price.
+    """
+    if _PRICE.fullmatch(text) is None:
+        raise ValueError("SpotPrice is no amount of money")
+    price = micro_usd(text)
+    if price <= 0:
+        raise ValueError("SpotPrice is zero")
+    return MicroUsdPerHour(price)

@@ -1,0 +1,45 @@
+"""The switches of the fake: every odd behaviour of EC2 that matters to a launcher, one field each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Quirks:
+    """How this EC2 behaves; change a field while it runs and the next request sees it.
+
+    Attributes:
+        boot: from `pending` to `running`.
+        shutting_down: from `shutting-down` to `terminated`.
+        lingers: how long a terminated instance stays in listings.
+        list_lag: how long a new instance is missing from DescribeInstances.
+        tag_lag: how long its tags are missing there, and from filters by tag.
+        page_rows_max: rows of one page, whatever was asked for.
+        failing_regions: regions whose EC2 answers 503 `Unavailable`.
+        refuse_launch: error code, HTTP status and sentence for every launch.
+        pool_refusals: the same for one pool, `type:zone`.
+        sells_on_demand: the next launches ignore `InstanceMarketOptions`.
+        allowed: actions this account may do; `None` for all.
+        last_token_empty: the last page carries an empty token instead of none.
+        edit_instance: by instance id, fields that replace its row's; a value of `None` drops the field.
+        raw_prices: by `type:zone`, the text to answer as its spot price.
+    """
+
+    boot: timedelta = timedelta(seconds=20)
+    shutting_down: timedelta = timedelta(seconds=30)
+    lingers: timedelta = timedelta(hours=1)
+    list_lag: timedelta = timedelta(0)
+    tag_lag: timedelta = timedelta(0)
+    page_rows_max: int = 25
+    failing_regions: set[str] = field(default_factory=set)
+    refuse_launch: tuple[str, int, str] | None = None
+    pool_refusals: dict[str, tuple[str, int, str]] = field(default_factory=dict)
+    sells_on_demand: bool = False
+    allowed: Callable[[str], bool] | None = None
+    last_token_empty: bool = True
+    edit_instance: dict[str, dict[str, Any]] = field(default_factory=dict)
+    raw_prices: dict[str, str] = field(default_factory=dict)
