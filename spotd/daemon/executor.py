@@ -77,6 +77,9 @@ class Executor:
         self._look_again = look_again
         self._crash = crash
         self._group: anyio.abc.TaskGroup | None = None
+        self._waiting: list[tuple[Attempt, Job]] = []
+        """Launches of a cycle that was faster than the start of `run`."""
+        self._over = False
         self._launch_turns: defaultdict[ProviderName, anyio.Semaphore] = defaultdict(_turns)
         self._end_turns: defaultdict[ProviderName, anyio.Semaphore] = defaultdict(_turns)
         self._launched: set[IntentId] = set()
@@ -93,24 +96,33 @@ class Executor:
         """Calls are made until this is cancelled."""
         async with anyio.create_task_group() as group:
             self._group = group
+            waiting, self._waiting = self._waiting, []
+            for attempt, job in waiting:
+                self._start(group, attempt, job)
             try:
                 await anyio.sleep_forever()
             finally:
                 # A commit that returns during the end of everything owes its calls to the next start.
-                self._group = None
+                self._group, self._over = None, True
 
     def take(self, plan: Plan, world: World) -> None:
         """The launches of a plan that this process has just committed are on their way, each exactly once."""
         for intent in plan.intents.values():
             if intent.kind is not IntentKind.LAUNCH or intent.state is not IntentState.OPEN:
                 continue
-            if intent.id in self._launched or intent.attempt is None or self._group is None:
+            if intent.id in self._launched or intent.attempt is None or self._over:
                 continue
             self._launched.add(intent.id)
             attempt = world.attempts[intent.attempt]
             job = world.jobs[intent.attempt.job]
-            self._launching += 1
-            self._group.start_soon(self._launch, attempt, job, name=f"launch-{intent.key}")
+            if self._group is None:
+                self._waiting.append((attempt, job))
+            else:
+                self._start(self._group, attempt, job)
+
+    def _start(self, group: anyio.abc.TaskGroup, attempt: Attempt, job: Job) -> None:
+        self._launching += 1
+        group.start_soon(self._launch, attempt, job, name=f"launch-{attempt.key}")
 
     def end(self, world: World) -> None:
         """Every machine that is owed its end, and whose time it is, is being ended."""

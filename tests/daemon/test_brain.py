@@ -307,6 +307,18 @@ async def test_intents_of_a_former_process_are_never_launched_again(rig: Rig) ->
     assert [r.key for r in reborn.shop.requests] == [KEY(2)]
 
 
+async def test_a_launch_that_is_owed_before_the_executor_runs_is_made_when_it_does(rig: Rig) -> None:
+    await rig.brain.adopt()
+    await rig.pollers[rig.shop.name].poll_offers()
+    name = await rig.submit()
+    await rig.brain.cycle()
+    assert not rig.shop.requests
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.executor.run)
+        await rig.until(lambda: rig.attempts(name)[0].ref is not None)
+        group.cancel_scope.cancel()
+
+
 async def _live_until_killed(rig: Rig) -> None:
     from tests.daemon.rig import Killed
 

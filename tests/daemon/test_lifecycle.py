@@ -72,10 +72,19 @@ class Desk:
         return self.next
 
 
-async def numbers(*given: signal.Signals) -> AsyncIterator[signal.Signals]:
-    for one in given:
-        yield one
-    await anyio.sleep_forever()
+class numbers:  # noqa: N801 - read as a call at its uses
+    """These signals, and then none for ever."""
+
+    def __init__(self, *given: signal.Signals) -> None:
+        self._left = list(given)
+
+    def __aiter__(self) -> AsyncIterator[signal.Signals]:
+        return self
+
+    async def __anext__(self) -> signal.Signals:
+        if not self._left:
+            await anyio.sleep_forever()
+        return self._left.pop(0)
 
 
 async def test_on_sigterm_nothing_new_is_bought_and_machines_stay(rig: Rig) -> None:
