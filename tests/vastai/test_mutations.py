@@ -19,7 +19,7 @@ from spotd_providers.testkit.fakes.vastai import Quirks, some_asks
 from spotd_providers.testkit.fakes.vastai.rows import ask_row
 from spotd_providers.vastai.offers import OnDemandPrices, translated
 from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import offer_rows
+from spotd_providers.vastai.wire import ChargePage, InstancePage, offer_rows, shaped
 from tests.vastai.payloads import SEARCHES, recorded_rows
 
 EVERYBODY = VastSettings(verified=False, laptops=True, cpu_arch="any")
@@ -158,3 +158,10 @@ def test_the_same_offer_twice_is_one_offer() -> None:
 def test_an_answer_without_a_list_of_offers_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
         offer_rows(body)
+
+
+@pytest.mark.parametrize("model", [InstancePage, ChargePage])
+@pytest.mark.parametrize("rows", [None, {}, "rows", 7])
+def test_a_page_whose_rows_are_no_list_is_unavailable(model: type[Any], rows: Any) -> None:
+    with pytest.raises(Unavailable):
+        shaped(model, {"instances": rows, "results": rows}, what="a page")

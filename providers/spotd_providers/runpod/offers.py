@@ -62,7 +62,7 @@ def _offer(row: GpuRow, cloud: str, count: int, price: MicroUsdPerGpuHour, setti
     machine = MicroUsdPerHour(whole_machine(price, count))
     name = offer_id(row.id, count, cloud)
     places = _places(row, settings)
-    memory_mb = round(row.memory * 1024)
+    memory_mb = round(row.memory * 1024) or None
     return Offer(
         provider=PROVIDER,
         offer_id=OfferId(name),

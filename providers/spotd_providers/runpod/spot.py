@@ -69,7 +69,7 @@ class SpotGpu(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
-    memory: Annotated[float, Field(gt=0, lt=100_000, allow_inf_nan=False)] = Field(alias="memoryInGb")
+    memory: Annotated[float, Field(ge=0, lt=100_000, allow_inf_nan=False)] = Field(alias="memoryInGb")
 
 
 class Rented(BaseModel):
@@ -241,7 +241,7 @@ def _not_sold(gpu: SpotGpu, quote: SpotQuote) -> str | None:
 
 
 def _offer(gpu: SpotGpu, count: int, cloud: str, bid: float, on_demand: float | None, identity: str) -> Offer:
-    memory_mb = round(gpu.memory * 1024)
+    memory_mb = round(gpu.memory * 1024) or None
     return Offer(
         provider=PROVIDER,
         offer_id=OfferId(identity),

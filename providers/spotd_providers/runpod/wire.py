@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit import shapes
@@ -59,7 +59,7 @@ class GpuRow(BaseModel):
 
     id: Id
     manufacturer: Annotated[str | None, Lenient] = None
-    memory: Annotated[float, Field(gt=0, lt=100_000, allow_inf_nan=False)]
+    memory: Annotated[float, Field(ge=0, lt=100_000, allow_inf_nan=False)]
     secure: Annotated[bool | None, Lenient] = None
     community: Annotated[bool | None, Lenient] = None
     price: dict[str, Any]
@@ -72,7 +72,7 @@ class GpuRow(BaseModel):
 class GpuPage(BaseModel):
     model_config = _ROW
 
-    gpus: SkipValidation[list[Any]]
+    gpus: list[Any]
 
 
 class PodGpu(BaseModel):
@@ -109,7 +109,7 @@ class PodPage(BaseModel):
 
     model_config = _ROW
 
-    pods: SkipValidation[list[Any]]
+    pods: list[Any]
     pagination: Pagination | None = None
 
 
@@ -130,7 +130,7 @@ class BillingRow(BaseModel):
 class BillingPage(BaseModel):
     model_config = _ROW
 
-    records: SkipValidation[list[Any]]
+    records: list[Any]
 
 
 class Myself(BaseModel):

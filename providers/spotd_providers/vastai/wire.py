@@ -15,7 +15,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SkipValidation,
     TypeAdapter,
     ValidationError,
 )
@@ -106,7 +105,7 @@ class InstancePage(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
-    instances: SkipValidation[list[Any]]
+    instances: list[Any]
     next_token: str | None = None
     total_instances: Annotated[int | None, Lenient] = None
 
@@ -150,7 +149,7 @@ class ChargeRow(BaseModel):
 class ChargePage(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
-    results: SkipValidation[list[Any]]
+    results: list[Any]
     next_token: str | None = None
 
 
