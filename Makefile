@@ -16,7 +16,7 @@ demo: $(VENV)/.demo ## watch real training processes being bought, taken away an
 
 test: $(VENV)/.dev ## run the test suite (about ten minutes on two cores)
 	@echo "running the tests; longer swarms are 'make swarm'"
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 check: $(VENV)/.dev ## lint, types, direction of imports
 	@$(BIN)/ruff check .
@@ -29,7 +29,7 @@ format: $(VENV)/.dev ## put the code into its format
 	@$(BIN)/ruff format .
 
 swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m slow $(ARGS)
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
 	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -14,12 +15,19 @@ import train  # the example's script lies beside this one in the packed workdir
 
 SAVE_S = float(os.environ.get("SAVE_S", "0"))
 BALLAST = int(os.environ.get("BALLAST", "0"))
+RELEASE = Path(os.environ.get("RELEASE", "/nonexistent"))
+"""Once this file exists, the rest goes as fast as it can."""
 plain_save = train.save
+
+
+def pause(seconds: float) -> None:
+    if not RELEASE.exists():
+        time.sleep(seconds)
 
 
 def save(state: dict, folder: Path) -> None:
     """A big file grows slowly under the temporary name before the rest is written and renamed."""
-    if BALLAST:
+    if BALLAST and not RELEASE.exists():
         tmp = folder / f"tmp-ballast-{state['step']}"
         tmp.mkdir(parents=True, exist_ok=True)
         rng = np.random.Generator(np.random.PCG64(state["step"]))
@@ -46,6 +54,7 @@ def save(state: dict, folder: Path) -> None:
 
 
 train.save = save
+train.time = SimpleNamespace(sleep=pause)
 
 if __name__ == "__main__":
     sys.exit(train.main())
