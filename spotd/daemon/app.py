@@ -103,6 +103,7 @@ class App:
 
         closing, started, closed = anyio.Event(), anyio.Event(), anyio.Event()
         await daemon.brain.adopt()
+        await daemon.forget_secrets_of_no_job()
         api = make_app(DaemonBackend(daemon.parts), on_failure=self._api_failed, closing=closing)
         async with anyio.create_task_group() as group:
             group.start_soon(_serving, api, sock, started, closing, closed, name="api")
@@ -130,6 +131,7 @@ class App:
         await daemon.brain.whole_cycle(seconds=STOCK_DEADLINE_S)
         if daemon.policy.paused == TAKING_STOCK:
             daemon.policy.paused = ""
+            daemon.brain.only_reconciles = False
             daemon.bell.ring()
 
     def _api_failed(self, route: str, error: Exception) -> None:
@@ -216,7 +218,9 @@ class _Daemon:
             alive=app.notify.alive,
             watchdog_s=app.notify.watchdog_s,
             look_every_s=look_pace_s(clock, objects.shared_with_hosts_by),
+            succeeded=secrets.remove,
         )
+        self.brain.only_reconciles = True
         self.retention = Retention(objects, commits=commits, database=database, clock=clock, log=logs.get("retention"))
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
@@ -244,6 +248,13 @@ class _Daemon:
         log.info("daemon.starting", version=_version(), install=settings.install, providers=names)
         for warning in settings.warnings:
             log.warning("config.warning", warning=warning)
+
+    async def forget_secrets_of_no_job(self) -> None:
+        """Values written for a job that a crash kept from being queued are gone. To be called before any is queued."""
+        known = self.parts.secrets.jobs()
+        orphans = await self.parts.database.read(lambda reads: [job for job in known if reads.job(job) is None])
+        for job in orphans:
+            self.parts.secrets.remove(job)
 
     def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:
         return Lifecycle(

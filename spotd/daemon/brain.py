@@ -23,7 +23,7 @@ from spotd.core.model import AttemptId, HostReport, IntentKind, IntentState, Job
 from spotd.core.outcomes import after_restart
 from spotd.core.plans import applied, combine
 from spotd.core.reconcile import reconcile
-from spotd.core.states import InvariantBroken
+from spotd.core.states import InvariantBroken, JobState
 from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
 from spotd.daemon.clock import virtual_at_least
@@ -75,8 +75,10 @@ class Brain:
         alive: Callable[[], None],
         watchdog_s: float | None = None,
         look_every_s: float = LOOK_SHARED_S,
+        succeeded: Callable[[JobId], None] = lambda _job: None,
     ) -> None:
         self._commits = commits
+        self._succeeded = succeeded
         self._boards = boards
         self._keeper = keeper
         self._executor = executor
@@ -92,6 +94,9 @@ class Brain:
         self._held = False
         self.state: BrainState | None = None
         self.cycles = 0
+        self.only_reconciles = False
+        """While it begins and ends, the daemon looks after what runs and decides nothing: to explain to each waiting
+        job that it must wait for that would rewrite all of them twice."""
 
     async def adopt(self) -> None:
         """Launches that a former process owed are unknown now; everything it left is known and being kept.
@@ -137,6 +142,8 @@ class Brain:
         def think(world: World, now: datetime) -> Plan:
             fresh = self._keeper.fresh(reports, world)
             first = reconcile(world, listings, fresh, now)
+            if self.only_reconciles:
+                return replace(first, events=first.events + notes)
             second = decide(applied(world, first), self._boards.snapshot(), now)
             both = combine(first, second)
             return replace(both, events=both.events + notes)
@@ -154,6 +161,9 @@ class Brain:
         self._keeper.committed(reports)
         self._tell(committed, listings, reports)
         self._publish(committed)
+        for job in committed.plan.jobs.values():
+            if job.state is JobState.SUCCEEDED:
+                self._succeeded(job.id)
         self._executor.take(committed.plan, committed.world)
         self._executor.end(committed.world)
         for provider in sorted(committed.plan.look_again):

@@ -87,6 +87,7 @@ class Lifecycle:
     async def drain(self) -> None:
         """Nothing new is bought; calls under way are finished and committed, or the next start finds them unknown."""
         self._policy.paused = SHUTTING_DOWN
+        self._brain.only_reconciles = True
         self._notify.stopping("finishing calls under way")
         await self._brain.whole_cycle(seconds=LAST_CYCLE_S)
         done = await self._executor.drain(seconds=DRAIN_S)

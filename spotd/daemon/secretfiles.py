@@ -62,9 +62,15 @@ class SecretFiles:
         self._redactor.register(values.values())
         return values
 
+    def jobs(self) -> frozenset[JobId]:
+        """The jobs whose values, or drafts of them, lie here, whether or not such a job exists."""
+        found = self._folder.iterdir() if self._folder.is_dir() else ()
+        return frozenset(JobId(path.stem) for path in found if path.suffix in {".json", ".draft"})
+
     def remove(self, job: JobId) -> None:
         """The job's values are gone; fine if there were none."""
-        self._path(job).unlink(missing_ok=True)
+        for path in (self._path(job), self._path(job).with_suffix(".draft")):
+            path.unlink(missing_ok=True)
 
     def _path(self, job: JobId) -> Path:
         return self._folder / f"{job}.json"

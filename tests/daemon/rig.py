@@ -150,6 +150,7 @@ class Rig:
             look_again=self.look_again,
             alive=self._note_alive,
             look_every_s=5.0,
+            succeeded=self.secrets.remove,
         )
         self.hosts: dict[AttemptId, Host] = {}
 

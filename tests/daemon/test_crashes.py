@@ -133,6 +133,7 @@ async def test_after_a_crash_no_machine_is_forgotten_or_doubled_and_every_job_fi
         assert [v.state for v in view] == [JobState.SUCCEEDED]
         newest = rig.job(view[0].id).checkpoints[0]
         assert newest.name == f"u{UNITS:03d}"
+        assert not list((tmp_path / "secrets").glob(f"{view[0].id}.json")), "values outlive the job that needed them"
     _resumed_only_forwards(crew)
     assert all(values == {"TOKEN": "canary-value"} for values in crew.secrets.values())
 

@@ -57,3 +57,14 @@ def test_removed_values_are_gone_and_removing_again_is_fine(files: SecretFiles) 
     files.remove(JOB)
     with pytest.raises(SecretsMissing):
         files.read(JOB, ["TOKEN"])
+
+
+def test_values_that_a_crash_left_half_written_are_found_and_removed(files: SecretFiles, tmp_path: Path) -> None:
+    assert files.jobs() == frozenset()
+    files.write(JOB, {"TOKEN": "canary-value"})
+    draft = tmp_path / "secrets" / "j2.draft"
+    draft.write_text("canary-va")
+    assert files.jobs() == {JOB, JobId("j2")}
+    files.remove(JobId("j2"))
+    assert not draft.exists()
+    assert files.jobs() == {JOB}
