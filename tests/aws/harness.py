@@ -35,6 +35,10 @@ class AwsHarness(Harness):
         self.cloud = cloud
         self.fake_clock = clock
 
+    def later(self, duration: timedelta) -> None:
+        """It is `duration` later for everybody."""
+        self.fake_clock.advance(duration)
+
     def settings(self) -> AwsSettings:
         return AwsSettings(endpoint_url=self.served.url, regions=REGIONS, container="none")
 
