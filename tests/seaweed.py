@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from spotd_jobs.objects.s3 import S3Place
+from spotd_jobs.objects.s3_client import S3Place
 
 READY_S = 40.0
 END_S = 5.0

@@ -101,6 +101,8 @@ def _toml(value: Any) -> str | None:
         return str(value)
     if isinstance(value, str | Path):
         return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, Mapping) and value:
+        return f"{{ {', '.join(f'{name} = {_toml(item)}' for name, item in value.items())} }}"
     if isinstance(value, Sequence):
         items = [_toml(item) for item in value]
         return None if None in items else f"[{', '.join(str(item) for item in items)}]"

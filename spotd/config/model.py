@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from spotd.config.credentials import CredentialRef
 from spotd.config.values import CeilingPrice, FeePpm, Interval, Money, Scale, hinted
@@ -18,6 +18,8 @@ from spotd_providers.contract.provider import ProviderPlugin
 INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"
 SQLITE_DEFAULT: Final = "sqlite"
 STORE_DEFAULT: Final = "file"
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]*[A-Za-z0-9_-])*/?")
 
 
 class Section(BaseModel):
@@ -72,8 +74,26 @@ class StoreSection(Section):
     """The object store that checkpoints, logs and results pass through."""
 
     url: str = STORE_DEFAULT
-    """"file" for a folder below the state directory, or "file:///path" for another one. A folder serves only hosts
-    that see this computer's files."""
+    """"file" for a folder below the state directory, or "file:///path" for another one; a folder serves only hosts
+    that see this computer's files. Or "s3://bucket/prefix" for a bucket, which needs spotd[s3]."""
+
+    endpoint_url: Annotated[str | None, Field(examples=["https://ACCOUNT.r2.cloudflarestorage.com"])] = None
+    """Where a bucket that is not AWS's is reached, by this computer and by every host."""
+
+    region: Annotated[str | None, Field(examples=["us-east-1"])] = None
+    """Region of the bucket; "auto" for some stores."""
+
+    access_key: Annotated[CredentialRef | None, Field(examples=[{"env": "SPOTD_STORE_ACCESS_KEY"}])] = None
+    """Where the bucket's access key id is kept. Absent, with secret_key: boto3's own search (environment, role)."""
+
+    secret_key: Annotated[CredentialRef | None, Field(examples=[{"env": "SPOTD_STORE_SECRET_KEY"}])] = None
+    """Where its secret is kept. It never leaves this computer."""
+
+    signer_access_key: Annotated[CredentialRef | None, Field(examples=[{"env": "SPOTD_SIGNER_ACCESS_KEY"}])] = None
+    """A key that signs what hosts may upload and needs no other right than to put objects. Absent: the one above."""
+
+    signer_secret_key: Annotated[CredentialRef | None, Field(examples=[{"env": "SPOTD_SIGNER_SECRET_KEY"}])] = None
+    """Its secret."""
 
     @field_validator("url")
     @classmethod
@@ -82,8 +102,32 @@ class StoreSection(Section):
         if value == STORE_DEFAULT or (scheme == "file" and urlsplit(value).path.startswith("/")):
             return value
         if scheme == "s3":
-            raise hinted("stores in S3 buckets are not available yet", 'write url = "file"')
-        raise hinted("is no place for a store", 'write url = "file" or url = "file:///path/to/folder"')
+            if _BUCKET.fullmatch(urlsplit(value).netloc) and _PREFIX.fullmatch(urlsplit(value).path):
+                return value
+            raise hinted("names no bucket", 'write url = "s3://bucket/prefix"')
+        raise hinted("is no place for a store", 'write url = "file", "file:///path/to/folder" or "s3://bucket/prefix"')
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _endpoint_is_a_url(cls, value: str | None) -> str | None:
+        if value is None or (urlsplit(value).scheme in {"http", "https"} and urlsplit(value).hostname):
+            return value
+        raise hinted("is no URL", 'write endpoint_url = "https://..."')
+
+    @model_validator(mode="after")
+    def _keys_belong_together(self) -> StoreSection:
+        extra = sorted(self.model_fields_set - {"url"})
+        if not self.is_bucket and extra:
+            raise hinted(f"{extra[0]} belongs to a store in a bucket", 'write url = "s3://bucket/prefix", or remove it')
+        if (self.access_key is None) != (self.secret_key is None):
+            raise hinted("access_key and secret_key need each other", "write both, or neither")
+        if (self.signer_access_key is None) != (self.signer_secret_key is None):
+            raise hinted("signer_access_key and signer_secret_key need each other", "write both, or neither")
+        return self
+
+    @property
+    def is_bucket(self) -> bool:
+        return self.url.startswith("s3://")
 
 
 class CeilingsSection(BaseModel):
@@ -165,8 +209,6 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
 """Every table of fixed name; `[providers.NAME]` comes beside them."""
 
 NOT_YET: Final[Mapping[str, str]] = {
-    "store.endpoint_url": "remove it; it belongs to stores in S3 buckets",
-    "store.region": "remove it; it belongs to stores in S3 buckets",
     "notify.urls": "leave it empty, and follow `spotctl events -f` meanwhile",
     "notify.on": "remove it; it only matters for urls",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,10 @@ from spotd.config.refusals import ConfigError
 from spotd.daemon.ids import ALPHABET
 from spotd.daemon.lifecycle import BadConfig
 from spotd.daemon.settings import ProviderSettings, Settings
+from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
+from spotd_jobs.objects.s3 import open_bucket
+from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract.money import MICRO, MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.values import InstallId, ProviderName
@@ -42,15 +45,15 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
     except ConfigError as exc:
         raise BadConfig(str(exc)) from exc
     config, state_dir = loaded.config, paths.state_dir(environ)
-    store_dir = _store_dir(config, state_dir)
+    place, open_objects, store_secrets = _store(config, state_dir, environ)
     providers = tuple(_provider(one, config, environ) for one in config.providers)
     return Settings(
         install=InstallId(config.daemon.install or _own_install(state_dir)),
         state_dir=state_dir,
         state_url=state_dir / STATE_FILE if config.daemon.state == SQLITE_DEFAULT else config.daemon.state,
         socket=paths.socket_path(environ),
-        store_place=str(store_dir),
-        open_objects=partial(FolderStore, store_dir),
+        store_place=place,
+        open_objects=open_objects,
         providers=providers,
         ceiling_default=None if config.ceiling_default is None else MicroUsdPerGpuHour(config.ceiling_default),
         ceilings={gpu: MicroUsdPerGpuHour(price) for gpu, price in config.ceilings.items()},
@@ -60,7 +63,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         config_path=loaded.path,
         clock_scale=config.daemon.time_scale,
         clock_start=config.daemon.time_start,
-        secrets=tuple(one.credential for one in providers if one.credential is not None),
+        secrets=(*(one.credential for one in providers if one.credential is not None), *store_secrets),
         warnings=tuple(_warning(problem, str(loaded.path)) for problem in loaded.warnings),
     )
 
@@ -70,10 +73,39 @@ def _warning(problem: Problem, source: str) -> str:
     return f"{sentence} ({problem.hint})" if problem.hint else sentence
 
 
-def _store_dir(config: Config, state_dir: Path) -> Path:
-    if config.store.url == STORE_DEFAULT:
-        return state_dir / STORE_FOLDER
-    return Path(unquote(urlsplit(config.store.url).path))
+def _store(
+    config: Config, state_dir: Path, environ: Mapping[str, str]
+) -> tuple[str, Callable[[], ObjectStore], tuple[str, ...]]:
+    """What the checkpoint store is called, how it is opened, and the secrets of it.
+
+    Raises:
+        BadConfig: a key of the bucket is not where the config says.
+    """
+    section = config.store
+    if not section.is_bucket:
+        folder = state_dir / STORE_FOLDER if section.url == STORE_DEFAULT else Path(unquote(urlsplit(section.url).path))
+        return str(folder), partial(FolderStore, folder), ()
+    keys: dict[str, str | None] = {}
+    for name in ("access_key", "secret_key", "signer_access_key", "signer_secret_key"):
+        ref = getattr(section, name)
+        try:
+            keys[name] = None if ref is None else resolve_credential(ref, environ=environ).get_secret_value()
+        except BadValue as exc:
+            raise BadConfig(f"store.{name}: {exc}\n\nhint: {exc.hint}") from exc
+    url = urlsplit(section.url)
+    prefix = url.path.strip("/")
+    place = S3Place(
+        bucket=url.netloc,
+        prefix=f"{prefix}/" if prefix else "",
+        endpoint_url=section.endpoint_url,
+        region=section.region,
+        access_key=keys["access_key"],
+        secret_key=keys["secret_key"],
+        signer_key=keys["signer_access_key"],
+        signer_secret=keys["signer_secret_key"],
+    )
+    secret = tuple(key for key in (keys["secret_key"], keys["signer_secret_key"]) if key is not None)
+    return str(place), partial(open_bucket, place), secret
 
 
 def _provider(one: ProviderConfig, config: Config, environ: Mapping[str, str]) -> ProviderSettings:

@@ -187,10 +187,16 @@ BAD = [
     pytest.param("[daemon]\ntime_scale = true", "daemon.time_scale", "True is not a number", "1.0", id="bool"),
     pytest.param('[daemon]\ntime_start = "today"', "daemon.time_start", "without quotes", "config", id="start"),
     pytest.param("[daemon]\ntime_start = 2026-01-01T00:00:00", "daemon.time_start", "time zone", "config", id="zone"),
-    pytest.param('[store]\nurl = "s3://b/p"', "store.url", "not available yet", 'url = "file"', id="bucket"),
+    pytest.param('[store]\nurl = "s3:///p"', "store.url", "names no bucket", "s3://bucket/prefix", id="bucket"),
+    pytest.param(
+        '[store]\nurl = "s3://bkt/p"\nendpoint_url = "x"', "store.endpoint_url", "is no URL", "https://", id="endpoint"
+    ),
+    pytest.param(
+        '[store]\nurl = "s3://bkt/p"\naccess_key = { env = "A" }', "store", "need each other", "both", id="half a key"
+    ),
     pytest.param('[store]\nurl = "ftp://x"', "store.url", "is no place for a store", "file:///path", id="ftp"),
     pytest.param('[store]\nurl = "file://relative"', "store.url", "is no place for a store", "file:///", id="relative"),
-    pytest.param('[store]\nregion = "eu"', "store.region", "not available yet", "remove it", id="region"),
+    pytest.param('[store]\nregion = "eu"', "store", "region belongs to a store in a bucket", "remove it", id="region"),
     pytest.param("[ceilings]\ndefault = -1", "ceilings.default", "-1 is negative", "GPU-hour", id="negative ceiling"),
     pytest.param("[ceilings]\ndefault = 0", "ceilings.default", "must be above 0", "GPU-hour", id="zero ceiling"),
     pytest.param("[ceilings]\nH100 = nan", "ceilings.H100", "nan is not a figure", "GPU-hour", id="nan ceiling"),

@@ -261,7 +261,7 @@ def lives(random: Random) -> list[str]:
     return steps
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keep=st.integers(min_value=1, max_value=4), seed=st.integers(min_value=0, max_value=2**32))
 def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_garbage_is(
     tmp_path_factory: pytest.TempPathFactory, keep: int, seed: int

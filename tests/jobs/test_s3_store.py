@@ -14,7 +14,8 @@ import pytest
 
 from spotd_jobs.objects.api import GrantsRefused, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.probe import Findings
-from spotd_jobs.objects.s3 import S3Place, S3Store
+from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.runner import web
 from spotd_jobs.runner.sinks import SinkDenied
 from spotd_jobs.runner.sinks_s3 import PostSink

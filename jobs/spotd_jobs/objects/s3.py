@@ -18,8 +18,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -35,16 +34,11 @@ from spotd_jobs.objects.api import (
     UploadGrant,
 )
 from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
+from spotd_jobs.objects.s3_client import S3Place, s3_client
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
-
     from spotd_jobs.objects.probe import Findings
 
-CONNECT_TIMEOUT_S: Final = 5
-READ_TIMEOUT_S: Final = 30
-ATTEMPTS_MAX: Final = 3
-CONNECTIONS: Final = 16
 URL_LIFE_MAX_S: Final = 7 * 86400
 """A presigned URL cannot live longer, whatever it says."""
 DELETED_PER_CALL: Final = 1000
@@ -56,29 +50,6 @@ _GONE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 _LOST: Final = frozenset({"412", "PreconditionFailed"})
 _BUSY: Final = frozenset({"409", "ConditionalRequestConflict", "OperationAborted"})
 _PASSING: Final = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503", "500", "502"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Place:
-    """Which bucket, and by which keys. Without keys boto3's own search applies (environment, role).
-
-    Attributes:
-        prefix: everything is below it; empty, or ending in `/`.
-        signer_key, signer_secret: sign grants in place of the store's own; they need only to put below the prefix.
-    """
-
-    bucket: str
-    prefix: str = ""
-    endpoint_url: str | None = None
-    region: str | None = None
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
-    signer_key: str | None = field(default=None, repr=False)
-    signer_secret: str | None = field(default=None, repr=False)
-
-    def __str__(self) -> str:
-        where = f" at {self.endpoint_url}" if self.endpoint_url else ""
-        return f"the bucket s3://{self.bucket}/{self.prefix}{where}"
 
 
 class S3Store:
@@ -98,9 +69,9 @@ class S3Store:
     ) -> None:
         self.place = place
         self._clock = clock
-        self._client = _client(place, place.access_key, place.secret_key)
+        self._client = s3_client(place, place.access_key, place.secret_key)
         own = place.signer_key is None
-        self._signer = self._client if own else _client(place, place.signer_key, place.signer_secret)
+        self._signer = self._client if own else s3_client(place, place.signer_key, place.signer_secret)
         self._findings = findings
         self._probing = threading.Lock()
 
@@ -377,30 +348,20 @@ class S3Store:
         return StoreError(f"{self.place} refuses: HTTP {status} {code}; check the keys and rights in [store]")
 
 
+def open_bucket(place: S3Place) -> S3Store:
+    """The store, probed if it answers; one that is away now is probed before its first grant.
+
+    Raises:
+        StoreError: it answers, and cannot be used as it is configured.
+    """
+    store = S3Store(place)
+    with suppress(StoreUnavailable):
+        store.findings()
+    return store
+
+
 class _Busy(StoreUnavailable):
     """A concurrent conditional write; the same call may work at once."""
-
-
-def _client(place: S3Place, access_key: str | None, secret_key: str | None) -> S3Client:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError as exc:
-        raise StoreError("a store in a bucket needs boto3; install spotd[s3]") from exc
-    config = Config(
-        signature_version="s3v4",  # boto3 still presigns with version 2 in some regions, which most stores refuse
-        s3={"addressing_style": "path" if place.endpoint_url else "virtual"},
-        request_checksum_calculation="when_required",  # its newer default breaks stores that are not AWS
-        response_checksum_validation="when_required",
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        retries={"total_max_attempts": ATTEMPTS_MAX, "mode": "standard"},
-        max_pool_connections=CONNECTIONS,
-    )
-    session = boto3.session.Session(
-        aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=place.region or "us-east-1"
-    )
-    return session.client("s3", endpoint_url=place.endpoint_url, config=config)
 
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:
