@@ -8,6 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from spotd_providers.aws.answers import AUTH, QUOTA, failure
+from spotd_providers.aws.launching import tag_specifications
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
@@ -97,7 +98,6 @@ async def _dry_run(sdk: Sdk, region: Region, settings: AwsSettings, services: Se
     if not pools:
         raise Unavailable("no zone with a subnet sells a GPU type")
     kind, zone = min(pools)
-    tags = [{"Key": "spotd:install", "Value": str(services.install)}, {"Key": "spotd:key", "Value": "dry-run"}]
     groups = {"SecurityGroupIds": list(settings.security_groups)} if settings.security_groups else {}
     try:
         await sdk.call(
@@ -110,7 +110,8 @@ async def _dry_run(sdk: Sdk, region: Region, settings: AwsSettings, services: Se
             MinCount=1,
             MaxCount=1,
             SubnetId=subnets[zone],
-            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+            InstanceMarketOptions={"MarketType": "spot"},
+            TagSpecifications=tag_specifications(services.install, "dry-run", spot=True),
             **groups,
         )
     except Refused as exc:

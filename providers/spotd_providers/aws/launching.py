@@ -12,7 +12,7 @@ from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, user_data
 from spotd_providers.contract.errors import PriceMoved, RequestRejected
 from spotd_providers.contract.money import MICRO
-from spotd_providers.contract.values import AttemptKey, LaunchRequest, Market
+from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Market
 
 TOKEN_CHARS_MAX: Final = 64
 TAG_CHARS_MAX: Final = 256
@@ -48,7 +48,6 @@ def run_parameters(request: LaunchRequest, image: MachineImage, settings: AwsSet
         script = user_data(image=request.image, start_script=request.start_script, container=settings.container)
     except ValueError as exc:
         raise _rejected("image" if "image" in str(exc) else "start_script", str(exc)) from exc
-    tags = [{"Key": INSTALL_TAG, "Value": str(request.install)}, {"Key": KEY_TAG, "Value": str(request.key)}]
     disk = {
         "VolumeSize": image.disk_gb + request.disk_gb,
         "VolumeType": "gp3",
@@ -72,9 +71,7 @@ def run_parameters(request: LaunchRequest, image: MachineImage, settings: AwsSet
             "InstanceMetadataTags": "disabled",
         },
         "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": disk}],
-        "TagSpecifications": [
-            {"ResourceType": kind, "Tags": tags} for kind in (*TAGGED, *(("spot-instances-request",) if spot else ()))
-        ],
+        "TagSpecifications": tag_specifications(request.install, str(request.key), spot=spot),
     }
     if settings.security_groups:
         parameters["SecurityGroupIds"] = list(settings.security_groups)
@@ -92,6 +89,13 @@ def run_parameters(request: LaunchRequest, image: MachineImage, settings: AwsSet
     elif offer.gpu_price > request.price_max:
         raise PriceMoved(f"{offer.pool} costs ${offer.gpu_price / MICRO:.4f}/h, agreed were less")
     return parameters
+
+
+def tag_specifications(install: InstallId, key: str, *, spot: bool) -> list[dict[str, Any]]:
+    """Our tags on everything that a launch makes; the least policy allows no launch without them."""
+    tags = [{"Key": INSTALL_TAG, "Value": str(install)}, {"Key": KEY_TAG, "Value": key}]
+    kinds = (*TAGGED, "spot-instances-request") if spot else TAGGED
+    return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
 
 
 def launched_row(answer: Mapping[str, Any]) -> Any | None:

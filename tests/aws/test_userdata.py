@@ -1,0 +1,106 @@
+"""What a machine runs at its first boot, run as a real process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, USER_DATA_BYTES_MAX, user_data
+from spotd_providers.kit.hosts import REAL_TIME, Machines
+from tests.local.waiting import until
+
+IMAGE = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
+SHUTDOWN = '#!/bin/sh\necho "shutdown $*" >>"$SPOTD_HOME/calls"\n'
+DOCKER = """#!/bin/sh
+echo "docker $*" >>"$SPOTD_HOME/calls"
+case "$1" in
+pull) [ ! -e "$SPOTD_HOME/no-image" ] ;;
+run) cd "$(dirname "$SPOTD_HOME")" && exec /bin/sh ./start.sh ;;
+esac
+"""
+SLEEP = "#!/bin/sh\n"
+
+
+class Host:
+    """A machine whose docker, shutdown and sleep only take notes."""
+
+    def __init__(self, folder: Path, **more: str) -> None:
+        binaries = folder / "bin"
+        binaries.mkdir()
+        for name, text in {"shutdown": SHUTDOWN, "docker": DOCKER, "sleep": SLEEP, **more}.items():
+            (binaries / name).write_text(text)
+            (binaries / name).chmod(0o755)
+        self.machines = Machines(folder / "m", clock=REAL_TIME, path=f"{binaries}:/usr/bin:/bin")
+
+    def run(self, script: str, *files: str) -> list[str]:
+        """What was called until the machine shut down, and then what it printed."""
+        home = self.machines.home("m")
+        home.mkdir(parents=True)
+        for name in files:
+            (home / name).touch()
+        self.machines.start("m", script)
+        calls = home / "calls"
+        try:
+            until(lambda: calls.exists() and "shutdown" in calls.read_text(), what="the shutdown")
+            return [*calls.read_text().splitlines(), *self.machines.console("m", lines=20)]
+        finally:
+            self.machines.kill("m")
+
+
+def test_the_image_is_run_with_the_start_script_and_then_the_machine_ends(tmp_path: Path) -> None:
+    script = user_data(image=IMAGE, start_script="echo 'it runs'\nexit 3\n", container="docker")
+    seen = Host(tmp_path).run(script)
+    assert f"docker pull -q {IMAGE}" in seen
+    ran = next(line for line in seen if line.startswith("docker run"))
+    assert "--gpus" not in ran
+    assert "--entrypoint /bin/sh" in ran
+    assert ran.endswith(f"{IMAGE} ./start.sh")
+    assert "it runs" in seen
+    assert "shutdown -h now" in seen
+    assert "spotd: the start script has ended (3)" in seen
+
+
+def test_a_host_with_gpus_gives_all_of_them_to_the_container(tmp_path: Path) -> None:
+    script = user_data(image=IMAGE, start_script="true", container="docker")
+    seen = Host(tmp_path, **{"nvidia-smi": "#!/bin/sh\n"}).run(script)
+    assert any(line.startswith("docker run") and "--gpus all" in line for line in seen)
+
+
+def test_an_image_that_cannot_be_pulled_ends_the_machine_after_three_tries(tmp_path: Path) -> None:
+    script = user_data(image=IMAGE, start_script="echo never", container="docker")
+    seen = Host(tmp_path).run(script, "no-image")
+    assert seen.count(f"docker pull -q {IMAGE}") == 3
+    assert "spotd: the image cannot be pulled" in seen
+    assert "shutdown -h now" in seen
+    assert not any(line.startswith("docker run") for line in seen)
+
+
+def test_without_a_container_the_start_script_runs_on_the_machine_itself(tmp_path: Path) -> None:
+    seen = Host(tmp_path).run(user_data(image="none", start_script="echo plain", container="none"))
+    assert "plain" in seen
+    assert not any(line.startswith("docker") for line in seen)
+
+
+def test_a_start_script_that_says_it_is_done_ends_the_machine_though_it_still_runs(tmp_path: Path) -> None:
+    host = Host(tmp_path, sleep="#!/bin/sh\nexec /bin/sleep 0.05\n")
+    seen = host.run(user_data(image="none", start_script=": >machine-done\n/bin/sleep 600", container="none"))
+    assert "shutdown -h now" in seen
+
+
+def test_a_script_that_holds_the_end_mark_arrives_whole(tmp_path: Path) -> None:
+    script = "cat <<'SPOTD'\nSPOTD_ inner\nSPOTD\necho after"
+    seen = Host(tmp_path).run(user_data(image="none", start_script=script, container="none"))
+    assert "SPOTD_ inner" in seen
+    assert "after" in seen
+
+
+@pytest.mark.parametrize("image", ["", "-v", "a b", "x;reboot", "$(id)", "x" * 600])
+def test_what_is_no_image_name_is_refused(image: str) -> None:
+    with pytest.raises(ValueError, match="image name"):
+        user_data(image=image, start_script="true", container="docker")
+
+
+def test_the_longest_script_with_the_longest_image_name_fits() -> None:
+    text = user_data(image="i" * 512, start_script="#" * SCRIPT_BYTES_MAX, container="docker")
+    assert len(text.encode()) <= USER_DATA_BYTES_MAX
