@@ -272,6 +272,8 @@ def test_no_machine_is_forgotten_or_doubled_when_the_daemon_dies(
     runs = (tmp_path / "runs").read_text().split()
     assert len(runs) == len(set(runs)), f"an attempt ran twice: {runs}"
     assert_no_trouble_in_the_logs(found)
+    kept = {path.stem for path in (found.folder / "state").glob("secrets/*")}
+    assert kept <= {item["id"] for item in found.api.jobs({})["jobs"]}, "secrets of a job that does not exist"
     workplace.in_use = False
 
 
