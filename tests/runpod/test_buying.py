@@ -171,6 +171,25 @@ def test_nothing_is_sent_while_a_window_is_known_to_be_used_up(tmp_path: Path) -
     play(tmp_path, story, Quirks(requests_a_minute=8))
 
 
+def test_polling_prices_leaves_requests_for_machines(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        offer = await cheapest(h, provider)
+        polls = [await provider.offers(h.query()) for _ in range(3)]
+        assert [page.complete for page in polls] == [True, True, False]
+        with pytest.raises(RateLimited):
+            await provider.offers(h.query())
+        request = h.request(offer)
+        launched = await provider.launch(request)
+        assert (await provider.instances()).complete
+        await provider.terminate(launched.instance.ref)
+        assert not h.live(request.key)
+        assert all(sent.status != 429 for sent in h.requests())
+        await h.advance(timedelta(minutes=2))
+        assert (await provider.offers(h.query())).complete
+
+    play(tmp_path, story, Quirks(requests_a_minute=18))
+
+
 def test_a_price_that_rose_is_not_paid_and_one_above_the_agreement_is_not_even_asked_for(tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         offer = await cheapest(h, provider)

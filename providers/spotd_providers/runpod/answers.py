@@ -22,7 +22,9 @@ from spotd_providers.runpod.wire import decoded, problem_of
 RETRY_AFTER_MAX: Final = timedelta(days=1)
 PENALTY: Final = timedelta(seconds=12)
 _SECONDS: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
-_WINDOW: Final = re.compile(r'"?[a-z]+"?\s*;\s*r=(\d{1,9})\s*;\s*t=(\d{1,6})')
+_WINDOW: Final = re.compile(r'"?([a-z]+)"?\s*;\s*r=(\d{1,9})\s*;\s*t=(\d{1,6})')
+_POLICY: Final = re.compile(r'"?([a-z]+)"?\s*;\s*q=(\d{1,9})')
+KEPT_SHARE: Final = 4
 
 NO_CAPACITY_WORDS: Final = (
     "no longer any instances available",
@@ -117,11 +119,21 @@ def too_many(answer: Answer, *, what: str, rng: Random) -> RateLimited:
 
 def used_up(answer: Answer) -> timedelta | None:
     """How long until a window of the `RateLimit` header that has nothing left starts anew; `None` if all have some."""
-    waits = [reset for left, reset in _windows(answer.headers.get("ratelimit", "")) if left == 0]
-    return max(waits, default=None)
+    return max((reset for _, left, reset in _windows(answer) if left == 0), default=None)
 
 
-def _windows(header: str) -> Iterator[tuple[int, timedelta]]:
-    """Requests left and time to reset of each window: `"minute";r=0;t=12, "hour";r=2800;t=1812`."""
-    for left, reset in _WINDOW.findall(header[:1024]):
-        yield int(left), timedelta(seconds=int(reset))
+def running_low(answer: Answer) -> timedelta | None:
+    """How long a window that soon starts anew has less than a quarter left: that is kept for what must not wait."""
+    sizes = {name: int(size) for name, size in _POLICY.findall(answer.headers.get("ratelimit-policy", "")[:1024])}
+    low = (
+        reset
+        for name, left, reset in _windows(answer)
+        if left < sizes.get(name, 0) // KEPT_SHARE and reset <= timedelta(minutes=1, seconds=1)
+    )
+    return max(low, default=None)
+
+
+def _windows(answer: Answer) -> Iterator[tuple[str, int, timedelta]]:
+    """Name, requests left and time to reset of each window: `"minute";r=0;t=12, "hour";r=2800;t=1812`."""
+    for name, left, reset in _WINDOW.findall(answer.headers.get("ratelimit", "")[:1024]):
+        yield name, int(left), timedelta(seconds=int(reset))

@@ -18,7 +18,7 @@ from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavail
 from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import Answer, AnswerLost, Http
 from spotd_providers.kit.retry import retry_read
-from spotd_providers.runpod.answers import Refused, body_of, raise_for, used_up
+from spotd_providers.runpod.answers import Refused, body_of, raise_for, running_low, used_up
 from spotd_providers.runpod.wire import BillingPage, GpuRows, PodPage, PodRow, gpu_rows, pod_row, shaped
 
 CREATE_TIMEOUT_S: Final = 60.0
@@ -36,11 +36,18 @@ class RunpodClient:
         self._clock = clock
         self._rng = rng
         self._free_at: datetime | None = None
+        self._low_until: datetime | None = None
 
     # --- catalogue ------------------------------------------------------------------------------------------------
 
     async def gpus(self, *, cloud: str, count: int, cuda_min: str | None) -> GpuRows:
-        """The GPU types with prices and stock for machines of this size. Not repeated: the poller comes back anyway."""
+        """The GPU types with prices and stock for machines of this size. Not repeated: the poller comes back anyway.
+
+        Prices are asked for most often and matter least: the last quarter of a minute's requests is kept for machines.
+        """
+        now = self._clock.now()
+        if self._low_until is not None and now < self._low_until:
+            raise RateLimited("RunPod's minute is nearly used up (the catalogue)", retry_after=self._low_until - now)
         params: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": cloud}
         if cuda_min is not None:
             params["minCudaVersion"] = cuda_min
@@ -208,6 +215,8 @@ class RunpodClient:
     def _note(self, answer: Answer) -> None:
         if answer.status != 429 and (wait := used_up(answer)) is not None:
             self._free_at = self._clock.now() + wait
+        low = running_low(answer)
+        self._low_until = None if low is None else self._clock.now() + low
 
     def _refuse_if_used_up(self, what: str) -> None:
         wait = timedelta(0) if self._free_at is None else self._free_at - self._clock.now()
