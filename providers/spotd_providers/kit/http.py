@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,9 +17,18 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import anyio
-import httpx
 
-from spotd_providers.contract.errors import Unavailable
+# httpx imports its command line, and with it rich, click and pygments, wherever they are installed; nobody calls it
+# here, and it is two thirds of what the import costs.
+_absent = "httpx" not in sys.modules
+if _absent:
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]  # how Python is told that a module cannot be imported
+import httpx  # noqa: E402 - after the lines above, which are the point
+
+if _absent:
+    del sys.modules["httpx._main"]
+
+from spotd_providers.contract.errors import Unavailable  # noqa: E402 - behind httpx
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 USER_AGENT: Final = "spotd/0.1"
