@@ -1,6 +1,6 @@
 """From the bytes of a vast.ai search to a priced board: CPU time, as ratios to two other ways, in one run.
 
-    python benchmarks/vast_parse.py [--rows 3000] [--rounds 15] [--payload FILE] [--gpuhunt PYTHON]
+    python benchmarks/bench_vast_parse.py [--rows 3000] [--rounds 15] [--payload FILE] [--gpuhunt PYTHON]
 
 The contenders see the same bytes and take turns, so that a busy machine slows all of them alike:
 * `spotd`: strict rows, every row priced or rejected with a reason, offers sorted by price;
