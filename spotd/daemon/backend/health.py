@@ -39,6 +39,7 @@ from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import InstanceState, ProviderName
 
 CHECK_DEADLINE_S: Final = 30.0
+GRANT_TRIED: Final = timedelta(minutes=1)
 CYCLE_DEADLINE_S: Final = 60.0
 SHOWN_DISK_GB: Final = 10
 WAL_RESET_FIRST: Final = (3, 7, 0)
@@ -194,7 +195,14 @@ class Health:
         except Exception as exc:  # noqa: BLE001 - a finding is a row, whatever it is
             return [_row("store", "write and read", str(exc), ok=False, hint="see [store] in the config")]
         where = "hosts that see this computer's files" if objects.shared_with_hosts_by == "filesystem" else "any host"
-        return [_row("store", "write and read", f"works; its grants serve {where}", ok=True)]
+        rows = [_row("store", "write and read", "works", ok=True)]
+        expires = self._parts.wall.now() + GRANT_TRIED
+        try:
+            await self._parts.stored(lambda: objects.grant_upload("doctor/", expires=expires, size_max=1024))
+        except Exception as exc:  # noqa: BLE001 - as above
+            hint = "nothing can be launched with this store: docs/stores.md says which ones can be used"
+            return [*rows, _row("store", "grants", str(exc), ok=False, hint=hint)]
+        return [*rows, _row("store", "grants", f"serve {where}", ok=True)]
 
     async def _provider_checks(self, entry: ProviderEntry) -> list[CheckShape]:
         if not entry.enabled:
