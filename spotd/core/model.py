@@ -32,9 +32,11 @@ def attempt_key(install: InstallId, job: JobId, number: int) -> AttemptKey:
 
 def key_belongs_to(install: InstallId, key: str) -> bool:
     """Whether a machine's label says that this installation bought it."""
-    head, _, number = key.rpartition("-")
-    prefix, _, job = head.rpartition("-")
-    return prefix == f"spotd-{install}" and bool(job) and number.isdecimal()
+    ours = f"spotd-{install}-"
+    if not key.startswith(ours):
+        return False
+    job, _, number = key[len(ours) :].rpartition("-")
+    return bool(job) and "-" not in job and number.isdecimal()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

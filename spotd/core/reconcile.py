@@ -184,7 +184,9 @@ def _held_back(
         if not listing.complete:
             continue
         tracked = [
-            a for a in draft.attempts() if a.provider == provider and a.ever_listed and a.machine is MachineState.LIVE
+            a
+            for a in draft.attempts()
+            if a.provider == provider and a.machine is MachineState.LIVE and _listing_speaks(draft, a, listing)
         ]
         missing = [a for a in tracked if (provider, a.key) not in sighted]
         for item in tracked:
@@ -222,7 +224,7 @@ def _judge(
     mine = _pick(draft, item, sighted.get((item.provider, item.key), ()))
     if mine is not None and item.ref is None:
         _adopt(draft, attempt_id, mine)
-    if mine is not None:
+    if mine is not None and (mine.state is InstanceState.GONE or not _outdated(draft, item, listing)):
         _observe(draft, attempt_id, mine)
     item = draft.attempt(attempt_id)
     if item.state.counts and report is not None and report.exit_cause is not None:
@@ -255,6 +257,17 @@ def _end_accepted(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
     intent = draft.intent(terminate_intent_id(item.ref))
     accepted_at = None if intent is None else intent.accepted_at
     return listing is not None and accepted_at is not None and listing.at > accepted_at
+
+
+def _outdated(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
+    """A list that was begun before the machine's end was accepted says nothing about whether it lives on.
+
+    It may lie on the board for long: until the next poll, or as long as the provider is away.
+    """
+    intent = None if item.ref is None else draft.intent(terminate_intent_id(item.ref))
+    if item.state is not AttemptState.ENDING or intent is None or intent.accepted_at is None:
+        return False
+    return listing is None or listing.at <= intent.accepted_at
 
 
 _STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
@@ -325,7 +338,9 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
                 return
             if item.machine is not MachineState.LIVE:
                 draft.put_attempt(replace(item, machine=MachineState.LIVE))
-            quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
+            quote = item.quote
+            if mine.price is not None and mine.price != quote.price.gpu:
+                quote = repriced(quote, mine.price)
             _rate(draft, attempt_id, quote.price.total, quote.on_demand)
         case InstanceState.GONE:
             draft.machine_gone(attempt_id)

@@ -144,6 +144,13 @@ def test_a_lost_launch_is_not_given_up_before_the_window_has_passed() -> None:
     assert after(world, plan) == (A.INTENDED, JobState.PROVISIONING)
 
 
+def test_one_empty_list_does_not_end_a_machine_that_no_list_has_shown_yet() -> None:
+    world = world_with(A.STARTING, ever_listed=False)
+    plan = reconcile(world, listing(), report(), NOW)
+    assert after(world, plan)[0] is A.STARTING
+    assert plan.look_again
+
+
 @pytest.mark.parametrize("ours", [A.STARTING, A.RUNNING], ids=str)
 @pytest.mark.parametrize("shown", [(instance(S.PAUSED, loss=Loss.OUTBID),), ()], ids=["paused", "absent"])
 def test_no_machine_is_given_up_without_a_look_at_what_it_wrote(ours: A, shown: tuple[Instance, ...]) -> None:
