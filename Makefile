@@ -2,6 +2,7 @@
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BENCH ?= benchmarks/bench_*.py
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -32,7 +33,7 @@ swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
 	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m slow $(ARGS)
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
-	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 clean: ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
