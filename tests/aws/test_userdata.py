@@ -20,6 +20,13 @@ run) cd "$(dirname "$SPOTD_HOME")" && exec /bin/sh ./start.sh ;;
 esac
 """
 SLEEP = "#!/bin/sh\n"
+CURL = """#!/bin/sh
+for last; do :; done
+case "$last" in
+*/api/token) echo token-7 ;;
+*/spot/instance-action) case "$*" in *token-7*) [ -e "$SPOTD_HOME/taken" ] ;; *) false ;; esac ;;
+esac
+"""
 
 
 class Host:
@@ -28,7 +35,7 @@ class Host:
     def __init__(self, folder: Path, **more: str) -> None:
         binaries = folder / "bin"
         binaries.mkdir()
-        for name, text in {"shutdown": SHUTDOWN, "docker": DOCKER, "sleep": SLEEP, **more}.items():
+        for name, text in {"shutdown": SHUTDOWN, "docker": DOCKER, "sleep": SLEEP, "curl": CURL, **more}.items():
             (binaries / name).write_text(text)
             (binaries / name).chmod(0o755)
         self.machines = Machines(folder / "m", clock=REAL_TIME, path=f"{binaries}:/usr/bin:/bin")
@@ -85,6 +92,17 @@ def test_without_a_container_the_start_script_runs_on_the_machine_itself(tmp_pat
 def test_a_start_script_that_says_it_is_done_ends_the_machine_though_it_still_runs(tmp_path: Path) -> None:
     host = Host(tmp_path, sleep="#!/bin/sh\nexec /bin/sleep 0.05\n")
     seen = host.run(user_data(image="none", start_script=": >machine-done\n/bin/sleep 600", container="none"))
+    assert "shutdown -h now" in seen
+
+
+SLOW_WAIT = '#!/bin/sh\necho "sleep $*" >>"$SPOTD_HOME/calls"\n'
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_machine_that_ec2_takes_waits_for_it_since_its_first_hour_is_free_then(tmp_path: Path, taken: bool) -> None:
+    script = user_data(image="none", start_script="true", container="none")
+    seen = Host(tmp_path, sleep=SLOW_WAIT).run(script, *(["taken"] if taken else []))
+    assert ("sleep 150" in seen) is taken
     assert "shutdown -h now" in seen
 
 

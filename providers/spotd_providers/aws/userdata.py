@@ -2,7 +2,8 @@
 
 However that ends, the machine shuts itself down, and as its shutdown behaviour is `terminate`, it costs nothing from
 then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a
-container cannot shut down its host, and needs no right to.
+container cannot shut down its host, and needs no right to. A machine that EC2 is about to take waits for that: in its
+first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _TAIL: Final = """job=$!
 while kill -0 "$job" 2>/dev/null && [ ! -e machine-done ]; do sleep 1; done
 [ -e machine-done ] || wait "$job"
 echo "spotd: the start script has ended ($?)"
+imds=${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}
+token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$imds/latest/api/token")
+curl -sf -m 2 -H "X-aws-ec2-metadata-token: $token" "$imds/latest/meta-data/spot/instance-action" && sleep 150
 shutdown -h now
 """
 

@@ -30,7 +30,8 @@ NOTICE: Final = timedelta(minutes=2)
 GP3_MICRO_USD_PER_GB_MONTH: Final = 80_000
 _NOTHING: Final = MicroUsdPerHour(0)
 # What a machine calls to end itself; a process of this computer must never reach the real one.
-_SHUTDOWN: Final = '#!/bin/sh\nmkdir -p "$SPOTD_HOME" && : >"$SPOTD_HOME/machine-done"\n'
+_OFF: Final = "powered-off"
+_SHUTDOWN: Final = f'#!/bin/sh\nmkdir -p "$SPOTD_HOME" && : >"$SPOTD_HOME/{_OFF}"\n'
 
 
 class Ec2Cloud:
@@ -169,7 +170,8 @@ class Ec2Cloud:
                 if instance.phase is Phase.RUNNING and instance.instance_id in known:
                     status = self.machines.status(instance.instance_id)
                     # A script that ends leaves its machine running, unless it shut the machine down.
-                    if status.done or status.state is MachineState.LOST:
+                    off = (self.machines.home(instance.instance_id) / _OFF).exists()
+                    if off or status.state is MachineState.LOST:
                         self.shut_down_from_inside(instance.instance_id, at=status.ended_at or now)
 
     def shut_down_from_inside(self, instance_id: str, *, at: datetime | None = None) -> None:
