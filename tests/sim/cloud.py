@@ -1,14 +1,18 @@
 """A cloud for the simulator: hosts with moving prices, machines that train, and every way of losing an answer.
 
-It keeps its own history, which the oracles read; nothing in it knows what the daemon believes.
+It keeps its own history, which the oracles read; nothing in it knows what the daemon believes. Time passes in it only
+by `advance`, in steps of any length: what a machine did meanwhile is computed, not stepped through.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, timedelta
+from math import exp, sqrt
 from random import Random
 
+from spotd.core.model import ExitCause
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -27,24 +31,41 @@ from spotd_providers.contract.values import (
     ProviderName,
 )
 
+BOOT = timedelta(minutes=3)
+CHECKPOINT_EVERY = timedelta(minutes=10)
+HEARTBEAT = timedelta(seconds=15)
+HOUR = timedelta(hours=1)
+DISK_GB = 10
+STORAGE_PER_GB_MONTH = MicroUsdPerGbMonth(144_000)
+STORAGE = MicroUsdPerHour(STORAGE_PER_GB_MONTH * DISK_GB // 720)
+FORGOTTEN_AFTER = timedelta(minutes=5)
+FOREIGN = 10
+
 
 @dataclass(kw_only=True)
 class Faults:
-    """Rates per call; all zero in the healing phase."""
+    """Rates per call unless named otherwise; all zero in the healing phase."""
 
     lose_launch_after: float = 0.0
     lose_launch_before: float = 0.0
     refuse_launch: float = 0.0
+    slow_launch: float = 0.0
     fail_listing: float = 0.0
     cut_listing: float = 0.0
     lie_listing: float = 0.0
-    """A listing that calls itself complete and lacks half of the machines; never twice in a row."""
+    """A listing that calls itself complete and lacks half of the machines, or all; never twice in a row."""
+    bad_price: float = 0.0
+    """A row of the market whose price is no price."""
     fail_terminate: float = 0.0
     forget_terminate: float = 0.0
     preempt_per_hour: float = 0.0
     silence_per_hour: float = 0.0
     list_lag: timedelta = timedelta(0)
     store_down: float = 0.0
+    """A look at the store that fails."""
+    bad_manifest: float = 0.0
+    """A published checkpoint that is not complete."""
+    market_moves: bool = False
 
 
 @dataclass(kw_only=True)
@@ -53,7 +74,33 @@ class Host:
     provider: ProviderName
     price: int
     base: int
-    pays_bid: bool
+    offer: Offer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the market as it came over the wire: the price may be anything."""
+
+    offer: Offer
+    price: object
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a machine was given to do."""
+
+    resume_at: timedelta
+    need: timedelta
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """A checkpoint in the machine's own part of the store."""
+
+    work: timedelta
+    at: datetime
+    sound: bool
 
 
 @dataclass(kw_only=True)
@@ -66,32 +113,34 @@ class Machine:
     bid: int
     born: datetime
     visible_at: datetime
-    start_work: timedelta
-    need: timedelta
+    task: Task
     state: InstanceState = InstanceState.PENDING
-    died: datetime | None = None
+    since: datetime
+    """When it was born or woken."""
     loss: Loss | None = None
-    silent: bool = False
-    foreign: bool = False
-    billed: int = 0
-    billed_until: datetime | None = None
+    died: datetime | None = None
     ran_from: datetime | None = None
-    work: timedelta = timedelta(0)
-    saved: list[tuple[timedelta, datetime]] = field(default_factory=list)
+    ran_work: timedelta = timedelta(0)
+    silent_until: datetime | None = None
+    mute_until: datetime | None = None
+    """Nothing it wrote before this can have been published before this."""
+    leased_until: datetime
+    billed: int = 0
+    billed_until: datetime
+    billed_by_day: dict[date, int] = field(default_factory=lambda: defaultdict(int))
+    saved: list[Save] = field(default_factory=list)
     seq: int = -1
-    exited: bool = False
-    spans: list[tuple[datetime, datetime]] = field(default_factory=list)
+    exit_cause: ExitCause | None = None
     stop_ordered: bool = False
-    stopped: bool = False
+    ended_by_us: datetime | None = None
+    was_silent: bool = False
+    omitted: bool = False
+    """A listing that called itself complete and showed others lacked it once."""
+    spans: list[tuple[datetime, datetime]] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
-        return self.state in {InstanceState.PENDING, InstanceState.RUNNING}
-
-
-BOOT = timedelta(minutes=3)
-CHECKPOINT_EVERY = timedelta(minutes=10)
-STORAGE = MicroUsdPerHour(2_000)
+        return self.state is InstanceState.PENDING or self.state is InstanceState.RUNNING
 
 
 class LostAnswer(Exception):
@@ -106,76 +155,110 @@ class CloudDown(Exception):
     pass
 
 
-class Cloud:
-    """One provider. `machines` is its whole history."""
+@dataclass(frozen=True, kw_only=True)
+class LaunchCall:
+    """What one launch asked for, as the provider saw it."""
 
-    def __init__(self, name: str, hosts: int, rng: Random, now: datetime, *, bids: bool) -> None:
+    key: AttemptKey
+    at: datetime
+    offered: int
+    price_max: int
+    real_price: int
+    alive_before: int
+
+
+class Cloud:
+    """One provider. `machines` is its whole history; `down` is an outage of its interface, machines go on."""
+
+    def __init__(self, name: str, hosts: int, rng: Random, now: datetime, *, bids: bool, fee_ppm: int) -> None:
         self.name = ProviderName(name)
         self.rng = rng
         self.faults = Faults()
-        self.bids = bids
-        self.hosts = [
-            Host(
-                name=f"{name}-{i}",
-                provider=self.name,
-                price=(p := rng.randint(200_000, 900_000)),
-                base=p,
-                pays_bid=bids,
-            )
-            for i in range(hosts)
-        ]
+        self.fee_ppm = fee_ppm
+        self.down = False
+        self.store_up = True
+        self.hosts = [self._host(i, bids=bids) for i in range(hosts)]
         self.machines: dict[str, Machine] = {}
-        self.terminated_by_us: list[str] = []
+        self.by_key: defaultdict[AttemptKey, list[Machine]] = defaultdict(list)
+        self.active: dict[str, Machine] = {}
+        """Ours that are not gone."""
+        self.fading: list[Machine] = []
+        """Ours that are gone and still listed."""
+        self.foreign_touched: list[str] = []
         self.forgot: set[AttemptKey] = set()
-        self.launch_calls: list[tuple[AttemptKey, int, int]] = []
+        self.launch_calls: list[LaunchCall] = []
+        self.lost_answers: list[Machine] = []
+        self.highest_price = 0
         self._count = 0
         self._lied = False
-        self._now = now
-        self._add_foreign(now)
+        self.now = now
+        self._rows: list[Row] | None = None
+        self._foreign = [self._foreign_machine(i, now) for i in range(FOREIGN)]
 
-    def _add_foreign(self, now: datetime) -> None:
-        for i in range(3):
-            ref = InstanceRef(provider=self.name, instance_id=InstanceId(f"foreign-{i}"))
-            self.machines[ref.instance_id] = Machine(
-                ref=ref,
-                key=AttemptKey(f"spotd-other-zz{i}-1"),
-                host=self.hosts[0],
-                bid=0,
-                born=now,
-                visible_at=now,
-                start_work=timedelta(0),
-                need=timedelta(days=999),
-                state=InstanceState.RUNNING,
-                foreign=True,
-            )
+    def _host(self, number: int, *, bids: bool) -> Host:
+        name, price = f"{self.name}-{number}", self.rng.randint(200_000, 900_000)
+        offer = Offer(
+            provider=self.name,
+            offer_id=OfferId(f"o-{name}"),
+            host_id=HostId(name),
+            pool=PoolId(name),
+            market=Market.SPOT,
+            interruption=Interruption.SUDDEN,
+            gpu="RTX_4090",
+            gpu_count=1,
+            gpu_price=MicroUsdPerHour(price),
+            pays_bid=bids,
+            on_demand_price=MicroUsdPerHour(1_200_000),
+            storage_price=STORAGE_PER_GB_MONTH,
+        )
+        return Host(name=name, provider=self.name, price=price, base=price, offer=offer)
+
+    def _foreign_machine(self, number: int, now: datetime) -> Instance:
+        owner = ("spotd-other-zz", "spotd-lab2-j00", "spotd-la-b-j0", "someone-lab-j00")[number % 4]
+        return Instance(
+            ref=InstanceRef(provider=self.name, instance_id=InstanceId(f"foreign-{number}")),
+            key=AttemptKey(f"{owner}{number}-1"),
+            state=InstanceState.RUNNING,
+            market=Market.SPOT,
+            created_at=now,
+        )
 
     # --- what the daemon can call ---
 
-    def offers(self) -> tuple[Offer, ...]:
-        return tuple(
-            Offer(
-                provider=self.name,
-                offer_id=OfferId(f"o-{h.name}"),
-                host_id=HostId(h.name),
-                pool=PoolId(h.name),
-                market=Market.SPOT,
-                interruption=Interruption.SUDDEN,
-                gpu="RTX_4090",
-                gpu_count=1,
-                gpu_price=MicroUsdPerHour(h.price),
-                pays_bid=h.pays_bid,
-                on_demand_price=MicroUsdPerHour(1_200_000),
-                storage_price=MicroUsdPerGbMonth(100_000),
-            )
-            for h in self.hosts
-        )
+    def rows(self) -> list[Row]:
+        if self.down:
+            raise CloudDown
+        if self._rows is None:
+            self._rows = []
+            for host in self.hosts:
+                if host.offer.gpu_price != host.price:
+                    host.offer = replace(host.offer, gpu_price=MicroUsdPerHour(host.price))
+                self._rows.append(Row(offer=host.offer, price=host.price))
+        if self.faults.bad_price and self.rng.random() < self.faults.bad_price:
+            spoilt = list(self._rows)
+            i = self.rng.randrange(len(spoilt))
+            bad: object = self.rng.choice([float("nan"), None, -1, True, float("inf"), "free"])
+            spoilt[i] = Row(offer=spoilt[i].offer, price=bad)
+            return spoilt
+        return self._rows
 
-    def launch(self, key: AttemptKey, offer: Offer, price_max: int, start: timedelta, need: timedelta) -> Instance:
-        self.launch_calls.append((key, offer.gpu_price, price_max))
+    def launch(self, key: AttemptKey, offer: Offer, price_max: int, task: Task, lease: timedelta) -> Instance:
+        """The call takes effect now. LostAnswer: nobody will ever hear what it did."""
         host = next(h for h in self.hosts if h.name == offer.host_id)
+        others = sum(1 for m in self.active.values() if m.alive and m.key not in self.forgot)
+        self.launch_calls.append(
+            LaunchCall(
+                key=key,
+                at=self.now,
+                offered=offer.gpu_price,
+                price_max=price_max,
+                real_price=host.price,
+                alive_before=others,
+            )
+        )
         if self.rng.random() < self.faults.lose_launch_before:
             raise LostAnswer
-        busy = any(m.host is host and m.alive for m in self.machines.values() if not m.foreign)
+        busy = any(m.host is host and m.alive for m in self.active.values())
         if busy or self.rng.random() < self.faults.refuse_launch or host.price > price_max:
             raise Refused
         self._count += 1
@@ -185,47 +268,50 @@ class Cloud:
             key=key,
             host=host,
             bid=price_max,
-            born=self._now,
-            visible_at=self._now + self.faults.list_lag * self.rng.random(),
-            start_work=start,
-            need=need,
-            billed_until=self._now,
+            born=self.now,
+            since=self.now,
+            visible_at=self.now + self.faults.list_lag * self.rng.random(),
+            task=task,
+            leased_until=self.now + BOOT + lease,
+            billed_until=self.now,
         )
-        self.machines[ref.instance_id] = machine
+        self.machines[ref.instance_id] = self.active[ref.instance_id] = machine
+        self.by_key[key].append(machine)
         if self.rng.random() < self.faults.lose_launch_after:
+            self.lost_answers.append(machine)
             raise LostAnswer
         return self._shown(machine)
 
-    def listing(self, install: str) -> Listing:
-        if self.rng.random() < self.faults.fail_listing:
+    def listing(self) -> Listing:
+        if self.down or self.rng.random() < self.faults.fail_listing:
             raise CloudDown
-        shown = [
-            self._shown(m)
-            for m in self.machines.values()
-            if not m.foreign and m.visible_at <= self._now and not self._forgotten(m)
-        ]
+        self.fading = [m for m in self.fading if m.died is not None and self.now - m.died <= FORGOTTEN_AFTER]
+        known = [m for m in (*self.active.values(), *self.fading) if m.visible_at <= self.now]
         if self.rng.random() < self.faults.cut_listing:
-            return Listing(instances=tuple(i for i in shown if self.rng.random() < 0.5), complete=False, at=self._now)
+            half = [self._shown(m) for m in known if self.rng.random() < 0.5]
+            return Listing(instances=(*half, *self._foreign[:3]), complete=False, at=self.now)
         self._lied = not self._lied and self.rng.random() < self.faults.lie_listing
         if self._lied:
-            shown = [i for i in shown if self.rng.random() < 0.5]
-        return Listing(instances=tuple(shown), complete=True, at=self._now)
-
-    def _forgotten(self, m: Machine) -> bool:
-        return m.state is InstanceState.GONE and m.died is not None and self._now - m.died > timedelta(minutes=5)
+            told = [] if self.rng.random() < 0.5 else [m for m in known if self.rng.random() < 0.5]
+            for m in known:
+                m.omitted = m.omitted or (bool(told) and m not in told)
+            known = told
+        return Listing(instances=(*map(self._shown, known), *self._foreign), complete=True, at=self.now)
 
     def terminate(self, ref: InstanceRef) -> None:
-        if self.rng.random() < self.faults.fail_terminate:
+        if ref.instance_id.startswith("foreign"):
+            self.foreign_touched.append(ref.instance_id)
+            return
+        if self.down or self.rng.random() < self.faults.fail_terminate:
             raise CloudDown
         machine = self.machines.get(ref.instance_id)
-        if machine is None:
+        if machine is None or machine.state is InstanceState.GONE:
             return
-        self.terminated_by_us.append(ref.instance_id)
+        machine.ended_by_us = machine.ended_by_us or self.now
         if self.rng.random() < self.faults.forget_terminate:
             self.forgot.add(machine.key)
             return
-        if machine.state is not InstanceState.GONE:
-            self._halt(machine, InstanceState.GONE, None)
+        self._halt(machine, InstanceState.GONE, None)
 
     def _shown(self, m: Machine) -> Instance:
         return Instance(
@@ -233,89 +319,122 @@ class Cloud:
             key=m.key,
             state=m.state,
             market=Market.SPOT,
-            host_id=HostId(m.host.name),
-            price=MicroUsdPerHour(m.bid if m.host.pays_bid else min(m.bid, m.host.price)),
-            created_at=m.born,
+            host_id=m.host.offer.host_id,
+            price=MicroUsdPerHour(self._gpu_price(m)),
+            created_at=m.since,
             loss=m.loss,
         )
 
     # --- what happens by itself ---
 
     def advance(self, now: datetime) -> None:
-        span = now - self._now
-        self._now = now
-        hours = span / timedelta(hours=1)
-        for host in self.hosts:
-            drift = (host.base - host.price) * 0.05 + self.rng.gauss(0, 0.03) * host.base
-            host.price = max(20_000, int(host.price + drift))
-        for m in self.machines.values():
-            if m.foreign:
-                continue
-            self._bill(m, now)
-            if m.state is InstanceState.PAUSED and m.bid >= m.host.price and self.rng.random() < 0.2:
-                m.state, m.loss, m.born = InstanceState.PENDING, None, now
-                m.ran_from = None
+        """Everything up to now has happened to the machines."""
+        if now <= self.now:
+            return
+        hours = (now - self.now) / HOUR
+        self.now = now
+        faults = self.faults
+        lost = 1 - exp(-faults.preempt_per_hour * hours)
+        hushed = 1 - exp(-faults.silence_per_hour * hours)
+        for m in list(self.active.values()):
+            self._bill(m)
             if not m.alive:
                 continue
-            outbid = m.host.price > m.bid
-            if outbid or self.rng.random() < self.faults.preempt_per_hour * hours:
-                paused = m.host.pays_bid
-                self._halt(
-                    m, InstanceState.PAUSED if paused else InstanceState.GONE, Loss.OUTBID if paused else Loss.PREEMPTED
-                )
-                continue
-            if self.rng.random() < self.faults.silence_per_hour * hours:
-                m.silent = True
-            self._train(m, now, span)
+            self._train(m)
+            if lost and self.rng.random() < lost:
+                self._take_back(m)
+            elif hushed and self.rng.random() < hushed:
+                m.silent_until = now + timedelta(minutes=self.rng.choice([1, 10, 90]))
+                m.was_silent = True
 
-    def _train(self, m: Machine, now: datetime, span: timedelta) -> None:
-        if m.state is InstanceState.PENDING and now - m.born >= BOOT:
-            m.state, m.ran_from = InstanceState.RUNNING, now
-            m.work = m.start_work
-            return
-        if m.state is not InstanceState.RUNNING or m.exited or m.stopped:
-            return
-        if not m.silent:
-            m.seq += 1
-        m.work += span
-        last = m.saved[-1][0] if m.saved else m.start_work
-        if m.work - last >= CHECKPOINT_EVERY and not m.silent:
-            m.saved.append((m.work, now))
-        if m.stop_ordered and not m.silent:
-            m.saved.append((m.work, now))
-            m.stopped = True
-        elif m.work >= m.need and not m.silent:
-            m.exited = True
+    def move_prices(self, span: timedelta) -> None:
+        """The market after so long; whoever is outbid is told by losing the machine."""
+        self._rows = None
+        hours = span / HOUR
+        stay, shake = exp(-1.5 * hours), 0.2 * sqrt(hours)
+        for host in self.hosts:
+            if self.faults.market_moves:
+                spike = 2 if self.rng.random() < 0.01 else 1
+                level = host.base + (host.price - host.base) * stay + self.rng.gauss(0, shake) * host.base
+                host.price = max(20_000, int(level * spike))
+            else:
+                host.price = host.base // 3
+            self.highest_price = max(self.highest_price, host.price)
+        for m in list(self.active.values()):
+            if m.alive and m.host.price > m.bid:
+                self._take_back(m)
+            elif m.state is InstanceState.PAUSED and m.bid >= m.host.price and self.rng.random() < 0.5:
+                self._bill(m)
+                m.state, m.loss, m.since, m.ran_from = InstanceState.PENDING, None, self.now, None
 
-    def _bill(self, m: Machine, now: datetime) -> None:
-        if m.billed_until is None or m.state in {InstanceState.GONE}:
+    def _take_back(self, m: Machine) -> None:
+        if m.host.offer.pays_bid:
+            self._halt(m, InstanceState.PAUSED, Loss.OUTBID)
+        else:
+            self._halt(m, InstanceState.GONE, Loss.PREEMPTED)
+
+    def _train(self, m: Machine) -> None:
+        if m.state is InstanceState.PENDING:
+            if self.now - m.since < BOOT:
+                return
+            m.state, m.ran_from = InstanceState.RUNNING, m.since + BOOT
+            m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
+        if m.exit_cause is not None or m.ran_from is None:
             return
-        rate = (
-            STORAGE
-            if m.state is InstanceState.PAUSED
-            else MicroUsdPerHour((m.bid if m.host.pays_bid else m.host.price) + STORAGE)
-        )
-        m.billed += cost(rate, now - m.billed_until)
-        m.billed_until = now
+        if m.leased_until <= m.ran_from:
+            m.exit_cause = ExitCause.LEASE  # it woke up too late to do anything
+            return
+        if m.silent_until is not None and m.silent_until <= self.now:
+            m.silent_until = None
+        until = min(self.now, m.leased_until)
+        work = m.ran_work + (until - m.ran_from)
+        if m.silent_until is not None or not self.store_up:
+            m.mute_until = self.now
+            if until < self.now:
+                m.exit_cause = ExitCause.LEASE  # it will be heard of once it can be heard
+            return
+        m.seq = int((until - m.ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT)
+        last = m.saved[-1].work if m.saved else m.task.resume_at
+        while last + CHECKPOINT_EVERY <= min(work, m.task.need):
+            last += CHECKPOINT_EVERY
+            at = max(m.mute_until or m.ran_from, m.ran_from + (last - m.ran_work))
+            m.saved.append(Save(work=last, at=at, sound=self.rng.random() >= self.faults.bad_manifest))
+        if work >= m.task.need:
+            m.exit_cause = ExitCause.FINISHED
+        elif m.stop_ordered or until < self.now:
+            m.saved.append(Save(work=work, at=max(until, m.mute_until or until), sound=True))
+            m.exit_cause = ExitCause.STOPPED if m.stop_ordered else ExitCause.LEASE
+
+    def _gpu_price(self, m: Machine) -> int:
+        return m.bid if m.host.offer.pays_bid else min(m.bid, m.host.price)
+
+    def _bill(self, m: Machine) -> None:
+        if m.billed_until >= self.now:
+            return
+        net = STORAGE if m.state is InstanceState.PAUSED else self._gpu_price(m) + STORAGE
+        amount = cost(MicroUsdPerHour(-(-net * self.fee_ppm // 1_000_000)), self.now - m.billed_until)
+        m.billed += amount
+        m.billed_by_day[self.now.date()] += amount
+        m.billed_until = self.now
 
     def _halt(self, m: Machine, state: InstanceState, loss: Loss | None) -> None:
-        self._bill(m, self._now)
+        self._bill(m)
         if m.alive:
-            m.spans.append((m.born, self._now))
+            m.spans.append((m.since, min(self.now, max(m.since, m.leased_until))))
         m.state, m.loss = state, loss
         if state is InstanceState.GONE:
-            m.died = self._now
+            m.died = self.now
+            self.active.pop(m.ref.instance_id, None)
+            self.fading.append(m)
 
     def live_spans(self) -> list[tuple[AttemptKey, datetime, datetime]]:
         """When each machine could compute."""
         found = []
         for m in self.machines.values():
-            if m.foreign:
-                continue
             found.extend((m.key, a, b) for a, b in m.spans)
             if m.alive:
-                found.append((m.key, m.born, self._now))
-        return found
+                found.append((m.key, m.since, min(self.now, m.leased_until)))
+        return [span for span in found if span[1] < span[2]]
 
     def total_billed(self) -> MicroUsd:
         return MicroUsd(sum(m.billed for m in self.machines.values()))

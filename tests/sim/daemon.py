@@ -1,13 +1,17 @@
-"""The daemon of the simulator: the real core, a dictionary for a database, and a shell that can die anywhere."""
+"""The daemon of the simulator: the real core, a dictionary for a database, and a shell that can die anywhere.
+
+What the process knows dies with it; what it committed stays; what it sent is under way and takes effect without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from spotd.core import outcomes
+from spotd.core import outcomes, requests
 from spotd.core.decide import decide
 from spotd.core.invariants import check
 from spotd.core.market import Board, MarketSnapshot, build_shelf
@@ -19,236 +23,448 @@ from spotd.core.model import (
     ExitCause,
     HostReport,
     Intent,
+    IntentId,
     IntentKind,
     IntentState,
     Job,
     JobId,
     Plan,
-    Policy,
-    ProviderPolicy,
     World,
 )
 from spotd.core.outcomes import LaunchFailure
 from spotd.core.plans import applied, combine
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, JobState
-from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
-from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import InstallId, Listing, ProviderName
-from tests.sim.cloud import Cloud, CloudDown, LostAnswer, Machine, Refused
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
+from spotd_providers.contract.values import Instance, Listing, Offer, ProviderName
+from tests.sim.agenda import Agenda
+from tests.sim.cloud import Cloud, CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
 
 EPOCH = datetime(2026, 1, 5, 12, tzinfo=UTC)
-INSTALL = InstallId("lab")
-WINDOW = timedelta(minutes=3)
-
-
-def policy(clouds: list[Cloud], **limits: object) -> Policy:
-    rules = {
-        c.name: ProviderPolicy(
-            name=c.name,
-            fee_ppm=1_000_000,
-            quote_ttl=timedelta(minutes=5),
-            reconcile_window=WINDOW,
-            provision_timeout=timedelta(minutes=20),
-        )
-        for c in clouds
-    }
-    return replace(
-        Policy(install=INSTALL, providers=rules, silence_max=timedelta(minutes=2), machines_max=64), **limits
-    )
-
-
-def job(number: int, *, ceiling: int, need: timedelta, budget: int | None = None, at: datetime = EPOCH) -> Job:
-    spec = JobSpec(
-        name=f"job{number}",
-        run=("true",),
-        image="scratch",
-        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),)),
-        price=PriceLimit(per_gpu_hour=ceiling),
-        job_budget=budget,
-    )
-    return Job(
-        id=JobId(f"j{number:03d}"),
-        name=spec.name,
-        spec=spec,
-        code_sha256=None,
-        code_bytes=0,
-        submitted_at=at,
-        state=JobState.QUEUED,
-        reason="queued",
-        state_since=at,
-    )
+CALL_TIMEOUT = timedelta(seconds=90)
+CALLS_AT_ONCE = 2
+GRANT_READ_EVERY = timedelta(seconds=30)
 
 
 class Died(Exception):
     """The process was killed at a named point."""
 
 
-class Daemon:
-    """Everything durable is in `world`, `done` and `history`; everything else dies with the process."""
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a job really does: how long it takes, and how often its own code fails first."""
 
-    def __init__(self, world: World, clouds: list[Cloud], needs: dict[JobId, timedelta], rng: Random) -> None:
+    need: timedelta
+    errors: int = 0
+
+
+@dataclass(kw_only=True)
+class Told:
+    """What the daemon has said and done, for the oracles."""
+
+    events: list[str] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
+    resumes: list[tuple[JobId, timedelta, timedelta]] = field(default_factory=list)
+    cancels: dict[JobId, datetime] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+
+
+class Daemon:
+    """Everything durable is in `world`, `done` and `told`; everything else is of this life of the process."""
+
+    def __init__(
+        self, world: World, clouds: list[Cloud], work: dict[JobId, Work], rng: Random, agenda: Agenda, pace: timedelta
+    ) -> None:
         self.world = world
         self.clouds = {c.name: c for c in clouds}
-        self.needs = needs
+        self.work = work
         self.rng = rng
+        self.agenda = agenda
+        self.pace = pace
         self.done: dict[JobId, Job] = {}
         self.attempts_ever: dict[AttemptId, Attempt] = {}
-        self.events: list[str] = []
-        self.charges: list[Charge] = []
+        self.attempts_of: dict[JobId, dict[AttemptId, Attempt]] = {}
+        self.told = Told()
         self.crash: Callable[[str], None] = lambda _point: None
-        self.resumes: list[tuple[JobId, timedelta, timedelta]] = []
-        self.boot(EPOCH)
+        self.died: Callable[[], None] = lambda: None
+        self.store_up = True
+        self.life = 0
+        self.cycles = 0
+        self.up = False
 
-    def boot(self, now: datetime) -> None:
-        """A new process: boards are empty, open launches are unknown."""
+    @property
+    def now(self) -> datetime:
+        return self.agenda.now
+
+    # --- the process ---
+
+    def boot(self) -> None:
+        """A new process: boards are empty, nothing is under way, open launches are unknown."""
+        self.life += 1
+        self.up = True
         self.boards = {name: Board(provider=name) for name in self.clouds}
         self.listings: dict[ProviderName, Listing] = {}
-        self.queue: list[Intent] = []
-        self.commit(outcomes.after_restart(self.world, now))
+        self.asked: set[IntentId] = set()
+        self.ending: set[IntentId] = set()
+        self.calls: Counter[ProviderName] = Counter()
+        self.waiting: dict[ProviderName, list[Callable[[], None]]] = {name: [] for name in self.clouds}
+        self.polling: set[ProviderName] = set()
+        self.ring_at: datetime | None = None
+        self.commit(self.adopted())
+        self.poll_all()
+        self.ring()
+
+    def adopted(self) -> Plan:
+        return outcomes.after_restart(self.world, self.now)
+
+    def kill(self) -> None:
+        """The process is gone; what it had sent goes on without it."""
+        self.life += 1
+        self.up = False
+        self.died()
+
+    def soon(self, span: timedelta, action: Callable[[], None]) -> None:
+        """The action happens after so long, if the process still lives then."""
+        life = self.life
+
+        def guarded() -> None:
+            if self.life != life:
+                return
+            try:
+                action()
+            except Died:
+                self.kill()
+
+        self.agenda.after(span, guarded)
+
+    def ring(self, span: timedelta = timedelta(seconds=2)) -> None:
+        """A cycle follows within this time."""
+        due = self.now + span
+        if self.ring_at is None or due < self.ring_at or self.ring_at < self.now:
+            self.ring_at = due
+            self.soon(span, lambda: self.cycle() if self.ring_at == due else None)
 
     def commit(self, plan: Plan) -> None:
         before = self.world
-        changed = {j.id: j for j in plan.jobs.values()}
         said = {e.job for e in plan.events}
-        for i, after in changed.items():
-            if i in before.jobs and before.jobs[i].state is not after.state:
-                assert i in said, f"{i} changed its state without an event"
+        for i, after in plan.jobs.items():
+            if i in before.jobs and before.jobs[i].state is not after.state and i not in said:
+                self.told.broken.append(f"{i} changed its state without an event")
         self.world = applied(before, plan)
         self.attempts_ever.update(plan.attempts)
-        for i, j in changed.items():
-            if j.state.is_final:
+        for identity, attempt in plan.attempts.items():
+            self.attempts_of.setdefault(identity.job, {})[identity] = attempt
+        for i, j in {**before.jobs, **plan.jobs}.items():
+            if i not in self.world.jobs:
                 self.done[i] = j
-        self.events.extend(e.kind for e in plan.events)
-        self.charges.extend(plan.charges)
-        broken = check(self.world)
-        assert not broken, broken
+            else:
+                self.done.pop(i, None)
+        self.told.events.extend(e.kind for e in plan.events)
+        self.told.charges.extend(plan.charges)
+        if not plan.is_empty:
+            self.told.broken.extend(check(self.world))
+
+    # --- what it reads ---
+
+    def poll_all(self) -> None:
+        for name in sorted(self.clouds):
+            self.poll(name)
+        self.soon(self.pace * self.rng.uniform(0.8, 1.2), self.poll_all)
+
+    def poll(self, name: ProviderName) -> None:
+        """Prices and machines as of now, arriving a little later."""
+        cloud = self.clouds[name]
+        cloud.advance(self.now)
+        begun = self.now
+        try:
+            offers = self.translated(cloud.rows())
+            listing = self.understood(cloud.listing())
+        except CloudDown:
+            self.soon(timedelta(seconds=5), lambda: self.heard(name, None, None))
+            return
+        board = Board(provider=name, shelf=build_shelf(offers), at=begun)
+        self.soon(timedelta(seconds=self.rng.uniform(0.1, 4)), lambda: self.heard(name, board, listing))
+
+    def heard(self, name: ProviderName, board: Board | None, listing: Listing | None) -> None:
+        self.polling.discard(name)
+        known = self.boards[name]
+        if board is None or listing is None:
+            self.boards[name] = replace(known, error="does not answer")
+            self.listings.pop(name, None)
+        elif known.at is None or board.at is None or known.at < board.at:
+            self.boards[name], self.listings[name] = board, listing
+        self.ring(timedelta(seconds=5))
+
+    def translated(self, rows: list[Row]) -> tuple[Offer, ...]:
+        """What an adapter does: a price that is no price is no offer."""
+        offers = []
+        for row in rows:
+            if row.price == row.offer.gpu_price and type(row.price) is int:
+                offers.append(row.offer)
+                continue
+            try:
+                price = micro_usd(row.price)  # type: ignore[arg-type]  # whatever came over the wire
+            except ValueError:
+                continue
+            offers.append(replace(row.offer, gpu_price=MicroUsdPerHour(price)))
+        return tuple(offers)
+
+    def understood(self, listing: Listing) -> Listing:
+        return listing
 
     def machine_of(self, attempt: Attempt) -> Machine | None:
-        cloud = self.clouds[attempt.provider]
-        found = [m for m in cloud.machines.values() if m.key == attempt.key]
+        found = self.clouds[attempt.provider].by_key.get(attempt.key)
         return found[0] if found else None
 
-    def poll(self, now: datetime) -> None:
-        for name, cloud in sorted(self.clouds.items()):
-            self.boards[name] = Board(provider=name, shelf=build_shelf(cloud.offers()), at=now)
-            try:
-                self.listings[name] = cloud.listing(INSTALL)
-            except CloudDown:
-                self.listings.pop(name, None)
+    def readable(self, attempt: Attempt) -> bool:
+        """Whether what the attempt's host writes is looked at."""
+        return attempt.state.counts
 
-    def look(self, now: datetime) -> dict[AttemptId, HostReport]:
+    def acceptable(self, save: Save) -> bool:
+        """What verifying a manifest and its chunks tells."""
+        return save.sound
+
+    def look(self) -> dict[AttemptId, HostReport]:
         reports = {}
         for item in self.world.attempts.values():
-            if not item.state.counts:
-                continue
-            m = self.machine_of(item)
-            if m is None:
-                reports[item.id] = HostReport(attempt=item.id, looked_at=now)
-                continue
-            fresh = []
-            known = {c.name for c in self.world.jobs[item.id.job].checkpoints if c.attempt == item.id.number}
-            for work, at in m.saved:
-                name = f"w{int(work.total_seconds())}"
-                if name not in known:
-                    fresh.append(
-                        Checkpoint(
-                            name=name,
-                            attempt=item.id.number,
-                            step=int(work.total_seconds()),
-                            bytes=1000,
-                            at=at,
-                            manifest_key=f"k{name}",
-                            sha256="0" * 64,
-                        )
-                    )
-            cause = ExitCause.FINISHED if m.exited else ExitCause.STOPPED if m.stopped else None
-            reports[item.id] = HostReport(
-                attempt=item.id,
-                looked_at=now,
-                seq=m.seq,
-                phase="run" if m.seq >= 0 else "",
-                checkpoints=tuple(fresh),
-                exit_cause=cause,
-                exit_code=0 if m.exited else None,
-            )
+            if self.readable(item):
+                reports[item.id] = self.report(item)
         return reports
 
-    def cycle(self, now: datetime) -> None:
-        """One brain cycle and everything the executor owes."""
-        store_down = any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
-        reports = {} if store_down else self.look(now)
-        first = reconcile(self.world, self.listings, reports, now)
-        market = MarketSnapshot(boards=self.boards)
-        second = decide(applied(self.world, first), market, now)
-        plan = combine(first, second)
+    def report(self, item: Attempt) -> HostReport:
+        m = self.machine_of(item)
+        if m is None:
+            return HostReport(attempt=item.id, looked_at=self.now)
+        fresh: tuple[Checkpoint, ...] = ()
+        if m.saved:
+            known = {c.name for c in self.world.jobs[item.id.job].checkpoints if c.attempt == item.id.number}
+            fresh = tuple(
+                _checkpoint(save, item)
+                for save in m.saved
+                if _name(save) not in known and save.at <= self.now and self.acceptable(save)
+            )
+        return HostReport(
+            attempt=item.id,
+            looked_at=self.now,
+            seq=m.seq,
+            phase="run" if m.seq >= 0 else "",
+            checkpoints=fresh,
+            exit_cause=m.exit_cause,
+            exit_code=m.task.exit_code if m.exit_cause is ExitCause.FINISHED else None,
+        )
+
+    # --- what it does ---
+
+    def cycle(self) -> None:
+        """One brain cycle; paid calls follow the commit that owes them."""
+        self.ring_at = None
+        self.cycles += 1
+        now = self.now
+        for cloud in self.clouds.values():
+            cloud.advance(now)
+        self.forget_cooldowns()
+        blind = not self.store_up or any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
+        reports = None if blind else self.look()
+        plan = self.thought(reports or {})
+        self.settle(plan)
+        if not blind:
+            self.write_grants()
+        for name in sorted(plan.look_again):
+            self.look_again(name)
+        # Without a machine only prices can change anything, and a new price rings.
+        wake = self.pace * 2 if self.world.attempts else timedelta(hours=1)
+        if plan.wake_at is not None and self.world.attempts:
+            wake = min(wake, max(timedelta(seconds=1), plan.wake_at - now))
+        due = [t.not_before for t in self.world.intents.values() if t.not_before is not None and t.not_before > now]
+        self.ring(min([wake, *(at - now for at in due)]))
+
+    def thought(self, reports: Mapping[AttemptId, HostReport]) -> Plan:
+        first = reconcile(self.world, self.listings, reports, self.now)
+        second = decide(applied(self.world, first), MarketSnapshot(boards=self.boards), self.now)
+        return combine(first, second)
+
+    def settle(self, plan: Plan) -> None:
+        """The plan is durable, and then what it owes is under way."""
         self.crash("before commit")
         self.commit(plan)
         self.crash("after commit")
-        self.queue.extend(
-            t for t in plan.intents.values() if t.kind is IntentKind.LAUNCH and t.state is IntentState.OPEN
-        )
+        self.act()
+
+    def forget_cooldowns(self) -> None:
+        if any(c.until <= self.now for c in self.world.cooldowns):
+            kept = tuple(c for c in self.world.cooldowns if c.until > self.now)
+            self.world = replace(self.world, cooldowns=kept)
+
+    def write_grants(self) -> None:
+        """Hosts of attempts that count may go on; those told to stop are told."""
         for item in self.world.attempts.values():
-            if item.state is AttemptState.STOPPING and (m := self.machine_of(item)) is not None:
-                m.stop_ordered = True
-        self.execute(now)
-
-    def execute(self, now: datetime) -> None:
-        while self.queue:
-            intent = self.queue.pop(0)
-            assert intent.attempt is not None
-            item = self.world.attempts.get(intent.attempt)
-            if item is None:
+            m = self.machine_of(item) if item.state.counts else None
+            if m is None or m.silent_until is not None:
                 continue
-            self.launch(item, now)
-        for intent in sorted(self.world.intents.values(), key=lambda t: t.id):
-            if intent.kind is IntentKind.TERMINATE and intent.state is IntentState.OPEN:
-                if intent.not_before is not None and intent.not_before > now:
-                    continue
-                self.crash("before terminate")
-                assert intent.ref is not None
-                try:
-                    self.clouds[intent.provider].terminate(intent.ref)
-                except CloudDown:
-                    self.commit(outcomes.terminate_failed(self.world, intent.id, "down", now))
-                    continue
-                self.crash("after terminate")
-                self.commit(outcomes.terminate_accepted(self.world, intent.id, now))
-                self.crash("after terminate commit")
+            m.leased_until = self.now + self.world.policy.lease + GRANT_READ_EVERY
+            m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
 
-    def launch(self, item: Attempt, now: datetime) -> None:
+    def look_again(self, name: ProviderName) -> None:
+        if name not in self.polling:
+            self.polling.add(name)
+            self.soon(timedelta(seconds=2), lambda: self.poll(name))
+
+    def act(self) -> None:
+        """Every intent that is open is being carried out, each launch once in this life."""
+        for intent in sorted(self.world.intents.values(), key=lambda t: t.id):
+            if intent.state is not IntentState.OPEN:
+                continue
+            if intent.kind is IntentKind.LAUNCH:
+                item = None if intent.attempt is None else self.world.attempts.get(intent.attempt)
+                if item is not None and intent.id not in self.asked:
+                    self.asked.add(intent.id)
+                    self.take_turn(item.provider, lambda item=item: self.launch(item))  # type: ignore[misc]  # as above
+            elif intent.id not in self.ending and (intent.not_before is None or intent.not_before <= self.now):
+                self.ending.add(intent.id)
+                self.terminate(intent)
+
+    def take_turn(self, name: ProviderName, call: Callable[[], None]) -> None:
+        if self.calls[name] >= CALLS_AT_ONCE:
+            self.waiting[name].append(call)
+            return
+        self.calls[name] += 1
+        call()
+
+    def turn_over(self, name: ProviderName) -> None:
+        self.calls[name] -= 1
+        if self.waiting[name]:
+            self.take_turn(name, self.waiting[name].pop(0))
+
+    def launch(self, item: Attempt) -> None:
+        """The call is on the wire: it takes effect at the provider whether or not this process lives."""
+        cloud = self.clouds[item.provider]
+        lag = timedelta(seconds=self.rng.uniform(0.2, 3))
+        if self.rng.random() < cloud.faults.slow_launch:
+            lag = timedelta(seconds=self.rng.uniform(15, 95))
         owner = self.world.jobs[item.id.job]
-        newest = owner.checkpoints[0].step if owner.checkpoints else 0
-        start = timedelta(seconds=newest or 0)
-        self.resumes.append((owner.id, start, self.best_saved(owner.id)))
+        task = self.task(owner)
+        self.told.resumes.append((owner.id, task.resume_at, self.best_saved(owner.id)))
         self.crash("before launch")
-        try:
-            instance = self.clouds[item.provider].launch(
-                item.key, item.quote.offer, item.price_max, start, self.needs[owner.id]
-            )
-        except LostAnswer:
-            self.crash("after lost launch")
-            self.commit(outcomes.launch_unknown(self.world, item.id, "time-out", now))
-        except Refused:
-            self.crash("after refused launch")
-            self.commit(outcomes.launch_refused(self.world, item.id, LaunchFailure.NO_CAPACITY, "no capacity", now))
-        else:
-            self.crash("after launch")
-            self.commit(outcomes.launched(self.world, item.id, instance, now))
-            self.crash("after launch commit")
+        answer: list[Instance | Exception] = []
+        lease = self.world.policy.lease
+
+        def effect() -> None:
+            if cloud.down:
+                answer.append(CloudDown())
+                return
+            cloud.advance(self.now)
+            try:
+                answer.append(cloud.launch(item.key, item.quote.offer, item.price_max, task, lease))
+            except (Refused, LostAnswer) as exc:
+                answer.append(exc)
+
+        def heard() -> None:
+            self.turn_over(item.provider)
+            self.crash("launch answered")
+            self.commit(self.launch_outcome(item, answer[0] if answer else LostAnswer()))
+            self.crash("launch committed")
+            self.ring()
+
+        self.agenda.after(lag, effect)
+        self.soon(min(CALL_TIMEOUT, lag * 1.5), heard)
+
+    def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
+        match answer:
+            case Instance():
+                return outcomes.launched(self.world, item.id, answer, self.now)
+            case Refused():
+                return outcomes.launch_refused(self.world, item.id, LaunchFailure.NO_CAPACITY, "no capacity", self.now)
+            case CloudDown():
+                return outcomes.launch_refused(self.world, item.id, LaunchFailure.UNAVAILABLE, "down", self.now)
+            case _:
+                return outcomes.launch_unknown(self.world, item.id, "time-out", self.now)
+
+    def task(self, owner: Job) -> Task:
+        """What the grant of the next attempt says."""
+        start = timedelta(seconds=(owner.checkpoints[0].step or 0) if owner.checkpoints else 0)
+        work = self.work[owner.id]
+        if owner.errors < work.errors:
+            return Task(resume_at=start, need=start + timedelta(minutes=7), exit_code=1)
+        return Task(resume_at=start, need=work.need)
+
+    def terminate(self, intent: Intent) -> None:
+        cloud, ref = self.clouds[intent.provider], intent.ref
+        if ref is None:
+            return
+        self.crash("before terminate")
+        failed: list[bool] = []
+
+        def effect() -> None:
+            cloud.advance(self.now)
+            try:
+                cloud.terminate(ref)
+            except CloudDown:
+                failed.append(True)
+
+        def heard() -> None:
+            self.ending.discard(intent.id)
+            self.crash("terminate answered")
+            self.commit(self.end_outcome(intent.id, failed=bool(failed)))
+            self.crash("terminate committed")
+            self.ring()
+
+        self.agenda.after(timedelta(seconds=0.5), effect)
+        self.soon(timedelta(seconds=1), heard)
+
+    def end_outcome(self, intent: IntentId, *, failed: bool) -> Plan:
+        if failed:
+            return outcomes.terminate_failed(self.world, intent, "down", self.now)
+        return outcomes.terminate_accepted(self.world, intent, self.now)
+
+    # --- what its user asks ---
+
+    def submit(self, job: Job) -> None:
+        self.commit(requests.submit(self.world, job, self.now))
+        self.ring()
+
+    def cancel(self, job: JobId) -> None:
+        if job in self.world.jobs and not self.world.jobs[job].state.is_final:
+            self.told.cancels[job] = self.now
+            self.commit(requests.cancel(self.world, job, self.now))
+            self.ring()
+
+    def retry(self, job: JobId) -> None:
+        held = self.done.get(job) or self.world.jobs[job]
+        if held.state.is_final and held.state is not JobState.SUCCEEDED:
+            self.told.cancels.pop(job, None)
+            self.commit(requests.retry(self.world, held, self.now))
+            self.ring()
+
+    # --- for the oracles ---
 
     def best_saved(self, job_id: JobId) -> timedelta:
-        """The most work any machine of the job ever published while its attempt counted."""
+        """The most work any machine of the job published, complete, while its attempt counted."""
         best = timedelta(0)
-        for identity, item in self.attempts_ever.items():
+        for item in self.attempts_of.get(job_id, {}).values():
             m = self.machine_of(item)
-            if identity.job != job_id or m is None:
-                continue
-            best = max([best, *(work for work, at in m.saved if item.ended_at is None or at <= item.ended_at)])
-        return best
+            if m is not None:
+                ended = item.ended_at
+                best = max([best, *(s.work for s in m.saved if s.sound and (ended is None or s.at <= ended))])
+        return timedelta(seconds=int(best.total_seconds()))
 
     def spent(self) -> MicroUsd:
         jobs = {**self.world.jobs, **self.done}
         return MicroUsd(
             sum(j.spent for j in jobs.values()) + sum(a.meter.settled for a in self.world.attempts.values())
         )
+
+
+def _name(save: Save) -> str:
+    return f"w{int(save.work.total_seconds())}"
+
+
+def _checkpoint(save: Save, item: Attempt) -> Checkpoint:
+    return Checkpoint(
+        name=_name(save),
+        attempt=item.id.number,
+        step=int(save.work.total_seconds()),
+        bytes=1000,
+        at=save.at,
+        manifest_key=f"k{_name(save)}",
+        sha256="0" * 64,
+    )

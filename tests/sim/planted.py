@@ -1,0 +1,276 @@
+"""Daemons with a known bug each, to prove that the oracles see what they claim to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from spotd.core import budgets, decide, outcomes, reconcile, requests
+from spotd.core.draft import Draft
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    HostReport,
+    IntentId,
+    Job,
+    JobId,
+    MachineState,
+    Plan,
+    World,
+)
+from spotd.core.outcomes import LaunchFailure
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
+from tests.sim.cloud import LostAnswer, Refused, Row, Save, Task
+from tests.sim.daemon import Daemon
+from tests.sim.worlds import Shape
+
+ROUGH = Shape(jobs=8, hosts=6, storm=timedelta(hours=8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    """A daemon that is wrong in one way, and the rule that must notice."""
+
+    daemon: type[Daemon] = Daemon
+    patch: Callable[[], AbstractContextManager[None]] = nullcontext
+    rule: tuple[str, ...] = ()
+    shape: Shape = ROUGH
+    seed: int = 0
+    """A world that is known to give it away; the others are tried when it does no more."""
+
+
+class NoIntent(Daemon):
+    """Buys first and writes down afterwards."""
+
+    def settle(self, plan: Plan) -> None:
+        before = self.world
+        for item in plan.attempts.values():
+            if item.id not in before.attempts:
+                owner = plan.jobs.get(item.id.job) or before.jobs[item.id.job]
+                cloud = self.clouds[item.provider]
+                with suppress(LostAnswer, Refused):
+                    cloud.launch(item.key, item.quote.offer, item.price_max, self.task(owner), timedelta(hours=1))
+        super().settle(plan)
+
+
+class RelaunchOnTimeout(Daemon):
+    """Takes a time-out for a no."""
+
+    def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
+        if isinstance(answer, Instance | Refused):
+            return super().launch_outcome(item, answer)
+        return outcomes.launch_refused(self.world, item.id, LaunchFailure.UNAVAILABLE, "time-out", self.now)
+
+
+class NoWindow(Daemon):
+    """Looks once after a lost answer and believes that nothing is there."""
+
+    def boot(self) -> None:
+        rules = self.world.policy.providers
+        hasty = {n: replace(r, reconcile_window=timedelta(0)) for n, r in rules.items()}
+        self.world = replace(self.world, policy=replace(self.world.policy, providers=hasty))
+        super().boot()
+
+
+class TrustsAnyPrice(Daemon):
+    """Takes a missing price for a free machine."""
+
+    def translated(self, rows: list[Row]) -> tuple[Offer, ...]:
+        return tuple(replace(r.offer, gpu_price=MicroUsdPerHour(r.price if type(r.price) is int else 0)) for r in rows)
+
+
+class CancelsInMemory(Daemon):
+    """Says yes to a cancel and keeps it in memory until the next poll."""
+
+    def cancel(self, job: JobId) -> None:
+        held = self.world.jobs.get(job)
+        if held is not None and not held.state.is_final:
+            self.told.cancels[job] = self.now
+
+            def later() -> None:
+                if job in self.world.jobs:
+                    self.commit(requests.cancel(self.world, job, self.now))
+
+            self.soon(timedelta(hours=1), later)
+
+
+class BelievesEveryListing(Daemon):
+    """Takes a page for the whole list."""
+
+    def understood(self, listing: Listing) -> Listing:
+        return replace(listing, complete=True)
+
+
+class ResumesFromTheOldest(Daemon):
+    """Hands out the wrong end of the list of checkpoints."""
+
+    def task(self, owner: Job) -> Task:
+        task = super().task(owner)
+        if not owner.checkpoints:
+            return task
+        return replace(task, resume_at=timedelta(seconds=owner.checkpoints[-1].step or 0))
+
+
+class ReadsTheDead(Daemon):
+    """Goes on taking in what the hosts of ended attempts write."""
+
+    def thought(self, reports: Mapping[AttemptId, HostReport]) -> Plan:
+        for item in self.world.attempts.values():
+            if item.state.counts:
+                continue
+            owner = self.world.jobs[item.id.job]
+            late = self.report(item).checkpoints
+            if late:
+                fresh = replace(owner, checkpoints=tuple(reversed(late)) + owner.checkpoints)
+                self.world = replace(self.world, jobs={**self.world.jobs, owner.id: fresh})
+        return super().thought(reports)
+
+
+class SameKeyAgain(Daemon):
+    """Answers a time-out by asking again in the same words."""
+
+    def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
+        if not isinstance(answer, Instance | Refused) and item.id in self.world.attempts:
+            owner = self.world.jobs[item.id.job]
+            cloud = self.clouds[item.provider]
+            try:
+                answer = cloud.launch(
+                    item.key, item.quote.offer, item.price_max, self.task(owner), self.world.policy.lease
+                )
+            except (LostAnswer, Refused) as exc:
+                answer = exc
+        return super().launch_outcome(item, answer)
+
+
+class EndsOnce(Daemon):
+    """Gives the order to end a machine once and hopes."""
+
+    def end_outcome(self, intent: IntentId, *, failed: bool) -> Plan:
+        return outcomes.terminate_accepted(self.world, intent, self.now)
+
+
+class ForgetsWhatItOwed(Daemon):
+    """Starts as if its former life had finished everything."""
+
+    def adopted(self) -> Plan:
+        return Plan()
+
+
+class AcceptsUnseen(Daemon):
+    """Takes a manifest for a checkpoint."""
+
+    def acceptable(self, save: Save) -> bool:
+        return True
+
+
+class BlindIsSilent(Daemon):
+    """Takes a store that does not answer for hosts that do not speak."""
+
+    def thought(self, reports: Mapping[AttemptId, HostReport]) -> Plan:
+        blank = {i: HostReport(attempt=i, looked_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
+        return super().thought({**blank, **reports})
+
+
+class LaunchesTwice(Daemon):
+    """Forgets which launches of its own are under way."""
+
+    def act(self) -> None:
+        self.asked.clear()
+        super().act()
+
+
+# --- wrong in the core ---
+
+
+@contextmanager
+def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for target, name, value in changes:
+            patch.setattr(target, name, value)
+        yield
+
+
+def everything_is_ours() -> AbstractContextManager[None]:
+    return patched((reconcile, "key_belongs_to", lambda _install, _key: True))
+
+
+def paused_is_gone() -> AbstractContextManager[None]:
+    observe = reconcile._observe
+
+    def wrong(draft: Draft, attempt: AttemptId, mine: Instance) -> None:
+        observe(draft, attempt, mine)
+        if mine.state is InstanceState.PAUSED:
+            draft.put_attempt(replace(draft.attempt(attempt), machine=MachineState.HALTED))
+
+    return patched((reconcile, "_observe", wrong))
+
+
+def nothing_is_promised() -> AbstractContextManager[None]:
+    return patched((budgets, "committed", lambda _world, _item: MicroUsd(0)))
+
+
+def bids_without_limit() -> AbstractContextManager[None]:
+    return patched((decide, "gpu_price_limit", lambda _quote, _ceiling: MicroUsdPerHour(10_000_000)))
+
+
+def no_waiting_for_the_old_machine() -> AbstractContextManager[None]:
+    gate = decide._Decision._gate
+
+    def wrong(self: Any, job: Job) -> Any:
+        held = self.attempts_by_job.pop(job.id, [])
+        try:
+            return gate(self, job)
+        finally:
+            self.attempts_by_job[job.id] = held
+
+    return patched((decide._Decision, "_gate", wrong))
+
+
+def machines_without_number() -> AbstractContextManager[None]:
+    init = decide._Decision.__init__
+
+    def wrong(self: Any, world: World, market: Any, now: datetime) -> None:
+        init(self, world, market, now)
+        self.machines = 0
+
+    return patched((decide._Decision, "__init__", wrong))
+
+
+def large_news_at_once() -> AbstractContextManager[None]:
+    return patched((reconcile, "_held_back", lambda *_: frozenset()))
+
+
+OUTAGES = replace(ROUGH, outages_per_hour=0.3)
+BUDGETED = replace(ROUGH, limits={"budget_day": 2_000_000}, user=False, outages_per_hour=0.0, reachable=True)
+
+BUGS: Mapping[str, Bug] = {
+    "no intent before the launch": Bug(daemon=NoIntent, rule=("launches", "doubles")),
+    "relaunch on a time-out": Bug(daemon=RelaunchOnTimeout, rule=("doubles",)),
+    "no reconcile window": Bug(daemon=NoWindow, rule=("doubles",), seed=1),
+    "end machines of others": Bug(patch=everything_is_ours, rule=("foreign_machines",)),
+    "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",)),
+    "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",)),
+    "believe every listing": Bug(daemon=BelievesEveryListing, rule=("healthy_machines_killed", "doubles")),
+    "believe large news at once": Bug(patch=large_news_at_once, rule=("healthy_machines_killed",)),
+    "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=OUTAGES, seed=2),
+    "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",)),
+    "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
+    "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=OUTAGES, seed=5),
+    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=1),
+    "promise no money to running machines": Bug(patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=1),
+    "bid above the ceiling": Bug(patch=bids_without_limit, rule=("launches",)),
+    "count no machines": Bug(
+        patch=machines_without_number, rule=("machines_max",), shape=replace(ROUGH, limits={"machines_max": 2})
+    ),
+    "repeat a launch under its key": Bug(daemon=SameKeyAgain, rule=("launches",)),
+    "launch what is under way": Bug(daemon=LaunchesTwice, rule=("launches",)),
+    "end a machine only once": Bug(daemon=EndsOnce, rule=("doubles", "forgotten_machines")),
+    "forget at the start what was owed": Bug(daemon=ForgetsWhatItOwed, rule=("launches",)),
+    "take a silent store for silent hosts": Bug(daemon=BlindIsSilent, rule=("healthy_machines_killed",)),
+}

@@ -1,0 +1,33 @@
+"""The oracles are tested by what they must catch: each planted bug is found within a few seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.oracles import broken_rules
+from tests.sim.planted import BUGS, Bug
+from tests.sim.run import run_world
+
+SEEDS = range(12)
+
+
+def rules_broken(bug: Bug, seed: int) -> set[str]:
+    with bug.patch():
+        result = run_world(seed, bug.shape, daemon_type=bug.daemon)
+    return {rule.split(":")[0] for rule in broken_rules(result)}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found_within_a_few_seeds(name: str) -> None:
+    bug = BUGS[name]
+    for seed in (bug.seed, *SEEDS):
+        if rules_broken(bug, seed) & set(bug.rule):
+            return
+    pytest.fail(f"no oracle of {bug.rule} noticed {name!r} in {len(SEEDS)} worlds")
+
+
+@pytest.mark.parametrize(
+    ("shape", "seed"), sorted({(bug.shape, bug.seed) for bug in BUGS.values()}, key=repr), ids=lambda v: str(v)[:8]
+)
+def test_the_real_daemon_passes_the_worlds_that_give_the_bugs_away(shape: object, seed: int) -> None:
+    assert broken_rules(run_world(seed, shape)) == []
