@@ -75,6 +75,7 @@ def assert_receipts_agree(found: Lab) -> None:
     assert not billed, f"machines that no receipt knows: {sorted(billed)}"
 
 
+@pytest.mark.timeout(600)  # two minutes on two free cores; a busy machine stretches every restart
 @pytest.mark.skipif(not zones(), reason=f"the recorded traces are not here: {TRACES} (set SPOTD_SHARED_DATA)")
 def test_four_jobs_live_through_two_recorded_weeks_of_nine_zones(tmp_path: Path) -> None:
     assert len(zones()) == 9
@@ -98,7 +99,7 @@ def test_four_jobs_live_through_two_recorded_weeks_of_nine_zones(tmp_path: Path)
                 price={"max_price": 2.0},
                 checkpoint={"every": "1h", "settle": "1h", "stop_grace": "90s"},
             )
-        found.wait_final(*jobs.values(), within=240)
+        found.wait_final(*jobs.values(), within=400)
         took = found.now() - opened
         until(lambda: not found.open_machines(), what="every machine to be gone")
         states = {number: found.state(job) for number, job in jobs.items()}
