@@ -5,51 +5,23 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import platformdirs
+from tests.official_clients import environment_with
 
 VERSION: Final = "1.9.1"
-_INSTALL_SECONDS_MAX: Final = 240
 _CALL_SECONDS_MAX: Final = 60
 
 
-class CannotInstall(Exception):
-    """The official client is not here and cannot be had; the message says why."""
-
-
 def installed_client() -> Path:
-    """The `vastai` command of this version. It drags in dozens of packages, hence its own environment.
+    """The `vastai` command of this version.
 
     Raises:
         CannotInstall: no package index answers, or it has no such version.
     """
-    cache = Path(os.environ.get("SPOTD_TEST_CACHE") or platformdirs.user_cache_dir("spotd-tests"))
-    folder = cache / f"vastai-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}"
-    command, ready = folder / "bin" / "vastai", folder / "ready"
-    if ready.exists() and command.exists():
-        return command
-    try:
-        venv.create(folder, with_pip=True, clear=True)
-        done = subprocess.run(
-            [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"vastai=={VERSION}"],
-            capture_output=True,
-            text=True,
-            timeout=_INSTALL_SECONDS_MAX,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as exc:
-        raise CannotInstall(f"installing vastai {VERSION} took longer than {_INSTALL_SECONDS_MAX} s") from exc
-    except (OSError, subprocess.CalledProcessError) as exc:
-        raise CannotInstall(f"an environment for vastai {VERSION} cannot be made: {type(exc).__name__}") from exc
-    if done.returncode:
-        raise CannotInstall(f"vastai {VERSION} cannot be installed: {done.stderr.strip()[-300:]}")
-    ready.touch()
-    return command
+    return environment_with("vastai", VERSION) / "bin" / "vastai"
 
 
 class OfficialClient:

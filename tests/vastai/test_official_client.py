@@ -12,7 +12,8 @@ from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.fakes.vastai import Phase, VastApi, VastCloud, some_asks, ticking
 from spotd_providers.testkit.serve import serving
 from tests.local.waiting import until
-from tests.vastai.official import CannotInstall, OfficialClient, installed_client
+from tests.official_clients import CannotInstall
+from tests.vastai.official import OfficialClient, installed_client
 
 pytestmark = pytest.mark.e2e
 
