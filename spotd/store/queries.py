@@ -63,6 +63,11 @@ def active_or_all(*, active: bool, names: Sequence[str] = ()) -> ColumnElement[b
     return and_(true(), *parts)
 
 
+def ended() -> ColumnElement[bool]:
+    """The condition of final jobs."""
+    return JOBS.c.state.not_in(_ACTIVE)
+
+
 def with_id(job_id: JobId) -> ColumnElement[bool]:
     """The condition of one job."""
     return JOBS.c.id == job_id

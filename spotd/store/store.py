@@ -69,6 +69,10 @@ class Reads:
         """All jobs, or those that are not final; newest first."""
         return self._ask(queries.list_jobs, where=queries.active_or_all(active=active), limit=limit)
 
+    def ended_jobs(self, *, limit: int) -> tuple[JobView, ...]:
+        """The newest jobs that are final."""
+        return self._ask(queries.list_jobs, where=queries.ended(), limit=limit)
+
     def job_view(self, job_id: JobId) -> JobView | None:
         """One line of the list of jobs."""
         found = self._ask(queries.list_jobs, where=queries.with_id(job_id))

@@ -257,3 +257,12 @@ def test_costs_add_up_by_job_by_provider_and_by_day(store: Store) -> None:
 def test_the_spans_of_a_job_are_in_order(store: Store) -> None:
     spent_over_two_days(store)
     assert [c.amount for c in ask(store, lambda r: r.charges_of(J1))] == [10, 5]
+
+
+def test_ended_jobs_are_listed_without_those_that_go_on_newest_first(store: Store) -> None:
+    minute = timedelta(minutes=1)
+    for number, state in enumerate([JobState.SUCCEEDED, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED]):
+        made = v.job(f"j{number}", state, name=f"n{number}", submitted_at=v.NOW + number * minute, ended_at=v.NOW)
+        store.tx(lambda tx, made=made: tx.commit(v.plan(made)))
+    assert [view.id for view in store.read(lambda r: r.ended_jobs(limit=2))] == ["j3", "j2"]
+    assert [view.id for view in store.read(lambda r: r.ended_jobs(limit=9))] == ["j3", "j2", "j0"]

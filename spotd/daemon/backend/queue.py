@@ -151,10 +151,8 @@ class Queue:
             views = list(active)
             more = False
             if not query.active_only:
-                recent = reads.jobs(limit=query.limit + 1 + len(active))
-                known = {view.id for view in active}
-                ended = [view for view in recent if view.id not in known]
                 room = max(0, query.limit - len(active))
+                ended = reads.ended_jobs(limit=room + 1)
                 more = len(ended) > room
                 views = sorted([*active, *ended[:room]], key=lambda v: (v.submitted_at, v.id), reverse=True)
             if query.states:
