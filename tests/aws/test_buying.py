@@ -13,7 +13,7 @@ from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, PriceMov
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, Market
 from spotd_providers.testkit.fakes.aws.wire import Params
-from spotd_providers.testkit.faults import Call
+from spotd_providers.testkit.faults import Call, Canned
 from tests.aws.harness import AwsHarness
 from tests.aws.stories import cheapest, play
 
@@ -126,6 +126,22 @@ def test_a_silent_region_hides_no_other_and_proves_no_absence(tmp_path: Path) ->
         page = await provider.offers(h.query())
         assert not page.complete
         assert {offer.region for offer in page.offers} == {"us-east-1"}
+
+    play(tmp_path, story)
+
+
+def test_a_reservation_without_its_machines_is_trouble_and_no_empty_list(tmp_path: Path) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        await provider.launch(h.request(await cheapest(h, provider)))
+
+        def hollow(true: Canned) -> Canned:
+            body = true.body.replace(b"instancesSet>", b"otherSet>")
+            return Canned(status=true.status, body=body, headers=true.headers)
+
+        h.faults.edit(Call.LIST, hollow, times=100)
+        listing = await provider.instances()  # the other region answers, with nothing
+        assert not listing.complete
+        assert not listing.instances
 
     play(tmp_path, story)
 

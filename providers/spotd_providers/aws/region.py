@@ -112,7 +112,10 @@ class Region:
         """Every instance that this filter matches, ended ones included as long as AWS shows them."""
         filters = [{"Name": name, "Values": [value]}]
         found = await self._pages("describe_instances", "Reservations", Filters=filters, MaxResults=1000)
-        return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
+        try:
+            return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
+        except AnswerLost as exc:
+            raise Unavailable(str(exc)) from None
 
     async def spot_request_rows(self, name: str, value: str) -> Sequence[Any]:
         """Every spot request that this filter matches."""
