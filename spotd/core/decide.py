@@ -140,7 +140,9 @@ class _Decision:
         if self.policy.launches_paused:
             return VerdictKind.PAUSED, self.policy.launches_paused
         for item in self.attempts_by_job[job.id]:
-            released_at = (item.ended_at or item.intended_at) + self.policy.lease
+            # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
+            saving = job.spec.checkpoint.stop_grace + self.policy.save_allowance
+            released_at = (item.ended_at or item.intended_at) + self.policy.lease + saving
             if item.state.counts or (item.machine.may_compute and self.now < released_at):
                 return (
                     VerdictKind.RECONCILING,

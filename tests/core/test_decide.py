@@ -163,6 +163,15 @@ def test_nothing_is_bought_while_the_last_machine_may_still_compute() -> None:
     assert launched(decide(replace(stage, attempts=halted), market(offer("z")), NOW)) == {"j1": "z"}
 
 
+def test_an_unreachable_machine_is_waited_for_until_its_lease_and_the_saving_after_it_are_over() -> None:
+    stage = world_with(AttemptState.ENDING)
+    ended = next(a.ended_at for a in stage.attempts.values() if a.ended_at is not None)
+    expired = ended + shop_policy().lease
+    soon, later = expired + timedelta(minutes=3), expired + timedelta(minutes=4)
+    assert decide(stage, market(offer("z"), at=soon), soon).verdicts[job(1).id].kind is V.RECONCILING
+    assert launched(decide(stage, market(offer("z"), at=later), later)) == {"j1": "z"}
+
+
 def test_a_job_whose_budget_runs_out_is_told_to_save_and_stop() -> None:
     stage = world_with(AttemptState.RUNNING)
     owner = replace(stage.jobs[job(1).id], spec=replace(job(1).spec, job_budget=70_000))

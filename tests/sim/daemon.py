@@ -38,7 +38,8 @@ from spotd.core.states import AttemptState, JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import Instance, Listing, Offer, ProviderName
 from tests.sim.agenda import Agenda
-from tests.sim.cloud import Cloud, CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
+from tests.sim.cloud import Cloud
+from tests.sim.machines import CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
 
 EPOCH = datetime(2026, 1, 5, 12, tzinfo=UTC)
 CALL_TIMEOUT = timedelta(seconds=90)

@@ -11,7 +11,8 @@ from spotd.core.model import JobId
 from spotd.core.states import EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour, cost
 from spotd_providers.contract.values import AttemptKey
-from tests.sim.cloud import BOOT, DISK_GB, STORAGE_PER_GB_MONTH, Cloud, Machine
+from tests.sim.cloud import Cloud
+from tests.sim.machines import BOOT, DISK_GB, STORAGE_PER_GB_MONTH, Machine
 from tests.sim.run import Result
 
 ENDED_WITHIN = timedelta(minutes=10)

@@ -26,8 +26,8 @@ from spotd.core.model import (
 from spotd.core.outcomes import LaunchFailure
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
-from tests.sim.cloud import LostAnswer, Refused, Row, Save, Task
 from tests.sim.daemon import Daemon
+from tests.sim.machines import LostAnswer, Refused, Row, Save, Task
 from tests.sim.worlds import Shape
 
 ROUGH = Shape(jobs=8, hosts=6, storm=timedelta(hours=8))

@@ -11,8 +11,9 @@ from random import Random
 
 from spotd.core.model import Job, JobId, World
 from tests.sim.agenda import Agenda
-from tests.sim.cloud import Cloud, Faults
+from tests.sim.cloud import Cloud
 from tests.sim.daemon import EPOCH, Daemon, Died, Work
+from tests.sim.machines import Faults
 from tests.sim.worlds import Shape, policy, reachable, some_job, stormy
 
 PRICES_MOVE_EVERY = timedelta(minutes=5)

@@ -11,8 +11,9 @@ from spotd.core.model import Job, JobId, Policy, ProviderPolicy
 from spotd.core.states import JobState
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.values import InstallId
-from tests.sim.cloud import Cloud, Faults
+from tests.sim.cloud import Cloud
 from tests.sim.daemon import EPOCH, Work
+from tests.sim.machines import Faults
 
 INSTALL = InstallId("lab")
 WINDOW = timedelta(minutes=3)
