@@ -74,9 +74,7 @@ def assert_receipts_agree(found: Lab) -> None:
             apart_usd = line["spent_usd"] - bill_usd(spans)
             unseen_s.append(abs(apart_usd) / line["effective_usd_h"] * 3600 / SCALE)
             assert unseen_s[-1] <= POLL_S + BUSY_S, (receipt["name"], apart_usd, line, spans)
-    print(
-        f"receipts and bills differ by {median(unseen_s):.2f} s of the wall in the middle, at most {max(unseen_s):.2f} s"
-    )
+    print(f"receipts and bills differ by {median(unseen_s):.2f} s (median), at most {max(unseen_s):.2f} s")
     assert not billed, f"machines that no receipt knows: {sorted(billed)}"
 
 
