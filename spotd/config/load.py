@@ -179,7 +179,9 @@ def _unknown_gpus(table: Any) -> list[Problem]:
         try:
             resolve(key)
         except UnknownGpu as exc:
-            guess = f"did you mean {' or '.join(exc.nearest)}?" if exc.nearest else "write a name like H100 or RTX_4090;"
+            guess = (
+                f"did you mean {' or '.join(exc.nearest)}?" if exc.nearest else "write a name like H100 or RTX_4090;"
+            )
             hint = f"{guess} `default` is the ceiling of every other GPU"
             problems.append(Problem(key=key_path(("ceilings", key)), message="no GPU is known by this name", hint=hint))
     return problems
