@@ -253,7 +253,9 @@ BUGS: Mapping[str, Bug] = {
     "no intent before the launch": Bug(daemon=NoIntent, rule=("launches", "doubles")),
     "relaunch on a time-out": Bug(daemon=RelaunchOnTimeout, rule=("doubles",)),
     "no reconcile window": Bug(daemon=NoWindow, rule=("doubles",), seed=1),
-    "end machines of others": Bug(patch=everything_is_ours, rule=("foreign_machines",)),
+    "end machines of others": Bug(
+        patch=everything_is_ours, rule=("foreign_machines",), shape=replace(ROUGH, storm=timedelta(minutes=30))
+    ),
     "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",)),
     "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",)),
     "believe every listing": Bug(daemon=BelievesEveryListing, rule=("healthy_machines_killed", "doubles")),
