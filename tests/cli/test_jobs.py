@@ -129,7 +129,7 @@ def test_show_json_holds_the_job_and_its_settings(stocked: Ctl) -> None:
 
 def test_why_answers_in_sentences(stocked: Ctl) -> None:
     stocked.backend.boards = [shapes_made.board(provider="runpod", error="rate limited")]
-    stocked.backend.event_rows = [shapes_made.event()]
+    stocked.backend.event_rows = [shapes_made.event(), shapes_made.event()]  # a job's and its attempt's, told once
     assert stocked("why", "prep").out == (
         "prep (6k0a9zzzzz) is WAITING_PRICE: the lowest H100 costs $2.61, the ceiling is $2.40\n"
         "  ceiling   $2.400 per GPU-hour\n"

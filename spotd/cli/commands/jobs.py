@@ -241,7 +241,9 @@ def why(*, ref: str, output: str) -> None:
     lines += [f"  {_silence(row)}" for row in shape["boards"] if row["error"]]
     if shape["events"]:
         lines.append("  lately:")
-        lines += [f"    {local_text(event['at'])}  {clean(event['message'])}" for event in shape["events"]]
+        # A job and its attempt change for one reason at one instant: the person is told once.
+        told = dict.fromkeys((local_text(event["at"]), clean(event["message"])) for event in shape["events"])
+        lines += [f"    {at}  {message}" for at, message in told]
     stdout.write("".join(f"{line}\n" for line in lines))
 
 
