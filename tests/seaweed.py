@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from spotd_jobs.objects.s3_client import S3Place
+from botocore.exceptions import BotoCoreError, ClientError
 
-READY_S = 40.0
+from spotd_jobs.objects.s3_client import S3Place, s3_client
+
+READY_S = 120.0
 END_S = 5.0
 BUCKET = "ckpt"
+READY_KEY = "is-the-bucket-there"
 CANARY = "canary-of-the-store-key"
 """Part of every secret below: whatever a host received or wrote must not hold it."""
 
@@ -135,13 +138,13 @@ def running(folder: Path) -> Iterator[Weed]:
 def _until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and server.poll() is None:
-        if _is_ready(url):
+        if _answers(url) and _is_ready(url):
             return
         time.sleep(0.05)
     raise RuntimeError(f"SeaweedFS did not come up: {log.read_text(errors='replace')[-2000:]}")
 
 
-def _is_ready(url: str) -> bool:
+def _answers(url: str) -> bool:
     place = urlsplit(url)
     connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=2)
     try:
@@ -151,3 +154,17 @@ def _is_ready(url: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _is_ready(url: str) -> bool:
+    """Its bucket takes and gives back an object: it answers some time before it has made the bucket."""
+    place = Weed(url=url).place()
+    client = s3_client(place, place.access_key, place.secret_key)
+    try:
+        client.put_object(Bucket=BUCKET, Key=READY_KEY, Body=b"ready")
+        client.delete_object(Bucket=BUCKET, Key=READY_KEY)
+    except (BotoCoreError, ClientError):
+        return False
+    finally:
+        client.close()
+    return True
