@@ -25,12 +25,12 @@ class Person:
         self.lab = lab
         self.deaths: list[str] = []
         self.restarted_at = lab.now()
-        self._after: list[tuple[CrashPoint, int]] = []
+        self._after: list[CrashPoint] = []
 
-    def arm(self, point: CrashPoint, *, nth: int = 1, then: CrashPoint | None = None) -> None:
-        """The daemon dies at this passage of the point; and, restarted, at once again at `then`."""
-        self._after = [(then, 1)] if then is not None else []
-        self._write(point, nth)
+    def arm(self, point: CrashPoint, *, then: CrashPoint | None = None) -> None:
+        """The daemon dies when it passes the point next; and, restarted, at once again at `then`."""
+        self._after = [then] if then is not None else []
+        self._write(point)
 
     def disarm(self) -> None:
         self.crash_file.unlink(missing_ok=True)
@@ -39,9 +39,9 @@ class Person:
     def crash_file(self) -> Path:
         return Path(self.lab.environment["SPOTD_CRASH_FILE"])
 
-    def _write(self, point: CrashPoint, nth: int) -> None:
+    def _write(self, point: CrashPoint) -> None:
         draft = self.crash_file.with_suffix(".draft")
-        draft.write_text(f"{point.value}:{nth}", encoding="utf-8")
+        draft.write_text(f"{point.value}:1", encoding="utf-8")
         draft.replace(self.crash_file)
 
     def revive(self) -> None:
@@ -53,7 +53,7 @@ class Person:
             self.deaths.append(self.crash_file.read_text(encoding="utf-8"))
             self.disarm()
             if self._after:
-                self._write(*self._after.pop(0))
+                self._write(self._after.pop(0))
             self.lab.start(wait=False)
             until(lambda: self.lab.is_dead or self.lab.answers(), what="the daemon to answer", within=60)
             self.restarted_at = self.lab.now()

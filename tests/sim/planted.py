@@ -28,6 +28,7 @@ from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
 from tests.sim.daemon import Daemon
 from tests.sim.machines import LostAnswer, Refused, Row, Save, Task
+from tests.sim.run import LIMIT
 from tests.sim.worlds import Shape
 
 ROUGH = Shape(jobs=8, hosts=6, storm=timedelta(hours=8))
@@ -43,6 +44,8 @@ class Bug:
     shape: Shape = ROUGH
     seed: int = 0
     """A world that is known to give it away; the others are tried when it does no more."""
+    limit: timedelta = LIMIT
+    """A bug that buys without end is watched for the first hours only."""
 
 
 class NoIntent(Daemon):
@@ -250,21 +253,24 @@ OUTAGES = replace(ROUGH, outages_per_hour=0.3)
 BUDGETED = replace(ROUGH, limits={"budget_day": 2_000_000}, user=False, outages_per_hour=0.0, reachable=True)
 
 BUGS: Mapping[str, Bug] = {
-    "no intent before the launch": Bug(daemon=NoIntent, rule=("launches", "doubles")),
+    "no intent before the launch": Bug(daemon=NoIntent, rule=("launches", "doubles"), limit=timedelta(hours=8)),
     "relaunch on a time-out": Bug(daemon=RelaunchOnTimeout, rule=("doubles",)),
     "no reconcile window": Bug(daemon=NoWindow, rule=("doubles",), seed=1),
     "end machines of others": Bug(
-        patch=everything_is_ours, rule=("foreign_machines",), shape=replace(ROUGH, storm=timedelta(minutes=30))
+        patch=everything_is_ours,
+        rule=("foreign_machines",),
+        shape=replace(ROUGH, storm=timedelta(minutes=30)),
+        limit=timedelta(hours=8),
     ),
     "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",)),
     "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",)),
-    "believe every listing": Bug(daemon=BelievesEveryListing, rule=("healthy_machines_killed", "doubles")),
+    "believe every listing": Bug(daemon=BelievesEveryListing, rule=("healthy_machines_killed", "doubles"), seed=1),
     "believe large news at once": Bug(patch=large_news_at_once, rule=("healthy_machines_killed",)),
     "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=OUTAGES, seed=2),
     "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",)),
     "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
     "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=OUTAGES, seed=5),
-    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=1),
+    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=2),
     "promise no money to running machines": Bug(patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=1),
     "bid above the ceiling": Bug(patch=bids_without_limit, rule=("launches",)),
     "count no machines": Bug(
@@ -274,5 +280,5 @@ BUGS: Mapping[str, Bug] = {
     "launch what is under way": Bug(daemon=LaunchesTwice, rule=("launches",)),
     "end a machine only once": Bug(daemon=EndsOnce, rule=("doubles", "forgotten_machines")),
     "forget at the start what was owed": Bug(daemon=ForgetsWhatItOwed, rule=("launches",)),
-    "take a silent store for silent hosts": Bug(daemon=BlindIsSilent, rule=("healthy_machines_killed",)),
+    "take a silent store for silent hosts": Bug(daemon=BlindIsSilent, rule=("healthy_machines_killed",), seed=9),
 }

@@ -14,7 +14,7 @@ SEEDS = range(12)
 
 def rules_broken(bug: Bug, seed: int) -> set[str]:
     with bug.patch():
-        result = run_world(seed, bug.shape, daemon_type=bug.daemon)
+        result = run_world(seed, bug.shape, daemon_type=bug.daemon, limit=bug.limit)
     return {rule.split(":")[0] for rule in broken_rules(result)}
 
 
