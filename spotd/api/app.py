@@ -25,9 +25,11 @@ from spotd.api.parameters import (
     read_job_query,
     read_json,
     read_log_query,
+    read_names,
     read_price_query,
     read_secrets,
     read_sha256,
+    read_verification,
     without_unknown,
 )
 from spotd.api.streams import ByteStream, RecordStream
@@ -73,6 +75,9 @@ def make_app(
         ("/v1/jobs/{ref}/retry", post, api.retry),
         ("/v1/jobs/{ref}/cost", get, api.job_cost),
         ("/v1/jobs/{ref}/checkpoints", get, api.checkpoints),
+        ("/v1/jobs/{ref}/checkpoints/verify", get, api.verify_checkpoints),
+        ("/v1/jobs/{ref}/checkpoints/pin", post, api.pin_checkpoints),
+        ("/v1/jobs/{ref}/checkpoints/remove", post, api.remove_checkpoints),
         ("/v1/jobs/{ref}/files", get, api.files),
         ("/v1/jobs/{ref}/files/content", get, api.file_content),
         ("/v1/cost", get, api.cost),
@@ -240,6 +245,26 @@ class _Api:
     async def checkpoints(self, request: Request) -> Response:
         ref = request.path_params["ref"]
         return self._reply({"checkpoints": await self._ask(lambda: self._backend.checkpoints(ref))})
+
+    async def verify_checkpoints(self, request: Request) -> Response:
+        """A stream, since it takes as long as there are bytes."""
+        names, every = read_verification(request)
+        records = self._backend.verify_checkpoints(request.path_params["ref"], names, every=every)
+        return await self._records(records, route="verify", follow=False)
+
+    async def pin_checkpoints(self, request: Request) -> Response:
+        body = await read_json(request, {"checkpoints", "pinned"})
+        names, pinned = read_names(body), body.get("pinned", True)
+        if not isinstance(pinned, bool):
+            raise Invalid("pinned is true or false")
+        ref = request.path_params["ref"]
+        changed = await self._ask(lambda: self._backend.pin_checkpoints(ref, names, pinned=pinned))
+        return self._reply({"checkpoints": changed})
+
+    async def remove_checkpoints(self, request: Request) -> Response:
+        names = read_names(await read_json(request, {"checkpoints"}))
+        ref = request.path_params["ref"]
+        return self._reply({"checkpoints": await self._ask(lambda: self._backend.remove_checkpoints(ref, names))})
 
     async def files(self, request: Request) -> Response:
         without_unknown(request, ("checkpoint",))

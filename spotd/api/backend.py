@@ -12,14 +12,14 @@ A job reference (`ref`) is an id, a name or a unique prefix of an id; `refs.reso
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
+from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
 from spotd.api.shapes import (
-    CheckpointShape,
     CodeShape,
     CostShape,
     DoctorShape,
@@ -269,8 +269,29 @@ class Backend(Protocol):
         """The receipt of one job, or of all."""
         ...
 
-    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
+    async def checkpoints(self, ref: str) -> list[KeptCheckpointShape]:
         """Accepted checkpoints, newest first."""
+        ...
+
+    def verify_checkpoints(self, ref: str, names: Sequence[str], *, every: bool) -> AsyncIterator[VerificationShape]:
+        """Every byte of these is read and compared; the newest without names. Raises `NotFound` at the first step."""
+        ...
+
+    async def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> list[KeptCheckpointShape]:
+        """These stay whatever `keep` says, or do not any more; returns them as they are now.
+
+        Raises:
+            NotFound: no such checkpoint, and nothing was changed.
+        """
+        ...
+
+    async def remove_checkpoints(self, ref: str, names: Sequence[str]) -> list[KeptCheckpointShape]:
+        """The job never resumes from these, and what only they need is deleted soon; returns what they were.
+
+        Raises:
+            NotFound: no such checkpoint, and nothing was changed.
+            StateConflict: one is pinned, or a machine may still read it.
+        """
         ...
 
     async def files(self, ref: str, checkpoint: str | None) -> FilesShape:

@@ -114,6 +114,23 @@ def read_job_query(request: Request) -> JobQuery:
     )
 
 
+def read_names(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The checkpoints that are meant, at least one."""
+    names = body.get("checkpoints")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise Invalid("checkpoints are a list of names, at least one")
+    return tuple(dict.fromkeys(names))
+
+
+def read_verification(request: Request) -> tuple[tuple[str, ...], bool]:
+    """Which checkpoints are to be verified, and whether all are."""
+    without_unknown(request, ("checkpoint", "all"))
+    names, every = tuple(dict.fromkeys(request.query_params.getlist("checkpoint"))), _flag(request, "all")
+    if names and every:
+        raise Invalid("the parameters checkpoint and all exclude each other")
+    return names, every
+
+
 def read_price_query(request: Request) -> PriceQuery:
     without_unknown(request, ("gpu", "provider", "limit"))
     limit = _count(request, "limit", 50, least=1)

@@ -327,11 +327,12 @@ class FileShape(TypedDict):
 
 
 class FilesShape(TypedDict):
-    """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's."""
+    """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it."""
 
     id: str
     kind: Literal["outputs", "checkpoint"]
     name: str
+    attempt: int
     files: list[FileShape]
     bytes: int
 

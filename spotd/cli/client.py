@@ -22,7 +22,9 @@ COMMANDS = {
     "prices": Lazy(target=f"{_HERE}.prices:prices", help="Effective prices now.", aliases=("offers",)),
     "events": Lazy(target=f"{_HERE}.events:events", help="What happened, and why."),
     "cost": Lazy(target=f"{_HERE}.cost:cost", help="What jobs cost, and what that saved."),
-    "checkpoints": Lazy(target=f"{_HERE}.files:checkpoints", help="The checkpoints of a job."),
+    "checkpoints": Lazy(
+        target=f"{_HERE}.checkpoints:checkpoints", help="The checkpoints of a job: verify, pull, pin, rm."
+    ),
     "pull": Lazy(target=f"{_HERE}.files:pull", help="Fetch a job's outputs or one of its checkpoints."),
     "providers": Lazy(target=f"{_HERE}.health:providers", help="Health and powers of each provider."),
     "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),

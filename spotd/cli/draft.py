@@ -45,6 +45,8 @@ FLAGS: Final[Mapping[str, str]] = {
     "checkpoint.path": "--checkpoint-path",
     "checkpoint.every": "--every",
     "checkpoint.keep": "--keep",
+    "checkpoint.metric": "--metric",
+    "checkpoint.best": "--best",
     "checkpoint.stop_signal": "--stop-signal",
     "checkpoint.stop_grace": "--stop-grace",
     "schedule.priority": "--priority",

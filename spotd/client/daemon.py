@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -74,6 +74,16 @@ class Daemon:
 
     def checkpoints(self, ref: str) -> dict[str, Any]:
         return self._transport.json("GET", _job(ref, "checkpoints"))
+
+    def verify_checkpoints(self, ref: str, query: Query) -> Iterator[dict[str, Any]]:
+        return self._transport.lines(_job(ref, "checkpoints/verify"), query=query)
+
+    def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> dict[str, Any]:
+        body = {"checkpoints": [*names], "pinned": pinned}
+        return self._transport.json("POST", _job(ref, "checkpoints/pin"), body=body)
+
+    def remove_checkpoints(self, ref: str, names: Sequence[str]) -> dict[str, Any]:
+        return self._transport.json("POST", _job(ref, "checkpoints/remove"), body={"checkpoints": [*names]})
 
     def files(self, ref: str, checkpoint: str | None) -> dict[str, Any]:
         return self._transport.json("GET", _job(ref, "files"), query={"checkpoint": checkpoint}, timeout_s=PATIENT_S)

@@ -23,6 +23,8 @@ JobId = NewType("JobId", str)
 IntentId = NewType("IntentId", str)
 NOTHING: Final = MicroUsd(0)
 FREE: Final = MicroUsdPerHour(0)
+OF_ANOTHER_JOB: Final = 0
+"""The number of no attempt: a checkpoint that the job did not write itself."""
 
 
 def attempt_key(install: InstallId, job: JobId, number: int) -> AttemptKey:
@@ -52,7 +54,10 @@ class Checkpoint:
     """A complete checkpoint whose manifest the daemon verified and accepted.
 
     Attributes:
+        attempt: which try of the job wrote it; `OF_ANOTHER_JOB` where the job was told to begin from another job's.
         sha256: of the manifest's bytes.
+        metric: what the job measured with it, where the job names a metric and the checkpoint tells it.
+        pinned: its owner wants it to stay, whatever `keep` says.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Checkpoint:
     at: datetime
     manifest_key: str
     sha256: str
+    metric: float | None = None
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

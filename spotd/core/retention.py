@@ -5,6 +5,9 @@ still holds: whoever deletes objects first takes them off the list, durably, and
 needs. An attempt may restore what the list held before it was intended, and then refers to chunks of that checkpoint
 for as long as its machine exists. What it may have been offered therefore stays on the list until it has ended:
 the newest few of the attempts before it, which no later event can change, since only one attempt counts at a time.
+
+Beside the newest, the list keeps what its owner pinned and, where the job names a metric, the checkpoint that is best
+by it. Both are told by the list itself, so that every rule here stays a function of the job and its open attempts.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Final
 
 from spotd.core.draft import Draft
 from spotd.core.model import Checkpoint, Job, Plan, World
+from spotd_jobs.spec.model import MetricBest
 
 FALLBACKS: Final = 3
 """So many choices an attempt has at least: the newest may turn out to be damaged when it is fetched."""
@@ -33,16 +37,35 @@ def with_fresh(job: Job, attempt: int, fresh: Collection[Checkpoint]) -> tuple[C
     own = [c for c in job.checkpoints if c.attempt == attempt]
     others = [c for c in job.checkpoints if c.attempt != attempt]
     newest = [*reversed([*fresh]), *own]
-    return (*newest[: max(REMEMBERED, job.spec.checkpoint.keep)], *others)
+    bound = max(REMEMBERED, job.spec.checkpoint.keep)
+    best = best_of(job, (*newest, *others))
+    return (*newest[:bound], *(c for c in newest[bound:] if c.pinned or c == best), *others)
 
 
 def kept(job: Job, open_attempts: Collection[int]) -> tuple[Checkpoint, ...]:
     """What stays on the list while these attempts of the job have not ended."""
+    best = best_of(job, job.checkpoints)
+    chosen = {*job.checkpoints[: job.spec.checkpoint.keep], *in_reach(job, open_attempts)}
+    return tuple(c for c in job.checkpoints if c in chosen or c.pinned or c == best)
+
+
+def in_reach(job: Job, open_attempts: Collection[int]) -> frozenset[Checkpoint]:
+    """What a machine of one of these attempts may read: nobody may take it away, not even its owner."""
     depth = _depth(job)
-    chosen = set(job.checkpoints[: depth if open_attempts else job.spec.checkpoint.keep])
+    reach = set(job.checkpoints[:depth] if open_attempts else ())
     for number in open_attempts:
-        chosen.update([c for c in job.checkpoints if c.attempt < number][:depth])
-    return tuple(c for c in job.checkpoints if c in chosen)
+        reach.update([c for c in job.checkpoints if c.attempt < number][:depth])
+    return frozenset(reach)
+
+
+def best_of(job: Job, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """The one with the best value of the job's metric, the newest of several; `None` where nothing tells one."""
+    rules = job.spec.checkpoint
+    told = [] if rules.metric is None else [(c.metric, c) for c in checkpoints if c.metric is not None]
+    if not told:
+        return None
+    pick = min if rules.best is MetricBest.LOWEST else max
+    return pick(told, key=lambda pair: pair[0])[1]
 
 
 def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:

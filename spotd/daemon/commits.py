@@ -12,10 +12,12 @@ from spotd.core.plans import applied
 from spotd.core.states import InvariantBroken
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
-from spotd.store import Tx
+from spotd.store import Reads, Tx
 from spotd_providers.contract.provider import Clock
 
 Decide = Callable[[World, datetime], Plan]
+DecideWith = Callable[[Reads, World, datetime], Plan]
+"""Decides also about what is over and no part of the world any more."""
 Points = tuple[CrashPoint, CrashPoint]
 
 
@@ -60,13 +62,21 @@ class Commits:
             StoreError: nothing was written.
             InvariantBroken: the plan would break a rule; nothing was written, and the daemon must stop.
         """
+        return await self.commit_with(lambda _reads, world, now: decide(world, now), points)
+
+    async def commit_with(self, decide: DecideWith, points: Points | Callable[[Plan], Points]) -> Committed:
+        """The same, for what can be decided only with a look at rows beyond the world.
+
+        Raises:
+            StoreError, InvariantBroken: as `commit`.
+        """
         policy = self._policy.current
         chosen: list[Points] = []
 
         def work(tx: Tx) -> Committed:
             now = self._clock.now()
             world = tx.world(policy, now)
-            plan = decide(world, now)
+            plan = decide(tx, world, now)
             after = applied(world, plan)
             if plan.is_empty:
                 return Committed(world=after, plan=plan, at=now)

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import quote as url_quote
 
-from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, JobId, Policy
+from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, Policy
 from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import layout
 from spotd.daemon.crash import CrashPoint, CrashPoints
@@ -212,7 +212,7 @@ class Grants:
         for checkpoint in offered(job):
             if len(choices) == FALLBACKS:
                 break
-            accepted = self._manifest(job.id, checkpoint)
+            accepted = self._manifest(checkpoint)
             if accepted is None:
                 continue
             choices.append(
@@ -225,7 +225,7 @@ class Grants:
             )
         return choices
 
-    def _manifest(self, job: JobId, checkpoint: Checkpoint) -> AcceptedManifest | None:
+    def _manifest(self, checkpoint: Checkpoint) -> AcceptedManifest | None:
         """The accepted manifest, if it still is what was accepted.
 
         Its chunks were seen when it was accepted and are verified by content when they are restored, so they are not
@@ -240,7 +240,8 @@ class Grants:
         if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
             return None
         sizes = {c.key: c.size for entry in Manifest.model_validate_json(data).files for c in entry.chunks}
-        verdict = verify_manifest(data, job, checkpoint.attempt, lambda key: _Size(size=sizes[key]))
+        owner = layout.owner_of(checkpoint.manifest_key)
+        verdict = verify_manifest(data, owner.job, owner.number, lambda key: _Size(size=sizes[key]))
         return verdict if isinstance(verdict, AcceptedManifest) else None
 
     def _chunks_base(self, key: str, expires: datetime) -> str | None:

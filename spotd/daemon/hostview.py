@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from spotd.core.model import Attempt, Checkpoint, ExitCause, HostReport, Job
 from spotd.daemon import layout
+from spotd.daemon.metrics import metric_of
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import (
@@ -201,10 +202,15 @@ def _read_manifests(
         if isinstance(verdict, Refused):
             _refuse(view, info, verdict)
             continue
-        view.settled[info.key] = info.etag
-        if verdict is not None:
+        if verdict is None:
+            view.settled[info.key] = info.etag
+        else:
             found.append((verdict, info))
+    metric = job.spec.checkpoint.metric
     for accepted, info in sorted(found, key=lambda pair: pair[0].serial):
+        value = None if metric is None else metric_of(objects, accepted, metric)
+        # Not before here: a store that goes away in the middle of a look must not make a checkpoint old news.
+        view.settled[info.key] = info.etag
         view.serial_known = max(view.serial_known, accepted.serial)
         view.chunks.update(accepted.chunk_keys)
         saved_at = min(at, max(attempt.intended_at, virtual(accepted.created_at)))
@@ -216,6 +222,7 @@ def _read_manifests(
             at=saved_at,
             manifest_key=info.key,
             sha256=accepted.sha256,
+            metric=value,
         )
 
 

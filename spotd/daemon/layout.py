@@ -42,5 +42,17 @@ def data_prefix(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "data/"
 
 
+def owner_of(manifest_key: str) -> AttemptId:
+    """Which attempt wrote this manifest.
+
+    Raises:
+        ValueError: no manifest has such a key.
+    """
+    jobs, job, attempts, number, *_ = (*manifest_key.split("/"), "", "", "", "")
+    if jobs != "jobs" or attempts != "attempts" or not job or not number.isdecimal():
+        raise ValueError(f"{manifest_key} is no key of a manifest")
+    return AttemptId(job=JobId(job), number=int(number))
+
+
 def outputs_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "outputs/manifest.json"

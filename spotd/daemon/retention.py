@@ -8,6 +8,9 @@ that it was offered, which are on the list until it has ended. An attempt that i
 the list by then, which is no more than now. Nothing has to be locked, and a crash between list and store leaves
 garbage that the next process finds.
 
+A job that was told to begin from another job's checkpoint has it on its own list. What lists of other jobs hold is
+needed too: it is read after the lists were made short, and a list takes over only what is on the other one.
+
 Logs, events, heartbeats and outputs are kept; so is every chunk that the outputs of any attempt refer to.
 """
 
@@ -15,9 +18,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -25,7 +28,7 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from spotd.core.model import AttemptId, Checkpoint, Job, JobId, World
+from spotd.core.model import AttemptId, Checkpoint, Job, JobId, Plan, World
 from spotd.core.retention import open_numbers, trim
 from spotd.daemon import layout
 from spotd.daemon.clock import virtual_at_least
@@ -67,7 +70,7 @@ class Swept:
 class _Remembered:
     """Of one job in this process: for which list it was swept, and which attempts need no look any more."""
 
-    swept_for: object = None
+    swept_for: int | None = None
     tried: int = 0
     """In which round; whoever had no turn for longest comes first, so that one failing job holds up no other."""
     clean: set[AttemptId] = field(default_factory=set)
@@ -95,6 +98,9 @@ class Retention:
         self._limiter: anyio.CapacityLimiter | None = None
         self._jobs: dict[JobId, _Remembered] = {}
         self._over: deque[JobId] | None = None
+        """Jobs that have ended, each looked at again in its turn: its owner may unpin or remove a checkpoint."""
+        self._turns: set[JobId] = set()
+        """The same jobs."""
         self._rounds = 0
         self._trouble = ""
 
@@ -114,15 +120,16 @@ class Retention:
         self._rounds += 1
         try:
             world, over = await self._shorten()
+            lent = _by_owner(await self._database.read(lambda reads: reads.borrowed_checkpoints()))
         except StateError as exc:
             self._note(str(exc))
             return
-        due = [job for job in world.jobs.values() if self._is_due(job, world)] + over
+        due = [job for job in (*world.jobs.values(), *over) if self._is_due(job, world, lent)]
         due.sort(key=lambda job: self._of(job.id).tried)
         trouble = ""
         for job in due[:JOBS_PER_ROUND]:
             try:
-                await self._sweep(job, open_numbers(world, job))
+                await self._sweep(job, open_numbers(world, job), lent.get(job.id, ()))
             except StoreError as exc:
                 trouble = str(exc)
                 if isinstance(exc, StoreUnavailable):
@@ -134,37 +141,44 @@ class Retention:
         if self._over is None:
             views = await self._database.read(lambda reads: reads.jobs())
             self._over = deque(view.id for view in views if view.state.is_final)
+            self._turns = set(self._over)
         some = list(islice(self._over, JOBS_PER_ROUND))
         self._over.rotate(-len(some))
-        found = await self._database.read(lambda reads: _read(reads, some))
-        committed = await self._commits.commit(lambda world, now: trim(world, found, now), cycle_points)
+        found: list[Job] = []
+
+        def shorten(reads: Reads, world: World, now: datetime) -> Plan:
+            found[:] = _read(reads, some)
+            return trim(world, found, now)
+
+        committed = await self._commits.commit_with(shorten, cycle_points)
         world = committed.world
-        self._over.extend(job for job in self._jobs if job not in world.jobs and job not in self._over)
+        ended = [job for job in self._jobs if job not in world.jobs and job not in self._turns]
+        self._over.extend(ended)
+        self._turns.update(ended)
         for job_id in world.jobs:
             self._of(job_id)
         for job_id in some:
             if job_id in world.jobs or all(job.id != job_id for job in found):
                 self._over.remove(job_id)  # it was queued again, or there is no such job
+                self._turns.discard(job_id)
         over = [committed.plan.jobs.get(job.id, job) for job in found if job.id not in world.jobs]
         return world, over
 
-    def _is_due(self, job: Job, world: World) -> bool:
+    def _is_due(self, job: Job, world: World, lent: Mapping[JobId, tuple[Checkpoint, ...]]) -> bool:
         open_ = open_numbers(world, job)
-        return job.attempts_made > len(open_) and self._of(job.id).swept_for != _signature(job, open_)
+        signature = _signature(job, open_, lent.get(job.id, ()))
+        return job.attempts_made > len(open_) and self._of(job.id).swept_for != signature
 
-    async def _sweep(self, job: Job, open_: frozenset[int]) -> None:
+    async def _sweep(self, job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> None:
         known = self._of(job.id)
         known.tried = self._rounds
-        done = await self._call(lambda: sweep(self._objects, job, open_, frozenset(known.clean)))
+        done = await self._call(lambda: sweep(self._objects, job, open_, frozenset(known.clean), lent=lent))
         known.clean |= done.clean
         if done.objects:
             self._log.info("retention.swept", job=job.id, objects=done.objects, bytes=done.bytes)
         if done.more:
             return
-        known.swept_for = _signature(job, open_)
-        if self._over and job.id in self._over and not open_:
-            self._over.remove(job.id)
-            del self._jobs[job.id]
+        known.swept_for = _signature(job, open_, lent)
 
     def _of(self, job: JobId) -> _Remembered:
         return self._jobs.setdefault(job, _Remembered())
@@ -191,9 +205,13 @@ def sweep(
     open_attempts: frozenset[int],
     clean: frozenset[AttemptId] = frozenset(),
     *,
+    lent: Collection[Checkpoint] = (),
     deleted_max: int = DELETED_PER_SWEEP_MAX,
 ) -> Swept:
     """Nothing that the job's list or any outputs need is gone; the rest of what ended attempts wrote is, up to a bound.
+
+    Args:
+        lent: checkpoints of this job that are on lists of other jobs.
 
     Raises:
         StoreError: it does not answer, or what is needed cannot be told, and nothing more was deleted.
@@ -202,8 +220,9 @@ def sweep(
     ended = [attempt for attempt in every if attempt.number not in open_attempts and attempt not in clean]
     if not ended:
         return Swept()
-    needed = {c.manifest_key for c in job.checkpoints}
-    for checkpoint in job.checkpoints:
+    every_kept = (*job.checkpoints, *lent)
+    needed = {c.manifest_key for c in every_kept}
+    for checkpoint in every_kept:
         needed |= _chunks_of(_manifest(objects, checkpoint))
     for attempt in every:
         needed |= _chunks_of_outputs(objects, attempt)
@@ -233,9 +252,19 @@ def sweep(
     return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean))
 
 
-def _signature(job: Job, open_: frozenset[int]) -> tuple[frozenset[int], int, tuple[str, ...]]:
+def _signature(job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> int:
     """What of a job decides about its garbage: an open attempt's own checkpoints do not."""
-    return open_, job.attempts_made, tuple(c.manifest_key for c in job.checkpoints if c.attempt not in open_)
+    listed = tuple(c.manifest_key for c in job.checkpoints if c.attempt not in open_)
+    return hash((open_, job.attempts_made, listed, frozenset(c.manifest_key for c in lent)))
+
+
+def _by_owner(borrowed: Iterable[Checkpoint]) -> dict[JobId, tuple[Checkpoint, ...]]:
+    """What was lent, by the job that wrote it."""
+    found: dict[JobId, tuple[Checkpoint, ...]] = {}
+    for checkpoint in borrowed:
+        owner = layout.owner_of(checkpoint.manifest_key).job
+        found[owner] = (*found.get(owner, ()), checkpoint)
+    return found
 
 
 def _read(reads: Reads, some: list[JobId]) -> list[Job]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
 
-from spotd.core.model import Attempt, AttemptId, Charge, Checkpoint, Event, Intent, Job, JobId
+from spotd.core.model import OF_ANOTHER_JOB, Attempt, AttemptId, Charge, Checkpoint, Event, Intent, Job, JobId
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, maybe_instant_in
@@ -178,6 +178,12 @@ def intents_of(connection: Connection, job_id: JobId) -> tuple[Intent, ...]:
 def checkpoints_of(connection: Connection, job_id: JobId) -> tuple[Checkpoint, ...]:
     """The accepted checkpoints of a job, newest first."""
     return load_checkpoints(connection, [job_id]).get(job_id, ())
+
+
+def borrowed_checkpoints(connection: Connection) -> tuple[Checkpoint, ...]:
+    """Checkpoints on the list of a job that another job wrote."""
+    query = select(CHECKPOINTS).where(CHECKPOINTS.c.attempt == OF_ANOTHER_JOB)
+    return tuple(map(rows.checkpoint_in, rows.fetch(connection, query)))
 
 
 def counts_by_state(connection: Connection) -> Mapping[JobState, int]:

@@ -152,6 +152,8 @@ def checkpoint_out(job: JobId, ordinal: int, checkpoint: Checkpoint) -> Columns:
         "at": instant_out(checkpoint.at),
         "manifest_key": checkpoint.manifest_key,
         "sha256": checkpoint.sha256,
+        "metric": checkpoint.metric,
+        "pinned": checkpoint.pinned,
     }
 
 
@@ -164,6 +166,8 @@ def checkpoint_in(row: Row) -> Checkpoint:
         at=instant_in(row.at),
         manifest_key=row.manifest_key,
         sha256=row.sha256,
+        metric=row.metric,
+        pinned=bool(row.pinned),
     )
 
 

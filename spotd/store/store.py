@@ -102,6 +102,10 @@ class Reads:
         """The accepted checkpoints of a job, newest first."""
         return self._ask(queries.checkpoints_of, job_id)
 
+    def borrowed_checkpoints(self) -> tuple[Checkpoint, ...]:
+        """What jobs have on their lists that other jobs wrote; in no order."""
+        return self._ask(queries.borrowed_checkpoints)
+
     def events(self, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000) -> tuple[EventView, ...]:
         """Events with a number above `since`, oldest first, the first `limit` of them."""
         return self._ask(queries.events, since=since, job_id=job_id, limit=limit)

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Date,
+    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     text,
 )
 from sqlalchemy.orm import registry
@@ -152,6 +154,8 @@ class CheckpointRow(Base, table=True):
     at: int = _big()
     manifest_key: str = _text()
     sha256: str = _text()
+    metric: float | None = Field(sa_column=Column(Float, nullable=True))
+    pinned: bool = Field(sa_column=Column(Boolean, nullable=False, server_default=false()))
 
 
 class IntentRow(Base, table=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -21,11 +21,11 @@ from spotd.api.backend import (
     StateConflict,
     Submission,
 )
+from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
 from spotd.api.refs import JobHead, resolve
 from spotd.api.shapes import (
     BoardShape,
     BudgetShape,
-    CheckpointShape,
     CheckShape,
     CodeShape,
     CostShape,
@@ -78,7 +78,10 @@ class FakeBackend:
     budgets: list[BudgetShape] = field(default_factory=list)
     provider_rows: list[ProviderShape] = field(default_factory=list)
     checks: list[CheckShape] = field(default_factory=list)
-    checkpoint_rows: list[CheckpointShape] = field(default_factory=list)
+    checkpoint_rows: list[KeptCheckpointShape] = field(default_factory=list)
+    damage: dict[str, str] = field(default_factory=dict)
+    """What verification finds, by checkpoint."""
+    cut_verification: bool = False
     contents: dict[str, bytes] = field(default_factory=dict)
     file_rows: list[FileShape] = field(default_factory=list)
     plan_row: PlanShape | None = None
@@ -265,10 +268,63 @@ class FakeBackend:
             "budgets": self.budgets,
         }
 
-    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
+    async def checkpoints(self, ref: str) -> list[KeptCheckpointShape]:
         await self._look()
         self._find(ref)
         return self.checkpoint_rows
+
+    def _named(self, names: Sequence[str]) -> list[KeptCheckpointShape]:
+        by_name = {row["name"]: row for row in self.checkpoint_rows}
+        for name in names:
+            if name not in by_name:
+                raise NotFound(f"there is no checkpoint {name!r}")
+        return [by_name[name] for name in names]
+
+    async def verify_checkpoints(
+        self, ref: str, names: Sequence[str], *, every: bool
+    ) -> AsyncIterator[VerificationShape]:
+        await self._look()
+        self._find(ref)
+        chosen = self.checkpoint_rows if every else self._named(names) or self.checkpoint_rows[:1]
+        for row in chosen:
+            problem = self.damage.get(row["name"], "")
+            record: VerificationShape = {
+                "kind": "progress",
+                "name": row["name"],
+                "attempt": row["attempt"],
+                "bytes_done": 0,
+                "bytes_total": row["bytes"],
+                "ok": None,
+                "damaged": 0,
+                "problem": "",
+            }
+            yield record
+            if self.cut_verification:
+                return
+            yield {
+                **record,
+                "kind": "verified",
+                "bytes_done": row["bytes"],
+                "ok": not problem,
+                "damaged": int(bool(problem)),
+                "problem": problem,
+            }
+
+    async def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> list[KeptCheckpointShape]:
+        await self._look()
+        self._find(ref)
+        for row in self._named(names):
+            row["pinned"] = pinned
+        return self._named(names)
+
+    async def remove_checkpoints(self, ref: str, names: Sequence[str]) -> list[KeptCheckpointShape]:
+        await self._look()
+        self._find(ref)
+        gone = self._named(names)
+        if any(row["pinned"] for row in gone):
+            raise StateConflict(f"checkpoint {gone[0]['name']} is pinned", hint="unpin it")
+        self.checkpoint_rows = [row for row in self.checkpoint_rows if row not in gone]
+        return gone
 
     async def files(self, ref: str, checkpoint: str | None) -> FilesShape:
         await self._look()
@@ -279,6 +335,7 @@ class FakeBackend:
             "id": row["id"],
             "kind": "outputs" if checkpoint is None else "checkpoint",
             "name": checkpoint or "outputs",
+            "attempt": 1,
             "files": self.file_rows,
             "bytes": sum(entry["bytes"] for entry in self.file_rows),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from spotd.api.checkpoint_shapes import KeptCheckpointShape
 from spotd.api.shapes import (
     AttemptCostShape,
     AttemptShape,
@@ -31,6 +32,18 @@ def checkpoint(**given: Any) -> CheckpointShape:
         "at": "2026-11-21T09:30:00.000Z",
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # a test overrides keys of the shape by name
+
+
+def kept_checkpoint(**given: Any) -> KeptCheckpointShape:
+    base: KeptCheckpointShape = {
+        **checkpoint(),
+        "job": "6k0a1b2c3d",
+        "metric": None,
+        "best": False,
+        "pinned": False,
+        "manifest_sha256": "ab" * 32,
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
 
 def attempt(**given: Any) -> AttemptShape:

@@ -170,14 +170,3 @@ def test_no_outputs_yet_is_exit_6_with_a_way_out(ctl: Ctl) -> None:
         6,
         "error: there are no outputs yet\n\nhint: spotctl checkpoints 6k0a1b2c3d\n",
     )
-
-
-def test_checkpoints_are_listed_newest_first(saved: Ctl) -> None:
-    saved.backend.checkpoint_rows = [shapes_made.checkpoint(), shapes_made.checkpoint(name="step-1100", step=None)]
-    assert saved("checkpoints", "llama-lora").out == (
-        "NAME       STEP    SIZE  BY ATTEMPT  AT\n"
-        "step-1200  1200  1.5 MB           1  2026-11-21 09:30:00\n"
-        "step-1100     -  1.5 MB           1  2026-11-21 09:30:00\n"
-    )
-    assert saved("checkpoints", "llama-lora", "-o", "id").out == "step-1200\nstep-1100\n"
-    assert json.loads(saved("checkpoints", "llama-lora", "-o", "json").out)["checkpoints"][0]["step"] == 1200

@@ -85,4 +85,4 @@ def test_every_point_is_passed_in_the_order_in_which_they_are_named() -> None:
     passed: list[StorePoint] = []
     with Store.open(":memory:", at_point=passed.append) as store:
         store.tx(lambda tx: tx.commit(deadly()))
-    assert passed == list(StorePoint)
+    assert list(dict.fromkeys(passed)) == list(StorePoint), "a step of the migration is passed once a revision"

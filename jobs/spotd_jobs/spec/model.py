@@ -49,13 +49,27 @@ class PriceLimit:
     machine_hour: int | None = None
 
 
+class MetricBest(StrEnum):
+    """Which value of a metric is the best one."""
+
+    LOWEST = "lowest"
+    HIGHEST = "highest"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """Where checkpoints appear and how the job is asked to stop."""
+    """Where checkpoints appear, which are kept, and how the job is asked to stop.
+
+    Attributes:
+        keep: so many of the newest.
+        metric: a number that the checkpoints tell; the one where it is `best` is kept beside the newest.
+    """
 
     path: str | None = None
     every: timedelta | None = None
     keep: int = 3
+    metric: str | None = None
+    best: MetricBest = MetricBest.LOWEST
     settle: timedelta = timedelta(seconds=10)
     stop_signal: str = "SIGTERM"
     stop_grace: timedelta = timedelta(seconds=90)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from spotd_jobs.spec import units
 from spotd_jobs.spec.fields import Table, bounded, choice, env_name, fraction, integer, kind, shown, text
-from spotd_jobs.spec.model import CheckpointPolicy, GpuAlternative, JobSpec, MarketChoice, Resources
+from spotd_jobs.spec.model import CheckpointPolicy, GpuAlternative, JobSpec, MarketChoice, MetricBest, Resources
 from spotd_jobs.spec.problems import BadValue, Problem, SpecError, nearest
 
 KNOWN: Final[Mapping[str, frozenset[str]]] = {
@@ -27,7 +27,7 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
     ),
     "price": frozenset({"max_price"}),
     "budget": frozenset({"job"}),
-    "checkpoint": frozenset({"path", "every", "keep", "settle", "stop_signal", "stop_grace"}),
+    "checkpoint": frozenset({"path", "every", "keep", "metric", "best", "settle", "stop_signal", "stop_grace"}),
     "schedule": frozenset({"priority"}),
     "retry": frozenset({"errors"}),
 }
@@ -297,10 +297,14 @@ def _cuda(value: object) -> str:
 def _checkpoint(table: Table) -> CheckpointPolicy:
     usual = CheckpointPolicy()
     day, moment, nothing = timedelta(days=1), timedelta(milliseconds=1), timedelta(0)
+    if "best" in table and "metric" not in table:
+        table.report("best", "says of no metric which value is the best", 'name it: metric = "eval_loss"')
     return CheckpointPolicy(
         path=table.take("path", _checkpoint_path, None),
         every=table.take("every", bounded(units.parse_duration, least=moment, most=7 * day, words="1ms and 7d"), None),
         keep=table.take("keep", integer(least=1, most=1000, example="keep = 3"), usual.keep),
+        metric=table.take("metric", text(length_max=100, example='metric = "eval_loss"'), None),
+        best=table.take("best", choice(MetricBest), usual.best),
         settle=table.take(
             "settle", bounded(units.parse_duration, least=nothing, most=day, words="0s and 1d"), usual.settle
         ),

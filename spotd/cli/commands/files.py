@@ -1,60 +1,25 @@
-"""`checkpoints` and `pull`: what a job saved."""
+"""`pull`: what a job saved, onto this machine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output
+from spotd.cli.options import JSON, TABLE, job_argument, output
 from spotd.cli.pulling import choose, pull_into
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, count, local_text, size_text
+from spotd.cli.words import clean, count, size_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import CheckpointShape, FilesShape
+    from spotd.api.shapes import FilesShape
 
-_CHECKPOINT_COLUMNS = (
-    Column(title="NAME", least=10),
-    Column(title="STEP", right=True),
-    Column(title="SIZE", right=True),
-    Column(title="BY ATTEMPT", right=True),
-    Column(title="AT"),
-)
 _FILE_COLUMNS = (Column(title="PATH", least=20), Column(title="SIZE", right=True))
-
-
-@click.command()
-@job_argument
-@output(TABLE, JSON, ID)
-def checkpoints(*, ref: str, output: str) -> None:
-    """The complete, verified checkpoints of a job, newest first; it resumes from the first."""
-    answer = Daemon().checkpoints(ref)
-    rows: list[CheckpointShape] = answer["checkpoints"]
-    if output == JSON:
-        stdout.document(answer)
-    elif output == ID:
-        stdout.write("".join(f"{clean(row['name'])}\n" for row in rows))
-    elif rows:
-        show_table(
-            _CHECKPOINT_COLUMNS,
-            [
-                (
-                    row["name"],
-                    NOTHING if row["step"] is None else str(row["step"]),
-                    size_text(row["bytes"]),
-                    str(row["attempt"]),
-                    local_text(row["at"]),
-                )
-                for row in rows
-            ],
-        )
-    else:
-        stderr.note("no checkpoint yet")
 
 
 @click.command()
@@ -76,6 +41,24 @@ def pull(
     output: str,
 ) -> None:
     """Fetch a job's outputs, or one of its checkpoints, into a folder. Each file appears complete or not at all."""
+    fetch(ref, checkpoint, patterns=patterns, folder=folder, list_only=list_only, force=force, output=output)
+
+
+def fetch(
+    ref: str,
+    checkpoint: str | None,
+    *,
+    patterns: Sequence[str] = (),
+    folder: Path | None,
+    list_only: bool = False,
+    force: bool,
+    output: str,
+) -> None:
+    """The files are in the folder, or listed where that is wished.
+
+    Raises:
+        CommandFailed: one is in the way, or the disk refuses.
+    """
     daemon = Daemon()
     answer = daemon.files(ref, checkpoint)
     shape: FilesShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
@@ -88,8 +71,8 @@ def pull(
         return
     if folder is None:
         folder = Path(daemon.job(shape["id"])["job"]["name"])
-    # From here on the job is named by its id: a new job may take over its name while the files come.
-    name = None if shape["kind"] == "outputs" else shape["name"]
+    # From here on job and checkpoint are named for good: new ones may take over their names while the files come.
+    name = None if shape["kind"] == "outputs" else f"{shape['name']}@{shape['attempt']}"
     with stderr.Progress("pull", sum(entry["bytes"] for entry in files)) as progress:
         pulled = pull_into(
             folder,

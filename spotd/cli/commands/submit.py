@@ -70,6 +70,8 @@ def _job_options(function: F) -> F:
         ("--checkpoint-path", "checkpoint__path", text, False, "PATH", "Where checkpoints appear on the machine."),
         ("--every", "checkpoint__every", text, False, "SPAN", "How often the job saves, say 15m."),
         ("--keep", "checkpoint__keep", number, False, "N", "Checkpoints to keep."),
+        ("--metric", "checkpoint__metric", text, False, "NAME", "Number in each checkpoint; the best is kept too."),
+        ("--best", "checkpoint__best", text, False, "WHICH", "lowest or highest value of the metric."),
         ("--stop-signal", "checkpoint__stop_signal", text, False, "SIGNAL", "Sent before the machine ends."),
         ("--stop-grace", "checkpoint__stop_grace", text, False, "SPAN", "Time to save after that, say 90s."),
         ("--priority", "schedule__priority", number, False, "N", "-1000 to 1000."),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from spotd.api.backend import Draft, EventQuery, JobQuery, LogQuery, PriceQuery, Submission
+from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
 from spotd.api.shapes import (
-    CheckpointShape,
     CodeShape,
     CostShape,
     DoctorShape,
@@ -24,6 +24,7 @@ from spotd.api.shapes import (
     StatusShape,
     WhyShape,
 )
+from spotd.daemon.backend.checkpoints import Checkpoints
 from spotd.daemon.backend.files import Files
 from spotd.daemon.backend.happenings import Happenings
 from spotd.daemon.backend.health import Health
@@ -42,6 +43,7 @@ class DaemonBackend:
         self._parts = parts
         self._queue = Queue(parts)
         self._logs = LogLines(parts)
+        self._checkpoints = Checkpoints(parts)
         self._files = Files(parts)
         self._receipts = Receipts(parts)
         self._happenings = Happenings(parts)
@@ -95,8 +97,17 @@ class DaemonBackend:
     async def cost(self, ref: str | None) -> CostShape:
         return await self._receipts.cost(ref)
 
-    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
-        return await self._queue.checkpoints(ref)
+    async def checkpoints(self, ref: str) -> list[KeptCheckpointShape]:
+        return await self._checkpoints.listed(ref)
+
+    def verify_checkpoints(self, ref: str, names: Sequence[str], *, every: bool) -> AsyncIterator[VerificationShape]:
+        return self._checkpoints.verify(ref, names, every=every)
+
+    async def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> list[KeptCheckpointShape]:
+        return await self._checkpoints.pin(ref, names, pinned=pinned)
+
+    async def remove_checkpoints(self, ref: str, names: Sequence[str]) -> list[KeptCheckpointShape]:
+        return await self._checkpoints.remove(ref, names)
 
     async def files(self, ref: str, checkpoint: str | None) -> FilesShape:
         return await self._files.files(ref, checkpoint)

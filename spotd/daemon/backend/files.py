@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
-
-from pydantic import ValidationError
+from typing import Literal
 
 from spotd.api.backend import NotFound, Unavailable
 from spotd.api.shapes import FileShape, FilesShape
-from spotd.core.model import AttemptId, Checkpoint, JobId
+from spotd.core.model import AttemptId, JobId
 from spotd.daemon import layout
+from spotd.daemon.backend.checkpoints import get_checkpoint
+from spotd.daemon.backend.contents import Damaged, checkpoint_manifest, piece
 from spotd.daemon.backend.parts import Parts
 from spotd_jobs.objects.api import ObjectMissing
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, Entry, EntryType, Manifest, Refused, verify_manifest
-
-NEWEST: Final = "newest"
+from spotd_jobs.wire.manifest import (
+    MANIFEST_BYTES_MAX,
+    AcceptedManifest,
+    Chunk,
+    Entry,
+    EntryType,
+    Refused,
+    verify_manifest,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +31,8 @@ class _Source:
     """A manifest that may be read from."""
 
     kind: Literal["outputs", "checkpoint"]
-    manifest: Manifest
+    attempt: int
+    manifest: AcceptedManifest
 
 
 class Files:
@@ -42,6 +48,7 @@ class Files:
             id=job,
             kind=source.kind,
             name=source.manifest.name,
+            attempt=source.attempt,
             files=[_file_shape(entry) for entry in source.manifest.files],
             bytes=source.manifest.bytes,
         )
@@ -52,36 +59,42 @@ class Files:
         entry = next((e for e in source.manifest.files if e.path == path and e.type is EntryType.FILE), None)
         if entry is None:
             raise NotFound(f"there is no file {path!r} in {source.kind} {source.manifest.name}")
-        async for piece in self._pieces(entry):
-            yield piece
+        async for content in self._pieces(entry):
+            yield content
 
     async def _pieces(self, entry: Entry) -> AsyncIterator[bytes]:
         for chunk in entry.chunks:
-            size = chunk.size
-            data = await self._parts.stored(partial(self._parts.objects.get, chunk.key, bytes_max=size))
-            if len(data) != size or hashlib.sha256(data).hexdigest() != chunk.sha256:
-                raise Unavailable(
-                    f"{entry.path} is damaged in the store", hint="pull an older checkpoint: spotctl checkpoints JOB"
-                )
-            yield data
+            yield await self._parts.stored(partial(self._piece, entry.path, chunk))
+
+    def _piece(self, path: str, chunk: Chunk) -> bytes:
+        """In a worker thread, the hash too: it is work, and others wait for the loop."""
+        try:
+            return piece(self._parts.objects, chunk)
+        except Damaged as exc:
+            raise Unavailable(
+                f"{path} is damaged in the store", hint="pull an older checkpoint: spotctl checkpoints JOB"
+            ) from exc
 
     async def _source(self, job: JobId, checkpoint: str | None) -> _Source:
         if checkpoint is not None:
-            return _Source(kind="checkpoint", manifest=await self._checkpoint(job, checkpoint))
-        return _Source(kind="outputs", manifest=await self._outputs(job))
+            return await self._checkpoint(job, checkpoint)
+        manifest = await self._outputs(job)
+        return _Source(kind="outputs", attempt=manifest.attempt, manifest=manifest)
 
-    async def _checkpoint(self, job: JobId, name: str) -> Manifest:
-        found = await self._parts.read(lambda reads: reads.checkpoints_of(job))
-        chosen: Checkpoint | None = next((c for c in found if name in (NEWEST, c.name)), None)
-        if chosen is None:
-            raise NotFound(f"job {job} has no checkpoint {name!r}", hint=f"spotctl checkpoints {job}")
-        key = chosen.manifest_key
-        data = await self._parts.stored(lambda: self._parts.objects.get(key, bytes_max=MANIFEST_BYTES_MAX))
-        if hashlib.sha256(data).hexdigest() != chosen.sha256:
-            raise Unavailable(f"the manifest of checkpoint {chosen.name} is not the one that was accepted")
-        return _parsed(data)
+    async def _checkpoint(self, job: JobId, name: str) -> _Source:
+        found = await self._parts.read(lambda reads: reads.job(job))
+        if found is None:
+            raise Unavailable(f"job {job} is not there any more")
+        chosen = get_checkpoint(found, name)
+        manifest, problem = await self._parts.stored(partial(checkpoint_manifest, self._parts.objects, chosen))
+        if manifest is None:
+            raise Unavailable(
+                f"checkpoint {chosen.name} cannot be read: {problem}",
+                hint=f"choose another: spotctl checkpoints {job}",
+            )
+        return _Source(kind="checkpoint", attempt=chosen.attempt, manifest=manifest)
 
-    async def _outputs(self, job: JobId) -> Manifest:
+    async def _outputs(self, job: JobId) -> AcceptedManifest:
         """The newest attempt's that stored any."""
         attempts = await self._parts.read(lambda reads: reads.attempts_of(job))
         for attempt in reversed(attempts):
@@ -92,14 +105,14 @@ class Files:
             f"job {job} has no outputs (yet)", hint="outputs are stored on success, if the job file names any"
         )
 
-    def _outputs_of(self, attempt: AttemptId) -> Manifest | None:
+    def _outputs_of(self, attempt: AttemptId) -> AcceptedManifest | None:
         objects = self._parts.objects
         try:
             data = objects.get(layout.outputs_key(attempt), bytes_max=MANIFEST_BYTES_MAX)
         except ObjectMissing:
             return None
         verdict = verify_manifest(data, attempt.job, attempt.number, objects.head)
-        return None if isinstance(verdict, Refused) else Manifest.model_validate_json(data)
+        return None if isinstance(verdict, Refused) else verdict
 
 
 def _file_shape(entry: Entry) -> FileShape:
@@ -109,10 +122,3 @@ def _file_shape(entry: Entry) -> FileShape:
         EntryType.LINK: "link",
     }
     return FileShape(path=entry.path, kind=kinds[entry.type], bytes=entry.size, mode=entry.mode, target=entry.target)
-
-
-def _parsed(data: bytes) -> Manifest:
-    try:
-        return Manifest.model_validate_json(data)
-    except ValidationError as exc:
-        raise Unavailable("the manifest of this checkpoint cannot be read") from exc

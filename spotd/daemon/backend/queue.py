@@ -21,7 +21,7 @@ from spotd.api.backend import (
     Submission,
     Unavailable,
 )
-from spotd.api.shapes import CheckpointShape, CodeShape, JobDetailShape, JobPageShape, JobShape, PlanShape, WhyShape
+from spotd.api.shapes import CodeShape, JobDetailShape, JobPageShape, JobShape, PlanShape, WhyShape
 from spotd.core import requests
 from spotd.core.candidates import ceiling_for
 from spotd.core.model import Attempt, Job, JobId, Plan, VerdictKind, World
@@ -31,7 +31,6 @@ from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.planning import Outlook, new_job, outlook, read_spec
 from spotd.daemon.backend.render import (
     board_shapes,
-    checkpoint_shape,
     event_shape,
     instant,
     job_shape,
@@ -238,11 +237,6 @@ class Queue:
             )
 
         return await parts.read(work)
-
-    async def checkpoints(self, ref: str) -> list[CheckpointShape]:
-        job_id = await self._parts.find(ref)
-        found = await self._parts.read(lambda reads: reads.checkpoints_of(job_id))
-        return [checkpoint_shape(item) for item in found]
 
     async def cancel(self, ref: str) -> JobShape:
         job_id = await self._parts.find(ref)

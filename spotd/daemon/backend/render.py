@@ -224,6 +224,8 @@ def spec_shape(spec: JobSpec) -> dict[str, Any]:
                 "path": rules.path,
                 "every": None if rules.every is None else format_duration(rules.every),
                 "keep": rules.keep,
+                "metric": rules.metric,
+                "best": None if rules.metric is None else rules.best.value,
                 "settle": format_duration(rules.settle),
                 "stop_signal": rules.stop_signal,
                 "stop_grace": format_duration(rules.stop_grace),

@@ -1,0 +1,200 @@
+"""`checkpoints`: what a job resumes from, and what its owner can do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.codes import ExitCode
+from spotd.cli.failures import CommandFailed
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output
+from spotd.cli.table import Cell, Column
+from spotd.cli.table import show as show_table
+from spotd.cli.words import NOTHING, clean, count, local_text, size_text
+from spotd.client.daemon import Daemon
+
+if TYPE_CHECKING:
+    from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
+
+ACTIONS: Final = ("list", "verify", "pull", "pin", "unpin", "rm")
+_COLUMNS = (
+    Column(title="NAME", least=10),
+    Column(title="STEP", right=True),
+    Column(title="SIZE", right=True),
+    Column(title="BY", right=True),
+    Column(title="METRIC", right=True, drop=1),
+    Column(title="KEPT", least=4),
+    Column(title="AT"),
+)
+_VERIFIED_COLUMNS = (
+    Column(title="NAME", least=10),
+    Column(title="BY", right=True),
+    Column(title="READ", right=True),
+    Column(title="FOUND", least=10),
+)
+
+
+@click.command()
+@job_argument
+@click.argument("action", metavar="[verify|pull|pin|unpin|rm]", type=click.Choice(ACTIONS), default="list")
+@click.argument("names", metavar="[CHECKPOINT]...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="With verify: every checkpoint of the list.")
+@click.option("--to", "folder", type=click.Path(path_type=Path), metavar="DIR", help="With pull: into this folder.")
+@click.option("--force", is_flag=True, help="With pull: replace files that are there with other content.")
+@click.option("-y", "--yes", is_flag=True, help="With rm: do not ask.")
+@output(TABLE, JSON, ID)
+@click.pass_context
+def checkpoints(
+    ctx: click.Context,
+    /,
+    *,
+    ref: str,
+    action: str,
+    names: tuple[str, ...],
+    every: bool,
+    folder: Path | None,
+    force: bool,
+    yes: bool,
+    output: str,
+) -> int | None:
+    """The complete, verified checkpoints of a job, newest first; it resumes from the first.
+
+    \b
+    spotctl checkpoints JOB                    list them
+    spotctl checkpoints JOB verify [--all]     read every byte and compare; the newest, unless others are named
+    spotctl checkpoints JOB pull [CHECKPOINT]  fetch one into a folder; the newest, unless another is named
+    spotctl checkpoints JOB pin CHECKPOINT     keep it, whatever [checkpoint] keep says; unpin undoes it
+    spotctl checkpoints JOB rm CHECKPOINT      never resume from it, and delete what only it needs
+
+    CHECKPOINT is a name, NAME@ATTEMPT where attempts share a name, newest or best.
+    """
+    _refuse_strays(ctx, action, every=every, folder=folder, force=force, yes=yes)
+    if action == "list" or (action in {"pin", "unpin", "rm"} and not names):
+        if action != "list":
+            raise click.UsageError(f"name the checkpoint to {action}", ctx)
+        _list(ref, output)
+    elif action == "verify":
+        return _verify(ref, names, every=every, output=output)
+    elif action == "pull":
+        from spotd.cli.commands.files import fetch
+
+        if len(names) > 1:
+            raise click.UsageError("pull fetches one checkpoint at a time", ctx)
+        fetch(ref, names[0] if names else "newest", folder=folder, force=force, output=output)
+    elif action == "rm":
+        return _remove(ref, names, yes=yes, output=output)
+    else:
+        answer = Daemon().pin_checkpoints(ref, names, pinned=action == "pin")
+        _show_changed(answer, output, "pinned" if action == "pin" else "not pinned any more")
+    return None
+
+
+def _refuse_strays(
+    ctx: click.Context, action: str, *, every: bool, folder: Path | None, force: bool, yes: bool
+) -> None:
+    """Passes when every option given belongs to the action: one that would be ignored misleads."""
+    for flag, given, belongs in (
+        ("--all", every, "verify"),
+        ("--to", folder is not None, "pull"),
+        ("--force", force, "pull"),
+        ("--yes", yes, "rm"),
+    ):
+        if given and action != belongs:
+            raise click.UsageError(f"{flag} goes with {belongs}", ctx)
+
+
+def _list(ref: str, output: str) -> None:
+    answer = Daemon().checkpoints(ref)
+    rows: list[KeptCheckpointShape] = answer["checkpoints"]
+    if output == JSON:
+        stdout.document(answer)
+    elif output == ID:
+        stdout.write("".join(f"{clean(row['name'])}\n" for row in rows))
+    elif rows:
+        show_table(_COLUMNS, [_row(row) for row in rows])
+    else:
+        stderr.note("no checkpoint yet")
+
+
+def _row(row: KeptCheckpointShape) -> tuple[str, ...]:
+    kept = [word for word, holds in (("pinned", row["pinned"]), ("best", row["best"])) if holds]
+    return (
+        row["name"],
+        NOTHING if row["step"] is None else str(row["step"]),
+        size_text(row["bytes"]),
+        str(row["attempt"]) if row["attempt"] else f"job {row['job']}",
+        NOTHING if row["metric"] is None else f"{row['metric']:.6g}",
+        ", ".join(kept) or NOTHING,
+        local_text(row["at"]),
+    )
+
+
+def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
+    """The exit code: whether every byte is what was saved."""
+    verified: list[VerificationShape] = []
+    unfinished = ""
+    query: dict[str, Any] = {"checkpoint": [*names], "all": int(every)}
+    with stderr.Progress("verify", None) as progress:
+        done = 0
+        for record in Daemon().verify_checkpoints(ref, query):
+            shape: VerificationShape = record  # type: ignore[assignment]  # the record is the shape plus `schema`
+            done = 0 if shape["bytes_done"] < done else done
+            progress.add(shape["bytes_done"] - done)
+            done = shape["bytes_done"]
+            unfinished = shape["name"]
+            if shape["kind"] == "verified":
+                unfinished, done = "", 0
+                verified.append(shape)
+    if output == JSON:
+        rows = [{key: value for key, value in row.items() if key not in {"schema", "kind"}} for row in verified]
+        stdout.document({"schema": 1, "ok": not unfinished and all(row["ok"] for row in verified), "verified": rows})
+    elif output == ID:
+        stdout.write("".join(f"{clean(row['name'])}\n" for row in verified if row["ok"]))
+    elif verified:
+        show_table(_VERIFIED_COLUMNS, [_verified_row(row) for row in verified])
+    if unfinished:
+        raise CommandFailed(
+            f"the daemon ended before it had read all of {unfinished}",
+            code=ExitCode.UNREACHABLE,
+            hint=f"start it again and repeat: spotctl checkpoints {ref} verify",
+        )
+    damaged = [row["name"] for row in verified if not row["ok"]]
+    if damaged:
+        stderr.line()
+        stderr.line(f"hint: a damaged checkpoint is passed over on restore; spotctl checkpoints {ref} rm {damaged[0]}")
+    return ExitCode.JOB_FAILED if damaged else ExitCode.OK
+
+
+def _verified_row(row: VerificationShape) -> tuple[str | Cell, ...]:
+    found = Cell("every byte is what was saved", "green") if row["ok"] else Cell(_problem_text(row), "red")
+    return row["name"], str(row["attempt"] or NOTHING), size_text(row["bytes_done"]), found
+
+
+def _problem_text(row: VerificationShape) -> str:
+    chunks = f"{count(row['damaged'], 'damaged chunk')}; " if row["damaged"] else ""
+    return f"{chunks}{row['problem']}"
+
+
+def _remove(ref: str, names: Sequence[str], *, yes: bool, output: str) -> int | None:
+    daemon = Daemon()
+    if not yes and stderr.can_ask():
+        words = ", ".join(clean(name) for name in names)
+        if not stderr.ask(f"remove {words}? The job will not resume from it, and its content is deleted"):
+            stderr.note("nothing was removed")
+            return ExitCode.INTERRUPTED
+    _show_changed(daemon.remove_checkpoints(ref, names), output, "removed")
+    return None
+
+
+def _show_changed(answer: dict[str, Any], output: str, words: str) -> None:
+    rows: list[KeptCheckpointShape] = answer["checkpoints"]
+    if output == JSON:
+        stdout.document(answer)
+    elif output == ID:
+        stdout.write("".join(f"{clean(row['name'])}\n" for row in rows))
+    else:
+        stdout.write("".join(f"{clean(row['name'])} ({size_text(row['bytes'])}) is {words}\n" for row in rows))

@@ -1,0 +1,299 @@
+"""What an owner does with checkpoints: verify, pin, remove, and the metric by which the best one is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+
+from spotd.api.backend import NotFound, StateConflict
+from spotd.api.checkpoint_shapes import VerificationShape
+from spotd.core.keeping import find_checkpoint
+from spotd.core.model import AttemptId, JobId
+from spotd.core.retention import kept
+from spotd.core.states import AttemptState, JobState
+from spotd.daemon.hostview import HostView, look
+from spotd.daemon.metrics import FILE_BYTES_MAX
+from spotd_jobs.objects.api import StoreUnavailable
+from spotd_jobs.objects.folder import FolderStore
+from spotd_jobs.spec.model import CheckpointPolicy, MetricBest
+from tests.core.builders import NOW, job, world_with
+from tests.daemon.host import Host
+from tests.daemon.rig import Rig
+from tests.daemon.test_retention import checkpoint, data_keys, names, retention
+
+pytestmark = pytest.mark.anyio
+
+
+async def ended(rig: Rig, *contents: str, keep: int = 3) -> JobId:
+    """A job that wrote these checkpoints and is over."""
+    name = await rig.submit(job(spec={"checkpoint": CheckpointPolicy(keep=keep), "retry_errors": 0}))
+    host = await rig.until_running(name, 1)
+    for content in contents:
+        host.checkpoint(f"c-{content}", content.encode())
+    host.exit("failed", code=1)
+    await rig.until_state(name, JobState.FAILED)
+    await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
+    return name
+
+
+async def verified(rig: Rig, name: str, *wanted: str, every: bool = False) -> list[VerificationShape]:
+    records = [r async for r in rig.backend().verify_checkpoints(name, wanted, every=every)]
+    return [r for r in records if r["kind"] == "verified"]
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+async def test_every_byte_of_what_is_stored_is_read(rig: Rig) -> None:
+    async with rig.ready():
+        name = await ended(rig, "one", "two")
+        (newest,) = await verified(rig, name)
+        assert (newest["name"], newest["ok"], newest["bytes_done"], newest["problem"]) == ("c-two", True, 3, "")
+        assert [r["name"] for r in await verified(rig, name, every=True)] == ["c-two", "c-one"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (b"0ne", "c-one/weights: chunk 7692c3ad3540 holds other content"),
+        (b"on", "c-one/weights: chunk 7692c3ad3540 holds other content"),
+        (b"onee", "larger than the 3 bytes"),
+        (None, "c-one/weights: chunk 7692c3ad3540 is gone"),
+    ],
+    ids=["flip", "cut", "longer", "gone"],
+)
+async def test_a_damaged_chunk_is_named_and_told_in_the_job_s_history(rig: Rig, harm: bytes | None, words: str) -> None:
+    async with rig.ready():
+        name = await ended(rig, "one", "two")
+        key = next(k for k in data_keys(rig, 1) if k.endswith(hashlib.sha256(b"one").hexdigest()))
+        rig.objects.delete([key])
+        if harm is not None:
+            rig.objects.put(key, harm)
+        sound, damaged = await verified(rig, name, every=True)
+        assert (sound["ok"], damaged["ok"], damaged["damaged"]) == (True, False, 1)
+        assert words in damaged["problem"]
+        assert rig.kinds(name).count("checkpoint.damaged") == 1
+
+
+async def test_a_manifest_that_was_swapped_is_no_checkpoint_any_more(rig: Rig) -> None:
+    async with rig.ready():
+        name = await ended(rig, "one", "two")
+        newest, older = rig.job(name).checkpoints
+        rig.objects.put(newest.manifest_key, rig.objects.get(older.manifest_key, bytes_max=10_000))
+        (found,) = await verified(rig, name)
+        assert (found["ok"], found["problem"]) == (False, "its manifest is not the one that was accepted")
+        rig.objects.delete([newest.manifest_key])
+        (found,) = await verified(rig, name)
+        assert found["problem"] == "its manifest is gone from the store"
+
+
+async def test_a_checkpoint_that_does_not_exist_is_not_found(rig: Rig) -> None:
+    async with rig.ready():
+        name = await ended(rig, "one")
+        for wanted in ("c-two", "c-one@2", "best"):
+            with pytest.raises(NotFound, match="has no checkpoint"):
+                await verified(rig, name, wanted)
+
+
+# --- pin and remove --------------------------------------------------------------------------------------------------
+
+
+async def test_a_pinned_checkpoint_outlives_everything_until_it_is_unpinned(rig: Rig) -> None:
+    keeper = retention(rig)
+    async with rig.ready():
+        name = await ended(rig, "one", "two", "three", keep=1)
+        await rig.backend().pin_checkpoints(name, ["c-one"], pinned=True)
+        for _ in range(3):
+            await keeper.round()
+        assert names(rig.job(name).checkpoints) == ["c-three", "c-one"]
+        assert len(data_keys(rig, 1)) == 2
+        assert [r["ok"] for r in await verified(rig, name, every=True)] == [True, True]
+        await rig.backend().pin_checkpoints(name, ["c-one"], pinned=False)
+        for _ in range(3):
+            await keeper.round()
+        assert names(rig.job(name).checkpoints) == ["c-three"]
+        assert len(data_keys(rig, 1)) == 1
+
+
+async def test_a_removed_checkpoint_is_never_resumed_from_and_its_content_goes(rig: Rig) -> None:
+    keeper = retention(rig)
+    async with rig.ready():
+        name = await ended(rig, "one", "two")
+        await keeper.round()
+        (gone,) = await rig.backend().remove_checkpoints(name, ["c-two"])
+        assert gone["name"] == "c-two"
+        await keeper.round()
+        assert len(data_keys(rig, 1)) == 1
+        await rig.backend().retry(name)
+        await rig.until(lambda: len(rig.attempts(name)) > 1)
+        await rig.until(lambda: rig.attempts(name)[-1].ref is not None)
+        assert [r.name for r in rig.grant(name, rig.job(name).attempts_made).restore] == ["c-one"]
+
+
+async def test_what_is_pinned_or_in_reach_of_a_machine_cannot_be_removed(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        host.checkpoint("c1")
+        await rig.until(lambda: bool(rig.job(name).checkpoints))
+        with pytest.raises(StateConflict, match="may still be read by a machine of attempt 1"):
+            await rig.backend().remove_checkpoints(name, ["c1"])
+        await rig.backend().pin_checkpoints(name, ["c1"], pinned=True)
+        with pytest.raises(StateConflict, match="is pinned"):
+            await rig.backend().remove_checkpoints(name, ["c1"])
+        assert names(rig.job(name).checkpoints) == ["c1"]
+
+
+async def test_of_several_names_one_that_is_wrong_changes_nothing(rig: Rig) -> None:
+    async with rig.ready():
+        name = await ended(rig, "one")
+        with pytest.raises(NotFound):
+            await rig.backend().pin_checkpoints(name, ["c-one", "c-nine"], pinned=True)
+        assert not rig.job(name).checkpoints[0].pinned
+
+
+def test_a_name_that_two_attempts_wrote_means_the_newest_unless_the_attempt_is_named() -> None:
+    older, newer = checkpoint(1, attempt=1), checkpoint(1, attempt=2)
+    item = job(checkpoints=(newer, older))
+    assert find_checkpoint(item, item.checkpoints, "c1") == newer
+    assert find_checkpoint(item, item.checkpoints, "c1@1") == older
+    assert find_checkpoint(item, item.checkpoints, "newest") == newer
+    assert find_checkpoint(item, item.checkpoints, "c1@3") is None
+
+
+# --- the best by a metric --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("best", "name"), [(MetricBest.LOWEST, "c2"), (MetricBest.HIGHEST, "c1")])
+def test_the_best_is_kept_beside_the_newest(best: MetricBest, name: str) -> None:
+    told = [replace(checkpoint(n), metric=value) for n, value in ((5, None), (4, 0.5), (3, 0.4), (2, 0.1), (1, 0.9))]
+    item = job(checkpoints=tuple(told), spec={"checkpoint": CheckpointPolicy(keep=1, metric="loss", best=best)})
+    assert names(kept(item, frozenset())) == ["c5", name]
+
+
+def test_without_a_metric_no_checkpoint_is_the_best() -> None:
+    told = tuple(replace(checkpoint(n), metric=1.0) for n in (2, 1))
+    assert names(kept(job(checkpoints=told, spec={"checkpoint": CheckpointPolicy(keep=1)}), frozenset())) == ["c2"]
+
+
+def of_host(objects: FolderStore, files: dict[str, bytes]) -> Host:
+    """A host that has published one checkpoint of these files."""
+    host = Host(objects, AttemptId(job=job().id, number=1))
+    host.beat()
+    document = host.manifest("c1", b"weights")
+    rows = []
+    for path, content in files.items():
+        digest = hashlib.sha256(content).hexdigest()
+        host.raw(f"data/{digest}", content)
+        chunk = {"key": f"jobs/j1/attempts/1/data/{digest}", "sha256": digest, "size": len(content)}
+        rows.append({**document["files"][0], "path": f"c1/{path}", "size": len(content), "chunks": [chunk]})
+    document |= {"files": rows, "bytes": sum(row["size"] for row in rows)}
+    host.raw("checkpoints/c1.json", json.dumps(document).encode())
+    return host
+
+
+def seen(objects: FolderStore, view: HostView | None = None) -> list[float | None]:
+    item = job(spec={"checkpoint": CheckpointPolicy(metric="loss")}, attempts_made=1)
+    (running,) = world_with(AttemptState.RUNNING).attempts.values()
+    report = look(objects, view or HostView(), running, item, at=NOW, virtual=lambda at: at)
+    return [c.metric for c in report.checkpoints]
+
+
+@pytest.mark.parametrize(
+    ("files", "value"),
+    [
+        ({"metrics.json": b'{"loss": 0.25, "step": 3}'}, 0.25),
+        ({"metrics.json": b'{"loss": 3}'}, 3.0),
+        ({"trainer_state.json": b'{"log_history": [{"loss": 2}, {"loss": 1}, {"other": 5}]}'}, 1.0),
+        ({"metrics.json": b"{}", "trainer_state.json": b'{"log_history": [{"loss": 2}]}'}, 2.0),
+        ({"metrics.json": b'{"loss": true}'}, None),
+        ({"metrics.json": b'{"loss": NaN}'}, None),
+        ({"metrics.json": b'{"loss": 1e999}'}, None),
+        ({"metrics.json": b'{"loss": ' + b"9" * 400 + b"}"}, None),
+        ({"metrics.json": b'{"loss": "0.1"}'}, None),
+        ({"metrics.json": b"[" * 100_000}, None),
+        ({"metrics.json": b"\xff\xfe"}, None),
+        ({"metrics.json": b'{"loss": 1}' + b" " * FILE_BYTES_MAX}, None),
+        ({"trainer_state.json": b'{"log_history": {"loss": 1}}'}, None),
+        ({"deeper/metrics.json": b'{"loss": 1}'}, None),
+    ],
+    ids=[
+        "float",
+        "integer",
+        "trainer",
+        "both",
+        "bool",
+        "nan",
+        "inf",
+        "huge",
+        "text",
+        "deep",
+        "bytes",
+        "large",
+        "odd",
+        "deeper",
+    ],
+)
+def test_the_metric_is_read_from_the_checkpoint_and_nothing_else_is_believed(
+    rig: Rig, files: dict[str, bytes], value: float | None
+) -> None:
+    of_host(rig.objects, {"weights": b"w", **files})
+    assert seen(rig.objects) == [value]
+
+
+class Flaky(FolderStore):
+    """A store that goes away when a certain object is read, once."""
+
+    away_for = ""
+
+    def get(self, key: str, *, bytes_max: int) -> bytes:
+        if self.away_for and key.endswith(self.away_for):
+            self.away_for = ""
+            raise StoreUnavailable("the checkpoint store is away")
+        return super().get(key, bytes_max=bytes_max)
+
+
+def test_a_store_that_goes_away_in_the_middle_of_a_look_makes_no_checkpoint_old_news(rig: Rig) -> None:
+    of_host(rig.objects, {"metrics.json": b'{"loss": 0.5}'})
+    objects = Flaky(rig.folder / "objects")
+    objects.away_for = hashlib.sha256(b'{"loss": 0.5}').hexdigest()
+    view = HostView()
+    with pytest.raises(StoreUnavailable):
+        seen(objects, view)
+    assert seen(objects, view) == [0.5]
+
+
+def test_a_checkpoint_judged_before_the_store_went_away_is_judged_again(rig: Rig) -> None:
+    host = of_host(rig.objects, {"weights": b"w"})
+    host.checkpoint("c2", b"more")
+    objects = Flaky(rig.folder / "objects")
+    objects.away_for = "checkpoints/c2.json"
+    view = HostView()
+    with pytest.raises(StoreUnavailable):
+        seen(objects, view)
+    assert len(seen(objects, view)) == 2
+
+
+async def test_the_best_is_marked_and_survives_the_rounds(rig: Rig) -> None:
+    keeper = retention(rig)
+    async with rig.ready():
+        policy = CheckpointPolicy(keep=1, metric="loss")
+        name = await rig.submit(job(spec={"checkpoint": policy}))
+        host = await rig.until_running(name, 1)
+        for number, loss in ((1, 0.5), (2, 0.1), (3, 0.3)):
+            content = json.dumps({"loss": loss}).encode()
+            document = host.manifest(f"c{number}", content)
+            document["files"][0]["path"] = f"c{number}/metrics.json"
+            host.raw(f"data/{hashlib.sha256(content).hexdigest()}", content)
+            host.raw(f"checkpoints/c{number}.json", json.dumps(document).encode())
+        host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
+        await keeper.round()
+        rows = await rig.backend().checkpoints(name)
+        assert [(r["name"], r["metric"], r["best"]) for r in rows] == [("c3", 0.3, False), ("c2", 0.1, True)]
+        pulled = await rig.backend().files(name, "best")
+        assert pulled["name"] == "c2"
