@@ -48,10 +48,11 @@ class RunpodHarness(Harness):
         super().__init__(faults=faults, served=served, folder=folder, clock=clock, credential=CANARY)
         self.cloud = cloud
         self.fake_clock = clock
+        self.base_url = served.url
         self._more = more
 
     def settings(self) -> RunpodSettings:
-        return RunpodSettings(**{"base_url": self.served.url, "gpu_counts": (1, 2), **self._more})
+        return RunpodSettings(**{"base_url": self.base_url, "gpu_counts": (1, 2), **self._more})
 
     # --- the world ------------------------------------------------------------------------------------------------
 

@@ -33,13 +33,14 @@ class VastHarness(Harness):
         super().__init__(faults=faults, served=served, folder=folder, clock=clock, credential=CANARY)
         self.cloud = cloud
         self.fake_clock = clock
+        self.base_url = served.url
 
     def later(self, duration: timedelta) -> None:
         """It is `duration` later for everybody."""
         self.fake_clock.advance(duration)
 
     def settings(self) -> VastSettings:
-        return VastSettings(base_url=self.served.url)
+        return VastSettings(base_url=self.base_url)
 
     # --- the world ------------------------------------------------------------------------------------------------
 

@@ -21,19 +21,21 @@ from spotd_providers.contract.values import (
     Loss,
     Market,
 )
+from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.text import clean
 from spotd_providers.runpod.answers import says
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.memory import Memory
 from spotd_providers.runpod.pods import IMAGE_FAILURE_WORDS, as_instance, unreadable
-from spotd_providers.runpod.wire import pod_row
+from spotd_providers.runpod.wire import PodRow, pod_row
 
 PAGES_MAX: Final = 400
 BALANCE_AGE_MAX: Final = timedelta(minutes=1)
 PULL_SUSPECT_AFTER: Final = timedelta(minutes=6)
 LOOK_AT_LOG_EVERY: Final = timedelta(minutes=5)
 SYSTEM_LINES: Final = 50
+CONSOLE_SUSPECT_AFTER: Final = timedelta(minutes=2)
 
 
 class Sightings:
@@ -58,6 +60,9 @@ class Sightings:
         self.ours: set[InstanceId] = set()
         self._broke = (False, datetime.min.replace(tzinfo=UTC))
         self._log_looks: dict[str, tuple[datetime, str]] = {}
+        self._started: dict[str, datetime] = {}
+        self._console_due: set[str] = set()
+        self._complaints: dict[str, str] = {}
 
     def own(self, instance: Instance) -> None:
         """This machine is known to be ours."""
@@ -74,7 +79,7 @@ class Sightings:
         rows: dict[str, Instance] = {}
         cursors: set[str] = set()
         complete = self._read(page.pods, rows)
-        while page.pagination is not None and page.pagination.has_next:
+        while page.pagination is not None and page.pagination.goes_on:
             cursor = page.pagination.cursor
             if not cursor or cursor in cursors or len(cursors) >= PAGES_MAX:
                 complete = False
@@ -103,14 +108,45 @@ class Sightings:
             if row is not None and key is not None:
                 market = self._memory.market_of(key) or Market.ON_DEMAND
                 rows[row.id] = as_instance(row, key, market=market)
+                self._note_start(row)
             elif row is None and isinstance(raw, dict) and key is not None and _is_id(raw.get("id")):
                 rows.setdefault(raw["id"], unreadable(raw["id"], key))
             elif row is None or not isinstance(name, str):
                 whole = False
         return whole
 
+    def _note_start(self, row: PodRow) -> None:
+        """Its console is to be looked at, if it stopped, was started again, or has been there for a while.
+
+        RunPod starts a container whose process ends again and again and calls it RUNNING all the time.
+        """
+        before = self._started.get(row.id, row.started_at)
+        if row.started_at is not None:
+            self._started[row.id] = row.started_at
+        stopped = (row.status or "").strip().upper() == "EXITED"
+        settled = row.created_at is not None and self._services.clock.now() - row.created_at > CONSOLE_SUSPECT_AFTER
+        if before != row.started_at or (row.id not in self._complaints and (stopped or settled)):
+            self._console_due.add(row.id)
+
+    async def _start_complaint(self, pod_id: str) -> str:
+        """What spotd's own start script complained of on this pod, if anything."""
+        if pod_id in self._console_due and not self._complaints.get(pod_id):
+            self._console_due.discard(pod_id)
+            try:
+                lines = await self._client.log_lines(pod_id, source="container", lines=CONSOLE_LINES)
+            except ProviderError:
+                lines = []
+            self._complaints[pod_id] = start_complaint(lines)
+        return self._complaints.get(pod_id, "")
+
     async def _explained(self, instance: Instance) -> Instance:
-        """The machine with two late findings worked in: an account without money, an image that cannot be had."""
+        """The machine with three late findings worked in.
+
+        An image that cannot start our script, an account without money, and an image that cannot be had.
+        """
+        complaint = await self._start_complaint(instance.ref.instance_id)
+        if complaint and instance.state is not InstanceState.GONE:
+            return replace(instance, state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=complaint)
         if instance.state is InstanceState.PAUSED and instance.loss is not Loss.PROVISION_FAILED:
             if await self._is_broke():
                 return replace(instance, loss=Loss.BALANCE, detail="the account has no money left")

@@ -114,7 +114,7 @@ class RunpodProvider:
                         rejected.extend([*rows.rejected, *bad])
                         answered = True
             if Market.SPOT in query.markets:
-                good, bad = await self._spot.offers()
+                good, bad = await self._spot.offers(key_is_good=answered)
                 offers.extend(good)
                 rejected.extend(bad)
         except AuthFailed:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.errors import (
+    AuthFailed,
     NoCapacity,
     NotSupported,
     OutcomeUnknown,
@@ -107,8 +108,10 @@ class SpotMarket:
     def is_open(self) -> bool:
         return not self.closed
 
-    async def offers(self) -> tuple[list[Offer], list[Rejected]]:
+    async def offers(self, *, key_is_good: bool) -> tuple[list[Offer], list[Rejected]]:
         """What can be bid on now; nothing once the market is closed.
+
+        A key that REST took and the old API refuses (`key_is_good`) closes this market, not the whole provider.
 
         Raises:
             RateLimited, Unavailable, AuthFailed: nothing can be told this time.
@@ -120,6 +123,11 @@ class SpotMarket:
             data = await self._graph.ask(_prices(asked))
         except NotSupported as exc:
             self._close(str(exc))
+            return [], []
+        except AuthFailed as exc:
+            if not key_is_good:
+                raise
+            self._close(f"RunPod's old GraphQL API refuses the key: {exc}")
             return [], []
         except Refused as exc:
             if says(exc.detail, GONE_WORDS):

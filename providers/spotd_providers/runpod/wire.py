@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit import shapes
@@ -35,6 +35,8 @@ def _instant(value: Any) -> Any:
     return instant
 
 
+Stock = Annotated[str, AfterValidator(str.upper)]
+"""NONE, LOW, MEDIUM or HIGH; the older APIs write High."""
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 
 
@@ -49,7 +51,7 @@ class DataCenterStock(BaseModel):
     model_config = _ROW
 
     id: Id
-    availability: Annotated[str | None, Lenient] = None
+    availability: Annotated[Stock | None, Lenient] = None
 
 
 class GpuRow(BaseModel):
@@ -64,7 +66,7 @@ class GpuRow(BaseModel):
     community: Annotated[bool | None, Lenient] = None
     price: dict[str, Any]
     max_count: Annotated[dict[str, Any] | None, Lenient] = Field(default=None, alias="maxCount")
-    availability: Annotated[str | None, Lenient] = None
+    availability: Annotated[Stock | None, Lenient] = None
     data_centers: Annotated[list[DataCenterStock] | None, Lenient] = Field(default=None, alias="dataCenters")
     cuda_versions: Annotated[list[CudaVersion] | None, Lenient] = Field(default=None, alias="cudaVersions")
 
@@ -100,8 +102,13 @@ class PodRow(BaseModel):
 class Pagination(BaseModel):
     model_config = _ROW
 
-    has_next: bool = Field(default=False, alias="hasNextPage")
+    has_next: bool | None = Field(default=None, alias="hasNextPage")
     cursor: str | None = Field(default=None, alias="nextCursor")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another page: said so, or, where nothing is said, shown by a cursor."""
+        return bool(self.cursor) if self.has_next is None else self.has_next
 
 
 class PodPage(BaseModel):

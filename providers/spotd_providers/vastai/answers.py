@@ -22,7 +22,7 @@ from spotd_providers.vastai.wire import decoded
 RETRY_AFTER_MAX: Final = timedelta(days=1)
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
 _AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
-_OWN_OFFERS_ONLY: Final = "403/3586"  # a host's account asked for somebody else's offer: the key itself is fine
+_ABOUT_THE_KEY: Final = re.compile(r"api key|user key|permission|scope|login|log in|auth|access denied")
 _WORD: Final = re.compile(r"[a-z][a-z0-9_]{2,40}")
 
 
@@ -43,7 +43,7 @@ class Refused(Exception):
     @property
     def says_absent(self) -> bool:
         """The thing named in the call does not exist, in vast.ai's own words."""
-        return self.status in (200, 404, 410) and self.code.startswith("no_such")
+        return self.code.startswith("no_such") or "no_such_instance" in self.detail
 
 
 def body_of(answer: Answer) -> Any:
@@ -54,8 +54,20 @@ def body_of(answer: Answer) -> Any:
         return None
 
 
-def raise_for(answer: Answer, body: Any, *, endpoint: str, penalty: timedelta, now: datetime, rng: Random) -> None:
+def raise_for(
+    answer: Answer,
+    body: Any,
+    *,
+    endpoint: str,
+    penalty: timedelta,
+    now: datetime,
+    rng: Random,
+    purchase: bool = False,
+) -> None:
     """Returns only if the answer is a yes.
+
+    On a purchase, a 403 may be about the account or the offer (hosts may rent only their own, new accounts may spend
+    only so fast) and says so in its words; elsewhere it is the key.
 
     Raises:
         AuthFailed, RateLimited, Unavailable: whatever was asked, this is what it means.
@@ -68,7 +80,8 @@ def raise_for(answer: Answer, body: Any, *, endpoint: str, penalty: timedelta, n
     detail = quoted(said or ("" if fields else answer.text[:TEXT_CHARS_MAX]))
     if answer.status == 429:
         raise too_many(answer, code=code, detail=detail, endpoint=endpoint, penalty=penalty, now=now, rng=rng)
-    not_allowed = answer.status == 403 and _OWN_OFFERS_ONLY not in detail
+    explained = purchase and bool(code or said) and _ABOUT_THE_KEY.search(f"{code} {said}".lower()) is None
+    not_allowed = answer.status == 403 and not explained
     if answer.status == 401 or code in _AUTH_WORDS or not_allowed:
         raise AuthFailed(f"vast.ai refused the API key: {detail or code or answer.status}")
     if 200 <= answer.status < 300 and fields.get("success") is not False:

@@ -189,11 +189,17 @@ class VastClient:
         """vast.ai accepted the end of this contract, or it did not exist."""
 
         async def call() -> None:
+            path = f"/api/v0/instances/{contract}/"
+            answer = await self._asked(Endpoint.DESTROY, "DELETE", path, json_body={})
+            body = body_of(answer)
             try:
-                await self._json(Endpoint.DESTROY, "DELETE", f"/api/v0/instances/{contract}/", json_body={})
+                self._judge(answer, body, Endpoint.DESTROY)
             except Refused as exc:
                 if not exc.says_absent:
                     raise Unavailable(str(exc)) from exc
+                return
+            if not isinstance(body, dict) and answer.status != 204:
+                raise Unavailable("vast.ai's answer to destroy is not a JSON object")
 
         await self._repeated(call, attempts=attempts)
 
@@ -299,6 +305,7 @@ class VastClient:
                 penalty=endpoint.penalty,
                 now=self._clock.now(),
                 rng=self._rng,
+                purchase=endpoint is Endpoint.CREATE,
             )
         except RateLimited as exc:
             self._pace.penalise(endpoint.title, exc.retry_after)

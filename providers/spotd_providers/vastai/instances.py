@@ -61,9 +61,9 @@ def ref_of(contract: int) -> InstanceRef:
     return InstanceRef(provider=PROVIDER, instance_id=InstanceId(str(contract)))
 
 
-def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, out_of_credit: bool = False) -> Instance:
-    """The machine of this row."""
-    found = standing(row, now=now, out_of_credit=out_of_credit)
+def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, bought_at: datetime | None = None) -> Instance:
+    """The machine of this row; `bought_at` is when this process bought it, by its own clock."""
+    found = standing(row, now=now, bought_at=bought_at)
     return Instance(
         ref=ref_of(row.id),
         key=key,
@@ -84,11 +84,13 @@ def unreadable(contract: int, key: AttemptKey) -> Instance:
     )
 
 
-def standing(row: InstanceRow, *, now: datetime, out_of_credit: bool = False) -> Standing:
+def standing(
+    row: InstanceRow, *, now: datetime, bought_at: datetime | None = None, out_of_credit: bool = False
+) -> Standing:
     """What the row's four opinions come to."""
     actual, current = _word(row.actual_status), _word(row.cur_state)
     following, intended = _word(row.next_state), _word(row.intended_status)
-    fresh = _is_fresh(row, now)
+    fresh = _is_fresh(row, now, bought_at)
     if actual == "destroyed":
         return Standing(InstanceState.GONE)
     if intended == "destroyed" or (current == "unloaded" and not (fresh and intended == "running")):
@@ -135,9 +137,10 @@ def _why_stopped(row: InstanceRow, *, now: datetime, out_of_credit: bool) -> Los
     return Loss.HOST_LOST if row.is_bid is False else Loss.OUTBID
 
 
-def _is_fresh(row: InstanceRow, now: datetime) -> bool:
-    started = _instant(row.start_date)
-    return started is not None and now - started < SCHEDULING_GRACE
+def _is_fresh(row: InstanceRow, now: datetime, bought_at: datetime | None) -> bool:
+    # The two clocks may differ, and a row may not say when it began.
+    known = (since for since in (_instant(row.start_date), bought_at) if since is not None)
+    return any(now - since < SCHEDULING_GRACE for since in known)
 
 
 def _word(value: str | None) -> str:

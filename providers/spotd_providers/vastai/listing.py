@@ -6,7 +6,7 @@ fails, a page token that repeats, fewer rows than vast.ai says there are, a row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -22,12 +22,13 @@ from spotd_providers.contract.values import (
     Loss,
     Market,
 )
+from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
 from spotd_providers.kit.keys import key_of
 from spotd_providers.vastai.answers import Refused
 from spotd_providers.vastai.books import money_left
 from spotd_providers.vastai.client import VastClient
-from spotd_providers.vastai.instances import as_instance, unreadable
-from spotd_providers.vastai.wire import InstancePage, instance_row
+from spotd_providers.vastai.instances import as_instance, ref_of, unreadable
+from spotd_providers.vastai.wire import InstancePage, InstanceRow, instance_row
 
 PAGES_MAX: Final = 400
 CREDIT_AGE_MAX: Final = timedelta(minutes=1)
@@ -41,12 +42,28 @@ class Sightings:
         ours: contracts seen under our label, which may be destroyed without looking again.
     """
 
-    def __init__(self, client: VastClient, services: Services) -> None:
+    def __init__(
+        self, client: VastClient, services: Services, *, console: Callable[[int, int], Awaitable[Sequence[str]]]
+    ) -> None:
         self._client = client
         self._services = services
+        self._console = console
+        self._complaints: dict[InstanceId, str] = {}
         self.ours: set[InstanceId] = set()
+        self._bought_at: dict[InstanceId, datetime] = {}
         self._unverified: dict[AttemptKey, Market] = {}
         self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
+
+    def bought(self, contract: int) -> None:
+        """This contract was bought here, now."""
+        machine = ref_of(contract).instance_id
+        self.ours.add(machine)
+        self._bought_at[machine] = self._services.clock.now()
+
+    def seen(self, row: InstanceRow, key: AttemptKey) -> Instance:
+        """The machine of this row."""
+        bought_at = self._bought_at.get(ref_of(row.id).instance_id)
+        return as_instance(row, key, now=self._services.clock.now(), bought_at=bought_at)
 
     def verify_later(self, key: AttemptKey, wanted: Market) -> None:
         """The first sighting of this machine decides whether it is of the market that was paid for."""
@@ -97,7 +114,7 @@ class Sightings:
                 seen.add(row.id)
                 key = key_of(row.label, self._services.install)
                 if key is not None:
-                    rows[row.id] = as_instance(row, key, now=self._services.clock.now())
+                    rows[row.id] = self.seen(row, key)
                 continue
             fields = raw if isinstance(raw, dict) else {}
             contract, label = fields.get("id"), fields.get("label")
@@ -112,13 +129,29 @@ class Sightings:
         return whole
 
     async def _settled(self, found: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """The machines with two late findings worked in: an empty account, and a bid that was sold on-demand."""
+        """The machines with three late findings worked in.
+
+        An empty account, an image that cannot start our script, and a bid that was sold on-demand.
+        """
         if any(_stopped_somehow(i) for i in found) and await self._is_out_of_credit():
             found = tuple(
                 replace(i, loss=Loss.BALANCE, detail="the account has no credit left") if _stopped_somehow(i) else i
                 for i in found
             )
-        return tuple([await self._verified(instance) for instance in found])
+        return tuple([await self._verified(await self._explained(instance)) for instance in found])
+
+    async def _explained(self, instance: Instance) -> Instance:
+        """A container that ended by itself may have said why: in an image without Python nothing else can speak."""
+        if instance.loss is not Loss.SELF:
+            return instance
+        machine = instance.ref.instance_id
+        if machine not in self._complaints:
+            try:
+                self._complaints[machine] = start_complaint(await self._console(int(machine), CONSOLE_LINES))
+            except ProviderError:
+                self._complaints[machine] = ""
+        complaint = self._complaints[machine]
+        return replace(instance, loss=Loss.IMAGE_ERROR, detail=complaint) if complaint else instance
 
     async def _verified(self, instance: Instance) -> Instance:
         wanted = self._unverified.get(instance.key)

@@ -50,7 +50,7 @@ from spotd_providers.vastai import doctor
 from spotd_providers.vastai.answers import Refused
 from spotd_providers.vastai.books import charges_between, money_left
 from spotd_providers.vastai.client import Created, VastClient
-from spotd_providers.vastai.instances import as_instance, ref_of
+from spotd_providers.vastai.instances import ref_of
 from spotd_providers.vastai.launching import refusal_of_purchase, request_body
 from spotd_providers.vastai.listing import Sightings
 from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, search_body, translated
@@ -85,7 +85,7 @@ class VastProvider:
         self._client = client
         self._settings = settings
         self._services = services
-        self._sightings = Sightings(client, services)
+        self._sightings = Sightings(client, services, console=self._console)
 
     @property
     def name(self) -> ProviderName:
@@ -122,7 +122,7 @@ class VastProvider:
             raise refusal_of_purchase(exc, request.offer.market) from exc
         if created.refused is not None:
             raise await self._without_leftover(created, created.refused, request)
-        self._sightings.ours.add(ref_of(created.contract).instance_id)
+        self._sightings.bought(created.contract)
         return Launched(instance=await self._verified(created.contract, request))
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
@@ -183,14 +183,7 @@ class VastProvider:
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         """The container's last lines as vast.ai kept them, without anything that looks like a secret."""
-        try:
-            url = await self._client.log_url(_contract(ref), lines=lines)
-        except Refused as exc:
-            raise Unavailable(f"vast.ai has no log of instance {ref.instance_id}: {exc.detail or exc.code}") from exc
-        if urlsplit(url).scheme != "https" and not (is_loopback(self._settings.base_url) and is_loopback(url)):
-            raise ContractViolation("vast.ai named a log address that is not https")
-        text = await self._client.fetched_log(url)
-        return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
+        return await self._console(_contract(ref), lines)
 
     async def balance(self) -> Balance:
         """The credit that is left. A debt is shown as nothing left."""
@@ -209,6 +202,16 @@ class VastProvider:
 
     def _now(self) -> datetime:
         return self._services.clock.now()
+
+    async def _console(self, contract: int, lines: int) -> Sequence[str]:
+        try:
+            url = await self._client.log_url(contract, lines=lines)
+        except Refused as exc:
+            raise Unavailable(f"vast.ai has no log of instance {contract}: {exc.detail or exc.code}") from exc
+        if urlsplit(url).scheme != "https" and not (is_loopback(self._settings.base_url) and is_loopback(url)):
+            raise ContractViolation("vast.ai named a log address that is not https")
+        text = await self._client.fetched_log(url)
+        return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
 
     async def _row(self, contract: int) -> InstanceRow | None:
         row = await self._client.instance(contract)
@@ -254,7 +257,7 @@ class VastProvider:
             if fault is not None:
                 await self._undo(contract, request.key, str(fault))
                 raise fault
-            return as_instance(row, request.key, now=self._now())
+            return self._sightings.seen(row, request.key)
         self._sightings.verify_later(request.key, request.offer.market)
         return Instance(
             ref=ref_of(contract), key=request.key, state=InstanceState.PENDING, host_id=request.offer.host_id
@@ -287,7 +290,9 @@ def _fault_of_purchase(row: InstanceRow, request: LaunchRequest) -> ProviderErro
         return ContractViolation(
             f"vast.ai sold contract {row.id} {'on-demand' if spot else 'by bid'} though the other was asked for"
         )
-    if not spot and row.dph_base is not None and micro_usd(row.dph_base) > request.price_max:
+    # The same price is told once as a sum and once as a product: a float's last digit is no rise.
+    rounding = request.offer.gpu_count
+    if not spot and row.dph_base is not None and micro_usd(row.dph_base) > request.price_max + rounding:
         return PriceMoved(f"vast.ai charges ${row.dph_base:.4f}/h where ${request.price_max / MICRO:.4f}/h was agreed")
     return None
 

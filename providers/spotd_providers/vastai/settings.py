@@ -29,7 +29,7 @@ class VastSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where vast.ai's API answers.")
+    base_url: str = Field(default=DEFAULT_BASE_URL, description="Where vast.ai's API answers, without /api/v0.")
     verified: bool = Field(default=True, description="Only hosts that vast.ai has verified.")
     datacenter: bool = Field(default=False, description="Only hosts in datacentres (vast.ai's secure cloud).")
     reliability_min: float | None = Field(
@@ -62,4 +62,4 @@ class VastSettings(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _keeps_the_key_safe(cls, value: str) -> str:
-        return safe_base_url(value, example=DEFAULT_BASE_URL)
+        return safe_base_url(value, example=DEFAULT_BASE_URL).removesuffix("/api/v0")
