@@ -73,9 +73,8 @@ class AwsHarness(Harness):
                 continue
             known = aws_gpus(kind_name)
             gpu = known[0] if known else canonical("aws", kind.gpu, kind.mib)
-            prices = {Market.SPOT: self.cloud.price_now(pool)}
-            if self.cloud.zones[zone].region == "us-east-1":
-                prices[Market.ON_DEMAND] = MicroUsdPerHour(micro_usd(kind.on_demand))
+            listed = micro_usd(self.cloud.on_demand_usd(kind, self.cloud.zones[zone].region))
+            prices = {Market.SPOT: self.cloud.price_now(pool), Market.ON_DEMAND: MicroUsdPerHour(listed)}
             for market, price in prices.items():
                 if price is not None:
                     found.append(

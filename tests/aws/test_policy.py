@@ -38,7 +38,7 @@ def operations_in_the_code() -> set[str]:
 
     session = Session()
     by_python_name = {}
-    for service in ("ec2", "sts", "ssm", "service-quotas"):
+    for service in ("ec2", "sts", "ssm", "service-quotas", "pricing"):
         for operation in session.get_service_model(service).operation_names:
             python = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
             by_python_name[python] = f"{SERVICES.get(service, service)}:{operation}"

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from spotd_providers.aws.answers import AUTH, QUOTA, failure
 from spotd_providers.aws.launching import tag_specifications
+from spotd_providers.aws.ondemand import TABLE_DATE, TABLE_REGION
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
@@ -19,6 +20,7 @@ from spotd_providers.kit.http import AnswerLost
 
 SKEW_MAX: Final = timedelta(seconds=60)
 SPOT_QUOTAS: Final[Mapping[str, str]] = {"G": "L-3819A6DF", "P2-P4": "L-7212CCBC", "P5": "L-C4BD4855"}
+ON_DEMAND_QUOTAS: Final[Mapping[str, str]] = {"G": "L-DB2E81BA", "P": "L-417A185B"}
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
 POLICY_HINT: Final = "attach the policy of docs/providers/aws.md to this user or role"
 QUOTA_HINT: Final = (
@@ -61,6 +63,14 @@ async def _region_lines(sdk: Sdk, region: Region, settings: AwsSettings, service
             raise Unavailable("no instance type with a usable GPU matches instance_types")
         return f"{len(kinds.usable)} GPU types, {len(rows)} spot prices"
 
+    async def prices() -> str:
+        try:
+            return f"{len(await region.price_list.ask_now())} on-demand prices from AWS's list"
+        except AuthFailed:
+            if region.name != TABLE_REGION:
+                raise
+            return f"on-demand prices of {TABLE_DATE} are built in, AWS's list may not be read (pricing:GetProducts)"
+
     async def machines() -> str:
         await region.machine_rows("tag:spotd:install", str(services.install))
         await region.spot_request_rows("tag:spotd:install", str(services.install))
@@ -76,14 +86,16 @@ async def _region_lines(sdk: Sdk, region: Region, settings: AwsSettings, service
         return await _dry_run(sdk, region, settings, services)
 
     async def quota() -> str:
-        found = {name: await _quota(region, code) for name, code in SPOT_QUOTAS.items()}
-        text = ", ".join(f"{name} {value:.0f}" for name, value in found.items())
-        if not any(found.values()):
-            raise Unavailable(f"no vCPUs for spot machines with GPUs: {text}")
-        return f"spot vCPUs: {text}"
+        spot = {name: await _quota(region, code) for name, code in SPOT_QUOTAS.items()}
+        on_demand = {name: await _quota(region, code) for name, code in ON_DEMAND_QUOTAS.items()}
+        text = f"vCPUs on spot: {_listed(spot)}; on-demand: {_listed(on_demand)}"
+        if not any(spot.values()):
+            raise Unavailable(f"no spot machines with GPUs are allowed: {text}")
+        return text
 
     checks = (
         ("market", market, POLICY_HINT),
+        ("prices", prices, POLICY_HINT),
         ("machines", machines, POLICY_HINT),
         ("network", network, POLICY_HINT),
         ("launch", launch, POLICY_HINT),
@@ -123,6 +135,10 @@ async def _dry_run(sdk: Sdk, region: Region, settings: AwsSettings, services: Se
     except AnswerLost as exc:
         raise Unavailable(str(exc)) from None
     raise Unavailable("AWS did not answer a dry run as one")
+
+
+def _listed(quotas: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in quotas.items())
 
 
 async def _quota(region: Region, code: str) -> float:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from spotd_providers.aws.hardware import Hardware
-from spotd_providers.aws.ondemand import on_demand_price
+from spotd_providers.aws.ondemand import OnDemandPrices
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import PriceRow, read, spot_price
 from spotd_providers.contract.money import (
@@ -65,31 +65,30 @@ def spot_offers(
     prices: Mapping[Pool, MicroUsdPerHour],
     kinds: Mapping[str, Hardware],
     subnets: Mapping[str, str],
-    region: str,
+    on_demand: OnDemandPrices,
     settings: AwsSettings,
 ) -> tuple[list[Offer], list[Rejected]]:
     """Every priced pool, offered or rejected with a reason."""
-    return _offers(prices, Market.SPOT, kinds, subnets, region, settings)
+    return _offers(prices, Market.SPOT, kinds, subnets, on_demand, settings)
 
 
 def on_demand_offers(
     pools: Iterable[Pool],
     kinds: Mapping[str, Hardware],
     subnets: Mapping[str, str],
-    region: str,
+    on_demand: OnDemandPrices,
     settings: AwsSettings,
 ) -> tuple[list[Offer], list[Rejected]]:
     """Every pool that exists, at its list price, or rejected because none is known."""
     priced: dict[Pool, MicroUsdPerHour] = {}
     rejected = []
     for pool in pools:
-        price = on_demand_price(region, pool[0], settings.on_demand_usd)
+        price = on_demand.price(pool[0])
         if price is None:
-            reason = f"no on-demand price of it is known in {region}; set on_demand_usd"
-            rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=reason))
+            rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=on_demand.absence()))
         else:
             priced[pool] = price
-    offers, more = _offers(priced, Market.ON_DEMAND, kinds, subnets, region, settings)
+    offers, more = _offers(priced, Market.ON_DEMAND, kinds, subnets, on_demand, settings)
     return offers, [*rejected, *more]
 
 
@@ -103,7 +102,7 @@ def _offers(
     market: Market,
     kinds: Mapping[str, Hardware],
     subnets: Mapping[str, str],
-    region: str,
+    on_demand: OnDemandPrices,
     settings: AwsSettings,
 ) -> tuple[list[Offer], list[Rejected]]:
     offers: list[Offer] = []
@@ -133,14 +132,14 @@ def _offers(
                 gpu_vram_mb=kind.gpu_vram_mb,
                 gpu_price=price,
                 pays_bid=False,
-                on_demand_price=on_demand_price(region, pool[0], settings.on_demand_usd),
+                on_demand_price=on_demand.price(pool[0]),
                 storage_price=GP3_PRICE,
                 upload_price=egress,
-                region=region,
+                region=on_demand.region,
                 cpus=float(kind.cpus) if kind.cpus is not None else None,
                 memory_mb=kind.memory_mb,
                 disk_gb_max=DISK_GB_MAX,
-                extra={"region": region, "zone": zone, "type": pool[0], "subnet": subnets[zone]},
+                extra={"region": on_demand.region, "zone": zone, "type": pool[0], "subnet": subnets[zone]},
             )
         )
     return offers, rejected

@@ -1,12 +1,13 @@
-"""On-demand list prices that are built in, with their date: AWS changes them rarely, and with notice.
+"""What a machine costs on-demand: the user's own figure, AWS's price list, or a built-in table of a stated date.
 
-Only us-east-1 is here. Another region's prices differ by up to a half, so nothing is guessed for it: its on-demand
-machines are offered once `on_demand_usd` says what they cost.
+The table stands in where the price list may not be read. It holds us-east-1 alone: another region's prices differ by up
+to a half, so nothing is guessed there, and its on-demand machines are rejected with the way out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Final
 
@@ -80,9 +81,38 @@ _US_EAST_1: Final[Mapping[str, str]] = {
 }
 
 
-def on_demand_price(region: str, instance_type: str, own: Mapping[str, Mapping[str, float]]) -> MicroUsdPerHour | None:
-    """The list price of a type, the user's own figure first; `None` where none is known."""
-    usd: float | str | None = own.get(region, {}).get(instance_type)
-    if usd is None and region == TABLE_REGION:
-        usd = _US_EAST_1.get(instance_type)
-    return None if usd is None else MicroUsdPerHour(micro_usd(usd))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDemandPrices:
+    """What is known about one region's on-demand prices.
+
+    Attributes:
+        own: the user's figures, $/h.
+        listed: AWS's price list.
+        trouble: why there is no price list, empty if there is one.
+    """
+
+    region: str
+    own: Mapping[str, float] = field(default_factory=dict)
+    listed: Mapping[str, MicroUsdPerHour] = field(default_factory=dict)
+    trouble: str = ""
+
+    def price(self, instance_type: str) -> MicroUsdPerHour | None:
+        """The hourly price of a type; `None` where none is known."""
+        own = self.own.get(instance_type)
+        if own is not None:
+            return MicroUsdPerHour(micro_usd(own))
+        listed = self.listed.get(instance_type)
+        if listed is not None or self.listed:
+            # A list that was read and lacks the type says that it is not sold on-demand here.
+            return listed
+        built_in = _US_EAST_1.get(instance_type) if self.region == TABLE_REGION else None
+        return None if built_in is None else MicroUsdPerHour(micro_usd(built_in))
+
+    def absence(self) -> str:
+        """Why a type has no price here."""
+        if self.listed:
+            return f"AWS's price list has no on-demand price of it in {self.region}; set on_demand_usd"
+        why = f" ({self.trouble})" if self.trouble else ""
+        return (
+            f"no on-demand price of it is known in {self.region}{why}; allow pricing:GetProducts or set on_demand_usd"
+        )

@@ -239,18 +239,18 @@ class AwsProvider:
         return answers, sorted(failed)
 
     async def _offers_of(self, region: Region, query: OfferQuery) -> tuple[list[Offer], list[Rejected]]:
-        kinds, subnets = await region.kinds(), await region.subnets()
+        kinds, subnets, on_demand = await region.kinds(), await region.subnets(), await region.on_demand()
         offers: list[Offer] = []
         rejected = list(kinds.rejected)
         if Market.SPOT in query.markets:
             prices, odd = current_prices(await region.price_rows())
             self._prices.update(prices)
-            good, bad = spot_offers(prices, kinds.usable, subnets, region.name, self._settings)
+            good, bad = spot_offers(prices, kinds.usable, subnets, on_demand, self._settings)
             offers += good
             rejected += [*odd, *bad]
         if Market.ON_DEMAND in query.markets:
             pools = [pool for pool in await region.pools() if pool[0] in kinds.usable]
-            good, bad = on_demand_offers(pools, kinds.usable, subnets, region.name, self._settings)
+            good, bad = on_demand_offers(pools, kinds.usable, subnets, on_demand, self._settings)
             offers += good
             rejected += bad
         return offers, rejected

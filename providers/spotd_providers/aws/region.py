@@ -10,10 +10,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from spotd_providers.aws.answers import failure
 from spotd_providers.aws.hardware import Hardware, hardware
+from spotd_providers.aws.ondemand import OnDemandPrices
+from spotd_providers.aws.optional import Optional
+from spotd_providers.aws.pricelist import endpoint_region, listed_prices, questions
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, read, rows_of
 from spotd_providers.contract.errors import RequestRejected, Unavailable
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.http import AnswerLost
@@ -72,6 +76,10 @@ class Region:
         self._pools = Remembered(services, timedelta(hours=6), self._ask_pools)
         self._subnets = Remembered(services, timedelta(hours=1), self._ask_subnets)
         self._image = Remembered(services, timedelta(days=1), self._ask_image)
+        self.price_list = Optional[Mapping[str, MicroUsdPerHour]](
+            services, self._ask_price_list, without={}, fresh=timedelta(days=1), kept=timedelta(days=14)
+        )
+        """AWS's list of on-demand prices: it changes a few times a year, and may not be ours to read."""
 
     async def kinds(self) -> Kinds:
         """The instance types with GPUs that this region sells."""
@@ -108,6 +116,15 @@ class Region:
             MaxResults=1000,
         )
 
+    async def on_demand(self) -> OnDemandPrices:
+        """What machines cost here on-demand, as far as it is known."""
+        return OnDemandPrices(
+            region=self.name,
+            own=self._settings.on_demand_usd.get(self.name, {}),
+            listed=await self.price_list.get(),
+            trouble=self.price_list.trouble,
+        )
+
     async def machine_rows(self, name: str, value: str) -> Sequence[Any]:
         """Every instance that this filter matches, ended ones included as long as AWS shows them."""
         filters = [{"Name": name, "Values": [value]}]
@@ -124,17 +141,17 @@ class Region:
             "describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters, MaxResults=1000
         )
 
-    async def ask(self, service: str, operation: str, **params: Any) -> Mapping[str, Any]:
-        """The answer to one question without effects, repeated a few times on trouble.
+    async def ask(self, service: str, operation: str, *, at: str = "", **params: Any) -> Mapping[str, Any]:
+        """The answer to one question without effects, repeated a few times on trouble; `at` names another endpoint.
 
         Raises:
             AuthFailed, RateLimited, Unavailable: there is none.
         """
 
         async def once() -> Mapping[str, Any]:
-            await self._pace.turn(f"{self.name} {operation}", INTERVAL)
+            await self._pace.turn(f"{at or self.name} {operation}", INTERVAL)
             try:
-                return await self._sdk.call(service, self.name, operation, **params)
+                return await self._sdk.call(service, at or self.name, operation, **params)
             except Refused as exc:
                 raise failure(exc, what=operation, rng=self._services.rng) from None
             except AnswerLost as exc:
@@ -142,12 +159,14 @@ class Region:
 
         return await retry_read(once, clock=self._services.clock, rng=self._services.rng)
 
-    async def _pages(self, operation: str, name: str, **params: Any) -> list[Any]:
+    async def _pages(
+        self, operation: str, name: str, *, service: str = "ec2", at: str = "", **params: Any
+    ) -> list[Any]:
         rows: list[Any] = []
         tokens: set[str] = set()
         token = ""
         while True:
-            answer = await self.ask("ec2", operation, **params, **({"NextToken": token} if token else {}))
+            answer = await self.ask(service, operation, at=at, **params, **({"NextToken": token} if token else {}))
             try:
                 rows.extend(rows_of(answer, name))
             except AnswerLost as exc:
@@ -178,6 +197,24 @@ class Region:
         )
         rows = (read(OfferingRow, row) for row in raw)
         return [(row.InstanceType, row.Location) for row in rows if row is not None]
+
+    async def _ask_price_list(self) -> Mapping[str, MicroUsdPerHour]:
+        prices: dict[str, MicroUsdPerHour] = {}
+        for filters in questions(self.name, (await self.kinds()).usable):
+            rows = await self._pages(
+                "get_products",
+                "PriceList",
+                service="pricing",
+                at=endpoint_region(self.name),
+                ServiceCode="AmazonEC2",
+                FormatVersion="aws_v1",
+                Filters=filters,
+                MaxResults=100,
+            )
+            prices |= listed_prices(rows, self.name)
+        if not prices:
+            raise Unavailable(f"AWS's price list names no price of {self.name}")
+        return prices
 
     async def _ask_subnets(self) -> Mapping[str, str]:
         own = self._settings.subnets

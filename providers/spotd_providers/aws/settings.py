@@ -52,7 +52,7 @@ class AwsSettings(BaseModel):
     )
     on_demand_usd: dict[Region, dict[Name, float]] = Field(
         default_factory=dict,
-        description="On-demand prices per region and type, $/h, where the built-in table has none.",
+        description="Your own on-demand prices per region and type, $/h; they win over AWS's list.",
     )
     egress_usd_per_gb: float = Field(
         default=0.09,

@@ -1,4 +1,4 @@
-"""AWS's endpoints over an `Ec2Cloud`: EC2 and STS speak the Query protocol, SSM and Service Quotas JSON.
+"""AWS's endpoints over an `Ec2Cloud`: EC2 and STS speak the Query protocol, SSM, prices and quotas JSON.
 
 Which region and service is meant stands in the signature, as it does for real; the signature itself is not checked.
 The metadata service of each instance answers below `/imds/<instance id>`.
@@ -21,6 +21,7 @@ from starlette.routing import Route
 from spotd_providers.testkit.fakes.aws.actions import ACTIONS, AMIS
 from spotd_providers.testkit.fakes.aws.cloud import Ec2Cloud
 from spotd_providers.testkit.fakes.aws.imds import metadata
+from spotd_providers.testkit.fakes.aws.pricelist import get_products
 from spotd_providers.testkit.fakes.aws.wire import Params, Refusal, answer, error, signer
 from spotd_providers.testkit.faults import Call
 from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send
@@ -129,6 +130,8 @@ class Ec2Api:
                 raise Refusal("NoSuchResourceException", "no such quota")
             quota = {"ServiceCode": "ec2", "QuotaCode": code, "Value": self.cloud.quotas[code], "Unit": "None"}
             return {"Quota": quota}
+        if target == "AWSPriceListService.GetProducts":
+            return get_products(self.cloud, region, body)
         raise Refusal("UnknownOperationException", "")
 
     def _imds(self, request: Request, _: bytes) -> Response:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -56,7 +57,13 @@ class Ec2Cloud:
         self.prices: dict[str, list[tuple[datetime, str]]] = {}
         self.offered: set[str] = set()
         self.instances: dict[str, FakeInstance] = {}
-        self.quotas = {"L-3819A6DF": 64.0, "L-7212CCBC": 96.0, "L-C4BD4855": 192.0, "L-DB2E81BA": 64.0}
+        self.quotas = {
+            "L-3819A6DF": 64.0,
+            "L-7212CCBC": 96.0,
+            "L-C4BD4855": 192.0,
+            "L-DB2E81BA": 64.0,
+            "L-417A185B": 0.0,
+        }
         self.tokens: dict[tuple[str, str], tuple[object, str]] = {}
         binaries = root / "bin"
         binaries.mkdir(parents=True, exist_ok=True)
@@ -117,8 +124,13 @@ class Ec2Cloud:
     def costs(self, instance: FakeInstance, at: datetime | None = None) -> MicroUsdPerHour:
         """What the instance costs per hour while it runs."""
         if instance.spot is None:
-            return MicroUsdPerHour(micro_usd(instance.kind.on_demand))
+            return MicroUsdPerHour(micro_usd(self.on_demand_usd(instance.kind, instance.zone.region)))
         return self.price_now(instance.pool, at) or _NOTHING
+
+    def on_demand_usd(self, kind: Kind, region: str) -> Decimal:
+        """The list price per hour: a tenth dearer outside us-east-1."""
+        usd = Decimal(kind.on_demand)
+        return usd if region == "us-east-1" else usd * Decimal("1.1")
 
     def interrupt(self, instance_id: str, *, notice: bool = True, rebalance: bool = False) -> None:
         """EC2 wants the machine back: its request says so at once, the machine has two minutes, or none."""
