@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -23,6 +24,7 @@ from spotd_jobs.objects.s3_client import S3Place, s3_client
 READY_S = 120.0
 END_S = 5.0
 BUCKET = "ckpt"
+ROLE = "arn:aws:iam::123456789012:role/spotd-hosts"
 READY_KEY = "is-the-bucket-there"
 CANARY = "canary-of-the-store-key"
 """Part of every secret below: whatever a host received or wrote must not hold it."""
@@ -34,8 +36,11 @@ class Weed:
 
     url: str
 
-    def place(self, prefix: str = "", *, secret: str = f"daemon-{CANARY}") -> S3Place:
+    def place(self, prefix: str = "", *, secret: str = f"daemon-{CANARY}", role: str | None = None) -> S3Place:
+        """Where the store is; with a role, its grants are temporary credentials in place of forms."""
         return S3Place(
+            grants="auto" if role is None else "sts",
+            role_arn=role,
             bucket=BUCKET,
             prefix=prefix,
             endpoint_url=self.url,
@@ -77,6 +82,30 @@ def _ports(count: int) -> list[int]:
     return found
 
 
+def _sts() -> dict[str, object]:
+    """A role that may put objects into the bucket and that every key may assume, to be narrowed by inline policies."""
+    trust = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}
+    rights = {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": [f"arn:aws:s3:::{BUCKET}/*"]}
+    return {
+        "sts": {
+            "tokenDuration": "1h",
+            "maxSessionLength": "12h",
+            "issuer": "seaweedfs-sts",
+            "signingKey": base64.b64encode(b"0123456789abcdef0123456789abcdef").decode(),
+        },
+        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+        "roles": [
+            {
+                "roleName": "spotd-hosts",
+                "roleArn": ROLE,
+                "trustPolicy": {"Version": "2012-10-17", "Statement": [trust]},
+                "attachedPolicies": ["Hosts"],
+            }
+        ],
+        "policies": [{"name": "Hosts", "document": {"Version": "2012-10-17", "Statement": [rights]}}],
+    }
+
+
 @contextmanager
 def running(folder: Path) -> Iterator[Weed]:
     """A server with one bucket, until the block ends."""
@@ -97,6 +126,7 @@ def running(folder: Path) -> Iterator[Weed]:
         },
     ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    (folder / "iam.json").write_text(json.dumps(_sts()))
     (folder / "data").mkdir()
     command = [
         program,
@@ -117,6 +147,7 @@ def running(folder: Path) -> Iterator[Weed]:
         f"-admin.port={admin}",
         f"-bucket={BUCKET}",
         f"-s3.config={folder / 's3.json'}",
+        f"-s3.iam.config={folder / 'iam.json'}",
     ]
     with (folder / "weed.log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from spotd.config.credentials import CredentialRef
 from spotd.config.values import CeilingPrice, FeePpm, Interval, Money, Scale, hinted
@@ -95,6 +95,20 @@ class StoreSection(Section):
     signer_secret_key: Annotated[CredentialRef | None, Field(examples=[{"env": "SPOTD_SIGNER_SECRET_KEY"}])] = None
     """Its secret."""
 
+    grants: Annotated[Literal["auto", "form", "sts", "r2", "b2"] | None, Field(examples=["auto"])] = None
+    """How hosts get leave to write: by a signed upload form, or by a temporary credential of AWS STS (or what imitates
+    it), Cloudflare R2 or Backblaze B2. "auto", as without it, tries what fits the store. Whatever the store does not
+    enforce is never used."""
+
+    role_arn: Annotated[str | None, Field(examples=["arn:aws:iam::123456789012:role/spotd-hosts"])] = None
+    """With STS: the role that is narrowed for each host. Absent: the signer's own user is narrowed."""
+
+    account: Annotated[str | None, Field(examples=["0123456789abcdef0123456789abcdef"])] = None
+    """With R2: the account id, where endpoint_url does not begin with it."""
+
+    grants_endpoint_url: Annotated[str | None, Field(examples=["https://sts.us-east-1.amazonaws.com"])] = None
+    """Where temporary credentials are made, if not where they usually are."""
+
     @field_validator("url")
     @classmethod
     def _url_is_a_store(cls, value: str) -> str:
@@ -107,12 +121,12 @@ class StoreSection(Section):
             raise hinted("names no bucket", 'write url = "s3://bucket/prefix"')
         raise hinted("is no place for a store", 'write url = "file", "file:///path/to/folder" or "s3://bucket/prefix"')
 
-    @field_validator("endpoint_url")
+    @field_validator("endpoint_url", "grants_endpoint_url")
     @classmethod
-    def _endpoint_is_a_url(cls, value: str | None) -> str | None:
+    def _endpoint_is_a_url(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None or (urlsplit(value).scheme in {"http", "https"} and urlsplit(value).hostname):
             return value
-        raise hinted("is no URL", 'write endpoint_url = "https://..."')
+        raise hinted("is no URL", f'write {info.field_name} = "https://..."')
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> StoreSection:
@@ -123,6 +137,8 @@ class StoreSection(Section):
             raise hinted("access_key and secret_key need each other", "write both, or neither")
         if (self.signer_access_key is None) != (self.signer_secret_key is None):
             raise hinted("signer_access_key and signer_secret_key need each other", "write both, or neither")
+        if self.grants in {"r2", "b2"} and self.access_key is None:
+            raise hinted(f'grants = "{self.grants}" makes credentials from a key', "write access_key and secret_key")
         return self
 
     @property

@@ -23,6 +23,7 @@ from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.objects.s3 import open_bucket
 from spotd_jobs.objects.s3_client import S3Place
+from spotd_jobs.objects.s3_grants import AUTO
 from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract.money import MICRO, MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.values import InstallId, ProviderName
@@ -103,6 +104,10 @@ def _store(
         secret_key=keys["secret_key"],
         signer_key=keys["signer_access_key"],
         signer_secret=keys["signer_secret_key"],
+        grants=section.grants or AUTO,
+        role_arn=section.role_arn,
+        account=section.account,
+        grants_endpoint_url=section.grants_endpoint_url,
     )
     secret = tuple(key for key in (keys["secret_key"], keys["signer_secret_key"]) if key is not None)
     return str(place), partial(open_bucket, place), secret

@@ -136,8 +136,9 @@ class Grants:
         self._crash(CrashPoint.AFTER_SUPERSEDE_GRANT)
 
     def remove(self, attempt: AttemptId) -> None:
-        """The grant is gone, and the secrets in it."""
+        """The grant is gone, and the secrets in it; so is the leave to write, where the store can take it back."""
         self._objects.delete([layout.grant_key(attempt)])
+        self._objects.revoke_upload(layout.prefix_of(attempt))
 
     def _write(self, attempt: Attempt, job: Job, policy: Policy, points: tuple[CrashPoint, CrashPoint]) -> None:
         grant = self.build(attempt, job, policy)

@@ -19,7 +19,6 @@ from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.runner import web
 from spotd_jobs.runner.sinks import SinkDenied
 from spotd_jobs.runner.sinks_s3 import PostSink
-from tests import seaweed
 from tests.jobs.store_contract import MUCH, StoreContract
 from tests.seaweed import CANARY, Weed
 
@@ -27,29 +26,9 @@ LIMIT = 4096
 OWN = "jobs/j1/attempts/2/"
 
 
-@pytest.fixture(scope="session")
-def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
-    reason = seaweed.missing()
-    if reason:
-        pytest.skip(reason)
-    with seaweed.running(tmp_path_factory.mktemp("weed")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def findings(weed: Weed) -> Findings:
-    return S3Store(weed.place("found/")).findings()
-
-
 @pytest.fixture
 def store(weed: Weed, findings: Findings) -> S3Store:
     return S3Store(weed.place(f"{uuid.uuid4().hex}/"), findings=findings)
-
-
-@pytest.fixture(autouse=True)
-def no_connection_outlives_a_test() -> Iterator[None]:
-    yield
-    web.drop_connections()
 
 
 class TestS3StoreKeepsTheContract(StoreContract):

@@ -119,3 +119,11 @@ class ObjectStore(Protocol):
             GrantsRefused: the store would not enforce it.
         """
         ...
+
+    def revoke_upload(self, prefix: str) -> None:
+        """What can be taken back of the leave to write below `prefix` is; the rest runs out by itself.
+
+        Raises:
+            StoreError: it could not be taken back now.
+        """
+        ...

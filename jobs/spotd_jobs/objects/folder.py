@@ -171,6 +171,9 @@ class FolderStore:
             method="folder", prefix=prefix, expires=expires, size_max=size_max, fields={"directory": str(folder)}
         )
 
+    def revoke_upload(self, prefix: str) -> None:
+        """Nothing: a path cannot be taken back from who knows it."""
+
     def _path(self, key: str) -> Path:
         """Where the object is or would be, no link on the way there."""
         path = self._root / checked_key(key)

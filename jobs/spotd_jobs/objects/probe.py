@@ -2,9 +2,10 @@
 
 A store that accepts an upload outside a grant's prefix, above its size, after its end or with a forged signature
 would let any host overwrite every job's data: it gets no grants at all. Whatever merely lacks a feature is told apart
-from that and worked around. Costs about twenty requests below `.probe/`, all of which is deleted again.
+from that and worked around: without forms, temporary credentials are tried where the store has them
+(`probe_credentials.py`). Costs about twenty requests below `.probe/`, all of which is deleted again.
 
-The forms are sent by the very code that hosts run.
+The uploads are sent by the very code that hosts run.
 """
 
 from __future__ import annotations
@@ -17,18 +18,32 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
+from spotd_jobs.objects.s3_grants import GrantMethod, methods_for
 from spotd_jobs.runner import web
-from spotd_jobs.runner.sinks import SinkDenied, SinkError
-from spotd_jobs.runner.sinks_s3 import PostSink
+from spotd_jobs.runner.sinks import Sink, SinkDenied, SinkError
+from spotd_jobs.runner.sinks_s3 import PostSink, SigV4Sink
 
 if TYPE_CHECKING:
     from spotd_jobs.objects.s3 import S3Store
 
 PROBES: Final = ".probe/"
 LIFE: Final = timedelta(minutes=5)
-_SIZE_MAX: Final = 64
-_CONTENT: Final = b"spotd looks whether this store keeps its word"
+SIZE_MAX: Final = 64
+CONTENT: Final = b"spotd looks whether this store keeps its word"
 _ORDER: Final = ("a-b", "a.b", "a/x", "a0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What came of one method. Both are empty where the store has it and enforces it.
+
+    Attributes:
+        lacks: that the store does not have this method.
+        refusal: what it accepts that must be refused.
+    """
+
+    lacks: str = ""
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +52,13 @@ class Findings:
 
     Attributes:
         refusal: why it gets no grants, in one sentence; empty when it may have them.
+        method: how grants are made where there is no refusal.
         checksums: it verifies a SHA-256 sent with a form, and tells it afterwards.
         ordered: it lists keys in the order of their bytes.
     """
 
     refusal: str = ""
+    method: GrantMethod = GrantMethod.FORM
     checksums: bool = False
     ordered: bool = False
 
@@ -54,10 +71,11 @@ def probe(store: S3Store) -> Findings:
     """
     place = f"{PROBES}{uuid.uuid4().hex}/"
     try:
-        refusal = _refusal(store, place)
+        method, refusal = _method(store, place)
         return Findings(
             refusal=refusal,
-            checksums=not refusal and _verifies_checksums(store, place),
+            method=method,
+            checksums=not refusal and _verifies_checksums(store, method, place),
             ordered=_lists_in_order(store, place),
         )
     except SinkError as exc:
@@ -67,33 +85,56 @@ def probe(store: S3Store) -> Findings:
         store.delete([info.key for info in store.list(place)])
 
 
-def _refusal(store: S3Store, place: str) -> str:
-    """The first thing that speaks against grants, empty if nothing does."""
+def _method(store: S3Store, place: str) -> tuple[GrantMethod, str]:
+    """How grants are made here, or what speaks against any.
+
+    A method that the store lacks leads to the next. One that it has and does not enforce ends the search: such a store
+    is not to be trusted by any other method either.
+    """
+    methods, lacks = methods_for(store.place), []
+    for method in methods:
+        verdict = refusal_of_forms(store, place) if method is GrantMethod.FORM else _by_credential(store, method, place)
+        if verdict.lacks:
+            lacks.append(verdict.lacks)
+            continue
+        return method, verdict.refusal or _refusal_of_urls(store, f"{place}inside/probe")
+    ways = "; ".join(lacks)
+    return methods[0], f"{ways}; docs/stores.md says what each store needs"
+
+
+def _by_credential(store: S3Store, method: GrantMethod, place: str) -> Tried:
+    from spotd_jobs.objects.probe_credentials import refusal_of_credentials
+
+    return refusal_of_credentials(store, method, place)
+
+
+def refusal_of_forms(store: S3Store, place: str) -> Tried:
+    """What speaks against signed forms."""
     now = datetime.now(UTC)
     inside, outside = f"{place}inside/", f"{place}outside/"
 
     def form(**changes: Any) -> dict[str, Any]:
-        return store.form(inside, **{"expires": now + LIFE, "size_max": _SIZE_MAX, "checksums": False, **changes})
+        return store.form(inside, **{"expires": now + LIFE, "size_max": SIZE_MAX, "checksums": False, **changes})
 
     good = form()
-    if not _accepted(good):
-        return "it takes no uploads by a signed form (POST policy), and no other way is available yet"
-    if store.get(f"{inside}probe", bytes_max=_SIZE_MAX) != _CONTENT:
-        return "it stores something else than what was sent by a form"
+    if not accepted(PostSink(good)):
+        return Tried(lacks="it takes no uploads by a signed form (POST policy)")
+    if store.get(f"{inside}probe", bytes_max=SIZE_MAX) != CONTENT:
+        return Tried(refusal="it stores something else than what was sent by a form")
     beside = {**good, "key_prefix": store.place.prefix + outside}
     signature = next((name for name in good["form"] if name.lower() == "x-amz-signature"), "x-amz-signature")
     forged = {**good["form"], signature: "0" * 64}
     forgeries: dict[str, Callable[[], bool]] = {
-        "outside the prefix that was granted": lambda: _accepted(beside),
-        "larger than was granted": lambda: _accepted(form(size_max=len(_CONTENT) - 1)),
-        "after the grant has expired": lambda: _accepted(form(expires=now - timedelta(hours=1))),
-        "with a forged signature": lambda: _accepted({**good, "form": forged}),
-        "without any signature": lambda: _accepted({**good, "form": {}}),
+        "outside the prefix that was granted": lambda: accepted(PostSink(beside)),
+        "larger than was granted": lambda: accepted(PostSink(form(size_max=len(CONTENT) - 1))),
+        "after the grant has expired": lambda: accepted(PostSink(form(expires=now - timedelta(hours=1)))),
+        "with a forged signature": lambda: accepted(PostSink({**good, "form": forged})),
+        "without any signature": lambda: accepted(PostSink({**good, "form": {}})),
     }
     for words, is_accepted in forgeries.items():
         if is_accepted():
-            return f"it accepts an upload {words}"
-    return _refusal_of_urls(store, f"{inside}probe")
+            return Tried(refusal=f"it accepts an upload {words}")
+    return Tried()
 
 
 def _refusal_of_urls(store: S3Store, key: str) -> str:
@@ -108,13 +149,17 @@ def _refusal_of_urls(store: S3Store, key: str) -> str:
     return ""
 
 
-def _verifies_checksums(store: S3Store, place: str) -> bool:
+def _verifies_checksums(store: S3Store, method: GrantMethod, place: str) -> bool:
     """Whether wrong content is refused, and the hash of right content told."""
-    folder = f"{place}checksums/"
-    fields = store.form(folder, expires=datetime.now(UTC) + LIFE, size_max=_SIZE_MAX, checksums=True)
-    if _accepted(fields, sha256="0" * 64) or not _accepted(fields):
+    folder = f"{place}inside/" if method is not GrantMethod.FORM else f"{place}checksums/"
+    expires = datetime.now(UTC) + LIFE
+    if method is GrantMethod.FORM:
+        sink: Sink = PostSink(store.form(folder, expires=expires, size_max=SIZE_MAX, checksums=True))
+    else:
+        sink = SigV4Sink(store.credential(method, folder, expires=expires, checksums=True)[0])
+    if accepted(sink, "checked", sha256="0" * 64) or not accepted(sink, "checked"):
         return False
-    return store.stored_sha256(f"{folder}probe") == hashlib.sha256(_CONTENT).hexdigest()
+    return store.stored_sha256(f"{folder}checked") == hashlib.sha256(CONTENT).hexdigest()
 
 
 def _lists_in_order(store: S3Store, place: str) -> bool:
@@ -127,10 +172,10 @@ def _lists_in_order(store: S3Store, place: str) -> bool:
     return listed == list(_ORDER)
 
 
-def _accepted(fields: dict[str, Any], sha256: str | None = None) -> bool:
-    """Whether the store takes an object by this form, as a host would send it."""
+def accepted(sink: Sink, name: str = "probe", *, sha256: str | None = None) -> bool:
+    """Whether the store takes an object by this grant, as a host would send it."""
     try:
-        PostSink(fields).put("probe", _CONTENT, sha256)
+        sink.put(name, CONTENT, sha256)
     except SinkDenied:
         return False
     except SinkError as exc:

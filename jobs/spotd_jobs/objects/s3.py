@@ -4,8 +4,9 @@ boto3 is imported when a store is opened, so that nobody without a bucket pays f
 
 Theory. Stores differ in what they enforce, and a store that ignores what a grant says would let a stranger write
 anywhere. What this one does is found out by a probe (`probe.py`) and never assumed: until the probe has seen every
-forgery refused, `grant_upload` gives nothing. Grants are POST policies: one signature that permits objects of limited
-size below one prefix until an instant, with no power to read, list or delete.
+forgery refused, `grant_upload` gives nothing. Grants are POST policies where the store has them (one signature that
+permits objects of limited size below one prefix until an instant, with no power to read, list or delete), else
+temporary credentials that may only put below the prefix (`s3_grants.py`).
 
 Retries are few and bounded, so that a store that is away is told about soon. Nothing here logs, and no error quotes a
 URL, a form or a key of the account.
@@ -35,6 +36,7 @@ from spotd_jobs.objects.api import (
 )
 from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
 from spotd_jobs.objects.s3_client import S3Place, s3_client
+from spotd_jobs.objects.s3_grants import GrantMethod, S3Grants
 
 if TYPE_CHECKING:
     from spotd_jobs.objects.probe import Findings
@@ -43,7 +45,6 @@ URL_LIFE_MAX_S: Final = 7 * 86400
 """A presigned URL cannot live longer, whatever it says."""
 DELETED_PER_CALL: Final = 1000
 CREATE_TRIES: Final = 5
-CHECKSUM_FIELD: Final = "x-amz-checksum-sha256"
 _KEY_MAX: Final = 1024
 _WRITER: Final = "spotd-writer"
 _GONE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -72,6 +73,7 @@ class S3Store:
         self._client = s3_client(place, place.access_key, place.secret_key)
         own = place.signer_key is None
         self._signer = self._client if own else s3_client(place, place.signer_key, place.signer_secret)
+        self._grants = S3Grants(place, self._signer, clock, self._translated)
         self._findings = findings
         self._probing = threading.Lock()
 
@@ -233,26 +235,35 @@ class S3Store:
         findings = self.findings()
         if findings.refusal:
             raise GrantsRefused(f"{self.place} gets no grants: {findings.refusal}")
-        fields = self.form(prefix, expires=expires, size_max=size_max, checksums=findings.checksums)
-        return UploadGrant(method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields)
+        checksums = findings.checksums
+        if findings.method is GrantMethod.FORM:
+            fields = self.form(prefix, expires=expires, size_max=size_max, checksums=checksums)
+            return UploadGrant(method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields)
+        fields, until = self.credential(findings.method, prefix, expires=expires, checksums=checksums)
+        return UploadGrant(method="sigv4", prefix=prefix, expires=until, size_max=size_max, fields=fields)
+
+    def revoke_upload(self, prefix: str) -> None:
+        """What can be taken back of the leave to write below `prefix` is; the rest runs out.
+
+        Raises:
+            StoreError: it could not be taken back now.
+        """
+        if self._findings is not None and not self._findings.refusal:
+            self._grants.revoke(self._findings.method, prefix)
 
     def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
         """A signed POST policy, as `UploadGrant.fields`; whether the store heeds it is for the probe to say."""
-        key_prefix = self.place.prefix + prefix
-        conditions: list[Any] = [["content-length-range", 0, size_max]]
-        if checksums:
-            conditions.append(["starts-with", f"${CHECKSUM_FIELD}", ""])
-        with self._translated(prefix):
-            signed = self._signer.generate_presigned_post(
-                self.place.bucket,
-                key_prefix + "${filename}",
-                Conditions=conditions,
-                ExpiresIn=self._seconds_until(expires),
-            )
-        form = dict(signed["fields"])
-        if checksums:
-            form[CHECKSUM_FIELD] = ""
-        return {"url": signed["url"], "form": form, "key_prefix": key_prefix}
+        return self._grants.form(prefix, expires=expires, size_max=size_max, checksums=checksums)
+
+    def credential(
+        self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool
+    ) -> tuple[dict[str, Any], datetime]:
+        """A temporary credential, as `UploadGrant.fields`, and its end; whether it is limited is for the probe to say.
+
+        Raises:
+            StoreError
+        """
+        return self._grants.credential(method, prefix, expires=expires, checksums=checksums)
 
     def _seconds_until(self, expires: datetime) -> int:
         return int((expires - self._clock()).total_seconds())

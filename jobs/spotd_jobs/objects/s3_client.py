@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import StoreError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_sts import STSClient
 
 CONNECT_TIMEOUT_S: Final = 5
 READ_TIMEOUT_S: Final = 30
@@ -23,6 +25,10 @@ class S3Place:
     Attributes:
         prefix: everything is below it; empty, or ending in `/`.
         signer_key, signer_secret: sign grants in place of the store's own; they need only to put below the prefix.
+        grants: by which method hosts get leave to write; `auto` is what the probe finds.
+        role_arn: the role that STS narrows for each host; without it the signer's user is narrowed.
+        account: the id of an R2 account whose endpoint does not begin with it.
+        grants_endpoint_url: where temporary credentials are made, if not at the store's own or its maker's address.
     """
 
     bucket: str
@@ -33,6 +39,15 @@ class S3Place:
     secret_key: str | None = field(default=None, repr=False)
     signer_key: str | None = field(default=None, repr=False)
     signer_secret: str | None = field(default=None, repr=False)
+    grants: str = "auto"
+    role_arn: str | None = None
+    account: str | None = None
+    grants_endpoint_url: str | None = None
+
+    @property
+    def signing_keys(self) -> tuple[str | None, str | None]:
+        """The key that grants are made from."""
+        return (self.access_key, self.secret_key) if self.signer_key is None else (self.signer_key, self.signer_secret)
 
     def __str__(self) -> str:
         where = f" at {self.endpoint_url}" if self.endpoint_url else ""
@@ -45,12 +60,57 @@ def s3_client(place: S3Place, access_key: str | None, secret_key: str | None) ->
     Raises:
         StoreError: boto3 is not installed.
     """
+    client: S3Client = _session(place, access_key, secret_key).client(
+        "s3", region_name=_region(place), endpoint_url=place.endpoint_url, config=_config(place)
+    )
+    return client
+
+
+def sts_client(place: S3Place) -> STSClient:
+    """A client of the service that narrows the signer's rights for each host.
+
+    Raises:
+        StoreError: boto3 is not installed.
+    """
+    endpoint = place.grants_endpoint_url or place.endpoint_url
+    client: STSClient = _session(place, *place.signing_keys).client(
+        "sts", region_name=_region(place), endpoint_url=endpoint, config=_config(place)
+    )
+    return client
+
+
+def _region(place: S3Place) -> str:
+    return place.region or _session(place, None, None).region_name or "us-east-1"
+
+
+def _session(place: S3Place, access_key: str | None, secret_key: str | None) -> Any:
     try:
         import boto3
-        from botocore.config import Config
+        import botocore.session
     except ImportError as exc:
         raise StoreError("a store in a bucket needs boto3; install spotd[s3]") from exc
-    config = Config(
+    core = botocore.session.Session()
+    core.register_component("data_loader", _models())
+    return boto3.session.Session(
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        region_name=place.region,
+        botocore_session=core,
+    )
+
+
+@cache
+def _models() -> Any:
+    """boto3's descriptions of services, read once: each client of its own would read and keep them again."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
+
+
+def _config(place: S3Place) -> Any:
+    from botocore.config import Config
+
+    return Config(
         signature_version="s3v4",  # boto3 still presigns with version 2 in some regions, which most stores refuse
         s3={"addressing_style": "path" if place.endpoint_url else "virtual"},
         request_checksum_calculation="when_required",  # its newer default breaks stores that are not AWS
@@ -60,8 +120,3 @@ def s3_client(place: S3Place, access_key: str | None, secret_key: str | None) ->
         retries={"total_max_attempts": ATTEMPTS_MAX, "mode": "standard"},
         max_pool_connections=CONNECTIONS,
     )
-    session = boto3.session.Session(
-        aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=place.region
-    )
-    region = session.region_name or "us-east-1"
-    return session.client("s3", region_name=region, endpoint_url=place.endpoint_url, config=config)

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-import hmac
 import os
-import time
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import CLOCK
+from spotd_jobs.runner.sigv4 import UNSIGNED, Credential
 from spotd_jobs.runner.sinks import Sink, SinkDenied, SinkError, checked_name
 
 _CHECKSUM_FIELD = "x-amz-checksum-sha256"
-_UNSIGNED = "UNSIGNED-PAYLOAD"
 _ERROR_CODE_MAX = 60
 
 
@@ -53,7 +50,7 @@ class PostSink(Sink):
             # The daemon puts the field into the form where the probe found that this store verifies it.
             fields = {field: value for field, value in fields.items() if field.lower() != _CHECKSUM_FIELD}
             digest = sha256 or hashlib.sha256(data).hexdigest()
-            fields[_CHECKSUM_FIELD] = binascii.b2a_base64(bytes.fromhex(digest), newline=False).decode()
+            fields[_CHECKSUM_FIELD] = _base64(digest)
         return fields
 
 
@@ -63,50 +60,23 @@ class SigV4Sink(Sink):
     parallel = 4
 
     def __init__(self, fields: dict[str, Any]) -> None:
-        self._endpoint = str(fields["endpoint"]).rstrip("/")
-        self._bucket = str(fields["bucket"])
-        self._region = str(fields["region"])
-        self._path_style = bool(fields.get("path_style", True))
-        self._access_key = str(fields["access_key"])
-        self._secret_key = str(fields["secret_key"])
-        self._session_token = str(fields.get("session_token") or "")
+        self._credential = Credential(fields)
         self._key_prefix = str(fields["key_prefix"])
+        self._checksum = bool(fields.get("checksum"))
 
     def put(self, name: str, data: bytes | memoryview, sha256: str | None = None) -> None:
-        place = urlsplit(self._endpoint)
-        path = "/" + quote(self._key_prefix + checked_name(name), safe="/-_.~")
-        host = place.netloc
-        if self._path_style:
-            path = "/" + quote(self._bucket, safe="-_.~") + path
-        else:
-            host = self._bucket + "." + host
+        private = self._credential.is_private
+        digest = sha256 or (hashlib.sha256(data).hexdigest() if self._checksum or not private else "")
         # Over plain HTTP nothing else protects the content, so it is signed; TLS makes that needless work.
-        content = _UNSIGNED if place.scheme == "https" else sha256 or hashlib.sha256(data).hexdigest()
-        headers = self._signed("PUT", host, path, content)
-        _expect_success(_send("PUT", "%s://%s%s" % (place.scheme, host, path), headers, [data]))
+        content = UNSIGNED if private else digest
+        headers = {_CHECKSUM_FIELD: _base64(digest)} if self._checksum else {}
+        key = self._key_prefix + checked_name(name)
+        url, headers = self._credential.request("PUT", key, CLOCK.now(), content, headers=headers)
+        _expect_success(_send("PUT", url, headers, [data]))
 
-    def _signed(self, method: str, host: str, path: str, content: str) -> dict[str, str]:
-        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(CLOCK.now()))
-        headers = {"host": host, "x-amz-content-sha256": content, "x-amz-date": moment}
-        if self._session_token:
-            headers["x-amz-security-token"] = self._session_token
-        names = ";".join(sorted(headers))
-        lines = "".join("%s:%s\n" % (name, headers[name]) for name in sorted(headers))
-        canonical = "\n".join([method, path, "", lines, names, content])
-        scope = "/".join([moment[:8], self._region, "s3", "aws4_request"])
-        to_sign = "\n".join(["AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(canonical.encode()).hexdigest()])
-        key = ("AWS4" + self._secret_key).encode()
-        for part in scope.split("/"):
-            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-        signature = hmac.new(key, to_sign.encode(), hashlib.sha256).hexdigest()
-        headers["authorization"] = "AWS4-HMAC-SHA256 Credential=%s/%s, SignedHeaders=%s, Signature=%s" % (
-            self._access_key,
-            scope,
-            names,
-            signature,
-        )
-        del headers["host"]  # http.client writes it, from the same URL
-        return headers
+
+def _base64(digest: str) -> str:
+    return binascii.b2a_base64(bytes.fromhex(digest), newline=False).decode()
 
 
 def _send(

@@ -1,0 +1,131 @@
+"""What hosts are given in place of a bucket's keys: signed forms, or credentials that reach one prefix.
+
+Which of them a store can be trusted with is for the probe to say; here they are only made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, assert_never
+from urllib.parse import urlsplit
+
+from spotd_jobs.objects.credentials import B2_HOST, R2_HOST, Minter, Purse, R2Minter, StsMinter
+from spotd_jobs.objects.credentials_b2 import B2Minter
+from spotd_jobs.objects.s3_client import S3Place
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+CHECKSUM_FIELD: Final = "x-amz-checksum-sha256"
+AUTO: Final = "auto"
+
+
+class GrantMethod(StrEnum):
+    """How hosts get leave to write. The values are those of `grants` in the config."""
+
+    FORM = "form"
+    STS = "sts"
+    R2 = "r2"
+    B2 = "b2"
+
+
+def methods_for(place: S3Place) -> tuple[GrantMethod, ...]:
+    """What is worth trying with this store, best first.
+
+    A form is best: it limits the size of each object, and cannot read, list or delete whatever the store thinks.
+    """
+    if place.grants != AUTO:
+        return (GrantMethod(place.grants),)
+    host = (urlsplit(place.endpoint_url or "").hostname or "").lower()
+    if host.endswith(R2_HOST):
+        return (GrantMethod.R2,)
+    if host.endswith(B2_HOST):
+        return (GrantMethod.B2,)
+    if place.role_arn is not None or place.endpoint_url is None:
+        return (GrantMethod.FORM, GrantMethod.STS)
+    return (GrantMethod.FORM,)
+
+
+class S3Grants:
+    """Makes forms and credentials for one place, by a clock that is given."""
+
+    def __init__(
+        self,
+        place: S3Place,
+        signer: S3Client,
+        clock: Callable[[], datetime],
+        translated: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._place = place
+        self._signer = signer
+        self._clock = clock
+        self._translated = translated
+        self._purses: dict[GrantMethod, Purse] = {}
+
+    def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
+        """A signed POST policy, as `UploadGrant.fields`."""
+        key_prefix = self._place.prefix + prefix
+        conditions: list[Any] = [["content-length-range", 0, size_max]]
+        if checksums:
+            conditions.append(["starts-with", f"${CHECKSUM_FIELD}", ""])
+        with self._translated(prefix):
+            signed = self._signer.generate_presigned_post(
+                self._place.bucket,
+                key_prefix + "${filename}",
+                Conditions=conditions,
+                ExpiresIn=int((expires - self._clock()).total_seconds()),
+            )
+        form = dict(signed["fields"])
+        if checksums:
+            form[CHECKSUM_FIELD] = ""
+        return {"url": signed["url"], "form": form, "key_prefix": key_prefix}
+
+    def credential(
+        self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool
+    ) -> tuple[dict[str, Any], datetime]:
+        """A credential as `UploadGrant.fields`, and until when it is good, which may be another instant than asked for.
+
+        Raises:
+            StoreError: whoever makes them refuses or is away.
+        """
+        key_prefix = self._place.prefix + prefix
+        made = self._purse(method).credential(key_prefix, expires=expires)
+        dotted = "." in self._place.bucket  # no certificate covers such a host name
+        fields = {
+            "endpoint": self._signer.meta.endpoint_url,
+            "bucket": self._place.bucket,
+            "region": self._signer.meta.region_name,
+            "path_style": self._place.endpoint_url is not None or dotted,
+            "access_key": made.access_key,
+            "secret_key": made.secret_key,
+            "session_token": made.session_token,
+            "key_prefix": key_prefix,
+            "checksum": checksums,
+        }
+        return fields, made.expires
+
+    def revoke(self, method: GrantMethod, prefix: str) -> None:
+        """What can be taken back of a prefix's newest credential is."""
+        if method is not GrantMethod.FORM:
+            self._purse(method).revoke(self._place.prefix + prefix)
+
+    def _purse(self, method: GrantMethod) -> Purse:
+        if method not in self._purses:
+            self._purses[method] = Purse(self._minter(method), self._clock)
+        return self._purses[method]
+
+    def _minter(self, method: GrantMethod) -> Minter:
+        match method:
+            case GrantMethod.R2:
+                return R2Minter(self._place)
+            case GrantMethod.B2:
+                return B2Minter(self._place)
+            case GrantMethod.STS:
+                return StsMinter(self._place)
+            case GrantMethod.FORM:
+                raise ValueError("a form needs no credential")
+            case _:
+                assert_never(method)

@@ -1,0 +1,33 @@
+"""One real S3 server for every test here that needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spotd_jobs.objects.probe import Findings
+from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.runner import web
+from tests import seaweed
+from tests.seaweed import Weed
+
+
+@pytest.fixture(scope="session")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
+    reason = seaweed.missing()
+    if reason:
+        pytest.skip(reason)
+    with seaweed.running(tmp_path_factory.mktemp("weed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def findings(weed: Weed) -> Findings:
+    return S3Store(weed.place("found/")).findings()
+
+
+@pytest.fixture(autouse=True)
+def no_connection_outlives_a_test() -> Iterator[None]:
+    yield
+    web.drop_connections()
