@@ -80,6 +80,7 @@ def test_a_field_that_an_old_document_lacks_takes_its_default() -> None:
         pytest.param({"env": [["A"]]}, "spec.env[0]: not a list of 2", id="pair"),
         pytest.param({"resources": {"market": "black"}}, "spec.resources.market: cannot understand 'black'", id="enum"),
         pytest.param({"resources": []}, "spec.resources: not an object", id="list for object"),
+        pytest.param({"checkpoint": {"settle": []}}, "spec.checkpoint.settle: cannot understand []", id="duration"),
         pytest.param({"checkpoint": {"settle": "soon"}}, 'spec.checkpoint.settle: "soon" is not a duration', id="time"),
         pytest.param({"resources": {"min_reliability": float("nan")}}, "min_reliability: cannot", id="nan"),
         pytest.param({"image": None}, "spec.image: cannot understand None", id="null"),

@@ -105,6 +105,12 @@ class FolderStore:
         data = self.get(key)
         return None if data is None else Stored(len(data), hashlib.sha256(data).hexdigest())
 
+    def upload(self, prefix: str, expires: datetime) -> Upload:
+        """Leave to write below the prefix."""
+        self.path(prefix).mkdir(parents=True, exist_ok=True)
+        fields = {"directory": str(self.path(prefix))}
+        return Upload(method=UploadMethod.FOLDER, prefix=prefix, expires=expires, size_max=1 << 26, fields=fields)
+
     def blob(self, key: str, data: bytes) -> Blob:
         return Blob(url=self.put(key, data), sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
@@ -124,10 +130,10 @@ def code_archive(files: Mapping[str, str]) -> bytes:
 class Rig:
     """One job in one store. `grant` is what the daemon would write; `start` is what a machine would run."""
 
-    def __init__(self, folder: Path, *, python: str = sys.executable) -> None:
+    def __init__(self, folder: Path, *, python: str = sys.executable, store: Any = None) -> None:
         self.folder = folder
         self.python = python
-        self.store = FolderStore(folder / "store")
+        self.store = store if store is not None else FolderStore(folder / "store")
         self.machines: list[Machine] = []
 
     def grant(
@@ -145,6 +151,7 @@ class Rig:
         checkpoint_path: str | None = None,
         every_s: float | None = None,
         chunk_bytes: int = 4096,
+        connections: int = 2,
         outputs: list[str] | None = None,
         env: dict[str, str] | None = None,
         secrets: dict[str, str] | None = None,
@@ -159,7 +166,6 @@ class Rig:
     ) -> Grant:
         now = datetime.now(UTC)
         prefix = attempt_prefix(JOB, attempt)
-        self.store.path(prefix).mkdir(parents=True, exist_ok=True)
         grant = Grant(
             job=JobRef(id=JOB, name="a job"),
             attempt=attempt,
@@ -171,14 +177,7 @@ class Rig:
             grant_url=self.store.url(prefix + "grant.json"),
             runner=self.store.blob("runner/runner.pyz", build_runner()),
             code=None if code is None else self.store.blob("code/code.tar.gz", code_archive(code)),
-            upload=upload
-            or Upload(
-                method=UploadMethod.FOLDER,
-                prefix=prefix,
-                expires=now + timedelta(hours=1),
-                size_max=1 << 26,
-                fields={"directory": str(self.store.path(prefix))},
-            ),
+            upload=upload or self.store.upload(prefix, now + timedelta(hours=1)),
             restore=restore or [],
             spec=RunSpec(
                 run=run,
@@ -194,7 +193,7 @@ class Rig:
                     stop_grace_s=stop_grace_s,
                 ),
             ),
-            transfer=Transfer(chunk_bytes=chunk_bytes, connections=2, log_bytes_per_h=log_bytes_per_h),
+            transfer=Transfer(chunk_bytes=chunk_bytes, connections=connections, log_bytes_per_h=log_bytes_per_h),
             secrets=secrets or {},
             notice=notice or NoticeSources(),
             orders=orders or Orders(),

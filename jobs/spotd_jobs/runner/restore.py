@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import steady
@@ -26,6 +26,7 @@ _BAD_TRIES = 3
 _DENIED_TRIES = 6
 _RESTORING = TEMPORARY + "restore-"
 _ASIDE = TEMPORARY + "before-"
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 
 class Cancelled(Exception):
@@ -119,7 +120,9 @@ class Restore:
         began = steady()
         self.name, self.done, self.total = str(self._offer["name"]), 0, 0
         pinned = self._offer["manifest"]["sha256"]
-        data = self._fetch("its manifest", lambda: self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX, pinned)
+        data = self._fetch(
+            "its manifest", lambda: web.read(self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX), pinned
+        )
         manifest = _checked(data, self.name)
         self.total = manifest["bytes"]
         entry_name = str(manifest.get("entry") or self.name)
@@ -192,14 +195,18 @@ class Restore:
             raise self._error
 
     def _work(self, waiting: Any) -> None:
+        buffer = bytearray(0)
         try:
             while self._error is None:
                 with self._lock:
                     piece = next(waiting, None)
                 if piece is None:
                     return
-                data = self._fetch_chunk(piece.chunk)
-                if len(data) != piece.chunk["size"]:
+                size = piece.chunk["size"]
+                if len(buffer) < size:
+                    buffer = bytearray(size)  # one for all chunks: fresh memory each time costs more than the hashing
+                data = self._fetch_chunk(piece.chunk, memoryview(buffer)[:size])
+                if len(data) != size:
                     raise BadCheckpoint("a chunk has another size than its manifest says")
                 descriptor = os.open(piece.path, os.O_WRONLY)
                 try:
@@ -213,8 +220,11 @@ class Restore:
         finally:
             web.drop_connections()
 
-    def _fetch_chunk(self, chunk: dict[str, Any]) -> bytes:
-        return self._fetch("a chunk", lambda: self._url_of(chunk["key"]), chunk["size"], chunk["sha256"])
+    def _fetch_chunk(self, chunk: dict[str, Any], place: memoryview) -> memoryview:
+        def get() -> memoryview:
+            return place[: web.read_into(self._url_of(chunk["key"]), place)]
+
+        return self._fetch("a chunk", get, chunk["sha256"])
 
     def _url_of(self, key: str) -> str:
         # Always from the newest grant: a long restore may outlive the URLs it began with.
@@ -232,14 +242,14 @@ class Restore:
                     return str(offer["chunks_base"]) + quote(key, safe="/-_.~")
         raise BadCheckpoint("the grant has no leave to read one of its chunks")
 
-    def _fetch(self, what: str, url: Callable[[], str], size_max: int, sha256: str) -> bytes:
+    def _fetch(self, what: str, get: Callable[[], _Bytes], sha256: str) -> _Bytes:
         """The bytes with this hash. Absence and wrong content are believed after a few tries, silence is not."""
         pause_s, bad, denied = _PAUSE_S, 0, 0
         while True:
             if self._stopped():
                 raise Cancelled()
             try:
-                data = web.read(url(), size_max)
+                data = get()
                 if hashlib.sha256(data).hexdigest() == sha256:
                     return data
                 why, bad = "%s is not what its hash says" % what, bad + 1
@@ -289,11 +299,10 @@ def _climbs(target: str) -> int:
     return 1 << 30 if ".." in parts[count:] else count
 
 
-def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
     done = 0
-    view = memoryview(data)
     while done < len(data):
-        done += os.pwrite(descriptor, view[done:], offset + done)
+        done += os.pwrite(descriptor, data[done:], offset + done)
 
 
 def clear_aside(folder: str, boot: int) -> None:

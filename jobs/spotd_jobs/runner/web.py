@@ -7,7 +7,7 @@ since a restore reads thousands of chunks from one place.
 from __future__ import annotations
 
 import threading
-from typing import IO, TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from spotd_jobs.runner.clocks import CLOCK
 from spotd_jobs.runner.say import reason_of
@@ -48,16 +48,44 @@ def read(url: str, size_max: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def read_into(url: str, place: memoryview) -> int:
+    """How many bytes of `place` now hold the whole object.
+
+    Raises:
+        TooLarge: `place` is too small for it.
+        WebError
+    """
+    count = 0
+
+    def fill(source: Any) -> None:
+        nonlocal count
+        while count < len(place):
+            more = source.readinto(place[count:])
+            if not more:
+                return
+            count += more
+        if source.read(1):
+            raise TooLarge("larger than %d bytes" % len(place))
+
+    _with_source(url, fill)
+    return count
+
+
 def stream(url: str, size_max: int, take: Callable[[bytes], Any], block: int = _BLOCK) -> None:
     """Every block of the object, of at most so many bytes, went to `take`, in order.
 
     Raises:
         WebError: also after some blocks were taken.
     """
+    _with_source(url, lambda source: _pump(source, size_max, take, block))
+
+
+def _with_source(url: str, use: Callable[[Any], None]) -> None:
+    """`use` has read the object, and it was not cut short on its way."""
     if url.startswith("file://"):
         try:
-            with open(path_of(url), "rb") as source:
-                _pump(source, size_max, take, block)
+            with open(path_of(url), "rb", buffering=0) as source:
+                use(source)
         except FileNotFoundError:
             raise Missing("the file is not there") from None
         except PermissionError:
@@ -70,7 +98,7 @@ def stream(url: str, size_max: int, take: Callable[[bytes], Any], block: int = _
         if answer.status != 200:
             answer.read(4096)
             raise error_of(answer.status)
-        _pump(answer, size_max, take, block)
+        use(answer)
         if answer.length:
             raise WebError("the answer was cut short")  # http.client itself says nothing when blocks are read
     except OSError as error:
@@ -135,9 +163,7 @@ def drop_connections() -> None:
     _local.connections = {}
 
 
-def _pump(
-    source: IO[bytes] | http.client.HTTPResponse, size_max: int, take: Callable[[bytes], Any], block: int
-) -> None:
+def _pump(source: Any, size_max: int, take: Callable[[bytes], Any], block: int) -> None:
     left = size_max
     while True:
         data = source.read(min(block, left + 1))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from spotd_jobs.spec.model import JobSpec
@@ -39,9 +39,10 @@ def spec_from_json(document: Mapping[str, Any]) -> JobSpec:
     if document.get("schema") != SCHEMA:
         raise SpecDocumentError(f"job spec of schema {document.get('schema')!r}; this spotd understands {SCHEMA}")
     fields = {key: value for key, value in document.items() if key != "schema"}
-    spec = _decoded(JobSpec, fields, "spec")
-    if not isinstance(spec, JobSpec):
-        raise SpecDocumentError("not a job spec")
+    try:
+        spec: JobSpec = _decoder(JobSpec)(fields)
+    except _Unclear as exc:
+        raise SpecDocumentError(f"spec{exc.place}: {exc.reason}") from exc
     return spec
 
 
@@ -55,53 +56,126 @@ def _encoded(value: Any) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
+_Decode = Callable[[Any], Any]
+
+
+class _Unclear(Exception):
+    """What cannot be understood; each container it passes adds its part of the place, so that good ones build none."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.place = ""
+
+    def within(self, part: str) -> _Unclear:
+        self.place = part + self.place
+        return self
+
+
 @cache
-def _hints(cls: Any) -> Mapping[str, Any]:
-    return get_type_hints(cls)
-
-
-def _decoded(hint: Any, value: Any, place: str) -> Any:
+def _decoder(hint: Any) -> _Decode:
+    """How values of this type are read: made once per type, since a daemon reads a thousand specs at its start."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        inner = [arg for arg in get_args(hint) if arg is not type(None)]
-        return None if value is None else _decoded(inner[0], value, place)
+        [inner] = [arg for arg in get_args(hint) if arg is not type(None)]
+        decode = _decoder(inner)
+        return lambda value: None if value is None else decode(value)
     if origin is tuple:
-        return _decoded_tuple(get_args(hint), value, place)
+        return _tuple_decoder(get_args(hint))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _decoded_dataclass(hint, value, place)
-    if hint is timedelta and isinstance(value, str):
-        try:
-            return parse_duration(value)
-        except UnitError as exc:
-            raise SpecDocumentError(f"{place}: {exc}") from exc
-    if isinstance(hint, type) and issubclass(hint, StrEnum) and value in list(hint):
-        return hint(value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    if hint in (str, int) and type(value) is hint:
-        return value
-    raise SpecDocumentError(f"{place}: cannot understand {value!r:.60}")
+        return _dataclass_decoder(hint)
+    if hint is timedelta:
+        return _duration
+    if hint is float:
+        return _number
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _enum_decoder(hint)
+    return _plain_decoder(hint)
 
 
-def _decoded_tuple(args: tuple[Any, ...], value: Any, place: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise SpecDocumentError(f"{place}: not a list")
-    if len(args) == 2 and args[1] is Ellipsis:
-        return tuple(_decoded(args[0], item, f"{place}[{index}]") for index, item in enumerate(value))
-    if len(value) != len(args):
-        raise SpecDocumentError(f"{place}: not a list of {len(args)}")
-    return tuple(_decoded(arg, item, place) for arg, item in zip(args, value, strict=True))
+def _strange(value: Any) -> _Unclear:
+    return _Unclear(f"cannot understand {value!r:.60}")
 
 
-def _decoded_dataclass(cls: Any, value: Any, place: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise SpecDocumentError(f"{place}: not an object")
-    hints = _hints(cls)
-    unknown = sorted(set(value) - set(hints))
-    if unknown:
-        raise SpecDocumentError(f"{place}.{unknown[0]}: unknown field; a newer spotd wrote this job spec")
-    fields = {name: _decoded(hints[name], item, f"{place}.{name}") for name, item in value.items()}
+_remembered = lru_cache(maxsize=256)(parse_duration)
+"""Most jobs leave the durations at their defaults."""
+
+
+def _duration(value: Any) -> timedelta:
+    if not isinstance(value, str):
+        raise _strange(value)
     try:
-        return cls(**fields)
-    except TypeError as exc:
-        raise SpecDocumentError(f"{place}: a required field is missing") from exc
+        return _remembered(value)
+    except UnitError as exc:
+        raise _Unclear(str(exc)) from exc
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise _strange(value)
+    return float(value)
+
+
+def _enum_decoder(hint: type[StrEnum]) -> _Decode:
+    members: Mapping[str, StrEnum] = {member.value: member for member in hint}
+
+    def decode(value: Any) -> StrEnum:
+        if not isinstance(value, str) or value not in members:
+            raise _strange(value)
+        return members[value]
+
+    return decode
+
+
+def _plain_decoder(hint: Any) -> _Decode:
+    if hint not in (str, int):
+        raise TypeError(f"no way to read {hint!r} from JSON")
+
+    def decode(value: Any) -> Any:
+        if type(value) is not hint:
+            raise _strange(value)
+        return value
+
+    return decode
+
+
+def _tuple_decoder(args: tuple[Any, ...]) -> _Decode:
+    repeated = len(args) == 2 and args[1] is Ellipsis
+    decoders = [_decoder(arg) for arg in args if arg is not Ellipsis]
+
+    def decode(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise _Unclear("not a list")
+        if not repeated and len(value) != len(decoders):
+            raise _Unclear(f"not a list of {len(decoders)}")
+        read = []
+        for index, item in enumerate(value):
+            try:
+                read.append(decoders[0 if repeated else index](item))
+            except _Unclear as exc:
+                raise exc.within(f"[{index}]") from exc.__cause__
+        return tuple(read)
+
+    return decode
+
+
+def _dataclass_decoder(cls: type[Any]) -> _Decode:
+    decoders = {name: _decoder(hint) for name, hint in get_type_hints(cls).items()}
+
+    def decode(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _Unclear("not an object")
+        fields = {}
+        for name, item in value.items():
+            if name not in decoders:
+                raise _Unclear("unknown field; a newer spotd wrote this job spec").within(f".{name}")
+            try:
+                fields[name] = decoders[name](item)
+            except _Unclear as exc:
+                raise exc.within(f".{name}") from exc.__cause__
+        try:
+            return cls(**fields)
+        except TypeError as exc:
+            raise _Unclear("a required field is missing") from exc
+
+    return decode
