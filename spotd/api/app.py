@@ -27,6 +27,7 @@ from spotd.api.parameters import (
     read_log_query,
     read_names,
     read_price_query,
+    read_resume_from,
     read_secrets,
     read_sha256,
     read_verification,
@@ -169,9 +170,10 @@ class _Api:
         return self._reply({"status": await self._ask(self._backend.status)})
 
     async def plan(self, request: Request) -> Response:
-        body = await read_json(request, {"draft"})
-        draft = read_draft(body)
-        return self._reply({"plan": await self._ask(lambda: self._backend.plan(draft))})
+        body = await read_json(request, {"draft", "resume_from"})
+        draft, resume_from = read_draft(body), read_resume_from(body)
+        plan = await self._ask(lambda: self._backend.plan(draft, resume_from), limit_s=PATIENT_S)
+        return self._reply({"plan": plan})
 
     async def has_code(self, request: Request) -> Response:
         sha256 = read_sha256(request.path_params["sha256"])
@@ -204,12 +206,13 @@ class _Api:
         )
 
     async def submit(self, request: Request) -> Response:
-        body = await read_json(request, {"draft", "code_sha256", "secrets"})
+        body = await read_json(request, {"draft", "code_sha256", "secrets", "resume_from"})
         code = body.get("code_sha256")
         submission = Submission(
             draft=read_draft(body),
             code_sha256=None if code is None else read_sha256(code),
             secrets=read_secrets(body),
+            resume_from=read_resume_from(body),
         )
         detail = await self._ask(lambda: self._backend.submit(submission))
         return self._reply(detail, status=201)

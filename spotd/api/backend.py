@@ -130,11 +130,13 @@ class Submission:
     Attributes:
         code_sha256: of a code archive that `put_code` took, `None` for a job without a workdir.
         secrets: values by name; they go to the secret store and nowhere else.
+        resume_from: `JOB` or `JOB:CHECKPOINT` of another job to begin from, empty to begin afresh.
     """
 
     draft: Draft
     code_sha256: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    resume_from: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,11 +204,12 @@ class Backend(Protocol):
 
     async def status(self) -> StatusShape: ...
 
-    async def plan(self, draft: Draft) -> PlanShape:
+    async def plan(self, draft: Draft, resume_from: str = "") -> PlanShape:
         """What submitting would do; changes nothing.
 
         Raises:
             Invalid: with every problem found, not only the first.
+            NotFound: there is no such job or checkpoint to resume from.
         """
         ...
 
@@ -228,6 +231,7 @@ class Backend(Protocol):
 
         Raises:
             Invalid: the draft is wrong, a secret is missing, or the code was not put before.
+            NotFound: there is no such job or checkpoint to resume from.
             StateConflict: an unfinished job has this name.
             OverBudget: it can never run within the budgets.
         """

@@ -60,6 +60,14 @@ def read_draft(body: Mapping[str, Any]) -> Draft:
     return Draft(data=data, flags=flags, source=source, base_dir=base_dir)
 
 
+def read_resume_from(body: Mapping[str, Any]) -> str:
+    """`JOB` or `JOB:CHECKPOINT`, empty where nothing was said."""
+    text = body.get("resume_from") or ""
+    if not isinstance(text, str) or text.startswith(":") or text.endswith(":"):
+        raise Invalid("resume_from is JOB or JOB:CHECKPOINT", hint="spotctl checkpoints JOB lists them")
+    return text
+
+
 def read_secrets(body: Mapping[str, Any]) -> dict[str, str]:
     """Values by name. No message here ever holds a value."""
     secrets = body.get("secrets") or {}

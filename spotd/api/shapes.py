@@ -169,6 +169,16 @@ class PassedOverShape(TypedDict):
     offers: int
 
 
+class OriginShape(TypedDict):
+    """A checkpoint of another job: `job` is the id of the job that has it."""
+
+    job: str
+    name: str
+    step: int | None
+    bytes: int
+    at: str
+
+
 class PlanShape(TypedDict):
     """What `submit` would do, decided by the same code that will decide.
 
@@ -178,6 +188,7 @@ class PlanShape(TypedDict):
         workdir: absolute path on the submitting machine to be packed, or null.
         secrets: names whose values `submit` must bring.
         ceilings: the effective $ per GPU-hour that applies, by canonical GPU name.
+        resume_from: the checkpoint of another job that this one would begin from, null without one.
         candidates: cheapest first by expected cost to finish, those that fit and the best that do not, at most 20.
         verdict_kind: a VerdictKind value; `placed` means it would start now.
         fits: at least one candidate is at or under the ceiling.
@@ -192,6 +203,7 @@ class PlanShape(TypedDict):
     secrets: list[str]
     ceilings: dict[str, float]
     budget_usd: float | None
+    resume_from: OriginShape | None
     candidates: list[QuoteShape]
     passed_over: list[PassedOverShape]
     boards: list[BoardShape]
@@ -277,6 +289,19 @@ class AttemptCostShape(TypedDict):
     reason: str | None
 
 
+class FallbackShape(TypedDict):
+    """A checkpoint that `attempt` should have begun from and could not; `next` is what came after it, null for nothing.
+
+    What lies between the two was computed, and paid for, twice.
+    """
+
+    attempt: int
+    name: str
+    reason: str
+    next: str | None
+    at: str
+
+
 class ReceiptShape(TypedDict):
     """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine."""
 
@@ -290,6 +315,7 @@ class ReceiptShape(TypedDict):
     lost_s: float
     budget_usd: float | None
     attempts: list[AttemptCostShape]
+    fallbacks: list[FallbackShape]
 
 
 class BudgetShape(TypedDict):

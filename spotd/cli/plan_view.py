@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from spotd.cli.commands.jobs import gpu_text, where_text
 from spotd.cli.table import Cell, Column, Row
 from spotd.cli.table import text as table_text
-from spotd.cli.words import clean, dollars, local_text, price
+from spotd.cli.words import clean, dollars, local_text, price, size_text
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import PlanShape, QuoteShape
+    from spotd.api.shapes import OriginShape, PlanShape, QuoteShape
 
 _COLUMNS = (
     Column(title="WHERE", least=8),
@@ -36,6 +36,7 @@ def plan_text(plan: PlanShape, *, drawn_for: int | None, colour: bool) -> str:
         ("ceiling", f"{ceilings} per GPU-hour" if ceilings else "none set"),
         ("budget", "" if plan["budget_usd"] is None else f"{dollars(plan['budget_usd'])} for the whole job"),
         ("secrets", ", ".join(plan["secrets"])),
+        ("resume", _origin_text(plan["resume_from"])),
     ]
     lines = [f"{clean(plan['name'])}: {clean(plan['run'])}"]
     lines += [f"  {key:<8}{clean(value)}" for key, value in facts if value]
@@ -52,6 +53,10 @@ def plan_text(plan: PlanShape, *, drawn_for: int | None, colour: bool) -> str:
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")
     return text + "".join(f"{clean(line)}\n" for line in tail)
+
+
+def _origin_text(origin: OriginShape | None) -> str:
+    return "" if origin is None else f"from {origin['name']} ({size_text(origin['bytes'])}) of job {origin['job']}"
 
 
 def _row(quote: QuoteShape) -> Row:

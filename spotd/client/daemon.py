@@ -26,8 +26,9 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         return self._transport.json("GET", "/v1/status")
 
-    def plan(self, draft: Mapping[str, Any]) -> dict[str, Any]:
-        return self._transport.json("POST", "/v1/plan", body={"draft": draft})
+    def plan(self, draft: Mapping[str, Any], *, resume_from: str = "") -> dict[str, Any]:
+        body = {"draft": draft, "resume_from": resume_from}
+        return self._transport.json("POST", "/v1/plan", body=body, timeout_s=PATIENT_S)
 
     def has_code(self, sha256: str) -> bool:
         return bool(self._transport.json("GET", f"/v1/code/{sha256}", timeout_s=PATIENT_S).get("present"))
@@ -36,9 +37,9 @@ class Daemon:
         return self._transport.upload(f"/v1/code/{sha256}", content, size)
 
     def submit(
-        self, draft: Mapping[str, Any], *, code_sha256: str | None, secrets: Mapping[str, str]
+        self, draft: Mapping[str, Any], *, code_sha256: str | None, secrets: Mapping[str, str], resume_from: str = ""
     ) -> dict[str, Any]:
-        body = {"draft": draft, "code_sha256": code_sha256, "secrets": secrets}
+        body = {"draft": draft, "code_sha256": code_sha256, "secrets": secrets, "resume_from": resume_from}
         return self._transport.json("POST", "/v1/jobs", body=body)
 
     def jobs_bytes(self, query: Query) -> bytes:

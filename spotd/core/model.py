@@ -410,6 +410,15 @@ class ExitCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """A checkpoint that an attempt should have begun from and could not. `next` is what came after it, if anything."""
+
+    name: str
+    reason: str
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
     """What one complete look at an attempt's part of the store told; everything in it is already validated.
 
@@ -417,7 +426,8 @@ class HostReport:
         seq: of the heartbeat, -1 before the first.
         checkpoints: newly accepted ones, oldest first.
         exit_cause: set once the runner reported its end.
-        notes: sentences for the event log (a checkpoint refused, a fallback on restore).
+        notes: sentences for the event log (a checkpoint refused, a disk nearly full).
+        fallbacks: what could not be restored, newest first.
     """
 
     attempt: AttemptId
@@ -431,6 +441,7 @@ class HostReport:
     exit_detail: str = ""
     notice_at: datetime | None = None
     notes: tuple[str, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 class VerdictKind(StrEnum):

@@ -39,7 +39,7 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.pricing import halted_rate, repriced
-from spotd.core.retention import with_fresh
+from spotd.core.retention import tell_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
@@ -100,6 +100,7 @@ def _absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
         return
     for note in report.notes:
         draft.event("host.note", note, attempt=attempt_id)
+    tell_fallbacks(draft, attempt_id, report.fallbacks)
     if report.checkpoints:
         job = draft.job(attempt_id.job)
         draft.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))

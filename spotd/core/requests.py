@@ -16,7 +16,8 @@ def submit(world: World, job: Job, now: datetime) -> Plan:
         raise InvariantBroken(f"job id {job.id} is taken")
     draft = Draft(world, now)
     draft.put_job(job)
-    draft.event("job.submitted", f"{job.name} is queued", job=job.id, name=job.name)
+    begins = f", to begin from checkpoint {job.checkpoints[0].name} of another job" if job.checkpoints else ""
+    draft.event("job.submitted", f"{job.name} is queued{begins}", job=job.id, name=job.name)
     return draft.plan()
 
 

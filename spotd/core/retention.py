@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core.draft import Draft
-from spotd.core.model import Checkpoint, Job, Plan, World
+from spotd.core.model import AttemptId, Checkpoint, Fallback, Job, Plan, World
 from spotd_jobs.spec.model import MetricBest
 
 FALLBACKS: Final = 3
@@ -92,6 +92,27 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
                     bytes=checkpoint.bytes,
                     of_attempt=checkpoint.attempt,
                 )
+    return draft.plan()
+
+
+def tell_fallbacks(draft: Draft, attempt: AttemptId, fallbacks: Iterable[Fallback]) -> None:
+    """The job's history, and by it the receipt, tells what could not be resumed from, and why."""
+    for one in fallbacks:
+        after = "starting afresh" if one.next is None else f"falling back to {one.next}"
+        draft.event(
+            "checkpoint.fallback",
+            f"checkpoint {one.name} could not be restored ({one.reason}): {after}",
+            attempt=attempt,
+            name=one.name,
+            reason=one.reason,
+            next=one.next,
+        )
+
+
+def passed_over(world: World, attempt: AttemptId, fallbacks: Iterable[Fallback], now: datetime) -> Plan:
+    """These could not even be offered to the attempt's host."""
+    draft = Draft(world, now)
+    tell_fallbacks(draft, attempt, fallbacks)
     return draft.plan()
 
 

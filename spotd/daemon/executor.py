@@ -18,8 +18,9 @@ import anyio
 import anyio.abc
 
 from spotd.core import outcomes
-from spotd.core.model import Attempt, Intent, IntentId, IntentKind, IntentState, Job, Plan, World
+from spotd.core.model import Attempt, AttemptId, Fallback, Intent, IntentId, IntentKind, IntentState, Job, Plan, World
 from spotd.core.outcomes import LaunchFailure
+from spotd.core.retention import passed_over
 from spotd.daemon.bell import Bell
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.crash import CrashPoint, CrashPoints
@@ -48,6 +49,10 @@ class Preparation(Protocol):
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
         """The grant is written; returns the start script that reads it."""
+        ...
+
+    def passed_over(self, attempt: AttemptId) -> tuple[Fallback, ...]:
+        """What should have been offered to this attempt and could not be, told once."""
         ...
 
 
@@ -163,8 +168,17 @@ class Executor:
         except (ObjectsError, SecretsMissing, ScriptTooLong) as exc:
             answer = Refusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
         else:
+            await self._tell_passed_over(attempt)
             answer = await self._buy(attempt, job, script)
         await self._settle_launch(attempt, answer)
+
+    async def _tell_passed_over(self, attempt: Attempt) -> None:
+        fallbacks = self._grants.passed_over(attempt.id)
+        if fallbacks:
+            await self._commit(
+                lambda world, now: passed_over(world, attempt.id, fallbacks, now),
+                (CrashPoint.BEFORE_COMMIT_CYCLE_OTHER, CrashPoint.AFTER_COMMIT_CYCLE_OTHER),
+            )
 
     async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | Refusal | str:
         """The machine, why there is certainly none, or in words why nobody knows."""

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from spotd.core.model import Attempt, AttemptId, Job, Policy, World
+from spotd.core.model import Attempt, AttemptId, Fallback, Job, Policy, World
 from spotd.core.states import AttemptState
 from spotd.daemon.bell import Bell
 from spotd.daemon.grants import Grants, order_of
@@ -80,6 +80,10 @@ class Granter:
         url = await self._call(lambda: self._grants.prepare(attempt, job, policy))
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
         return self._start_script(attempt.provider, url)
+
+    def passed_over(self, attempt: AttemptId) -> tuple[Fallback, ...]:
+        """What should have been offered to this attempt and could not be, told once."""
+        return self._grants.passed_over(attempt)
 
     def update(self, world: World) -> None:
         """This is the world now; whatever it changes about grants is written soon."""

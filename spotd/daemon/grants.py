@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import quote as url_quote
 
-from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, Policy
+from spotd.core.model import Attempt, AttemptId, Checkpoint, Fallback, Job, Policy
 from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import layout
 from spotd.daemon.crash import CrashPoint, CrashPoints
@@ -103,6 +103,7 @@ class Grants:
         self._crash = crash
         self._there: set[str] = set()
         self._there_lock = threading.Lock()
+        self._passed_over: dict[AttemptId, tuple[Fallback, ...]] = {}
 
     def prepare(self, attempt: Attempt, job: Job, policy: Policy) -> str:
         """Runner, spec and grant are in the store; returns the URL of the grant, the one thing a host starts with.
@@ -124,6 +125,10 @@ class Grants:
         self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))
         return self._grant_url(attempt.id, self._wall.now() + LIFE)
 
+    def passed_over(self, attempt: AttemptId) -> tuple[Fallback, ...]:
+        """What should have been offered to this attempt and could not be, told once."""
+        return self._passed_over.pop(attempt, ())
+
     def renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
         """The newest grant has today's orders, a new lease and new URLs."""
         self._write(attempt, job, policy, (CrashPoint.BEFORE_RENEW_GRANT, CrashPoint.AFTER_RENEW_GRANT))
@@ -137,6 +142,7 @@ class Grants:
 
     def remove(self, attempt: AttemptId) -> None:
         """The grant is gone, and the secrets in it; so is the leave to write, where the store can take it back."""
+        self._passed_over.pop(attempt, None)
         self._objects.delete([layout.grant_key(attempt)])
         self._objects.revoke_upload(layout.prefix_of(attempt))
 
@@ -174,7 +180,7 @@ class Grants:
                 size_max=upload.size_max,
                 fields=dict(upload.fields),
             ),
-            restore=[] if superseded or attempt.running_at is not None else self._restores(job, expires),
+            restore=[] if superseded or attempt.running_at is not None else self._restores(attempt, job, expires),
             spec=self._run_spec(job.spec),
             secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
             notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
@@ -207,14 +213,16 @@ class Grants:
         real = self._real(duration, floor_s=floor_s)
         return min(real, SHARED_PACE_S) if self._objects.shared_with_hosts_by == "filesystem" else real
 
-    def _restores(self, job: Job, expires: datetime) -> list[Restore]:
+    def _restores(self, attempt: Attempt, job: Job, expires: datetime) -> list[Restore]:
         """The newest checkpoints, any of which the runner may restore; one that cannot be read is left out."""
         choices: list[Restore] = []
+        left_out: list[str] = []
         for checkpoint in offered(job):
             if len(choices) == FALLBACKS:
                 break
             accepted = self._manifest(checkpoint)
             if accepted is None:
+                left_out.extend([checkpoint.name] if not choices else [])
                 continue
             choices.append(
                 restore_of(
@@ -223,6 +231,12 @@ class Grants:
                     lambda key: self._objects.presign_get(key, expires=expires),
                     chunks_base=self._chunks_base(checkpoint.manifest_key, expires),
                 )
+            )
+        if left_out:
+            names = [*left_out[1:], choices[0].name if choices else None]
+            why = "its manifest in the store is not the one that was accepted"
+            self._passed_over[attempt.id] = tuple(
+                Fallback(name=name, reason=why, next=after) for name, after in zip(left_out, names, strict=True)
             )
         return choices
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from spotd.core.model import Attempt, Checkpoint, ExitCause, HostReport, Job
+from spotd.core.model import Attempt, Checkpoint, ExitCause, Fallback, HostReport, Job
 from spotd.daemon import layout
 from spotd.daemon.metrics import metric_of
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
@@ -66,7 +66,6 @@ _CAUSES: Final = {
 }
 
 _TOLD: Final = {
-    EventKind.CHECKPOINT_FALLBACK: "checkpoint {name} could not be restored ({reason}); falling back to {next}",
     EventKind.CHECKPOINT_REFUSED: "the host refused checkpoint {name}: {reason}",
     EventKind.CHECKPOINT_SKIPPED: "the host skipped checkpoint {name}: {reason}",
     EventKind.UPLOAD_FAILING: "uploads from the host fail: {reason}",
@@ -98,6 +97,7 @@ class HostView:
     """Chunk keys that an accepted manifest already proved to be there."""
     complaints: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
 
 
 def look(
@@ -127,6 +127,7 @@ def look(
         exit_detail=ended.reason if ended is not None else "",
         notice_at=None if notice is None else virtual(notice.at) if notice.at is not None else at,
         notes=tuple(view.notes),
+        fallbacks=tuple(view.fallbacks),
     )
 
 
@@ -175,10 +176,16 @@ def _take_event(view: HostView, event: Event, *, tell: bool) -> None:
         view.exit = ended
     if event.kind is EventKind.RESTORED and isinstance(event.data.get("name"), str):
         view.resumed_from = str(event.data["name"])
+    if event.kind is EventKind.CHECKPOINT_FALLBACK and tell:
+        view.fallbacks.append(_fallback(event))
     words = _TOLD.get(event.kind)
     if words is not None and tell:
-        filled = {name: "a fresh start" if value is None else value for name, value in event.data.items()}
-        view.notes.append(words.format_map(_Blank(filled)))
+        view.notes.append(words.format_map(_Blank(event.data)))
+
+
+def _fallback(event: Event) -> Fallback:
+    name, reason, after = (event.data.get(key) for key in ("name", "reason", "next"))
+    return Fallback(name=str(name or "?"), reason=str(reason or "?"), next=None if after is None else str(after))
 
 
 class _Blank(dict[str, object]):
@@ -329,6 +336,7 @@ def _complain(view: HostView, subject: str, sentence: str) -> None:
 def told(view: HostView, report: HostReport) -> None:
     """The report's notes and checkpoints are durable and are not told again, even once a checkpoint is dropped."""
     view.notes = view.notes[len(report.notes) :]
+    view.fallbacks = view.fallbacks[len(report.fallbacks) :]
     for checkpoint in report.checkpoints:
         view.accepted.pop(checkpoint.manifest_key, None)
 

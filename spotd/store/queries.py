@@ -201,6 +201,12 @@ def events(
     return tuple(map(_event_view, rows.fetch(connection, query)))
 
 
+def events_of_kind(connection: Connection, kind: str, *, job_id: JobId | None = None) -> tuple[EventView, ...]:
+    """All events of a kind, of one job or of all, in the order they happened."""
+    query = _events_of(job_id).where(EVENTS.c.kind == kind).order_by(EVENTS.c.seq)
+    return tuple(map(_event_view, rows.fetch(connection, query)))
+
+
 def newest_events(connection: Connection, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
     """The last `limit` events, in the order they happened."""
     query = _events_of(job_id).order_by(desc(EVENTS.c.seq)).limit(limit)

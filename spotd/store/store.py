@@ -114,6 +114,10 @@ class Reads:
         """The last `limit` events, oldest first."""
         return self._ask(queries.newest_events, job_id=job_id, limit=limit)
 
+    def events_of_kind(self, kind: str, *, job_id: JobId | None = None) -> tuple[EventView, ...]:
+        """All events of a kind, of one job or of all, oldest first."""
+        return self._ask(queries.events_of_kind, kind, job_id=job_id)
+
     def last_event(self) -> int:
         """The number of the newest event, 0 before the first."""
         return self._ask(queries.last_event)

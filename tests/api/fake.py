@@ -139,8 +139,10 @@ class FakeBackend:
             "spent_month_usd": 0.0,
         }
 
-    async def plan(self, draft: Draft) -> PlanShape:
+    async def plan(self, draft: Draft, resume_from: str = "") -> PlanShape:
         await self._look()
+        if resume_from:
+            self._find(resume_from.partition(":")[0])
         try:
             spec = parse_job(merge(draft.data, draft.flags), draft.source)
         except SpecError as exc:
@@ -156,6 +158,7 @@ class FakeBackend:
             "image": spec.image,
             "workdir": draft.flags.get("workdir", spec.workdir),
             "secrets": list(spec.secrets),
+            "resume_from": shapes_made.origin() if resume_from else None,
         }
 
     async def has_code(self, sha256: str) -> bool:

@@ -13,6 +13,7 @@ from spotd.api.shapes import (
     EventShape,
     JobDetailShape,
     JobShape,
+    OriginShape,
     PlanShape,
     ProviderShape,
     QuoteShape,
@@ -185,6 +186,7 @@ def plan(**given: Any) -> PlanShape:
         "secrets": [],
         "ceilings": {"H100": 2.4},
         "budget_usd": 120.0,
+        "resume_from": None,
         "candidates": [quote()],
         "passed_over": [{"reason": "less disk than 100 GB", "offers": 12}],
         "boards": [board()],
@@ -192,6 +194,17 @@ def plan(**given: Any) -> PlanShape:
         "verdict_kind": "placed",
         "verdict": "would start now on vast/4410",
         "warnings": [],
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def origin(**given: Any) -> OriginShape:
+    base: OriginShape = {
+        "job": "6k0other00",
+        "name": "step-900",
+        "step": 900,
+        "bytes": 1_500_000,
+        "at": EARLIER,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
@@ -242,6 +255,7 @@ def receipt(**given: Any) -> ReceiptShape:
         "lost_s": 372.0,
         "budget_usd": 120.0,
         "attempts": [attempt_cost()],
+        "fallbacks": [],
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

@@ -74,6 +74,17 @@ def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> No
     )
 
 
+def test_a_receipt_tells_which_checkpoint_could_not_be_resumed_from(ctl: Ctl) -> None:
+    ctl.backend.rows = [shapes_made.job(state="SUCCEEDED")]
+    row = {"attempt": 2, "name": "c9", "reason": "a chunk is gone", "next": "c8", "at": shapes_made.NOW}
+    ctl.backend.receipts = [shapes_made.receipt(fallbacks=[row, {**row, "attempt": 3, "next": None}])]
+    lines = [line for line in ctl("cost", "llama-lora").out.splitlines() if line.startswith("fallback:")]
+    assert lines == [
+        "fallback:   attempt 2 began from c8: c9 could not be restored (a chunk is gone)",
+        "fallback:   attempt 3 began afresh: c9 could not be restored (a chunk is gone)",
+    ]
+
+
 def test_cost_of_all_jobs_ends_with_the_sum_and_the_budgets(ctl: Ctl) -> None:
     ctl.backend.receipts = [shapes_made.receipt(), shapes_made.receipt(id="6k0a9zzzzz", name="prep", spent_usd=0.0001)]
     ctl.backend.budgets = [

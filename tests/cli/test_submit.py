@@ -67,6 +67,22 @@ def test_submit_shows_the_plan_then_prints_the_id_and_three_next_commands(ctl: C
     assert result.err == PLAN + f"  spotctl why {job}\n  spotctl logs -f {job}\n  spotctl cancel {job}\n"
 
 
+def test_a_job_can_begin_from_another_jobs_checkpoint(ctl: Ctl, job_file: Path) -> None:
+    ctl.backend.rows = [shapes_made.job(id="6k0other00", name="before", state="SUCCEEDED")]
+    result = ctl("submit", "train.toml", "-y", "--resume-from", "before:step-900")
+    assert result.code == 0
+    assert "  resume  from step-900 (1.5 MB) of job 6k0other00\n" in result.err
+    assert ctl.backend.submissions[0].resume_from == "before:step-900"
+
+
+@pytest.mark.parametrize(("text", "code"), [("nobody", 6), (":step-900", 2), ("before:", 2)])
+def test_what_names_no_checkpoint_is_refused_before_anything_is_queued(
+    ctl: Ctl, job_file: Path, text: str, code: int
+) -> None:
+    assert ctl("submit", "train.toml", "-y", "--resume-from", text).code == code
+    assert ctl.backend.submissions == []
+
+
 def test_detached_submit_prints_the_id_only(ctl: Ctl, job_file: Path) -> None:
     result = ctl("submit", "train.toml", "-d", "-o", "id")
     assert (result.out, result.err) == (f"{ctl.backend.rows[0]['id']}\n", "")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotd.api.backend import NotFound, StateConflict
+from spotd.api.backend import Draft, Invalid, NotFound, StateConflict, Submission
 from spotd.api.checkpoint_shapes import VerificationShape
 from spotd.core.keeping import find_checkpoint
 from spotd.core.model import AttemptId, JobId
@@ -19,6 +19,7 @@ from spotd.daemon.metrics import FILE_BYTES_MAX
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import CheckpointPolicy, MetricBest
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.core.builders import NOW, job, world_with
 from tests.daemon.host import Host
 from tests.daemon.rig import Rig
@@ -162,6 +163,123 @@ def test_a_name_that_two_attempts_wrote_means_the_newest_unless_the_attempt_is_n
     assert find_checkpoint(item, item.checkpoints, "c1@1") == older
     assert find_checkpoint(item, item.checkpoints, "newest") == newer
     assert find_checkpoint(item, item.checkpoints, "c1@3") is None
+
+
+# --- begin from another job's ---------------------------------------------------------------------------------------
+
+
+def to_submit(resume_from: str) -> Submission:
+    data = {"name": "next", "run": "true", "image": "scratch", "resources": {"gpu": "RTX_4090:1"}}
+    return Submission(draft=Draft(data={**data, "price": {"max_price": 1.0}}), resume_from=resume_from)
+
+
+async def begun_from(rig: Rig, resume_from: str) -> JobId:
+    return JobId((await rig.backend().submit(to_submit(resume_from)))["job"]["id"])
+
+
+async def test_a_job_begins_from_another_jobs_checkpoint(rig: Rig) -> None:
+    async with rig.ready():
+        source = await ended(rig, "one", "two", "three")
+        plan = await rig.backend().plan(to_submit("").draft, f"{source}:c-two")
+        assert plan["resume_from"] is not None
+        assert (plan["resume_from"]["name"], plan["resume_from"]["job"]) == ("c-two", source)
+        name = await begun_from(rig, f"{source}:c-two")
+        await rig.until(lambda: bool(rig.attempts(name)) and rig.attempts(name)[-1].ref is not None)
+        (offer,) = rig.grant(name, 1).restore
+        assert (offer.name, offer.manifest.key) == ("c-two", f"jobs/{source}/attempts/1/checkpoints/c-two.json")
+        (row,) = await rig.backend().checkpoints(name)
+        assert (row["attempt"], row["job"], row["pinned"]) == (0, source, False)
+        assert [r["ok"] for r in await verified(rig, name)] == [True]
+        read = [piece async for piece in rig.backend().read_file(name, "newest", "c-two/weights")]
+        assert b"".join(read) == b"two"
+        assert (
+            "from checkpoint c-two of another job" in rig.store.read(lambda r: r.events(job_id=name))[0].event.message
+        )
+
+
+async def test_without_a_name_it_begins_from_the_newest_and_can_fall_back(rig: Rig) -> None:
+    async with rig.ready():
+        source = await ended(rig, "one", "two", "three", "four", keep=5)
+        name = await begun_from(rig, source)
+        assert names(rig.job(name).checkpoints) == ["c-four", "c-three", "c-two"]
+
+
+async def test_what_another_job_begins_from_stays_until_that_job_needs_it_no_more(rig: Rig) -> None:
+    keeper = retention(rig)
+    async with rig.ready():
+        source = await ended(rig, "one", "two", keep=1)
+        name = await begun_from(rig, f"{source}:c-one")
+        await rig.until(lambda: bool(rig.attempts(name)) and rig.attempts(name)[-1].ref is not None)
+        for _ in range(3):
+            await keeper.round()
+        assert names(rig.job(source).checkpoints) == ["c-two"], "its own list is as short as it was asked to be"
+        assert [r["ok"] for r in await verified(rig, name)] == [True]
+        host = await rig.until_running(name, 1)
+        for content in ("a", "b", "c"):
+            host.checkpoint(content, content.encode())
+        await rig.until(lambda: len(rig.job(name).checkpoints) == 4)
+        await keeper.round()
+        assert [r["ok"] for r in await verified(rig, name, every=True)] == [True] * 4, "its machine may still read it"
+        host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
+        for _ in range(4):
+            await keeper.round()
+        assert names(rig.job(name).checkpoints) == ["c", "b", "a"]
+        left = [i.key for i in rig.objects.list(f"jobs/{source}/attempts/1/data/")]
+        assert left == [f"jobs/{source}/attempts/1/data/{hashlib.sha256(b'two').hexdigest()}"]
+
+
+async def test_what_cannot_be_resumed_from_is_refused_before_anything_is_queued(rig: Rig) -> None:
+    async with rig.ready():
+        source = await ended(rig, "one")
+        with pytest.raises(NotFound, match="there is no job"):
+            await begun_from(rig, "nobody")
+        with pytest.raises(NotFound, match="has no checkpoint 'c-nine'"):
+            await begun_from(rig, f"{source}:c-nine")
+        rig.objects.put(rig.job(source).checkpoints[0].manifest_key, b"{}")
+        with pytest.raises(Invalid, match="cannot be resumed from: its manifest is not the one"):
+            await begun_from(rig, source)
+        assert len(rig.store.read(lambda reads: reads.jobs())) == 1
+
+
+# --- what could not be resumed from ----------------------------------------------------------------------------------
+
+
+async def test_a_fallback_of_the_host_is_an_event_and_a_line_of_the_receipt(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        host.event("checkpoint_fallback", name="c9", reason="a chunk is gone from the store", next=None)
+        await rig.until(lambda: "checkpoint.fallback" in rig.kinds(name))
+        (receipt,) = (await rig.backend().cost(name))["receipts"]
+        (line,) = receipt["fallbacks"]
+        assert (line["attempt"], line["name"], line["next"]) == (1, "c9", None)
+        assert line["reason"] == "a chunk is gone from the store"
+        host.beat()
+        cycles = rig.brain.cycles
+        await rig.until(lambda: rig.brain.cycles > cycles + 3)
+        assert rig.kinds(name).count("checkpoint.fallback") == 1
+        assert [r["fallbacks"] for r in (await rig.backend().cost(None))["receipts"]] == [[line]]
+
+
+async def test_a_checkpoint_that_cannot_even_be_offered_is_told_the_same_way(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        for number in (1, 2, 3):
+            host.checkpoint(f"c{number}", str(number).encode())
+        await rig.until(lambda: len(rig.job(name).checkpoints) == 3)
+        for number in (2, 3):
+            rig.objects.put(f"jobs/{name}/attempts/1/checkpoints/c{number}.json", b"{}")
+        rig.shop.set_state(AttemptKey(f"spotd-lab-{name}-1"), InstanceState.PAUSED, Loss.OUTBID)
+        await rig.until(lambda: len(rig.attempts(name)) == 2 and rig.attempts(name)[-1].ref is not None)
+        assert [r.name for r in rig.grant(name, 2).restore] == ["c1"]
+        (receipt,) = (await rig.backend().cost(name))["receipts"]
+        assert [(f["attempt"], f["name"], f["next"]) for f in receipt["fallbacks"]] == [
+            (2, "c3", "c2"),
+            (2, "c2", "c1"),
+        ]
 
 
 # --- the best by a metric --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import ExitCause, HostReport, World
+from spotd.core.model import ExitCause, Fallback, HostReport, World
 from spotd.core.states import AttemptState
 from spotd.daemon.storekeeper import Storekeeper
 from spotd_jobs.objects.folder import FolderStore
@@ -154,12 +154,13 @@ async def test_a_death_by_signal_is_told_as_a_shell_would(keeper: Storekeeper, h
     assert (await look(keeper)).exit_code == 137
 
 
-async def test_a_fallback_on_restore_is_a_note_for_the_history(keeper: Storekeeper, host: Host) -> None:
+async def test_a_fallback_on_restore_is_told_with_its_reason(keeper: Storekeeper, host: Host) -> None:
     host.event("checkpoint_fallback", name="u9", reason="chunk is corrupt", next="u8")
     host.event("restored", name="u8", step=8, bytes=1, seconds=0.1, key="k")
     report = await look(keeper)
     assert report.resumed_from == "u8"
-    assert report.notes == ("checkpoint u9 could not be restored (chunk is corrupt); falling back to u8",)
+    assert report.fallbacks == (Fallback(name="u9", reason="chunk is corrupt", next="u8"),)
+    assert report.notes == ()
 
 
 async def test_a_notice_of_the_host_is_told_in_the_daemons_time(keeper: Storekeeper, host: Host) -> None:

@@ -242,9 +242,11 @@ def test_a_corrupt_chunk_costs_one_checkpoint_and_not_the_result(found: Lab, tmp
     until(lambda: f"checkpoint {bad} could not be restored" in spotctl(found, "why", job).stdout, what="why to say so")
     found.wait_final(job)
     assert found.state(job) == "SUCCEEDED"
-    (note,) = [e["message"] for e in found.events(job) if e["kind"] == "host.note"]
+    (note,) = [e["message"] for e in found.events(job) if e["kind"] == "checkpoint.fallback"]
     assert note.startswith(f"checkpoint {bad} could not be restored (")
-    assert note.endswith(f"; falling back to {good}")
+    assert note.endswith(f": falling back to {good}")
+    receipt = spotctl(found, "cost", job).stdout
+    assert f"attempt 2 began from {good}: {bad} could not be restored (" in receipt
     assert found.job(job)["attempts"][-1]["resumed_from"] == good
     assert found.delivered(job, "weights.sha256") == straight_sha256(tmp_path, flags)
 

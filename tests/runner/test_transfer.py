@@ -257,6 +257,14 @@ def test_an_upload_that_yields_keeps_what_it_sent(tmp_path: Path) -> None:
         assert progress.sent == 6400 - 64 * sent, "a runner that is started again sends only the rest"
 
 
+def test_chunks_of_another_job_are_not_referred_to_but_sent_again(tmp_path: Path) -> None:
+    known = KnownChunks(str(tmp_path / "known"), "jobs/j1/attempts/2/")
+    known.learn("a" * 64, f"jobs/j2/attempts/1/data/{'a' * 64}")
+    known.learn("b" * 64, f"jobs/j1/attempts/1/data/{'b' * 64}")
+    assert known.claim("a" * 64) is None
+    assert known.claim("b" * 64) == f"jobs/j1/attempts/1/data/{'b' * 64}"
+
+
 def test_content_that_changes_while_it_is_read_makes_no_manifest(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         store = store_of(runner_grant(rig))

@@ -17,7 +17,12 @@ class KnownChunks:
         self._load()
 
     def learn(self, sha256: str, key: str) -> None:
-        """The store has this chunk under this key (of an earlier attempt, say)."""
+        """The store has this chunk under this key (of an earlier attempt, say).
+
+        A chunk of another job, from whose checkpoint this one began, is not this job's to refer to: it is sent again.
+        """
+        if not key.startswith(self._prefix.partition("/attempts/")[0] + "/attempts/"):
+            return
         with self._lock:
             self._keys.setdefault(sha256, key)
 

@@ -16,7 +16,7 @@ from spotd.cli.words import NOTHING, clean, count, dollars, local_text, money, p
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, ReceiptShape
+    from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
 
 _JOB_COLUMNS = (
     Column(title="ID"),
@@ -80,6 +80,7 @@ def show_receipt(receipt: ReceiptShape) -> None:
         ("recoveries", str(receipt["recoveries"])),
         ("lost", f"{minutes(receipt['lost_s'])} of work repeated and waiting for a machine"),
     ]  # fmt: skip
+    facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
     stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))
     if receipt["attempts"]:
         stdout.line("")
@@ -101,6 +102,11 @@ def show_receipt(receipt: ReceiptShape) -> None:
                 for line in receipt["attempts"]
             ],
         )
+
+
+def _fallback_text(one: FallbackShape) -> str:
+    began = "afresh" if one["next"] is None else f"from {one['next']}"
+    return clean(f"attempt {one['attempt']} began {began}: {one['name']} could not be restored ({one['reason']})")
 
 
 def _ran(line: AttemptCostShape) -> str:

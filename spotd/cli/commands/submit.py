@@ -89,6 +89,7 @@ def _job_options(function: F) -> F:
 @click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the job; may be repeated.")
 @click.option("--secret", "secret", multiple=True, metavar="NAME", help="Secret, read from this environment.")
 @click.option("--secret-file", type=click.Path(path_type=Path), metavar="FILE", help="Secrets as NAME=value lines.")
+@click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--no-wait-price", is_flag=True, help="Exit 3 instead of queueing if nothing is under the ceiling now.")
@@ -110,7 +111,8 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
     draft = _with_secrets(draft, given["secret"])
     draft.check()
     daemon = Daemon()
-    answer = _asked(draft, lambda: daemon.plan(draft.as_json()))
+    resume_from: str = given["resume_from"]
+    answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from))
     plan: PlanShape = answer["plan"]
     _show_plan(plan, answer, output, dry_run=given["dry_run"], quiet=given["detach"])
     if given["no_wait_price"] and not plan["fits"]:
@@ -126,7 +128,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         stderr.note("nothing was submitted")
         return ExitCode.INTERRUPTED
     code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]))
-    job = _submitted(daemon, draft, code, secrets)
+    job = _submitted(daemon, draft, code, secrets, resume_from)
     return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
 
 
@@ -218,9 +220,14 @@ class _Watched(io.BytesIO):
         return chunk
 
 
-def _submitted(daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str]) -> JobShape:
+def _submitted(
+    daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str], resume_from: str
+) -> JobShape:
+    def call() -> dict[str, Any]:
+        return daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets, resume_from=resume_from)
+
     try:
-        answer = _asked(draft, lambda: daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets))
+        answer = _asked(draft, call)
     except DaemonUnreachable as exc:
         raise DaemonUnreachable(exc.message, hint="the job may or may not be queued; see spotctl ls") from exc
     job: JobShape = answer["job"]
@@ -257,6 +264,7 @@ _NOT_KEYS: Final = {
     "env",
     "secret",
     "secret_file",
+    "resume_from",
     "dry_run",
     "yes",
     "no_wait_price",

@@ -58,8 +58,8 @@ class DaemonBackend:
     async def status(self) -> StatusShape:
         return await self._health.status()
 
-    async def plan(self, draft: Draft) -> PlanShape:
-        return await self._queue.plan(draft)
+    async def plan(self, draft: Draft, resume_from: str = "") -> PlanShape:
+        return await self._queue.plan(draft, resume_from)
 
     async def has_code(self, sha256: str) -> bool:
         return await self._queue.has_code(sha256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from spotd.api.shapes import PlanShape
 from spotd.core.candidates import Catalogue, ceiling_for, resolve_gpu, shape_of
 from spotd.core.decide import decide
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import Job, JobId, Quote, Verdict, VerdictKind, World
+from spotd.core.model import Checkpoint, Job, JobId, Quote, Verdict, VerdictKind, World
 from spotd.core.plans import applied
 from spotd.core.requests import submit
 from spotd.core.states import JobState
@@ -106,9 +106,11 @@ class Outlook:
     plan: PlanShape
 
 
-def outlook(spec: JobSpec, world: World, market: MarketSnapshot, now: datetime) -> Outlook:
-    """The decision that would follow if this job were queued now."""
-    job = new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0)
+def outlook(
+    spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...] = ()
+) -> Outlook:
+    """The decision that would follow if this job were queued now, with these checkpoints to begin from."""
+    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
     catalogue = Catalogue(market, world.policy, world.cooldowns, now)
@@ -142,6 +144,7 @@ def outlook(spec: JobSpec, world: World, market: MarketSnapshot, now: datetime) 
             secrets=list(spec.secrets),
             ceilings=_ceilings(spec, world),
             budget_usd=usd(spec.job_budget),
+            resume_from=None,
             candidates=[
                 quote_shape(q, ceiling_for(q.offer.gpu, q.offer.gpu_count, spec.price, world.policy), blocked)
                 for q, blocked in shown

@@ -24,9 +24,10 @@ from spotd.api.backend import (
 from spotd.api.shapes import CodeShape, JobDetailShape, JobPageShape, JobShape, PlanShape, WhyShape
 from spotd.core import requests
 from spotd.core.candidates import ceiling_for
-from spotd.core.model import Attempt, Job, JobId, Plan, VerdictKind, World
+from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, VerdictKind, World
 from spotd.core.states import JobState
 from spotd.daemon import layout
+from spotd.daemon.backend.origins import find_origin, origin_shape
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.planning import Outlook, new_job, outlook, read_spec
 from spotd.daemon.backend.render import (
@@ -39,7 +40,7 @@ from spotd.daemon.backend.render import (
     spec_shape,
     usd,
 )
-from spotd.daemon.commits import Committed, Decide, Points
+from spotd.daemon.commits import Committed, Decide, DecideWith, Points
 from spotd.daemon.crash import CrashPoint
 from spotd.store import JobView, Reads, StoreError
 from spotd_jobs.spec.model import JobSpec
@@ -55,15 +56,24 @@ class Queue:
 
     # --- before a job exists ---
 
-    async def plan(self, draft: Draft) -> PlanShape:
-        return self._outlook(self._spec(draft)).plan
+    async def plan(self, draft: Draft, resume_from: str) -> PlanShape:
+        spec = self._spec(draft)
+        origin = await find_origin(self._parts, resume_from)
+        if origin is None:
+            return self._outlook(spec).plan
+        world = self._parts.world()
+        taken = await self._parts.read(lambda reads: origin.taken(reads, world))
+        plan = self._outlook(spec, taken).plan
+        plan["resume_from"] = origin_shape(origin, taken[0])
+        return plan
 
     def _spec(self, draft: Draft) -> JobSpec:
         known = frozenset(self._parts.providers)
         return read_spec(draft, self._parts.boards.snapshot(), known)
 
-    def _outlook(self, spec: JobSpec) -> Outlook:
-        return outlook(spec, self._parts.world(), self._parts.boards.snapshot(), self._parts.clock.now())
+    def _outlook(self, spec: JobSpec, checkpoints: tuple[Checkpoint, ...] = ()) -> Outlook:
+        now, market = self._parts.clock.now(), self._parts.boards.snapshot()
+        return outlook(spec, self._parts.world(), market, now, checkpoints)
 
     async def has_code(self, sha256: str) -> bool:
         found = await self._parts.stored(lambda: self._parts.objects.head(layout.code_key(sha256)))
@@ -96,19 +106,22 @@ class Queue:
         spec = self._spec(submission.draft)
         _check_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
+        origin = await find_origin(parts, submission.resume_from)
         verdict = self._outlook(spec).verdict
         if verdict is not None and verdict.kind is VerdictKind.BUDGET_JOB:
             raise OverBudget(verdict.sentence, hint="raise [budget] job, or lower max_price")
         job_id = await self._free_id(spec.name)
         parts.secrets.write(job_id, submission.secrets)
 
-        def decide(world: World, now: datetime) -> Plan:
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
             _refuse_namesake([(j.id, j.state) for j in world.jobs.values() if j.name == spec.name], spec.name)
             job = new_job(job_id, spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
+            if origin is not None:
+                job = replace(job, checkpoints=origin.taken(reads, world))
             return requests.submit(world, job, now)
 
         try:
-            await self._commit(decide, (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT))
+            await self._commit_with(decide, (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT))
         except Exception:
             # Nothing was written. A cancellation proves no such thing: it leaves the values for the job that may be.
             parts.secrets.remove(job_id)
@@ -274,9 +287,12 @@ class Queue:
         return await self._parts.read(lambda reads: self._shape(reads, job_id, reads.attempts_of(job_id)))
 
     async def _commit(self, decide: Decide, points: Points) -> Committed:
+        return await self._commit_with(lambda _reads, world, now: decide(world, now), points)
+
+    async def _commit_with(self, decide: DecideWith, points: Points) -> Committed:
         """The wish is durable, and the brain looks at it at once."""
         try:
-            committed = await self._parts.commits.commit(decide, points)
+            committed = await self._parts.commits.commit_with(decide, points)
         except StoreError as exc:
             raise Unavailable(exc.message, hint=exc.hint) from exc
         self._parts.bell.ring()

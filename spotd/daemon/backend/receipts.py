@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime, timedelta
 
-from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, ReceiptShape
+from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
+from spotd.api.words import utc_text
 from spotd.core.budgets import committed
 from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day
-from spotd.core.model import Attempt, JobId, World
+from spotd.core.model import Attempt, Event, JobId, World
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.render import instant, usd
 from spotd.store import JobView, Reads
@@ -26,12 +27,15 @@ class Receipts:
         now = self._parts.clock.now()
 
         def work(reads: Reads) -> list[ReceiptShape]:
+            told: defaultdict[JobId | None, list[Event]] = defaultdict(list)
+            for item in reads.events_of_kind("checkpoint.fallback", job_id=wanted):
+                told[item.event.job].append(item.event)
             if wanted is None:
                 views = reads.jobs()
             else:
                 one = reads.job_view(wanted)
                 views = (one,) if one is not None else ()
-            return [_receipt(reads, view, now) for view in views]
+            return [_receipt(reads, view, told[view.id], now) for view in views]
 
         receipts = await self._parts.read(work)
         return CostShape(
@@ -45,7 +49,7 @@ class Receipts:
         )
 
 
-def _receipt(reads: Reads, view: JobView, now: datetime) -> ReceiptShape:
+def _receipt(reads: Reads, view: JobView, fallbacks: list[Event], now: datetime) -> ReceiptShape:
     attempts = reads.attempts_of(view.id)
     seconds = _billed(reads, view.id, attempts, now)
     job = reads.job(view.id)
@@ -62,6 +66,18 @@ def _receipt(reads: Reads, view: JobView, now: datetime) -> ReceiptShape:
         lost_s=view.lost.total_seconds(),
         budget_usd=usd(job.spec.job_budget) if job is not None else None,
         attempts=[_line(item, seconds[item.id.number], now) for item in attempts],
+        fallbacks=[_fallback(event) for event in fallbacks],
+    )
+
+
+def _fallback(event: Event) -> FallbackShape:
+    after = event.data.get("next")
+    return FallbackShape(
+        attempt=event.attempt or 0,
+        name=str(event.data.get("name")),
+        reason=str(event.data.get("reason")),
+        next=None if after is None else str(after),
+        at=utc_text(event.at),
     )
 
 
