@@ -37,6 +37,7 @@ from spotd.core.model import (
 from spotd.core.pricing import PPM, gpu_price_limit, repriced
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.taking import is_left_to_provider
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Market
@@ -143,7 +144,8 @@ class _Decision:
             # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
             saving = job.spec.checkpoint.stop_grace + self.policy.save_allowance
             released_at = (item.ended_at or item.intended_at) + self.policy.lease + saving
-            if item.state.counts or (item.machine.may_compute and self.now < released_at):
+            blocks = item.machine.may_compute and self.now < released_at and not is_left_to_provider(item, self.world)
+            if item.state.counts or blocks:
                 return (
                     VerdictKind.RECONCILING,
                     f"waits until {item.provider} confirms that the machine of attempt {item.id.number} has ended",

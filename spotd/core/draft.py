@@ -39,6 +39,7 @@ from spotd.core.states import (
     check_attempt_transition,
     check_job_transition,
 )
+from spotd.core.taking import taken_by_provider_until
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
 
@@ -167,8 +168,16 @@ class Draft:
         self._charges.extend(charges)
         self.put_attempt(after)
 
-    def owe_termination(self, ref: InstanceRef, key: AttemptKey, attempt: AttemptId | None, *, why: str) -> None:
-        """The machine is being destroyed until the provider says that it is gone."""
+    def owe_termination(
+        self,
+        ref: InstanceRef,
+        key: AttemptKey,
+        attempt: AttemptId | None,
+        *,
+        why: str,
+        not_before: datetime | None = None,
+    ) -> None:
+        """The machine is being destroyed, from `not_before` on, until the provider says that it is gone."""
         intent = terminate_intent_id(ref)
         known = self.intent(intent)
         if known is not None and known.is_open:
@@ -183,8 +192,11 @@ class Draft:
                 created_at=self.now,
                 attempt=attempt,
                 ref=ref,
+                not_before=not_before,
             )
         )
+        if not_before is not None:
+            self.wake(not_before)
         self.event("machine.ending", why, attempt=attempt, provider=ref.provider, instance=ref.instance_id, key=key)
 
     def machine_gone(self, attempt: AttemptId) -> None:
@@ -233,7 +245,11 @@ class Draft:
         if item.machine is MachineState.GONE:
             self._close(item)
         elif item.ref is not None:
-            self.owe_termination(item.ref, item.key, attempt, why=f"its attempt ended: {sentence}")
+            left_until = taken_by_provider_until(item, self.policy, self.now)
+            left = "" if left_until is None else f"; {item.provider} takes it itself, which costs less than ending it"
+            self.owe_termination(
+                item.ref, item.key, attempt, why=f"its attempt ended: {sentence}{left}", not_before=left_until
+            )
 
     def _blame(self, item: Attempt, blame: Blame, why: str) -> None:
         offer = item.quote.offer

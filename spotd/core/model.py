@@ -326,6 +326,7 @@ class ProviderPolicy:
     Attributes:
         fee_ppm: fee multiplier in parts per million; 1.20 is 1_200_000.
         unusable: a sentence when nothing may be launched there (no key, the store cannot reach its hosts).
+        free_if_taken_within: a machine that the provider takes back this soon after its launch costs nothing.
     """
 
     name: ProviderName
@@ -334,6 +335,7 @@ class ProviderPolicy:
     reconcile_window: timedelta
     provision_timeout: timedelta
     unusable: str = ""
+    free_if_taken_within: timedelta = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,7 +191,9 @@ def after_restart(world: World, now: datetime) -> Plan:
                 draft.event("launch.unknown", "spotd was restarted during the launch", attempt=intent.attempt)
                 draft.look_again(item.provider)
         elif intent.kind is IntentKind.TERMINATE:
-            draft.put_intent(replace(intent, state=IntentState.OPEN, not_before=None))
+            # An order that was never tried only waits for a provider to take the machine itself.
+            due = intent.not_before if intent.tries == 0 else None
+            draft.put_intent(replace(intent, state=IntentState.OPEN, not_before=due))
     return draft.plan()
 
 

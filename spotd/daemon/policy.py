@@ -72,6 +72,7 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         reconcile_window=virtual_at_least(clock, traits.reconcile_window, real_s=RECONCILE_FLOOR_S),
         provision_timeout=virtual_at_least(clock, traits.provision_timeout, real_s=PROVISION_FLOOR_S),
         unusable=unusable,
+        free_if_taken_within=traits.free_if_taken_within,
     )
 
 

@@ -57,6 +57,33 @@ def test_a_job_that_saves_on_the_notice_loses_nothing(tmp_path: Path) -> None:
         assert kinds.index(EventKind.PREEMPT_NOTICE) < kinds.index(EventKind.CHECKPOINT) < kinds.index(EventKind.EXIT)
 
 
+SLOW_TO_SAVE = r"""
+import os, signal, sys, time
+def leave(*_):
+    time.sleep(1)
+    made = os.environ["SPOTD_CHECKPOINT_DIR"] + "/step-1"
+    os.mkdir(made + ".tmp")
+    with open(made + ".tmp/DONE", "w") as f:
+        f.write("saved")
+    os.rename(made + ".tmp", made)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("it trains", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_program_below_a_shell_that_dies_of_the_signal_has_its_time_to_save(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        run = ["/bin/sh", "-c", f"cd . && {sys.executable} -IS slow.py && echo never"]
+        machine = rig.start(rig.grant(run, code={"slow.py": SLOW_TO_SAVE}, settle_s=30.0))
+        started(machine, "it trains")
+        notice(machine, 20.0)
+        assert machine.wait() == 0
+        assert outcome(machine) is Outcome.PREEMPTED
+        assert [one.name for one in rig.accepted(1)] == ["step-1"]
+
+
 def test_a_job_deaf_to_the_signal_is_killed_in_time_and_its_settled_checkpoint_is_kept(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         grant = rig.grant(train("1", "60", "renamed", "1000", "deaf"), code=CODE, settle_s=0.3, stop_grace_s=0.5)

@@ -301,7 +301,7 @@ class Attempt:
             self._saver.hurry()
         if self._stops.kill_at(began, job_grace_s) > began:
             job.send(process.signal_number(str(rules.get("stop_signal") or "SIGTERM")))
-        while job.poll() is None:
+        while not job.is_over():
             left_s = self._stops.kill_at(began, job_grace_s) - steady()
             if left_s <= 0:
                 job.send(signal.SIGKILL)

@@ -82,6 +82,15 @@ class Job:
                 )
         return self.ended
 
+    def is_over(self) -> bool:
+        """It has ended, and what it was running has, too, if a signal killed it.
+
+        A shell dies of the signal at once, while the program it was running still saves: `cd src && python train.py`.
+        One that ends in its own way has decided itself that nothing is left to be waited for.
+        """
+        ended = self.poll()
+        return ended is not None and (ended.signal is None or not _members(self.pid))
+
     def send(self, number: int) -> None:
         """The whole group has the signal. Only while its leader is not reaped: later the number may be another's."""
         if self.ended is None:

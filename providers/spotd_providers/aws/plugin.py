@@ -49,6 +49,8 @@ class AwsPlugin:
             quote_ttl=timedelta(minutes=5),
             hosts_share_filesystem=local,
             ends_itself_by="file",
+            # Counted by EC2 from `running`, by us from the launch before it: never too long.
+            free_if_taken_within=timedelta(hours=1),
             # A fake cloud tells each machine its own address in the environment.
             notice_imds="" if local else IMDS,
         )

@@ -157,6 +157,8 @@ class ProviderTraits:
             the provider gives no instance-scoped way.
         ends_itself_at: base URL of the API that `vast` and `runpod` call; empty is the real one.
         notice_imds: base URL of a metadata service on the machines that warns of preemption; empty for none.
+        free_if_taken_within: a machine that the provider itself takes back this soon after its launch costs nothing,
+            and costs something when we end it; it is then left to the provider.
     """
 
     start_script_bytes_max: int
@@ -168,6 +170,7 @@ class ProviderTraits:
     ends_itself_by: str = ""
     ends_itself_at: str = ""
     notice_imds: str = ""
+    free_if_taken_within: timedelta = timedelta(0)
 
 
 class ProviderPlugin(Protocol):

@@ -14,7 +14,7 @@ from spotd_providers.testkit.fakes.aws.catalog import KINDS, ZONES, Kind, Zone
 from spotd_providers.testkit.fakes.aws.cloud import ACCESS_KEY, Ec2Cloud
 from spotd_providers.testkit.fakes.aws.quirks import Quirks
 from spotd_providers.testkit.fakes.aws.records import FakeInstance, Phase
-from spotd_providers.testkit.fakes.aws.ticker import ticking
+from spotd_providers.testkit.ticker import ticking
 
 __all__ = [
     "ACCESS_KEY",

@@ -1,0 +1,44 @@
+"""Machines that a provider has announced to take, and that are cheaper left to it than ended by us.
+
+Theory. EC2 charges nothing for a machine that it interrupts in its first hour, and every second of one that we end
+ourselves, be it a moment earlier. So once the runner has reported its own end, which means that everything is saved
+and nothing of ours computes any more, the order to end such a machine waits until the announced instant has passed.
+The next machine of the job does not wait: this is the one overlap of two machines that spotd means to have. The order
+is durable from the beginning, and given after all if the machine is not taken.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.model import Attempt, IntentState, Policy, World, terminate_intent_id
+from spotd.core.states import AttemptState
+
+TAKING: Final = timedelta(seconds=30)
+"""Between the announced instant and a listing that shows the machine as ending."""
+LEFT_MAX: Final = timedelta(minutes=3)
+"""No notice is longer. Part of what is known of one was written by the host, whose word must not keep it alive."""
+
+
+def taken_by_provider_until(item: Attempt, policy: Policy, now: datetime) -> datetime | None:
+    """When the machine's end is owed although the provider takes it; `None` for at once."""
+    rules = policy.providers.get(item.provider)
+    if rules is None or item.notice_at is None or item.launched_at is None or item.phase != "done":
+        return None
+    due = item.notice_at + TAKING
+    is_free = item.notice_at - item.launched_at < rules.free_if_taken_within
+    return due if is_free and now < due <= now + LEFT_MAX else None
+
+
+def is_left_to_provider(item: Attempt, world: World) -> bool:
+    """Whether the machine only waits to be taken: its runner has ended, and no order to end it was tried yet."""
+    if item.state is not AttemptState.ENDING or item.ref is None or item.notice_at is None or item.phase != "done":
+        return False
+    intent = world.intents.get(terminate_intent_id(item.ref))
+    return (
+        intent is not None
+        and intent.state is IntentState.OPEN
+        and intent.tries == 0
+        and intent.not_before == item.notice_at + TAKING
+    )
