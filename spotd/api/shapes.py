@@ -24,6 +24,26 @@ class CheckpointShape(TypedDict):
     at: str
 
 
+class TransferShape(TypedDict):
+    """A checkpoint on its way between host and store, as the host's heartbeats tell it.
+
+    Attributes:
+        kind: `upload` or `restore`.
+        bytes_per_s, seconds_left: null while they cannot be told.
+        queued: how many more wait for their upload.
+        failing: why it does not advance, empty while it does.
+    """
+
+    kind: str
+    checkpoint: str
+    bytes_done: int
+    bytes_total: int
+    bytes_per_s: int | None
+    seconds_left: float | None
+    queued: int
+    failing: str
+
+
 class AttemptShape(TypedDict):
     """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user."""
 
@@ -78,6 +98,7 @@ class JobShape(TypedDict):
     ended_at: str | None
     verdict: str
     exit_code: int | None
+    transfer: TransferShape | None
 
 
 class JobDetailShape(TypedDict):
@@ -243,12 +264,13 @@ class LogShape(TypedDict):
     Attributes:
         kind: `log` is output of the user's command (`text` as it was written, line ends included);
             `attempt` is a marker before the first output of an attempt (`text` a sentence, say where it runs);
-            `gap` says that output is missing here; `end` is the last record of an ended stream.
+            `gap` says that output is missing here; `transfer` tells in a sentence how far a checkpoint has come that
+            takes a while, where the log is followed; `end` is the last record of an ended stream.
         cursor: give it back as `after` to go on behind this record.
         state, exit_code: of the job, in `end` only, else null.
     """
 
-    kind: Literal["log", "attempt", "gap", "end"]
+    kind: Literal["log", "attempt", "gap", "transfer", "end"]
     cursor: str
     attempt: int
     at: str | None

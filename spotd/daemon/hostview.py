@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from spotd.core.model import Attempt, Checkpoint, ExitCause, Fallback, HostReport, Job
 from spotd.daemon import layout
 from spotd.daemon.metrics import metric_of
+from spotd.daemon.transfers import TransferMeter
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import (
@@ -84,6 +85,7 @@ class HostView:
 
     first_look: bool = True
     heartbeat: Heartbeat | None = None
+    transfers: TransferMeter = field(default_factory=TransferMeter)
     exit: Exit | None = None
     resumed_from: str | None = None
     events_read: str = ""
@@ -149,6 +151,7 @@ def _read_heartbeat(objects: ObjectStore, view: HostView, attempt: Attempt) -> N
         _complain(view, "heartbeat", f"the host's heartbeat is not usable: {exc}")
         return
     view.heartbeat = beat
+    view.transfers.take(beat)
     if beat.exit is not None:
         view.exit = beat.exit
 

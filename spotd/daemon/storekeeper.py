@@ -18,6 +18,7 @@ import anyio.to_thread
 
 from spotd.core.model import Attempt, AttemptId, HostReport, Job, JobId, World
 from spotd.daemon.hostview import HostView, look, told, with_job
+from spotd.daemon.transfers import Transfer
 from spotd_jobs.objects.api import ObjectStore, StoreError
 from spotd_jobs.wire.reports import Heartbeat
 from spotd_providers.contract.provider import Clock, Logger
@@ -58,6 +59,11 @@ class Storekeeper:
         """The newest sign of life of a host, as it was written."""
         view = self._views.get(attempt)
         return view.heartbeat if view is not None else None
+
+    def transfer(self, attempt: AttemptId) -> Transfer | None:
+        """What a host is moving now, as far as its newest heartbeats tell."""
+        view = self._views.get(attempt)
+        return view.transfers.now if view is not None else None
 
     async def look(self, world: World) -> dict[AttemptId, HostReport]:
         """One report for each counting attempt that could be looked at completely.

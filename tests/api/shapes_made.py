@@ -18,6 +18,7 @@ from spotd.api.shapes import (
     ProviderShape,
     QuoteShape,
     ReceiptShape,
+    TransferShape,
 )
 
 NOW = "2026-11-21T10:00:00.000Z"
@@ -33,6 +34,20 @@ def checkpoint(**given: Any) -> CheckpointShape:
         "at": "2026-11-21T09:30:00.000Z",
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # a test overrides keys of the shape by name
+
+
+def transfer(**given: Any) -> TransferShape:
+    base: TransferShape = {
+        "kind": "upload",
+        "checkpoint": "step-1300",
+        "bytes_done": 1_200_000_000,
+        "bytes_total": 4_000_000_000,
+        "bytes_per_s": 80_000_000,
+        "seconds_left": 35.0,
+        "queued": 0,
+        "failing": "",
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
 
 def kept_checkpoint(**given: Any) -> KeptCheckpointShape:
@@ -97,6 +112,7 @@ def job(**given: Any) -> JobShape:
         "ended_at": None,
         "verdict": "runs at $2.31 per GPU-hour, under the ceiling of $2.40",
         "exit_code": None,
+        "transfer": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

@@ -43,7 +43,7 @@ def test_ls_json_is_the_promised_job_object(stocked: Ctl) -> None:
     assert body["schema"] == 1
     promised = (
         "id name state reason provider host gpu gpu_count attempt attempts effective_usd_h spent_usd on_demand_usd "
-        "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code"
+        "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer"
     )
     assert list(body["jobs"][0]) == promised.split()
     assert set(body["jobs"][0]["checkpoint"]) >= {"name", "step", "bytes", "at"}
@@ -221,3 +221,23 @@ def test_spans_and_sizes_read_well() -> None:
     ]
     assert [span_text(value) for value in (5, 372, 7260, 200_000)] == ["5 s", "6 min 12 s", "2 h 1 min", "2 d 7 h"]
     assert [size_text(value) for value in (5, 12_345, 1_500_000, 2e12)] == ["5 B", "12.3 kB", "1.5 MB", "2.0 TB"]
+
+
+def test_a_transfer_is_told_by_ls_and_show_with_rate_and_time_left(ctl: Ctl) -> None:
+    ctl.backend.rows = [shapes_made.job(transfer=shapes_made.transfer(queued=2))]
+    assert "  1200 up 30% 80.0 MB/s 35s  " in ctl("ls").out
+    shown = ctl("show", "llama-lora").out
+    assert "transfer:   upload of step-1300, 1.2 GB of 4.0 GB (30 %), 80.0 MB/s, 35 s left, 2 more waiting\n" in shown
+
+
+def test_a_restore_whose_rate_is_not_known_yet_says_how_far_it_is(ctl: Ctl) -> None:
+    unknown = {"kind": "restore", "bytes_per_s": None, "seconds_left": None}
+    ctl.backend.rows = [shapes_made.job(checkpoint=None, transfer=shapes_made.transfer(**unknown))]
+    assert "  - down 30%  " in ctl("ls").out
+    assert "transfer:   restore of step-1300, 1.2 GB of 4.0 GB (30 %)\n" in ctl("show", "llama-lora").out
+
+
+def test_an_upload_that_fails_says_why(ctl: Ctl) -> None:
+    ctl.backend.rows = [shapes_made.job(transfer=shapes_made.transfer(failing="the store answers 503"))]
+    assert "  1200 up 30% failing  " in ctl("ls").out
+    assert "failing: the store answers 503" in ctl("show", "llama-lora").out

@@ -22,6 +22,7 @@ from spotd.core.model import Attempt, AttemptId, JobId
 from spotd.core.states import JobState
 from spotd.daemon import layout
 from spotd.daemon.backend.parts import Parts
+from spotd.daemon.transfers import Transfer
 from spotd.store import Reads
 from spotd_jobs.objects.api import ObjectMissing, StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import LOG_OBJECT_BYTES_MAX
@@ -30,6 +31,9 @@ FOLLOW_PAUSE_S: Final = 0.5
 OBJECTS_MAX: Final = 100_000
 TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH: Final = 32
+WORTH_TELLING_S: Final = 5.0
+LOOKS_BETWEEN: Final = 20
+"""A transfer under way is told again after so many looks, about ten seconds."""
 LAST_LOOKS: Final = 2
 """How many empty looks after a job's end it takes to believe that nothing more is coming."""
 
@@ -74,6 +78,7 @@ class LogLines:
             start, skip_text = await self._tail_start(job, query)
         reader = _Reader(self._parts, job, query.attempt, start, skip_text)
         quiet = 0
+        moving = _Moving()
         while True:
             state, exit_code = await self._state(job)
             records = await reader.more()
@@ -91,7 +96,15 @@ class LogLines:
             ):
                 yield reader.end(state, exit_code)
                 return
+            told = moving.sentence(self._transfer(job))
+            if told:
+                yield reader.transfer(told)
             await anyio.sleep(FOLLOW_PAUSE_S)
+
+    def _transfer(self, job: JobId) -> Transfer | None:
+        state = self._parts.brain.state
+        attempt = None if state is None else state.world.counting_attempt(job)
+        return None if attempt is None else self._parts.keeper.transfer(attempt.id)
 
     async def _state(self, job: JobId) -> tuple[JobState, int | None]:
         view = await self._parts.read(lambda reads: reads.job_view(job))
@@ -209,6 +222,18 @@ class _Reader:
             record["kind"] = "gap"
         return record
 
+    def transfer(self, text: str) -> LogShape:
+        """A word about a checkpoint on its way; whoever goes on behind it misses nothing."""
+        return LogShape(
+            kind="transfer",
+            cursor=str(self._at),
+            attempt=self._at.attempt,
+            at=utc_text(self._parts.clock.now()),
+            text=text,
+            state=None,
+            exit_code=None,
+        )
+
     def end(self, state: JobState, exit_code: int | None) -> LogShape:
         """The last record."""
         return LogShape(
@@ -220,6 +245,28 @@ class _Reader:
             state=state.value,
             exit_code=exit_code,
         )
+
+
+class _Moving:
+    """Says now and then how far a checkpoint has come, where that takes a while."""
+
+    def __init__(self) -> None:
+        self._told: tuple[str, str] | None = None
+        self._looks = 0
+
+    def sentence(self, at: Transfer | None) -> str:
+        """What is worth telling at this look, if anything."""
+        if at is None or at.left_s is None or at.rate is None:
+            return ""
+        self._looks += 1
+        is_new = self._told != (at.kind, at.name)
+        if is_new and at.left_s < WORTH_TELLING_S:
+            return ""
+        if not is_new and self._looks < LOOKS_BETWEEN:
+            return ""
+        self._told, self._looks = (at.kind, at.name), 0
+        mb, left = f"{at.done / 1e6:.0f} of {at.total / 1e6:.0f} MB", f"{at.left_s:.0f} s left"
+        return f"{at.kind} of {at.name}: {mb}, {at.rate / 1e6:.1f} MB/s, {left}"
 
 
 def _decoder() -> codecs.IncrementalDecoder:

@@ -182,7 +182,7 @@ class Queue:
         shown = attempts
         if not attempts and state is not None:
             shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
-        return job_shape(line, shown, verdict, self._parts.clock.now())
+        return job_shape(line, shown, verdict, self._parts.clock.now(), self._parts.keeper.transfer)
 
     async def job(self, ref: str) -> JobDetailShape:
         job_id = await self._parts.find(ref)

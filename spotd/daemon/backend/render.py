@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -16,11 +16,13 @@ from spotd.api.shapes import (
     JobShape,
     PassedOverShape,
     QuoteShape,
+    TransferShape,
 )
 from spotd.api.words import utc_text
 from spotd.core.market import Board, MarketSnapshot
 from spotd.core.metering import on_demand_spent, spent
-from spotd.core.model import Attempt, Checkpoint, PriceBreakdown, Quote, Verdict
+from spotd.core.model import Attempt, AttemptId, Checkpoint, PriceBreakdown, Quote, Verdict
+from spotd.daemon.transfers import Transfer
 from spotd.store import AttemptView, EventView, JobView
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.units import format_duration
@@ -65,11 +67,31 @@ def attempt_shape(item: Attempt, now: datetime) -> AttemptShape:
     )
 
 
-def job_shape(view: JobView, attempts: Iterable[Attempt], verdict: Verdict | None, now: datetime) -> JobShape:
+def transfer_shape(at: Transfer) -> TransferShape:
+    return TransferShape(
+        kind=at.kind.value,
+        checkpoint=at.name,
+        bytes_done=at.done,
+        bytes_total=at.total,
+        bytes_per_s=at.rate,
+        seconds_left=at.left_s,
+        queued=at.queued,
+        failing=at.failing,
+    )
+
+
+def job_shape(
+    view: JobView,
+    attempts: Iterable[Attempt],
+    verdict: Verdict | None,
+    now: datetime,
+    transfer: Callable[[AttemptId], Transfer | None],
+) -> JobShape:
     """The job object. In a list, `attempts` are those that have not ended."""
     machine = next((a for a in view.open if a.state.counts), None)
     spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
     gpu, count = _gpu_of(view, machine)
+    moving = None if machine is None else transfer(machine.id)
     return JobShape(
         id=view.id,
         name=view.name,
@@ -92,6 +114,7 @@ def job_shape(view: JobView, attempts: Iterable[Attempt], verdict: Verdict | Non
         ended_at=instant(view.ended_at),
         verdict=view.reason if verdict is None or view.state.is_final else verdict.sentence,
         exit_code=view.exit_code,
+        transfer=None if moving is None else transfer_shape(moving),
     )
 
 
