@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
 import stat
@@ -65,18 +63,13 @@ def test_a_stopped_daemon_leaves_the_machine_running_and_the_next_adopts_it(foun
 def test_a_stopping_daemon_finishes_the_launch_under_way_and_begins_no_other(found: Lab) -> None:
     found.start()
     until(lambda: find_endpoint(found.market_folder), what="the market to run")
-    until(lambda: found.api.prices({})["quotes"], what="prices")
-    market = int(json.loads((found.market_folder / "server.json").read_text())["pid"])
-    os.kill(market, signal.SIGSTOP)
-    try:
-        first = found.submit("first", "true")
-        until(lambda: any(e["kind"] == "attempt.intended" for e in found.events(first)), what="the launch to begin")
-        signal_daemon(found, signal.SIGTERM)
-        until(lambda: log_lines(found, "daemon.stopping"), what="the daemon to stop")
-        second = found.submit("second", "true")
-        assert not found.is_dead
-    finally:
-        os.kill(market, signal.SIGCONT)
+    found.control("faults", {"call": "launch", "slow_s": 8})
+    first = found.submit("first", "true")
+    until(lambda: any(e["kind"] == "attempt.intended" for e in found.events(first)), what="the launch to begin")
+    signal_daemon(found, signal.SIGTERM)
+    until(lambda: log_lines(found, "daemon.stopping"), what="the daemon to stop")
+    second = found.submit("second", "true")
+    assert not found.is_dead
     assert found.process is not None
     assert found.process.wait(60) == 0
     assert log_lines(found, "daemon.drained")[-1]["complete"] is True

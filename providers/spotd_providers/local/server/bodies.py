@@ -62,13 +62,14 @@ class Call(StrEnum):
 
 
 class FaultBody(_Body):
-    """The next `times` calls of this kind fail. With `lose`, the connection breaks before an answer."""
+    """The next `times` calls of this kind fail, or with `slow_s` are late. With `lose`, the connection breaks."""
 
     call: Call
     status: int = Field(default=503, ge=400, le=599)
     retry_after_s: int | None = Field(default=None, ge=0)
     lose: bool = False
     after_effect: bool = Field(default=False, description="the market did what was asked, and only then failed")
+    slow_s: float = Field(default=0.0, ge=0, le=60, description="seconds on the wall before the true answer")
     times: int = Field(default=1, ge=1, le=1_000_000)
 
 

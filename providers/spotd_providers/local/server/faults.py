@@ -1,4 +1,4 @@
-"""Faults of the market's own front door, for tests and the demo: refused, failing and lost answers."""
+"""Faults of the market's own front door, for tests and the demo: refused, failing, late and lost answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -38,6 +39,9 @@ class FrontDoor:
         """The true answer, or what a waiting fault makes of it."""
         fault = self._next(call)
         if fault is None:
+            return await do(request)
+        if fault.slow_s:
+            await anyio.sleep(fault.slow_s)
             return await do(request)
         if fault.after_effect:
             await do(request)
