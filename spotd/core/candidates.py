@@ -1,4 +1,4 @@
-"""Which offers a job could use, cheapest first, and why the others were passed over.
+"""Which offers a job could use, best first, and why the others were passed over.
 
 Theory. Many jobs ask for the same thing. A *shape* is everything in a job that decides which offers fit and what they
 cost it; offers are filtered, priced and sorted once per shape and decision, and every job of that shape walks the
@@ -20,8 +20,12 @@ from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour
 from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerGpuHour
-from spotd_providers.contract.values import Interruption, Market, Offer, ProviderName
+from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Interruption, Market, Offer, ProviderName
 
+SCARCITY_PPM_PER_POINT: Final = 5_000
+"""What a point of capacity is worth in price. A pool that refuses costs seconds, but one that is scarce is taken away
+sooner: another loss every ten hours costs a quarter of an hour, some two or three percent of the price."""
+SCARCITY_PPM_MAX: Final = SCARCITY_PPM_PER_POINT * (CAPACITY_SCORE_MAX - 1)
 _INTERRUPTION_ORDER: Final[Mapping[Interruption, int]] = {
     Interruption.NEVER: 0,
     Interruption.NOTICE: 1,
@@ -41,6 +45,14 @@ def shape_of(job: Job, policy: Policy) -> Shape:
     return Shape(resources=job.spec.resources, needs=needs_of(job, policy))
 
 
+def scarcity_ppm(offer: Offer) -> int:
+    """How much dearer this offer ranks because its provider doubts that it can be had; nothing where nobody says."""
+    score = offer.capacity_score
+    return (
+        0 if score is None else SCARCITY_PPM_PER_POINT * max(0, min(CAPACITY_SCORE_MAX - score, CAPACITY_SCORE_MAX - 1))
+    )
+
+
 def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
     """The highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
     if limit is not None and limit.per_gpu_hour is not None:
@@ -51,10 +63,11 @@ def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Poli
 
 
 class ShapeList:
-    """The offers that fit one shape, cheapest first, found only as far as somebody asks.
+    """The offers that fit one shape, best first, found only as far as somebody asks.
 
-    Shelves are sorted by the price of the GPU part, which no total can undercut. So the cheapest total is certain as
-    soon as it is at most the lowest GPU part not yet looked at, and most of a market is never priced at all.
+    Best is cheapest, where a scarce offer counts as a little dearer than it is (`scarcity_ppm`). Shelves are sorted by
+    the price of the GPU part, which no total can undercut. So the best is certain as soon as it is at most the lowest
+    GPU part not yet looked at, and most of a market is never priced at all.
     """
 
     def __init__(
@@ -96,7 +109,8 @@ class ShapeList:
                 continue
             total = total_per_hour(offer, self.shape.needs, rules.fee_ppm)
             rank = _INTERRUPTION_ORDER[offer.interruption]
-            heapq.heappush(self._priced, (total, rank, offer.provider, offer.offer_id, offer))
+            ranked = total + total * scarcity_ppm(offer) // PPM
+            heapq.heappush(self._priced, (ranked, rank, offer.provider, offer.offer_id, offer))
         if not self._priced:
             return False
         self.entries.append(heapq.heappop(self._priced)[4])
@@ -172,7 +186,7 @@ class Catalogue:
         return made
 
     def ranked(self, offers: ShapeList) -> Iterator[Quote]:
-        """Every quote of the shape that is neither cooling nor taken, cheapest first."""
+        """Every quote of the shape that is neither cooling nor taken, best first."""
         index = offers.walked
         while (offer := offers.at(index)) is not None:
             if not self.blocked(offer):
@@ -180,7 +194,7 @@ class Catalogue:
             index += 1
 
     def first_free(self, offers: ShapeList) -> Quote | None:
-        """The cheapest quote that is neither cooling nor taken; moves the shared mark past what is blocked."""
+        """The best quote that is neither cooling nor taken; moves the shared mark past what is blocked."""
         while (offer := offers.at(offers.walked)) is not None:
             if not self.blocked(offer):
                 return self.quote_at(offers, offers.walked)

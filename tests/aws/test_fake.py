@@ -222,6 +222,12 @@ def test_every_answer_that_is_not_used_by_the_provider_is_understood_as_well(h: 
     few = client.get_spot_placement_scores(TargetCapacity=1, InstanceTypes=["g5.xlarge"])["SpotPlacementScores"]
     assert {row["Score"] for row in few} == {1}
     types = ["g5.xlarge", "g6e.xlarge", "g4dn.xlarge"]
-    assert (
-        client.get_spot_placement_scores(TargetCapacity=1, InstanceTypes=types)["SpotPlacementScores"][0]["Score"] > 1
-    )
+    by_region = client.get_spot_placement_scores(TargetCapacity=1, InstanceTypes=types)["SpotPlacementScores"]
+    assert [(row["Region"], row["Score"]) for row in by_region] == [("us-east-1", 9), ("us-west-2", 9)]
+    one = {"TargetCapacity": 1, "InstanceTypes": types, "SingleAvailabilityZone": True, "RegionNames": ["us-east-1"]}
+    by_zone = client.get_spot_placement_scores(**one)["SpotPlacementScores"]
+    assert [(row["AvailabilityZoneId"], row["Score"]) for row in by_zone] == [
+        ("use1-az6", 9),
+        ("use1-az1", 8),
+        ("use1-az2", 7),
+    ]

@@ -76,7 +76,7 @@ def test_every_priced_pool_is_offered_or_rejected_with_a_reason(name: str) -> No
     prices, _ = current_prices(history(name))
     kinds = kinds_of(types(), OWN_IMAGE, region).usable
     subnets = {zone: f"subnet-{zone}" for _, zone in prices}
-    offers, rejected = spot_offers(prices, kinds, subnets, OnDemandPrices(region=region), OWN_IMAGE)
+    offers, rejected = spot_offers(prices, kinds, subnets, OnDemandPrices(region=region), OWN_IMAGE, {})
     print(f"{name}: {len(prices)} pools, {len(offers)} offers, {dict(Counter(row.reason for row in rejected))}")
     assert len(offers) + len(rejected) == len(prices)
     assert offers

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.contract.values import Power
 from spotd_providers.testkit.fakes.aws import Ec2Api
 from spotd_providers.testkit.faults import Faults
 from tests.aws.harness import AwsHarness
@@ -59,6 +60,7 @@ def test_a_whole_life_under_that_policy_is_allowed(tmp_path: Path) -> None:
         h.cloud.quirks.allowed = lambda action: _iam(action) in actions()
         assert all(line.ok for line in await provider.check())
         offer = await cheapest(h, provider)
+        assert provider.capabilities[Power.CAPACITY_SCORES].available
         launched = await provider.launch(h.request(offer))
         await h.settle()
         assert await provider.find(launched.instance.key)

@@ -48,6 +48,23 @@ def test_the_cheapest_offer_at_or_under_the_ceiling_is_bought() -> None:
     assert plan.verdicts[job(1).id].kind is V.PLACED
 
 
+def test_of_pools_at_nearly_one_price_the_one_that_can_be_had_is_tried_first() -> None:
+    scarce, ample = offer("a", price=400_000, capacity_score=1), offer("b", price=409_000, capacity_score=9)
+    assert launched(decide(world(job(1)), market(scarce, ample), NOW)) == {"j1": "b"}
+    much_cheaper = offer("a", price=380_000, capacity_score=1)
+    assert launched(decide(world(job(1)), market(much_cheaper, ample), NOW)) == {"j1": "a"}
+
+
+def test_a_scarce_offer_that_ranks_behind_its_price_is_still_found_under_the_ceiling() -> None:
+    ample, scarce = offer("a", price=505_000, capacity_score=10), offer("b", price=499_000, capacity_score=1)
+    assert launched(decide(world(job(1, ceiling=500_000)), market(ample, scarce), NOW)) == {"j1": "b"}
+
+
+def test_an_offer_whose_provider_gives_no_score_is_taken_at_its_price() -> None:
+    silent, scored = offer("a", price=401_000), offer("b", price=400_000, capacity_score=9)
+    assert launched(decide(world(job(1)), market(silent, scored), NOW)) == {"j1": "a"}
+
+
 def test_the_ceiling_is_met_exactly_and_not_one_microdollar_above() -> None:
     assert launched(decide(world(job(1)), market(offer(price=500_000)), NOW))
     plan = decide(world(job(1)), market(offer(price=500_001)), NOW)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from spotd_providers.aws.hardware import Hardware
 from spotd_providers.aws.ondemand import OnDemandPrices
+from spotd_providers.aws.region import Pool
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import PriceRow, read, spot_price
 from spotd_providers.contract.money import (
@@ -32,9 +33,6 @@ GP3_PRICE: Final = MicroUsdPerGbMonth(80_000)
 DISK_GB_MAX: Final = 16_000
 LINUX: Final = frozenset({"Linux/UNIX", "Linux/UNIX (Amazon VPC)"})
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
-
-Pool = tuple[str, str]
-"""Instance type and zone."""
 
 
 def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], list[Rejected]]:
@@ -67,9 +65,10 @@ def spot_offers(
     subnets: Mapping[str, str],
     on_demand: OnDemandPrices,
     settings: AwsSettings,
+    scores: Mapping[Pool, int],
 ) -> tuple[list[Offer], list[Rejected]]:
-    """Every priced pool, offered or rejected with a reason."""
-    return _offers(prices, Market.SPOT, kinds, subnets, on_demand, settings)
+    """Every priced pool, offered or rejected with a reason; `scores` say how likely AWS gives a machine there."""
+    return _offers(prices, Market.SPOT, kinds, subnets, on_demand, settings, scores)
 
 
 def on_demand_offers(
@@ -88,7 +87,7 @@ def on_demand_offers(
             rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=on_demand.absence()))
         else:
             priced[pool] = price
-    offers, more = _offers(priced, Market.ON_DEMAND, kinds, subnets, on_demand, settings)
+    offers, more = _offers(priced, Market.ON_DEMAND, kinds, subnets, on_demand, settings, {})
     return offers, [*rejected, *more]
 
 
@@ -104,6 +103,7 @@ def _offers(
     subnets: Mapping[str, str],
     on_demand: OnDemandPrices,
     settings: AwsSettings,
+    scores: Mapping[Pool, int],
 ) -> tuple[list[Offer], list[Rejected]]:
     offers: list[Offer] = []
     rejected: list[Rejected] = []
@@ -139,6 +139,7 @@ def _offers(
                 cpus=float(kind.cpus) if kind.cpus is not None else None,
                 memory_mb=kind.memory_mb,
                 disk_gb_max=DISK_GB_MAX,
+                capacity_score=scores.get(pool),
                 extra={"region": on_demand.region, "zone": zone, "type": pool[0], "subnet": subnets[zone]},
             )
         )

@@ -63,6 +63,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = {
     Power.NOTICES: Capability(available=True),
     Power.LOGS: Capability(available=True),
     Power.SELF_TERMINATE: Capability(available=True),
+    Power.CAPACITY_SCORES: Capability(available=True),
     Power.BID_CHANGE: Capability(
         available=False,
         reason="the price limit of an AWS spot machine is fixed at its launch; you pay the market price",
@@ -96,6 +97,10 @@ class AwsProvider:
 
     @property
     def capabilities(self) -> Mapping[Power, Capability]:
+        for region in self._regions.values():
+            if region.scores.is_refused:
+                reason = f"in {region.name} {region.scores.trouble}; allow ec2:GetSpotPlacementScores"
+                return {**CAPABILITIES, Power.CAPACITY_SCORES: Capability(available=False, reason=reason)}
         return CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
@@ -245,7 +250,7 @@ class AwsProvider:
         if Market.SPOT in query.markets:
             prices, odd = current_prices(await region.price_rows())
             self._prices.update(prices)
-            good, bad = spot_offers(prices, kinds.usable, subnets, on_demand, self._settings)
+            good, bad = spot_offers(prices, kinds.usable, subnets, on_demand, self._settings, await region.scores.get())
             offers += good
             rejected += [*odd, *bad]
         if Market.ON_DEMAND in query.markets:

@@ -12,11 +12,12 @@ from spotd_providers.aws.answers import failure
 from spotd_providers.aws.hardware import Hardware, hardware
 from spotd_providers.aws.ondemand import OnDemandPrices
 from spotd_providers.aws.optional import Optional
+from spotd_providers.aws.placement import scores_of, sets_of_types
 from spotd_providers.aws.pricelist import endpoint_region, listed_prices, questions
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, read, rows_of
-from spotd_providers.contract.errors import RequestRejected, Unavailable
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Rejected
@@ -28,6 +29,8 @@ INTERVAL: Final = timedelta(seconds=0.4)
 PAGES_MAX: Final = 400
 LINUX_PRODUCTS: Final = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 T = TypeVar("T")
+Pool = tuple[str, str]
+"""Instance type and zone."""
 
 
 class Remembered(Generic[T]):
@@ -80,18 +83,22 @@ class Region:
             services, self._ask_price_list, without={}, fresh=timedelta(days=1), kept=timedelta(days=14)
         )
         """AWS's list of on-demand prices: it changes a few times a year, and may not be ours to read."""
+        self.scores = Optional[Mapping[Pool, int]](
+            services, self._ask_scores, without={}, fresh=timedelta(minutes=20), kept=timedelta(hours=1)
+        )
+        """How likely a spot launch is to succeed in each pool, where AWS tells us."""
 
     async def kinds(self) -> Kinds:
         """The instance types with GPUs that this region sells."""
         return await self._kinds.get()
 
-    async def pools(self) -> Sequence[tuple[str, str]]:
+    async def pools(self) -> Sequence[Pool]:
         """Which of them exist in which zone."""
         return await self._pools.get()
 
     async def subnets(self) -> Mapping[str, str]:
         """By zone, the subnet to launch in."""
-        return await self._subnets.get()
+        return {row.AvailabilityZone: row.SubnetId for row in await self._subnets.get()}
 
     async def image(self) -> MachineImage:
         """What machines boot from here.
@@ -187,7 +194,7 @@ class Region:
         )
         return kinds_of(raw, self._settings, self.name)
 
-    async def _ask_pools(self) -> Sequence[tuple[str, str]]:
+    async def _ask_pools(self) -> Sequence[Pool]:
         raw = await self._pages(
             "describe_instance_type_offerings",
             "InstanceTypeOfferings",
@@ -216,13 +223,42 @@ class Region:
             raise Unavailable(f"AWS's price list names no price of {self.name}")
         return prices
 
-    async def _ask_subnets(self) -> Mapping[str, str]:
+    async def _ask_scores(self) -> Mapping[Pool, int]:
+        zone_by_id = {
+            r.AvailabilityZoneId: r.AvailabilityZone for r in await self._subnets.get() if r.AvailabilityZoneId
+        }
+        sets = sets_of_types((await self.kinds()).usable.values())
+        scores: dict[Pool, int] = {}
+        failures: list[ProviderError] = []
+        for types in sets:
+            try:
+                rows = await self._pages(
+                    "get_spot_placement_scores",
+                    "SpotPlacementScores",
+                    InstanceTypes=list(types),
+                    TargetCapacity=1,
+                    TargetCapacityUnitType="units",
+                    SingleAvailabilityZone=True,
+                    RegionNames=[self.name],
+                    MaxResults=30,
+                )
+            except AuthFailed:
+                raise
+            except ProviderError as exc:
+                failures.append(exc)  # a question that AWS does not take costs the scores of its own types
+            else:
+                scores |= scores_of(rows, types, zone_by_id)
+        if failures and len(failures) == len(sets):
+            raise failures[0]
+        return scores
+
+    async def _ask_subnets(self) -> Sequence[SubnetRow]:
         own = self._settings.subnets
         chosen = {"Name": "subnet-id", "Values": list(own)} if own else {"Name": "default-for-az", "Values": ["true"]}
         raw = await self._pages("describe_subnets", "Subnets", Filters=[chosen], MaxResults=1000)
         rows = [row for row in (read(SubnetRow, item) for item in raw) if row is not None]
         rows.sort(key=lambda row: row.AvailableIpAddressCount)
-        return {row.AvailabilityZone: row.SubnetId for row in rows}
+        return rows
 
     async def _ask_image(self) -> MachineImage:
         image_id = self._settings.ami.get(self.name) or await self._image_by_parameter()

@@ -132,7 +132,13 @@ class SpotRequestRow(Row):
 class SubnetRow(Row):
     SubnetId: Text
     AvailabilityZone: Text
+    AvailabilityZoneId: Annotated[str | None, Lenient] = None
     AvailableIpAddressCount: int = 0
+
+
+class ScoreRow(Row):
+    AvailabilityZoneId: Text
+    Score: Natural
 
 
 class OfferingRow(Row):

@@ -29,6 +29,7 @@ InstallId = NewType("InstallId", str)
 AttemptKey = NewType("AttemptKey", str)
 """`spotd-<install>-<job>-<attempt>`: idempotency key of a launch and name of the machine."""
 
+CAPACITY_SCORE_MAX: Final = 10
 FREE_STORAGE: Final = MicroUsdPerGbMonth(0)
 FREE_TRAFFIC: Final = MicroUsdPerGb(0)
 
@@ -61,6 +62,7 @@ class Offer:
         on_demand_price: GPU part of the same hardware sold on-demand, where known (the receipt's comparison).
         pays_bid: in a bid market, whether a machine bills what was bid (vast.ai) or the market's price (AWS).
         disk_gb_max: largest disk that can be asked for; `None` where there is no limit worth naming.
+        capacity_score: 1 to 10, how likely the provider says a launch is to succeed now; `None` where it does not say.
         duration_max: how long this machine can be kept at most, where the provider says so.
         extra: what `launch` needs and nobody else reads. Never a secret.
     """
@@ -89,6 +91,7 @@ class Offer:
     upload_mbps: float | None = None
     download_mbps: float | None = None
     duration_max: timedelta | None = None
+    capacity_score: int | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -267,3 +270,4 @@ class Power(StrEnum):
     SPOT = "spot"
     HOST_IDENTITY = "host_identity"
     SELF_TERMINATE = "self_terminate"
+    CAPACITY_SCORES = "capacity_scores"

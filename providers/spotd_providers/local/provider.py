@@ -50,6 +50,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = {
     Power.SPOT: Capability(available=True),
     Power.HOST_IDENTITY: Capability(available=True),
     Power.SELF_TERMINATE: Capability(available=True),
+    Power.CAPACITY_SCORES: Capability(available=False, reason="whatever the local market lists can be had"),
 }
 _SKEW_REAL_S: Final = 5.0
 

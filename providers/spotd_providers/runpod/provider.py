@@ -66,6 +66,9 @@ _ALWAYS: Final[Mapping[Power, Capability]] = {
     Power.LOGS: Capability(available=True),
     Power.BILLING: Capability(available=True),
     Power.SELF_TERMINATE: Capability(available=True),
+    Power.CAPACITY_SCORES: Capability(
+        available=False, reason="RunPod says whether a pod can be had now, not how likely a launch is to succeed"
+    ),
     Power.HOST_IDENTITY: Capability(available=False, reason="RunPod does not say on which host a pod runs"),
     Power.NOTICES: Capability(available=False, reason="RunPod stops pods without warning, so checkpoint regularly"),
     Power.STOP_RESUME: Capability(

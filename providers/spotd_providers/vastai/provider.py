@@ -68,6 +68,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = {
     Power.BILLING: Capability(available=True),
     Power.HOST_IDENTITY: Capability(available=True),
     Power.SELF_TERMINATE: Capability(available=True),
+    Power.CAPACITY_SCORES: Capability(available=False, reason="vast.ai lists only machines that can be rented now"),
     Power.NOTICES: Capability(
         available=False, reason="vast.ai stops an outbid machine without warning, so checkpoint regularly"
     ),

@@ -7,7 +7,7 @@ from typing import Final
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.gpus import gpu_info, kept_name
-from spotd_providers.contract.values import Interruption, Market, OfferQuery
+from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Interruption, Market, OfferQuery
 from spotd_providers.testkit.expect import all_offers, an_offer, attempted, expect
 from spotd_providers.testkit.faults import NOTHING, Call
 from spotd_providers.testkit.harness import Harness
@@ -66,6 +66,8 @@ async def offers_are_sound(h: Harness) -> None:
         expect(offer.gpu_price > 0, f"{offer!r} is free")
         for price in (offer.storage_price, offer.upload_price, offer.download_price, offer.on_demand_price or 0):
             expect(type(price) is int and price >= 0, f"{offer!r} has a price that is no amount of money")
+        score = offer.capacity_score
+        expect(score is None or 1 <= score <= CAPACITY_SCORE_MAX, f"{offer!r} has a score beyond 1 to 10")
         expect(
             offer.market is not Market.SPOT or offer.interruption is not Interruption.NEVER,
             f"{offer!r} is interruptible and is never interrupted",

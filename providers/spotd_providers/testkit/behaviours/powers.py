@@ -75,13 +75,16 @@ async def logs_are_lines_of_text(h: Harness) -> None:
 
 @behaviour()
 async def spot_and_host_identity_are_as_declared(h: Harness) -> None:
-    """Spot offers and host ids exist exactly where their powers are declared."""
+    """Spot offers, host ids and scores of capacity exist exactly where their powers are declared."""
     offers = await all_offers(h)
     sells_spot = any(offer.market is Market.SPOT for offer in offers)
     expect(h.provider.capabilities[Power.SPOT].available == sells_spot, f"spot is declared {not sells_spot}")
     shows_hosts = any(offer.host_id is not None for offer in offers)
     declared = h.provider.capabilities[Power.HOST_IDENTITY].available
     expect(declared == shows_hosts, f"host identity is declared {declared}, offers show {shows_hosts}")
+    scores = any(offer.capacity_score is not None for offer in offers)
+    declared = h.provider.capabilities[Power.CAPACITY_SCORES].available
+    expect(declared == scores, f"scores of capacity are declared {declared}, offers show {scores}")
 
 
 @behaviour()

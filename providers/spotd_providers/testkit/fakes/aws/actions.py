@@ -239,14 +239,20 @@ def console_output(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str,
 
 
 def placement_scores(cloud: Ec2Cloud, _: str, params: Params) -> Mapping[str, Any]:
-    """Low for fewer than three types, as for real; otherwise the dearer a zone, the lower."""
-    good = len(params.many("InstanceType")) >= 3
-    wanted = params.many("RegionName") or [zone.region for zone in cloud.zones.values()]
-    rows = [
-        {"region": zone.region, "availabilityZoneId": zone.zone_id, "score": max(1, 9 - place) if good else 1}
-        for place, zone in enumerate(cloud.zones.values())
-        if zone.region in wanted
-    ]
+    """Low for fewer than three types, as for real; otherwise each next zone of a region a point lower."""
+    if params.get("MaxResults") and int(params.get("MaxResults")) < 10:
+        raise Refusal("InvalidParameterValue", "Value for parameter MaxResults is below 10")
+    good = len(set(params.many("InstanceType"))) >= 3
+    best: dict[tuple[str, str | None], int] = {}
+    places: dict[str, int] = {}
+    for zone in cloud.zones.values():
+        place = places[zone.region] = places.get(zone.region, -1) + 1
+        score = cloud.quirks.scores.get(zone.zone_id, max(1, 9 - place)) if good else 1
+        spot = (zone.region, zone.zone_id if params.flag("SingleAvailabilityZone") else None)
+        if not params.many("RegionName") or zone.region in params.many("RegionName"):
+            best[spot] = max(score, best.get(spot, 0))
+    rows = [{"region": region, "availabilityZoneId": zone, "score": score} for (region, zone), score in best.items()]
+    rows.sort(key=lambda row: -int(str(row["score"])))
     return _paged(cloud, params, "spotPlacementScoreSet", rows[:10])
 
 

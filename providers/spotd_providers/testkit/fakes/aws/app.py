@@ -104,6 +104,9 @@ class Ec2Api:
             if self.cloud.quirks.allowed is not None and not self.cloud.quirks.allowed(f"{service}:{action}"):
                 code = "UnauthorizedOperation" if service == "ec2" else "AccessDenied"
                 raise Refusal(code, "You are not authorized to perform this operation.", 403)
+            refused = self.cloud.quirks.refusals.get(action)
+            if refused is not None:
+                raise Refusal(refused[0], refused[2], refused[1])
             if target:
                 return _json(200, self._json_action(target, region, json.loads(content)))
             if service == "sts":

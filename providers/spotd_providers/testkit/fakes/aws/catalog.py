@@ -73,6 +73,8 @@ KINDS: Final = (
     Kind(name="g4dn.xlarge", gpu="T4", gpus=1, mib=16384, vcpus=4, ram_gib=16, on_demand="0.526", spot="0.1578"),
     Kind(name="g4dn.12xlarge", gpu="T4", gpus=4, mib=16384, vcpus=48, ram_gib=192, on_demand="3.912", spot="1.5648"),
     Kind(name="g5.xlarge", gpu="A10G", gpus=1, mib=22888, vcpus=4, ram_gib=16, on_demand="1.006", spot="0.4123"),
+    Kind(name="g5.2xlarge", gpu="A10G", gpus=1, mib=22888, vcpus=8, ram_gib=32, on_demand="1.212", spot="0.5211"),
+    Kind(name="g5.4xlarge", gpu="A10G", gpus=1, mib=22888, vcpus=16, ram_gib=64, on_demand="1.624", spot="0.6934"),
     Kind(
         name="g6f.large", gpu="L4", gpus=0, mib=2861, vcpus=2, ram_gib=8, on_demand="0.202", spot="0.3", fraction=0.125
     ),

@@ -21,11 +21,13 @@ class Quirks:
         page_rows_max: rows of one page, whatever was asked for.
         failing_regions: regions whose EC2 answers 503 `Unavailable`.
         refuse_launch: error code, HTTP status and sentence for every launch.
+        refusals: the same for every call of an action (`GetSpotPlacementScores`).
         pool_refusals: the same for one pool, `type:zone`.
         sells_on_demand: the next launches ignore `InstanceMarketOptions`.
         allowed: actions this account may do; `None` for all.
         last_token_empty: the last page carries an empty token instead of none.
         edit_instance: by instance id, fields that replace its row's; a value of `None` drops the field.
+        scores: by zone id, the placement score of whatever is asked for there.
         raw_prices: by `type:zone`, the text to answer as its spot price.
     """
 
@@ -37,9 +39,11 @@ class Quirks:
     page_rows_max: int = 25
     failing_regions: set[str] = field(default_factory=set)
     refuse_launch: tuple[str, int, str] | None = None
+    refusals: dict[str, tuple[str, int, str]] = field(default_factory=dict)
     pool_refusals: dict[str, tuple[str, int, str]] = field(default_factory=dict)
     sells_on_demand: bool = False
     allowed: Callable[[str], bool] | None = None
     last_token_empty: bool = True
     edit_instance: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scores: dict[str, int] = field(default_factory=dict)
     raw_prices: dict[str, str] = field(default_factory=dict)
