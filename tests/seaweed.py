@@ -15,15 +15,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from spotd_jobs.objects.s3_client import S3Place, s3_client
 
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
 READY_S = 120.0
 END_S = 5.0
 BUCKET = "ckpt"
+VERSIONED = "ckpt-versions"
+"""A second bucket, for who makes it: the keys may do there what they may do in the first."""
+BUCKETS = (BUCKET, VERSIONED)
 ROLE = "arn:aws:iam::123456789012:role/spotd-hosts"
 READY_KEY = "is-the-bucket-there"
 CANARY = "canary-of-the-store-key"
@@ -50,6 +57,10 @@ class Weed:
             signer_key="signer",
             signer_secret=f"signer-{CANARY}",
         )
+
+    def owner(self) -> S3Client:
+        """Whoever makes buckets and sets them up, which spotd never does."""
+        return s3_client(self.place(), "owner", f"owner-{CANARY}")
 
 
 def missing() -> str:
@@ -117,12 +128,17 @@ def running(folder: Path) -> Iterator[Weed]:
         {
             "name": "daemon",
             "credentials": [{"accessKey": "spotd", "secretKey": f"daemon-{CANARY}"}],
-            "actions": [f"Read:{BUCKET}", f"Write:{BUCKET}", f"List:{BUCKET}"],
+            "actions": [f"{right}:{bucket}" for right in ("Read", "Write", "List") for bucket in BUCKETS],
         },
         {
             "name": "signer",
             "credentials": [{"accessKey": "signer", "secretKey": f"signer-{CANARY}"}],
-            "actions": [f"Write:{BUCKET}"],
+            "actions": [f"Write:{bucket}" for bucket in BUCKETS],
+        },
+        {
+            "name": "owner",
+            "credentials": [{"accessKey": "owner", "secretKey": f"owner-{CANARY}"}],
+            "actions": ["Admin", "Read", "Write", "List"],
         },
     ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))

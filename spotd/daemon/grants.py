@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
-from urllib.parse import quote as url_quote
 
-from spotd.core.model import Attempt, AttemptId, Checkpoint, Fallback, Job, Policy
-from spotd.core.retention import FALLBACKS, offered
+from spotd.core.model import Attempt, AttemptId, Fallback, Job, Policy
 from spotd.daemon import layout
 from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.offers import Offers
 from spotd.daemon.secretfiles import SecretFiles
-from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.wire.fields import is_printable
@@ -42,7 +41,6 @@ from spotd_jobs.wire.grant import (
     Upload,
     UploadMethod,
 )
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, Manifest, restore_of, verify_manifest
 from spotd_providers.contract.provider import Clock, ProviderTraits
 from spotd_providers.contract.values import ProviderName
 
@@ -71,12 +69,6 @@ class RunnerBundle:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Size:
-    size: int
-    sha256: str | None = None
 
 
 class Grants:
@@ -158,6 +150,7 @@ class Grants:
         expires = now + (LAST_LIFE if superseded else LIFE)
         upload = self._objects.grant_upload(layout.prefix_of(attempt.id), expires=expires, size_max=OBJECT_BYTES_MAX)
         traits = self._traits.get(attempt.provider)
+        fixed = superseded or attempt.running_at is not None
         return Grant(
             job=JobRef(id=job.id, name=_line(job.name)),
             attempt=attempt.id.number,
@@ -180,7 +173,7 @@ class Grants:
                 size_max=upload.size_max,
                 fields=dict(upload.fields),
             ),
-            restore=[] if superseded or attempt.running_at is not None else self._restores(attempt, job, expires),
+            restore=[] if fixed else self._restores(attempt, job, expires),
             spec=self._run_spec(job.spec),
             secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
             notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
@@ -214,56 +207,11 @@ class Grants:
         return min(real, SHARED_PACE_S) if self._objects.shared_with_hosts_by == "filesystem" else real
 
     def _restores(self, attempt: Attempt, job: Job, expires: datetime) -> list[Restore]:
-        """The newest checkpoints, any of which the runner may restore; one that cannot be read is left out."""
-        choices: list[Restore] = []
-        left_out: list[str] = []
-        for checkpoint in offered(job):
-            if len(choices) == FALLBACKS:
-                break
-            accepted = self._manifest(checkpoint)
-            if accepted is None:
-                left_out.extend([checkpoint.name] if not choices else [])
-                continue
-            choices.append(
-                restore_of(
-                    accepted,
-                    checkpoint.manifest_key,
-                    lambda key: self._objects.presign_get(key, expires=expires),
-                    chunks_base=self._chunks_base(checkpoint.manifest_key, expires),
-                )
-            )
-        if left_out:
-            names = [*left_out[1:], choices[0].name if choices else None]
-            why = "its manifest in the store is not the one that was accepted"
-            self._passed_over[attempt.id] = tuple(
-                Fallback(name=name, reason=why, next=after) for name, after in zip(left_out, names, strict=True)
-            )
+        offers = Offers(self._objects, expires)
+        choices = offers.restores(job)
+        if offers.passed_over:
+            self._passed_over[attempt.id] = offers.passed_over
         return choices
-
-    def _manifest(self, checkpoint: Checkpoint) -> AcceptedManifest | None:
-        """The accepted manifest, if it still is what was accepted.
-
-        Its chunks were seen when it was accepted and are verified by content when they are restored, so they are not
-        asked for one by one before every launch.
-        """
-        try:
-            data = self._objects.get(checkpoint.manifest_key, bytes_max=MANIFEST_BYTES_MAX)
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            return None
-        if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
-            return None
-        sizes = {c.key: c.size for entry in Manifest.model_validate_json(data).files for c in entry.chunks}
-        owner = layout.owner_of(checkpoint.manifest_key)
-        verdict = verify_manifest(data, owner.job, owner.number, lambda key: _Size(size=sizes[key]))
-        return verdict if isinstance(verdict, AcceptedManifest) else None
-
-    def _chunks_base(self, key: str, expires: datetime) -> str | None:
-        """A folder's common beginning of all its URLs, which spares a grant one URL for each chunk."""
-        url = self._objects.presign_get(key, expires=expires)
-        tail = url_quote(key)
-        return url.removesuffix(tail) if url.startswith("file://") and url.endswith(tail) else None
 
     def _grant_url(self, attempt: AttemptId, expires: datetime) -> str:
         return self._objects.presign_get(layout.grant_key(attempt), expires=expires)

@@ -86,8 +86,11 @@ class ObjectStore(Protocol):
 
     def put_file(self, key: str, path: Path) -> ObjectInfo: ...
 
-    def get(self, key: str, *, bytes_max: int) -> bytes:
-        """The object, refused when larger than `bytes_max`.
+    def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
+        """The object, refused when larger than `bytes_max`, of which no more than that is asked for.
+
+        Args:
+            version: one of `first_versions`.
 
         Raises:
             ObjectMissing, StoreError
@@ -108,8 +111,12 @@ class ObjectStore(Protocol):
         """The objects are gone; absent ones do not matter."""
         ...
 
-    def presign_get(self, key: str, *, expires: datetime) -> str:
+    def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
         """A URL that reads exactly this object until then, without any other credential."""
+        ...
+
+    def first_versions(self, prefix: str) -> Mapping[str, str]:
+        """What names each object below the prefix as it was first written; empty where the store keeps no versions."""
         ...
 
     def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:

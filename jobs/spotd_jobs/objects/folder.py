@@ -98,7 +98,7 @@ class FolderStore:
         with source:
             return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), create_only=False)
 
-    def get(self, key: str, *, bytes_max: int) -> bytes:
+    def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:  # noqa: ARG002  # a folder has none
         """The object, refused when larger than `bytes_max`.
 
         Raises:
@@ -152,7 +152,13 @@ class FolderStore:
                 with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     path.unlink()
 
-    def presign_get(self, key: str, *, expires: datetime) -> str:  # noqa: ARG002  # a path does not expire
+    def presign_get(
+        self,
+        key: str,
+        *,
+        expires: datetime,  # noqa: ARG002  # a path does not expire
+        version: str | None = None,  # noqa: ARG002  # and a folder keeps no versions
+    ) -> str:
         """A `file://` URL; whoever sees this file system can read it, at any time."""
         return self._path(key).as_uri()
 
@@ -170,6 +176,10 @@ class FolderStore:
         return UploadGrant(
             method="folder", prefix=prefix, expires=expires, size_max=size_max, fields={"directory": str(folder)}
         )
+
+    def first_versions(self, prefix: str) -> dict[str, str]:  # noqa: ARG002  # what is written over is gone
+        """Nothing: a folder keeps no versions."""
+        return {}
 
     def revoke_upload(self, prefix: str) -> None:
         """Nothing: a path cannot be taken back from who knows it."""

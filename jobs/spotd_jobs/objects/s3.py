@@ -19,7 +19,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from spotd_jobs.objects.api import (
 )
 from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
 from spotd_jobs.objects.s3_client import S3Place, s3_client
+from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
 from spotd_jobs.objects.s3_grants import GrantMethod, S3Grants
 
 if TYPE_CHECKING:
@@ -45,12 +46,10 @@ URL_LIFE_MAX_S: Final = 7 * 86400
 """A presigned URL cannot live longer, whatever it says."""
 DELETED_PER_CALL: Final = 1000
 CREATE_TRIES: Final = 5
+VERSIONS_MAX: Final = 200_000
+"""Of one prefix: how many there are was a stranger's choice."""
 _KEY_MAX: Final = 1024
 _WRITER: Final = "spotd-writer"
-_GONE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
-_LOST: Final = frozenset({"412", "PreconditionFailed"})
-_BUSY: Final = frozenset({"409", "ConditionalRequestConflict", "OperationAborted"})
-_PASSING: Final = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503", "500", "502"})
 
 
 class S3Store:
@@ -75,6 +74,7 @@ class S3Store:
         self._signer = self._client if own else s3_client(place, place.signer_key, place.signer_secret)
         self._grants = S3Grants(place, self._signer, clock, self._translated)
         self._findings = findings
+        self._versioned: bool | None = None
         self._probing = threading.Lock()
 
     def __repr__(self) -> str:
@@ -129,15 +129,18 @@ class S3Store:
             raise StoreError(f"the object {key} is not in {self.place} although it was just stored")
         return found
 
-    def get(self, key: str, *, bytes_max: int) -> bytes:
-        """The object, refused when larger than `bytes_max`.
+    def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
+        """The object, refused when larger than `bytes_max`, of which no more than that is asked for.
 
         Raises:
             ObjectMissing, StoreError
         """
-        with self._opened(key) as (body, size):
-            data = body.read(bytes_max + 1) if size <= bytes_max else b""
-        if size > bytes_max or len(data) > bytes_max:
+        try:
+            with self._opened(key, version, f"bytes=0-{bytes_max}") as (body, _):
+                data = body.read(bytes_max + 1)
+        except Empty:
+            return b""
+        if len(data) > bytes_max:
             raise StoreError(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
 
@@ -210,18 +213,44 @@ class S3Store:
                 answer = self._client.delete_objects(
                     Bucket=self.place.bucket, Delete={"Objects": [{"Key": key} for key in some], "Quiet": True}
                 )
-            failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in _GONE]
+            failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in GONE]
             if failed:
                 raise StoreError(f"{len(failed)} objects cannot be deleted from {self.place}: {failed[0].get('Code')}")
 
-    def presign_get(self, key: str, *, expires: datetime) -> str:
+    def first_versions(self, prefix: str) -> dict[str, str]:
+        """What names each object below the prefix as it was first written; empty where the store keeps no versions."""
+        head, first = self.place.prefix, {}
+        if not self._keeps_versions():
+            return {}
+        with self._translated(prefix):
+            pages = self._client.get_paginator("list_object_versions")
+            for page in pages.paginate(Bucket=self.place.bucket, Prefix=head + prefix):
+                for item in page.get("Versions", ()):
+                    first[item["Key"].removeprefix(head)] = item["VersionId"]  # the newest of a key comes first
+                if len(first) > VERSIONS_MAX:
+                    break
+        return first
+
+    def _keeps_versions(self) -> bool:
+        """Whether an overwritten object can still be read; a store that will not say is taken to keep none."""
+        if self._versioned is None:
+            try:
+                with self._translated(""):
+                    answer = self._client.get_bucket_versioning(Bucket=self.place.bucket)
+                self._versioned = answer.get("Status") == "Enabled"
+            except StoreUnavailable:
+                raise
+            except StoreError:
+                self._versioned = False
+        return self._versioned
+
+    def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
         """A URL that reads exactly this object until then, without any other credential."""
         full = self._full(key)
         seconds = min(URL_LIFE_MAX_S, max(1, self._seconds_until(expires)))
         with self._translated(key):
-            return self._client.generate_presigned_url(
-                "get_object", Params={"Bucket": self.place.bucket, "Key": full}, ExpiresIn=seconds
-            )
+            params = {"Bucket": self.place.bucket, "Key": full, **({} if version is None else {"VersionId": version})}
+            return self._client.generate_presigned_url("get_object", Params=params, ExpiresIn=seconds)
 
     def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
         """Leave to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
@@ -284,7 +313,7 @@ class S3Store:
                         Bucket=self.place.bucket, Key=full, Body=data, IfNoneMatch="*", Metadata={_WRITER: writer}
                     )
                 return _info(key, len(data), answer)
-            except _Busy:
+            except Busy:
                 continue
             except Conflict:
                 # A retry loses against its own first try, whose answer did not come through.
@@ -314,49 +343,21 @@ class S3Store:
                     )
 
     @contextmanager
-    def _opened(self, key: str) -> Iterator[tuple[IO[bytes], int]]:
+    def _opened(
+        self, key: str, version: str | None = None, asked: str | None = None
+    ) -> Iterator[tuple[IO[bytes], int]]:
+        more = {name: value for name, value in (("VersionId", version), ("Range", asked)) if value is not None}
         full = self._full(key)
         with self._translated(key):
-            answer = self._client.get_object(Bucket=self.place.bucket, Key=full)
+            answer: Any = self._client.get_object(Bucket=self.place.bucket, Key=full, **more)  # type: ignore[arg-type]  # the stubs know these two only by name
             body: Any = answer["Body"]
             try:
                 yield body, answer["ContentLength"]
             finally:
                 body.close()
 
-    @contextmanager
-    def _translated(self, key: str) -> Iterator[None]:
-        """Failures of the service become the store's own, with the place and a way out."""
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
-        from botocore.exceptions import ConnectionError as NoConnection
-
-        try:
-            yield
-        except ClientError as exc:
-            raise self._of_answer(key, exc.response) from exc
-        except (HTTPClientError, NoConnection) as exc:
-            raise StoreUnavailable(f"{self.place} does not answer ({type(exc).__name__}); check the network") from exc
-        except (BotoCoreError, Boto3Error) as exc:
-            cause = exc.__cause__ or exc.__context__
-            if isinstance(cause, ClientError):
-                raise self._of_answer(key, cause.response) from exc
-            raise StoreError(f"{self.place} cannot be used: {type(exc).__name__}; check [store] in the config") from exc
-
-    def _of_answer(self, key: str, response: Any) -> StoreError:
-        code = str(response.get("Error", {}).get("Code", ""))
-        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        if code == "NoSuchBucket":
-            return StoreError(f"there is no bucket {self.place.bucket}; create it, or mend url in [store]")
-        if code in _GONE:
-            return ObjectMissing(f"there is no object {key} in {self.place}")
-        if code in _LOST:
-            return Conflict(f"the object {key} exists already in {self.place}")
-        if code in _BUSY:
-            return _Busy(f"the object {key} is being written by others in {self.place}")
-        if code in _PASSING or status >= 500 or status == 429:
-            return StoreUnavailable(f"{self.place} cannot serve now: HTTP {status} {code}")
-        return StoreError(f"{self.place} refuses: HTTP {status} {code}; check the keys and rights in [store]")
+    def _translated(self, key: str) -> AbstractContextManager[None]:
+        return translated(self.place, key)
 
 
 def open_bucket(place: S3Place) -> S3Store:
@@ -369,10 +370,6 @@ def open_bucket(place: S3Place) -> S3Store:
     with suppress(StoreUnavailable):
         store.findings()
     return store
-
-
-class _Busy(StoreUnavailable):
-    """A concurrent conditional write; the same call may work at once."""
 
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:
