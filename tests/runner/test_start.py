@@ -50,7 +50,7 @@ def test_the_script_carries_a_job_from_file_urls(shell: str, tmp_path: Path) -> 
         script = start_script(grant.grant_url, extra_env={"GREETING": "it's a $HOME `x`"})
         done = run(script, tmp_path / "machine", shell=shell)
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "machine/spotd/done").exists()
+        assert [path.name for path in (tmp_path / "machine").glob("spotd-*/done")] == ["done"]
         logs = [(rig.store.get(key) or b"").decode() for key in rig.store.keys(grant.upload.prefix + "log/")]
         assert "".join(logs).splitlines()[:2] == ["it's a $HOME `x`", "0"]
 
@@ -96,6 +96,27 @@ def test_starting_twice_runs_the_job_once(tmp_path: Path) -> None:
         for _ in range(2):
             assert run(script, tmp_path / "machine").returncode == 0
         assert len(rig.store.keys(grant.upload.prefix + "log/")) == 1
+
+
+@pytest.mark.e2e
+def test_two_attempts_in_one_folder_do_not_take_each_other_for_themselves(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        for attempt in (1, 2):
+            grant = rig.grant(["/bin/sh", "-c", "echo ran"], attempt=attempt)
+            assert run(start_script(grant.grant_url), tmp_path / "machine").returncode == 0
+            assert len(rig.store.keys(grant.upload.prefix + "log/")) == 1
+
+
+@pytest.mark.e2e
+def test_a_working_directory_that_nobody_may_write_to_is_left_for_the_temporary_one(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with Rig(tmp_path) as rig:
+        grant = rig.grant(["/bin/sh", "-c", "echo ran"])
+        # Nobody may write below /proc, whoever runs this test.
+        done = run(start_script(grant.grant_url), Path("/proc/self"), env={"TMPDIR": str(temporary)})
+        assert done.returncode == 0, done.stderr
+        assert len(list(temporary.glob("spotd-*/done"))) == 1
 
 
 def bare_image(tmp_path: Path, *more: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -310,17 +311,18 @@ def test_a_killed_runner_that_is_started_again_kills_what_it_left_and_resumes_on
     tmp_path: Path,
 ) -> None:
     with Rig(tmp_path) as rig:
-        grant = rig.grant(train("500", "0.2", "marked"), code=CODE)
+        escape = ["/bin/sh", "-c", 'setsid sleep 300 & echo $! >escaped; exec "$@"', "sh"]
+        grant = rig.grant([*escape, *train("500", "0.2", "marked")], code=CODE)
         machine = rig.start(grant)
         machine.event("checkpoint")
+        (orphan,) = (int(path.read_text()) for path in machine.home.glob("**/escaped"))
         machine.process.kill()
         machine.process.wait()
-        orphan = machine.events("started")[0].data["pid"]
-        assert Path(f"/proc/{orphan}").exists(), "the job outlives its runner"
+        assert Path(f"/proc/{orphan}").exists(), "a process that left its group and session outlives its runner"
         grant = rig.renew(grant, restore=rig.restores(1))
         again = rig.start(grant)
         until(lambda: len(machine.events("started")) == 2, "the second start")
-        assert not _lives(int(orphan or 0))
+        assert not _lives(orphan)
         assert again.events("restored")
         started(again, "resumed at")
         before = {row["name"] for row in again.manifests()}
@@ -328,6 +330,25 @@ def test_a_killed_runner_that_is_started_again_kills_what_it_left_and_resumes_on
         seqs = [event.seq for event in again.events()]
         assert seqs == sorted(set(seqs))
         assert rig.accepted(1)
+
+
+@pytest.mark.parametrize("how", ["the runner alone", "the runner's group"])
+def test_a_job_does_not_outlive_its_runner_whoever_kills_it(how: str, tmp_path: Path) -> None:
+    run = "trap '' HUP TERM; sleep 300 & echo $$ $! >pids; while :; do sleep 1; done"
+    with Rig(tmp_path) as rig:
+        machine = rig.start(rig.grant(["/bin/sh", "-c", run], setup="sleep 300 & echo $! >pid-of-setup"))
+        until(
+            lambda: [*machine.home.glob("**/pids")] and "\n" in next(machine.home.glob("**/pids")).read_text(), "pids"
+        )
+        found = [int(pid) for path in machine.home.glob("**/pid*") for pid in path.read_text().split()]
+        assert len(found) == 3
+        assert all(map(_lives, found))
+        if how == "the runner alone":
+            machine.process.kill()
+        else:
+            os.killpg(machine.process.pid, signal.SIGKILL)
+        machine.process.wait()
+        until(lambda: not any(map(_lives, found)), "the end of the job's processes")
 
 
 def _lives(pid: int) -> bool:

@@ -1,11 +1,14 @@
 """The job's own processes: started in one group, stopped as one, and none left behind.
 
-The group stays in the runner's session, so that whoever kills the machine by its session kills the job too. Processes
-that leave the group are found by a mark in their environment.
+The group stays in the runner's session, so that whoever kills the machine by its session kills the job too. Who kills
+only the runner, or the runner's group, must not leave a job behind that computes for nobody, or beside its successor:
+a guard in the job's group waits on a pipe that breaks when the runner is gone, however that happened, and then kills
+the group. Processes that leave the group are found by a mark in their environment.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -15,6 +18,7 @@ from spotd_jobs.runner.clocks import steady
 
 MARK = "SPOTD_RUN_MARK"
 _PAUSE_S = 0.01
+_GUARD = 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; while read -r nothing; do :; done; kill -9 0'
 _DEFAULTED = ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD")
 
 
@@ -67,6 +71,7 @@ class Job:
             setsigdef=[getattr(signal, name) for name in _DEFAULTED],
         )
         self.ended: Ended | None = None
+        self._guard = _guard(self.pid)
 
     def poll(self) -> Ended | None:
         """How it ended, once it has."""
@@ -89,7 +94,7 @@ class Job:
         One that ends in its own way has decided itself that nothing is left to be waited for.
         """
         ended = self.poll()
-        return ended is not None and (ended.signal is None or not _members(self.pid))
+        return ended is not None and (ended.signal is None or not _members(self.pid) - {self._guard})
 
     def send(self, number: int) -> None:
         """The whole group has the signal. Only while its leader is not reaped: later the number may be another's."""
@@ -108,11 +113,41 @@ class Job:
         while True:
             rest = _members(self.pid) | marked(mark)
             if not rest or steady() > give_up_at:
+                _reap(self._guard)
                 return
             for pid in rest:
                 _kill(pid)
             self.poll()
             time.sleep(_PAUSE_S)
+
+
+def _guard(group: int) -> int:
+    """A process in this group that kills it when the runner is gone; 0 if there is no such group any more."""
+    try:
+        return os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", _GUARD],
+            {},
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, _lifeline(), 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
+            setpgroup=group,
+            setsigmask=[],
+            setsigdef=[getattr(signal, name) for name in _DEFAULTED],
+        )
+    except OSError:
+        return 0
+
+
+@functools.lru_cache(maxsize=None)
+def _lifeline() -> int:
+    """The end to read of a pipe that nobody writes to: it is at its end when this process is gone, and not before.
+
+    No other process that is started here inherits the end to write.
+    """
+    return os.pipe()[0]
 
 
 def signal_number(name: str) -> int:
@@ -143,6 +178,14 @@ def _members(group: int) -> set[int]:
         if len(fields) > 2 and int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
             members.add(int(name))
     return members
+
+
+def _reap(pid: int) -> None:
+    if pid:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return
 
 
 def _is_dead(pid: int) -> bool:

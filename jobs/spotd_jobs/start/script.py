@@ -1,5 +1,8 @@
 """Builds the start script.
 
+Whatever it leaves on the machine lies below `$SPOTD_HOME`: a folder of this attempt's own below the working directory,
+or below the temporary one where nobody may write there.
+
 It must fit the narrowest provider (vast: 4,096 characters), run under any POSIX shell in images that may have neither
 curl nor wget, and be harmless when it is started twice. So the shell only finds a Python of 3.8 or later; that Python
 reads grant.json at the one URL the script holds, fetches the runner the grant names, verifies it, and becomes it.
@@ -11,10 +14,12 @@ presigned PUT of one small object.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 SCRIPT_BYTES_MAX: Final = 4096
 NO_PYTHON: Final = "spotd: no Python 3.8 or later in this image"
@@ -53,7 +58,8 @@ _SHELL: Final = """\
 #!/bin/sh
 # spotd: fetches the runner that grant.json names, and becomes it
 export SPOTD_GRANT_URL=@URL@
-@EXPORTS@: "${SPOTD_HOME:=$PWD/spotd}"
+@EXPORTS@[ -w . ] || cd "${TMPDIR:-/tmp}"
+: "${SPOTD_HOME:=$PWD/spotd-@TAG@}"
 export SPOTD_HOME
 for p in python3 python /opt/conda/bin/python3 /root/miniconda3/bin/python3 /opt/miniconda3/bin/python3 \
 /usr/local/bin/python3 /usr/bin/python3 /venv/main/bin/python /opt/venv/bin/python3 \
@@ -103,12 +109,19 @@ def start_script(
         .replace("@MESSAGE@", shlex.quote(NO_PYTHON))
         .replace("@REPORT@", report)
         .replace("@EXPORTS@", exports)
+        .replace("@TAG@", _tag(grant_url))
         .replace("@URL@", _quoted(grant_url))
     )
     excess = len(script.encode()) - limit_bytes
     if excess > 0:
         raise ScriptTooLong(f"the start script is {excess} bytes over the provider's limit of {limit_bytes}")
     return script
+
+
+def _tag(grant_url: str) -> str:
+    """Tells attempts apart that meet in one folder: what one left there must not end or lock out the other."""
+    parts = urlsplit(grant_url)
+    return hashlib.sha256(f"{parts.netloc}{parts.path}".encode()).hexdigest()[:8]
 
 
 def _name(name: str) -> str:
