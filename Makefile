@@ -7,10 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test check format swarm bench clean
+.PHONY: help demo test check format swarm frameworks bench clean
 
 help: ## list what make can do
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(VENV)/.demo ## watch real training processes being bought, taken away and resumed (two minutes, no account)
 	@$(BIN)/spotd demo $(ARGS)
@@ -31,6 +31,9 @@ format: $(VENV)/.dev ## put the code into its format
 
 swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
 	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m slow $(ARGS)
+
+frameworks: $(VENV)/.frameworks ## real checkpoints of real training frameworks, killed and resumed (installs torch)
+	@$(BIN)/python -m pytest --timeout=1800 tests/frameworks $(ARGS)
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
 	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
@@ -53,3 +56,8 @@ $(VENV)/.dev: $(VENV)/.base pyproject.toml constraints.txt
 	@echo "installing spotd and what its tests need into $(VENV)"
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# Its own environment would cost another gigabyte; with SPOTD_FRAMEWORKS_PYTHON an interpreter that has them is used.
+$(VENV)/.frameworks: $(VENV)/.dev
+	@test -n "$$SPOTD_FRAMEWORKS_PYTHON" || $(PIP) install -c constraints.txt -e '.[dev,frameworks]'
+	@touch $@

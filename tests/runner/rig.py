@@ -277,8 +277,8 @@ class Machine:
             raise AssertionError(f"the runner did not end:\n{self.console()}") from None
 
     def kill(self) -> None:
-        """As a host dies: every process of the machine at once."""
-        for pid in _session_members(self.process.pid):
+        """As a host dies: every process of the machine at once, also one that left its session (torchrun's workers)."""
+        for pid in {*_session_members(self.process.pid), *_with_environment(f"SPOTD_NOTICE_FILE={self.home}/")}:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -317,6 +317,18 @@ class Machine:
     def manifests(self) -> list[dict[str, Any]]:
         keys = self.rig.store.keys(self.prefix + "checkpoints/")
         return [json.loads(self.rig.store.get(key) or b"") for key in keys]
+
+
+def _with_environment(start: str) -> list[int]:
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = environ.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(variable.startswith(start.encode()) for variable in variables):
+            found.append(int(environ.parent.name))
+    return found
 
 
 def _session_members(session: int) -> list[int]:

