@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import AttemptKey
 from spotd_providers.kit.hosts.clock import ScaledClock
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.fakes.vastai import Phase, VastApi, VastCloud, some_asks, ticking
-from spotd_providers.testkit.serve import serving
+from spotd_providers.testkit.serve import RecordedRequest, serving
+from spotd_providers.vastai.provider import VastProvider
 from tests.local.waiting import until
 from tests.official_clients import CannotInstall
+from tests.vastai.harness import VastHarness
 from tests.vastai.official import OfficialClient, installed_client
+from tests.vastai.stories import cheapest, play
 
 pytestmark = pytest.mark.e2e
 
@@ -113,3 +122,72 @@ def test_more_machines_than_a_page_are_all_listed(cloud: VastCloud, client: Offi
     for number in range(60):
         cloud.add_foreign(f"machine-{number}")
     assert len(client.tells("show", "instances")) == 60
+
+
+def by_purpose(requests: Iterable[RecordedRequest]) -> dict[str, dict[str, Any]]:
+    """The last request of each kind: its parameters and the fields of its body, without those that say nothing."""
+    found = {}
+    for request in requests:
+        parameters = {name: _decoded(value) for name, value in parse_qsl(request.query, keep_blank_values=True)}
+        fields = json.loads(request.body) if request.body else {}
+        told = {name: value for name, value in {**parameters, **fields}.items() if value not in (None, False, {})}
+        found[f"{request.method} {re.sub('[0-9]{3,}', 'N', request.path)}"] = told
+    return found
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.slow
+def test_the_provider_sends_what_the_official_client_sends(cloud: VastCloud, command: Path, tmp_path: Path) -> None:
+    """Where both do the same thing, they say the same; a purchase has the very same fields."""
+    script = "echo it's me; sleep 600"
+    ours: dict[str, dict[str, Any]] = {}
+
+    async def story(h: VastHarness, provider: VastProvider) -> None:
+        offer = await cheapest(h, provider)
+        request = h.request(
+            offer, AttemptKey(LABEL), price_max=MicroUsdPerHour(500_000), image="debian:12", start_script=script
+        )
+        made = (await provider.launch(request)).instance
+        await h.settle()
+        await provider.find(made.key)
+        await provider.change_bid(made.ref, MicroUsdPerHour(250_000))
+        await provider.logs(made.ref, lines=50)
+        await provider.terminate(made.ref)
+        ours.update(by_purpose(h.requests()))
+
+    play(tmp_path / "ours", story)
+    with serving(VastApi(cloud)) as served, ticking(cloud):
+        official = OfficialClient(command, served.url, cloud.api_key, tmp_path / "home")
+        (ask, *_) = official.tells("search", "offers", "-i", "--storage", "20", "-o", "dph_total", "--limit", "3000")
+        made = official.tells(
+            "create", "instance", str(ask["id"]), "--image", "debian:12", "--disk", "20", "--bid_price", "0.5",
+            "--label", LABEL, "--cancel-unavail", "--user", "root", "--entrypoint", "/bin/sh", "--args", "-c", script,
+        )["new_contract"]  # fmt: skip
+        official.tells("show", "instances")
+        official.tells("show", "instance", str(made))
+        official.says("change", "bid", str(made), "--price", "0.25")
+        until(lambda: cloud.machines.console(str(made), lines=9), what="the machine's first words")
+        official.says("logs", str(made), "--tail", "50")
+        official.says("destroy", "instance", str(made), "-y")
+        theirs = by_purpose(served.requests)
+    kinds = set(ours) & set(theirs)
+    assert {
+        "POST /api/v0/bundles/",
+        "PUT /api/v0/asks/N/",
+        "GET /api/v1/instances/",
+        "GET /api/v0/instances/N/",
+        "PUT /api/v0/instances/bid_price/N/",
+        "PUT /api/v0/instances/request_logs/N/",
+        "DELETE /api/v0/instances/N/",
+    } <= kinds
+    for kind in kinds:
+        shared = set(ours[kind]) & set(theirs[kind]) - {"select_filters"}
+        assert {name: ours[kind][name] for name in shared} == {name: theirs[kind][name] for name in shared}, kind
+        print(kind, "only ours:", set(ours[kind]) - shared, "only theirs:", set(theirs[kind]) - shared)
+    assert set(ours["PUT /api/v0/asks/N/"]) == set(theirs["PUT /api/v0/asks/N/"])
