@@ -22,6 +22,7 @@ from spotd.api.backend import Backend, Invalid, Refusal, RefusalCode, Submission
 from spotd.api.parameters import (
     read_draft,
     read_event_query,
+    read_history_query,
     read_job_query,
     read_json,
     read_log_query,
@@ -83,6 +84,7 @@ def make_app(
         ("/v1/jobs/{ref}/files/content", get, api.file_content),
         ("/v1/cost", get, api.cost),
         ("/v1/prices", get, api.prices),
+        ("/v1/history", get, api.history),
         ("/v1/events", get, api.events),
         ("/v1/providers", get, api.providers),
         ("/v1/doctor", get, api.doctor),
@@ -312,6 +314,10 @@ class _Api:
     async def prices(self, request: Request) -> Response:
         query = read_price_query(request)
         return self._reply(await self._ask(lambda: self._backend.prices(query)))
+
+    async def history(self, request: Request) -> Response:
+        query = read_history_query(request)
+        return self._reply(await self._ask(lambda: self._backend.history(query)))
 
     async def providers(self, request: Request) -> Response:
         """Works without the state store: it is what one asks when something is wrong."""

@@ -25,6 +25,7 @@ from spotd.api.shapes import (
     DoctorShape,
     EventShape,
     FilesShape,
+    HistoryShape,
     JobDetailShape,
     JobPageShape,
     JobShape,
@@ -158,6 +159,25 @@ class PriceQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryQuery:
+    """Which prices of the past `history` shows. `gpu` is as the user spelled it.
+
+    Attributes:
+        since, until: the last seven days where they are not given.
+        every_s: length of a bucket; chosen to suit the range where it is not given.
+    """
+
+    gpu: str | None = None
+    provider: str | None = None
+    market: str | None = None
+    offer: str | None = None
+    pool: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    every_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
     """Which part of a job's log.
 
@@ -264,6 +284,15 @@ class Backend(Protocol):
         ...
 
     async def prices(self, query: PriceQuery) -> PricesShape: ...
+
+    async def history(self, query: HistoryQuery) -> HistoryShape:
+        """What prices were.
+
+        Raises:
+            Invalid: an unknown GPU or provider, an empty range, too many buckets.
+            Unavailable: the file of prices cannot be read now.
+        """
+        ...
 
     def events(self, query: EventQuery) -> AsyncIterator[EventShape]:
         """The events; with `follow` it never ends by itself."""

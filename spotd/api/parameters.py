@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from starlette.requests import Request
 
 from spotd.api.answers import TooLarge
-from spotd.api.backend import Draft, EventQuery, Invalid, JobQuery, LogQuery, PriceQuery
+from spotd.api.backend import Draft, EventQuery, HistoryQuery, Invalid, JobQuery, LogQuery, PriceQuery
 from spotd.api.words import utc_instant
 from spotd.core.states import JobState
+from spotd_providers.contract.values import Market
 
 BODY_BYTES_MAX: Final = 2 * 2**20
 SECRET_BYTES_MAX: Final = 64 * 1024
 _COUNT_MAX: Final = 1_000_000
+EVERY_S_MAX: Final = 366 * 86_400
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -92,13 +95,21 @@ def without_unknown(request: Request, known: Collection[str]) -> None:
             raise Invalid(f"unknown parameter {name!r}")
 
 
-def _count(request: Request, name: str, default: int | None, *, least: int = 0) -> int | None:
+def _count(request: Request, name: str, default: int | None, *, least: int = 0, most: int = _COUNT_MAX) -> int | None:
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdecimal() or not least <= int(text[:12]) <= _COUNT_MAX:
-        raise Invalid(f"the parameter {name} must be a whole number from {least} to {_COUNT_MAX}")
+    if not text.isascii() or not text.isdecimal() or not least <= int(text[:12]) <= most:
+        raise Invalid(f"the parameter {name} must be a whole number from {least} to {most}")
     return int(text)
+
+
+def _instant(request: Request, name: str) -> datetime | None:
+    text = request.query_params.get(name)
+    try:
+        return None if text is None else utc_instant(text)
+    except (ValueError, OverflowError) as exc:
+        raise Invalid(f"the parameter {name} must be an instant such as 2026-11-21T10:00:00Z") from exc
 
 
 def _flag(request: Request, name: str) -> bool:
@@ -149,6 +160,23 @@ def read_price_query(request: Request) -> PriceQuery:
     )
 
 
+def read_history_query(request: Request) -> HistoryQuery:
+    without_unknown(request, ("gpu", "provider", "market", "offer", "pool", "since", "until", "every_s"))
+    market = request.query_params.get("market")
+    if market is not None and market not in set(Market):
+        raise Invalid(f"there is no market {market!r}", hint=f"one of {', '.join(Market)}")
+    return HistoryQuery(
+        gpu=request.query_params.get("gpu"),
+        provider=request.query_params.get("provider"),
+        market=market,
+        offer=request.query_params.get("offer"),
+        pool=request.query_params.get("pool"),
+        since=_instant(request, "since"),
+        until=_instant(request, "until"),
+        every_s=_count(request, "every_s", None, least=60, most=EVERY_S_MAX),
+    )
+
+
 def read_log_query(request: Request) -> LogQuery:
     without_unknown(request, ("after", "tail", "attempt", "follow"))
     return LogQuery(
@@ -164,15 +192,10 @@ def read_event_query(request: Request) -> EventQuery:
     after = request.query_params.get("after")
     if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 19):
         raise Invalid("the parameter after must be the id of an event")
-    since = request.query_params.get("since")
-    try:
-        instant = None if since is None else utc_instant(since)
-    except (ValueError, OverflowError) as exc:
-        raise Invalid("the parameter since must be an instant such as 2026-11-21T10:00:00Z") from exc
     limit = _count(request, "limit", 1000)
     return EventQuery(
         after=None if after is None else int(after),
-        since=instant,
+        since=_instant(request, "since"),
         job=request.query_params.get("job"),
         limit=1000 if limit is None else limit,
         follow=_flag(request, "follow"),

@@ -185,6 +185,49 @@ class PricesShape(TypedDict):
     more: bool
 
 
+class PastBucketShape(TypedDict):
+    """Effective prices of one GPU-hour in one span, weighed by the time for which they were on offer.
+
+    Attributes:
+        at: when the span begins.
+        offers: how many were on offer on average while their providers were polled.
+    """
+
+    at: str
+    offers: float
+    low_usd_gpu_h: float
+    p10_usd_gpu_h: float
+    p25_usd_gpu_h: float
+    median_usd_gpu_h: float
+    p75_usd_gpu_h: float
+    p90_usd_gpu_h: float
+    high_usd_gpu_h: float
+
+
+class PastPricesShape(TypedDict):
+    """One GPU in one market, oldest span first. A span in which nothing was on offer, or nobody looked, is left out."""
+
+    gpu: str
+    market: str
+    buckets: list[PastBucketShape]
+
+
+class HistoryShape(TypedDict):
+    """What prices were, with today's fee multipliers and a disk of `disk_gb`.
+
+    Attributes:
+        bucket_s: length of a span; longer than what was asked for where the past is rolled up.
+        trouble: why prices are not being kept now, empty while they are.
+    """
+
+    since: str
+    until: str
+    bucket_s: int
+    disk_gb: int
+    trouble: str
+    prices: list[PastPricesShape]
+
+
 class PassedOverShape(TypedDict):
     reason: str
     offers: int

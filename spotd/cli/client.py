@@ -20,6 +20,7 @@ COMMANDS = {
     "cancel": Lazy(target=f"{_HERE}.jobs:cancel", help="Stop a job and destroy its machine."),
     "retry": Lazy(target=f"{_HERE}.jobs:retry", help="Queue an ended job again, from its newest checkpoint."),
     "prices": Lazy(target=f"{_HERE}.prices:prices", help="Effective prices now.", aliases=("offers",)),
+    "history": Lazy(target=f"{_HERE}.history:history", help="What prices were, as far back as they are kept."),
     "events": Lazy(target=f"{_HERE}.events:events", help="What happened, and why."),
     "cost": Lazy(target=f"{_HERE}.cost:cost", help="What jobs cost, and what that saved."),
     "checkpoints": Lazy(
@@ -30,7 +31,7 @@ COMMANDS = {
     "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),
     "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
 }
-NOT_YET = ("history", "top", "web", "backtest", "size", "ssh")
+NOT_YET = ("top", "web", "backtest", "size", "ssh")
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, not_yet=NOT_YET, context_settings={"help_option_names": ["-h", "--help"]})

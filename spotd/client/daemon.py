@@ -67,6 +67,9 @@ class Daemon:
     def prices(self, query: Query) -> dict[str, Any]:
         return self._transport.json("GET", "/v1/prices", query=query)
 
+    def history(self, query: Query) -> dict[str, Any]:
+        return self._transport.json("GET", "/v1/history", query=query)
+
     def events(self, query: Query) -> Iterator[dict[str, Any]]:
         return self._transport.lines("/v1/events", query=query)
 

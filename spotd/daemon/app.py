@@ -33,6 +33,7 @@ from spotd.daemon.database import Database
 from spotd.daemon.executor import Executor
 from spotd.daemon.granter import Granter
 from spotd.daemon.grants import Grants, RunnerBundle
+from spotd.daemon.historian import Historian
 from spotd.daemon.hosting import Hosting
 from spotd.daemon.ids import JobIds
 from spotd.daemon.lifecycle import Lifecycle, Reload, signals
@@ -43,6 +44,7 @@ from spotd.daemon.sdnotify import Notify
 from spotd.daemon.secretfiles import SecretFiles
 from spotd.daemon.settings import Settings
 from spotd.daemon.storekeeper import Storekeeper
+from spotd.history import History
 from spotd.store import Store
 from spotd_jobs.bundle import build_runner
 from spotd_jobs.objects.api import ObjectStore
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 TAKING_STOCK: Final = "spotd has just started and first asks every provider which machines run"
 STOCK_DEADLINE_S: Final = 10.0
 API_CLOSE_S: Final = 3.0
+HISTORY_FILE: Final = "prices.sqlite"
 
 
 class App:
@@ -111,6 +114,7 @@ class App:
             group.start_soon(daemon.granter.run, name="granter")
             group.start_soon(daemon.brain.run, name="brain")
             group.start_soon(daemon.retention.run, name="retention")
+            group.start_soon(daemon.historian.run, name="history")
             daemon.hosting.start(group)
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
@@ -160,7 +164,13 @@ class _Daemon:
         wall = SystemClock()
         chance = SystemRandom()
         self.bell = Bell()
-        self.boards = Boards(self.bell)
+        self.historian = Historian(
+            History(settings.state_dir / HISTORY_FILE),
+            clock=clock,
+            log=logs.get("history"),
+            note=lambda kind, message, at: self.boards.note(kind, message, {}, at=at),
+        )
+        self.boards = Boards(self.bell, keep=self.historian.seen)
         self.hosting = Hosting(
             settings,
             boards=self.boards,
@@ -231,6 +241,7 @@ class _Daemon:
             commits=commits,
             policy=self.policy,
             boards=self.boards,
+            historian=self.historian,
             brain=self.brain,
             bell=self.bell,
             keeper=keeper,

@@ -6,7 +6,7 @@ decisions look at the world as it is and not at how it came about.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -28,8 +28,10 @@ class MachinesSeen:
 class Boards:
     """One board and one listing per provider; `bell` rings when anything changed."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: Bell, *, keep: Callable[[ProviderName, OfferPage, datetime], None] | None = None) -> None:
         self._bell = bell
+        self._keep = keep
+        """Handed every answer with its instant, for the history; must return at once."""
         self._boards: dict[ProviderName, Board] = {}
         self._machines: dict[ProviderName, MachinesSeen] = {}
         self._pages: dict[ProviderName, OfferPage] = {}
@@ -68,6 +70,8 @@ class Boards:
         self._boards[provider] = Board(provider=provider, shelf=shelf, at=asked_at)
         if changed:
             self._bell.ring()
+        if self._keep is not None:
+            self._keep(provider, page, asked_at)
 
     def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
         """The last offers stay until their time-to-live ends, and the board says what is wrong."""
@@ -91,14 +95,14 @@ class Boards:
         if provider in self._away:
             return False
         self._away[provider] = error
-        self._note("provider.away", f"{provider} does not answer as it should: {error}", provider, at)
+        self.note("provider.away", f"{provider} does not answer as it should: {error}", {"provider": provider}, at=at)
         return True
 
     def note_back(self, provider: ProviderName, *, at: datetime) -> bool:
         """True once per return."""
         if self._away.pop(provider, None) is None:
             return False
-        self._note("provider.back", f"{provider} answers again", provider, at)
+        self.note("provider.back", f"{provider} answers again", {"provider": provider}, at=at)
         return True
 
     def notes(self) -> tuple[Event, ...]:
@@ -109,6 +113,7 @@ class Boards:
         done = set(map(id, notes))
         self._notes = [note for note in self._notes if id(note) not in done]
 
-    def _note(self, kind: str, message: str, provider: ProviderName, at: datetime) -> None:
-        self._notes.append(Event(at=at, kind=kind, message=message, data={"provider": provider}))
+    def note(self, kind: str, message: str, data: Mapping[str, str], *, at: datetime) -> None:
+        """An event that goes into the state with the next commit."""
+        self._notes.append(Event(at=at, kind=kind, message=message, data=data))
         self._bell.ring()

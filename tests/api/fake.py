@@ -12,6 +12,7 @@ import anyio
 from spotd.api.backend import (
     Draft,
     EventQuery,
+    HistoryQuery,
     Invalid,
     JobQuery,
     LogQuery,
@@ -33,6 +34,7 @@ from spotd.api.shapes import (
     EventShape,
     FileShape,
     FilesShape,
+    HistoryShape,
     JobDetailShape,
     JobPageShape,
     JobShape,
@@ -76,6 +78,8 @@ class FakeBackend:
     boards: list[BoardShape] = field(default_factory=list)
     receipts: list[ReceiptShape] = field(default_factory=list)
     budgets: list[BudgetShape] = field(default_factory=list)
+    past: HistoryShape = field(default_factory=lambda: shapes_made.history())
+    history_queries: list[HistoryQuery] = field(default_factory=list)
     provider_rows: list[ProviderShape] = field(default_factory=list)
     checks: list[CheckShape] = field(default_factory=list)
     checkpoint_rows: list[KeptCheckpointShape] = field(default_factory=list)
@@ -248,6 +252,11 @@ class FakeBackend:
         await self._look()
         quotes = [quote for quote in self.quotes if query.gpu is None or quote["gpu"] == query.gpu]
         return {"quotes": quotes[: query.limit], "boards": self.boards, "more": len(quotes) > query.limit}
+
+    async def history(self, query: HistoryQuery) -> HistoryShape:
+        await self._look()
+        self.history_queries.append(query)
+        return self.past
 
     async def events(self, query: EventQuery) -> AsyncIterator[EventShape]:
         await self._look()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from spotd.api.checkpoint_shapes import KeptCheckpointShape
 from spotd.api.shapes import (
@@ -11,9 +11,11 @@ from spotd.api.shapes import (
     BoardShape,
     CheckpointShape,
     EventShape,
+    HistoryShape,
     JobDetailShape,
     JobShape,
     OriginShape,
+    PastBucketShape,
     PlanShape,
     ProviderShape,
     QuoteShape,
@@ -152,6 +154,33 @@ def detail(row: JobShape) -> JobDetailShape:
         "budget_usd": 120.0,
         "phase": "run",
     }
+
+
+def past_bucket(**given: Any) -> PastBucketShape:
+    base: PastBucketShape = {
+        "at": EARLIER,
+        "offers": 12.25,
+        "low_usd_gpu_h": 1.9,
+        "p10_usd_gpu_h": 2.0,
+        "p25_usd_gpu_h": 2.1,
+        "median_usd_gpu_h": 2.31,
+        "p75_usd_gpu_h": 2.6,
+        "p90_usd_gpu_h": 2.9,
+        "high_usd_gpu_h": 3.4,
+    }
+    return cast(PastBucketShape, {**base, **given})
+
+
+def history(**given: Any) -> HistoryShape:
+    base: HistoryShape = {
+        "since": "2026-11-14T10:00:00.000Z",
+        "until": NOW,
+        "bucket_s": 21_600,
+        "disk_gb": 10,
+        "trouble": "",
+        "prices": [{"gpu": "H100_SXM", "market": "spot", "buckets": [past_bucket()]}],
+    }
+    return cast(HistoryShape, {**base, **given})
 
 
 def quote(**given: Any) -> QuoteShape:

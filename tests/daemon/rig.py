@@ -26,11 +26,13 @@ from spotd.daemon.database import Database
 from spotd.daemon.executor import Executor
 from spotd.daemon.granter import Granter
 from spotd.daemon.grants import Grants, RunnerBundle
+from spotd.daemon.historian import Historian
 from spotd.daemon.ids import JobIds
 from spotd.daemon.log import Redactor
 from spotd.daemon.pollers import Pace, Poller
 from spotd.daemon.secretfiles import SecretFiles
 from spotd.daemon.storekeeper import Storekeeper
+from spotd.history import History
 from spotd.store import Store
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.wire.grant import Grant, parse_grant
@@ -99,7 +101,15 @@ class Rig:
         self.store = store or Store.open(":memory:")
         self.objects = FolderStore(folder / "objects")
         self.bell = Bell()
-        self.boards = Boards(self.bell)
+        self.history = History(folder / "prices.sqlite", free_bytes=lambda _: 10**12)
+        self.historian = Historian(
+            self.history,
+            clock=self.clock,
+            log=self.log,
+            note=lambda kind, message, at: self.boards.note(kind, message, {}, at=at),
+            inline=True,
+        )
+        self.boards = Boards(self.bell, keep=self.historian.seen)
         self.policy = PolicyBox(policy or shop_policy())
         self.database = Database(self.store, inline=True)
         self.commits = Commits(self.database, self.policy, self.clock, self.crash)
@@ -283,6 +293,7 @@ class Rig:
             commits=self.commits,
             policy=self.policy,
             boards=self.boards,
+            historian=self.historian,
             brain=self.brain,
             bell=self.bell,
             keeper=self.keeper,

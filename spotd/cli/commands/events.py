@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import without_schema
 from spotd.cli.follow import Waiting, followed
 from spotd.cli.options import ID, JSON, TABLE, output
+from spotd.cli.when import When, WhenType, instants
 from spotd.cli.words import clean, local_text
 from spotd.client.daemon import Daemon
 
@@ -19,42 +19,16 @@ if TYPE_CHECKING:
     from spotd.api.shapes import EventShape
 
 
-class Since(click.ParamType[timedelta | datetime]):
-    """A span before now (`2h`) or an instant; an instant without a zone is local."""
-
-    name = "when"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        from spotd_jobs.spec.units import UnitError, parse_duration
-
-        try:
-            return parse_duration(value)
-        except UnitError:
-            pass
-        try:
-            return datetime.fromisoformat(value).astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is neither a span such as 2h nor an instant such as 2026-11-21T10:00", param, ctx)
-
-
 @click.command()
 @click.argument("ref", metavar="[JOB]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
-@click.option("--since", type=Since(), metavar="SPAN|INSTANT", help="Only those at or after this.")
+@click.option("--since", type=WhenType(), metavar="SPAN|INSTANT", help="Only those at or after this.")
 @click.option("-n", "--limit", type=click.IntRange(0, 1_000_000), help="Only the newest so many.")
 @output(TABLE, JSON, ID)
-def events(
-    *, ref: str | None, follow: bool, since: timedelta | datetime | None, limit: int | None, output: str
-) -> None:
+def events(*, ref: str | None, follow: bool, since: When | None, limit: int | None, output: str) -> None:
     """What happened and why, oldest first: all of it, or what belongs to one job."""
     daemon = Daemon()
-    if isinstance(since, timedelta):
-        # By the daemon's clock, which runs ahead of ours in an accelerated market.
-        now = datetime.fromisoformat(daemon.providers()["now"])
-        since = _before(now, since)
-    query: dict[str, Any] = {"job": ref, "limit": limit, "since": None if since is None else since.isoformat()}
+    query: dict[str, Any] = {"job": ref, "limit": limit, "since": instants(daemon, since)[0]}
     if output == JSON and not follow:
         stdout.document({"schema": 1, "events": [without_schema(record) for record in daemon.events(query)]})
         return
@@ -76,13 +50,6 @@ def _followed(daemon: Daemon, query: dict[str, Any]) -> Iterator[dict[str, Any]]
         is_last=lambda _: False,
         waiting=Waiting(),
     )
-
-
-def _before(now: datetime, span: timedelta) -> datetime:
-    try:
-        return now - span
-    except OverflowError:
-        return datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _show(event: EventShape, output: str) -> None:

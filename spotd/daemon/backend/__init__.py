@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
-from spotd.api.backend import Draft, EventQuery, JobQuery, LogQuery, PriceQuery, Submission
+from spotd.api.backend import Draft, EventQuery, HistoryQuery, JobQuery, LogQuery, PriceQuery, Submission
 from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
 from spotd.api.shapes import (
     CodeShape,
@@ -13,6 +13,7 @@ from spotd.api.shapes import (
     DoctorShape,
     EventShape,
     FilesShape,
+    HistoryShape,
     JobDetailShape,
     JobPageShape,
     JobShape,
@@ -30,6 +31,7 @@ from spotd.daemon.backend.happenings import Happenings
 from spotd.daemon.backend.health import Health
 from spotd.daemon.backend.loglines import LogLines
 from spotd.daemon.backend.parts import Parts, ProviderEntry
+from spotd.daemon.backend.past import Past
 from spotd.daemon.backend.queue import Queue
 from spotd.daemon.backend.receipts import Receipts
 
@@ -48,6 +50,7 @@ class DaemonBackend:
         self._receipts = Receipts(parts)
         self._happenings = Happenings(parts)
         self._health = Health(parts)
+        self._past = Past(parts)
 
     def now(self) -> datetime:
         return self._parts.clock.now()
@@ -90,6 +93,9 @@ class DaemonBackend:
 
     async def prices(self, query: PriceQuery) -> PricesShape:
         return await self._health.prices(query)
+
+    async def history(self, query: HistoryQuery) -> HistoryShape:
+        return await self._past.history(query)
 
     def events(self, query: EventQuery) -> AsyncIterator[EventShape]:
         return self._happenings.stream(query)

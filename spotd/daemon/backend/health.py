@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from spotd.api.backend import Invalid, PriceQuery
+from spotd.api.backend import PriceQuery
 from spotd.api.shapes import (
     CapabilityShape,
     CheckShape,
@@ -29,11 +29,12 @@ from spotd.api.words import utc_text
 from spotd.core.candidates import Catalogue, ceiling_for
 from spotd.core.metering import spent_in_month, spent_on_day
 from spotd.core.pricing import Needs, quote
+from spotd.daemon.backend.meant import gpus_meant, known_provider
 from spotd.daemon.backend.parts import Parts, ProviderEntry
 from spotd.daemon.backend.render import board_shapes, instant, quote_shape
+from spotd.history import DISK_GB, HistoryUnavailable
 from spotd.store import Reads
 from spotd_jobs.objects.api import StoreError as ObjectsError
-from spotd_providers.contract import gpus
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import InstanceState, ProviderName
@@ -41,10 +42,9 @@ from spotd_providers.contract.values import InstanceState, ProviderName
 CHECK_DEADLINE_S: Final = 30.0
 GRANT_TRIED: Final = timedelta(minutes=1)
 CYCLE_DEADLINE_S: Final = 60.0
-SHOWN_DISK_GB: Final = 10
 WAL_RESET_FIRST: Final = (3, 7, 0)
 WAL_RESET_FIXED: Final = (3, 51, 3)
-_NOTES: Final = ("host.note", "provider.")
+_NOTES: Final = ("host.note", "provider.", "history.")
 
 
 class Health:
@@ -73,13 +73,11 @@ class Health:
     async def prices(self, query: PriceQuery) -> PricesShape:
         parts = self._parts
         market, policy, now = parts.boards.snapshot(), parts.policy.current, parts.clock.now()
-        if query.provider is not None and query.provider not in parts.providers:
-            hint = f"known here: {', '.join(sorted(parts.providers))}"
-            raise Invalid(f"there is no provider {query.provider!r}", hint=hint)
+        known_provider(query.provider, parts.providers)
         sold = {gpu for board in market.boards.values() for gpu, _ in board.shelf.by_gpu}
-        wanted = _wanted(query.gpu, sold)
+        wanted = gpus_meant(query.gpu, sold)
         catalogue = Catalogue(market, policy, parts.world().cooldowns, now)
-        needs = Needs(disk_gb=SHOWN_DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
+        needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
         found: list[tuple[int, str, str, QuoteShape]] = []
         for name, board in market.boards.items():
             rules = policy.providers.get(name)
@@ -176,9 +174,21 @@ class Health:
         folder = parts.facts.get("state_dir")
         if isinstance(folder, Path):
             rows.append(_mode_row("state folder", folder))
+        rows.append(await self._history_row())
         if parts.policy.paused:
             rows.append(_row("daemon", "launches", parts.policy.paused, ok=False))
         return rows
+
+    async def _history_row(self) -> CheckShape:
+        historian = self._parts.historian
+        hint = "jobs go on without it; free some space on its disk, or check who may write there"
+        if historian.trouble:
+            return _row("daemon", "price history", historian.trouble, ok=False, hint=hint)
+        try:
+            used = await historian.bytes_used()
+        except HistoryUnavailable as exc:
+            return _row("daemon", "price history", str(exc), ok=False, hint=hint)
+        return _row("daemon", "price history", f"{used / 1e6:.1f} of {historian.bytes_max / 1e6:.0f} MB", ok=True)
 
     async def _store_checks(self) -> list[CheckShape]:
         objects = self._parts.objects
@@ -246,16 +256,6 @@ class Health:
             complete=listing is not None and listing.complete and not seen.error,
             error=seen.error,
         )
-
-
-def _wanted(gpu: str | None, sold: set[str]) -> frozenset[str] | None:
-    if gpu is None:
-        return None
-    try:
-        names = gpus.resolve(gpu, sold=sold)
-    except gpus.UnknownGpu as exc:
-        raise Invalid(str(exc), hint="spotctl prices shows every GPU that is sold now") from exc
-    return frozenset(name for name in sold if name in names or gpus.matches(names, name))
 
 
 def _row(area: str, name: str, detail: str, *, ok: bool, hint: str = "") -> CheckShape:

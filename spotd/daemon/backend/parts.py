@@ -20,6 +20,7 @@ from spotd.daemon.brain import Brain
 from spotd.daemon.commits import Commits, PolicyBox
 from spotd.daemon.crash import CrashPoints
 from spotd.daemon.database import Database
+from spotd.daemon.historian import Historian
 from spotd.daemon.ids import JobIds
 from spotd.daemon.pollers import Poller
 from spotd.daemon.secretfiles import SecretFiles
@@ -60,6 +61,7 @@ class Parts:
     commits: Commits
     policy: PolicyBox
     boards: Boards
+    historian: Historian
     brain: Brain
     bell: Bell
     keeper: Storekeeper

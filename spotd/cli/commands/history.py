@@ -1,0 +1,126 @@
+"""`history`: what prices were."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.options import JSON, TABLE, output
+from spotd.cli.table import Column, Row
+from spotd.cli.table import show as show_table
+from spotd.cli.when import SpanType, When, WhenType, instants
+from spotd.cli.words import local_text, price, span_text
+from spotd.client.daemon import Daemon
+
+if TYPE_CHECKING:
+    from spotd.api.shapes import HistoryShape, PastBucketShape, PastPricesShape
+
+COLUMNS = (
+    Column(title="FROM"),
+    Column(title="GPU", least=6),
+    Column(title="MARKET", least=4),
+    Column(title="OFFERS", right=True, drop=1),
+    Column(title="LOW", right=True),
+    Column(title="P10", right=True, drop=2),
+    Column(title="P25", right=True, drop=4),
+    Column(title="MEDIAN", right=True),
+    Column(title="P75", right=True, drop=4),
+    Column(title="P90", right=True, drop=2),
+    Column(title="HIGH", right=True, drop=3),
+)
+MARKETS = ("spot", "on-demand")
+
+
+class Ours(click.ParamType[tuple[str, str]]):
+    """`PROVIDER/ID`, as `prices -o id` prints it."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        provider, slash, name = value.partition("/")
+        if not (provider and slash and name):
+            self.fail(f"{value!r} is not PROVIDER/ID as spotctl prices -o id prints it", param, ctx)
+        return provider, name
+
+
+@click.command()
+@click.option("--gpu", metavar="NAME", help="Only this GPU, in any usual spelling.")
+@click.option("--provider", metavar="NAME", help="Only this provider.")
+@click.option("--market", type=click.Choice(MARKETS), help="Only this market.")
+@click.option("--offer", type=Ours(), metavar="PROVIDER/ID", help="Only this offer, as prices -o id prints it.")
+@click.option("--pool", type=Ours(), metavar="PROVIDER/ID", help="Only this machine (vast) or type and zone (aws).")
+@click.option("--since", type=WhenType(), metavar="SPAN|INSTANT", help="From then on.  [default: 7d]")
+@click.option("--until", type=WhenType(), metavar="SPAN|INSTANT", help="Until then.  [default: now]")
+@click.option("--every", type=SpanType(), metavar="SPAN", help="One line for each such span.  [default: to suit]")
+@output(TABLE, JSON)
+def history(
+    *,
+    gpu: str | None,
+    provider: str | None,
+    market: str | None,
+    offer: tuple[str, str] | None,
+    pool: tuple[str, str] | None,
+    since: When | None,
+    until: When | None,
+    every: timedelta | None,
+    output: str,
+) -> None:
+    """What a GPU-hour cost: lowest, median and percentiles, weighed by how long each price was on offer.
+
+    Effective prices in dollars, with today's fee multipliers. Without a GPU, offer or pool: one line for each GPU.
+    """
+    named = {name for name, _ in (item for item in (offer, pool) if item is not None)} | ({provider} - {None})
+    if len(named) > 1:
+        raise click.UsageError(f"these name different providers: {', '.join(sorted(filter(None, named)))}")
+    daemon = Daemon()
+    begin, end = instants(daemon, since, until)
+    answer = daemon.history(
+        {
+            "gpu": gpu,
+            "provider": next(iter(named), None),
+            "market": market,
+            "offer": None if offer is None else offer[1],
+            "pool": None if pool is None else pool[1],
+            "since": begin,
+            "until": end,
+            "every_s": None if every is None else int(every.total_seconds()),
+        }
+    )
+    if output == JSON:
+        stdout.document(answer)
+        return
+    show(answer, asked_s=None if every is None else int(every.total_seconds()))  # type: ignore[arg-type]  # the shape plus `schema`
+
+
+def show(answer: HistoryShape, *, asked_s: int | None) -> None:
+    """The prices as a table on stdout, and on stderr what keeps them from being the whole answer."""
+    rows = [row(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
+    if rows:
+        show_table(COLUMNS, rows)
+    else:
+        stderr.note(f"no prices of this kind between {local_text(answer['since'])} and {local_text(answer['until'])}")
+    if asked_s is not None and answer["bucket_s"] > asked_s:
+        stderr.note(f"spans of {span_text(answer['bucket_s'])}: the older part is rolled up and has no shorter ones")
+    if answer["trouble"]:
+        stderr.warning(f"prices are not being kept now: {answer['trouble']}")
+
+
+def row(prices: PastPricesShape, bucket: PastBucketShape) -> Row:
+    return (
+        local_text(bucket["at"]),
+        prices["gpu"],
+        prices["market"],
+        f"{bucket['offers']:.1f}",
+        price(bucket["low_usd_gpu_h"]),
+        price(bucket["p10_usd_gpu_h"]),
+        price(bucket["p25_usd_gpu_h"]),
+        price(bucket["median_usd_gpu_h"]),
+        price(bucket["p75_usd_gpu_h"]),
+        price(bucket["p90_usd_gpu_h"]),
+        price(bucket["high_usd_gpu_h"]),
+    )

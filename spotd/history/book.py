@@ -1,0 +1,143 @@
+"""The history as its owner sees it: open it, write polls, keep it small, ask it. Synchronous, for one thread at a time.
+
+Nothing here is worth a machine or a decision. So a file that is damaged, of another version or dated in the future is
+set aside and a new one begun, a disk that is nearly full is left to the state, and every trouble is one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from spotd.history.file import PAGE_BYTES, FileUnusable, is_damage, open_file, pages_used, set_aside
+from spotd.history.reading import ask, kinds_sold
+from spotd.history.recording import Recorder
+from spotd.history.rolling import Roller
+from spotd.history.values import Answer, Question, Retained, Terms
+from spotd_providers.contract.values import Offer, ProviderName
+
+T = TypeVar("T")
+
+_FULL: Final = 0.96
+"""Share of the size limit from which on changes wait: rolling up needs a little room of its own."""
+
+
+class HistoryUnavailable(Exception):
+    """It cannot be used now, and nothing of the call was done. The message is a sentence for the user."""
+
+
+class History:
+    """The file is opened when it is first needed, so that no start waits for it.
+
+    Attributes:
+        set_aside: why and under which name a file was set aside, newest last; whoever tells of it empties the list.
+    """
+
+    def __init__(
+        self, path: Path, retained: Retained | None = None, *, free_bytes: Callable[[Path], int] | None = None
+    ) -> None:
+        self.path = path
+        self.retained = retained or Retained()
+        self._free_bytes = free_bytes or _free_bytes
+        self._connection: sqlite3.Connection | None = None
+        self._recorder: Recorder | None = None
+        self._roller: Roller | None = None
+        self.set_aside: list[str] = []
+
+    def record(self, provider: ProviderName, offers: Iterable[Offer], *, complete: bool, at: int) -> int:
+        """One poll is in the file; returns how many changes it brought. A poll that fails is made good by the next.
+
+        Raises:
+            HistoryUnavailable: nothing was written.
+        """
+        free = self._free_bytes(self.path.parent)
+        if free < self.retained.disk_reserve:
+            left = f"only {free // 1_000_000} MB are free on the disk of {self.path}, which are left to the state"
+            raise HistoryUnavailable(left)
+
+        def work() -> int:
+            connection, recorder, _ = self._opened()
+            if pages_used(connection) * PAGE_BYTES > _FULL * self.retained.bytes_max:
+                raise HistoryUnavailable(f"{self.path} has reached its limit of size until more of it is rolled up")
+            return recorder.record(provider, offers, complete=complete, at=at)
+
+        return self._guarded(work)
+
+    def step(self, now: int) -> bool:
+        """A little of what is due was rolled up or let go; whether more is due.
+
+        Raises:
+            HistoryUnavailable: nothing was written.
+        """
+        return self._guarded(lambda: self._opened()[2].step(now))
+
+    def ask(self, question: Question, terms: Terms) -> Answer:
+        """Raises: HistoryUnavailable, TooManyBuckets."""
+        return self._guarded(lambda: ask(self._opened()[0], question, terms))
+
+    def gpus(self) -> set[str]:
+        """Every GPU of which there is a price.
+
+        Raises:
+            HistoryUnavailable
+        """
+        return self._guarded(lambda: kinds_sold(self._opened()[0]))
+
+    def bytes_used(self) -> int:
+        """Raises: HistoryUnavailable."""
+        return self._guarded(lambda: pages_used(self._opened()[0]) * PAGE_BYTES)
+
+    def close(self) -> None:
+        """The file is closed; another call opens it again."""
+        connection, self._connection = self._connection, None
+        self._recorder = self._roller = None
+        if connection is not None:
+            connection.close()
+
+    def _opened(self) -> tuple[sqlite3.Connection, Recorder, Roller]:
+        if self._connection is None or self._recorder is None or self._roller is None:
+            self._connection = open_file(self.path, bytes_max=self.retained.bytes_max)
+            self._recorder = Recorder(self._connection)
+            self._roller = Roller(self._connection, self.retained)
+        return self._connection, self._recorder, self._roller
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """The work's result, if need be over a new file."""
+        try:
+            return self._tried(work)
+        except FileUnusable as exc:
+            self._begin_anew(str(exc))
+        try:
+            return self._tried(work)
+        except FileUnusable as exc:
+            raise HistoryUnavailable(f"{self.path} cannot be used: {exc}") from exc
+
+    def _tried(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except sqlite3.DatabaseError as exc:
+            name = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
+            if is_damage(exc):
+                raise FileUnusable(f"it is damaged ({name})") from exc
+            if isinstance(exc, sqlite3.ProgrammingError):
+                raise
+            self.close()
+            raise HistoryUnavailable(f"{self.path} cannot be used now ({name}): {exc}") from exc
+        except OSError as exc:
+            raise HistoryUnavailable(f"{self.path} cannot be opened: {exc.strerror}") from exc
+
+    def _begin_anew(self, why: str) -> None:
+        self.close()
+        try:
+            aside = set_aside(self.path)
+        except OSError as exc:
+            raise HistoryUnavailable(f"{self.path}: {why}, and it cannot be set aside: {exc.strerror}") from exc
+        self.set_aside.append(f"the price history was begun anew, because {why}; the old file is {aside}")
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,269 @@
+"""Answers questions, coarse ones from what is rolled up and fine ones from the changes.
+
+In spans of whole slots a market is read from the distributions of its kinds, one offer or pool from its own slots, and
+either way what is not rolled up yet from the changes. Shorter spans are counted from changes alone, as long as those
+are kept. Percentiles weigh each price by the time for which it was on offer, so an offer that came for an hour counts
+for an hour. In what is rolled up, an offer counts in each slot with its median, and a market by twenty prices for equal
+shares of that time; lowest, highest and the number of offers stay exact.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from spotd.history import spells
+from spotd.history.values import (
+    DAY_S,
+    DISK_GB,
+    SHARES_PERCENT,
+    SLOT_S,
+    STORAGE,
+    Answer,
+    Bucket,
+    Group,
+    Question,
+    Terms,
+)
+from spotd_providers.contract.money import MicroUsdPerGpuHour
+from spotd_providers.contract.values import Market, ProviderName
+
+BUCKETS_MAX: Final = 2_000
+EXACT_S: Final = 2 * DAY_S
+"""A range of this length at most is counted from changes to the second when it is to be one bucket."""
+
+
+class TooManyBuckets(Exception):
+    """The buckets are too short for the range; the message says which length would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What is compared with each other."""
+
+    id: int
+    provider: ProviderName
+    gpu: str
+    gpu_count: int
+    market: Market
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One bucket in the making: seconds by price and by provider, and the extremes."""
+
+    low: MicroUsdPerGpuHour
+    high: MicroUsdPerGpuHour
+    seconds: dict[int, int] = field(default_factory=dict)
+    by_provider: dict[ProviderName, int] = field(default_factory=dict)
+
+
+_Watches = Mapping[ProviderName, list[spells.Watch]]
+_Row = tuple[int, int, int, int, int, int]
+"""Kind, bucket, price, seconds, lowest, highest; prices of the whole machine with its storage."""
+
+
+def kinds_sold(connection: sqlite3.Connection) -> set[str]:
+    """Every GPU of which there is a price."""
+    return {gpu for (gpu,) in connection.execute("SELECT DISTINCT gpu FROM kinds")}
+
+
+def ask(connection: sqlite3.Connection, question: Question, terms: Terms) -> Answer:
+    """The prices of the question, in buckets that are no finer than what was kept.
+
+    Raises:
+        TooManyBuckets: they are too short for the range.
+    """
+    kinds = {kind.id: kind for kind in _kinds(connection, question)}
+    question, coarse = _fitted(question, _changes_from(connection))
+    length = question.every_s or 0
+    chosen = _Chosen(connection, question, tuple(kinds))
+    watches = _watches(connection)
+    rolled = chosen.rolled(length) if coarse else iter(())
+    tallies: dict[tuple[str, Market], dict[int, _Tally]] = {}
+    for kind_id, number, base, seconds, low, high in (
+        *rolled,
+        *_counted(chosen, kinds, watches, length, coarse=coarse),
+    ):
+        kind = kinds[kind_id]
+        fee, count = terms.fee_ppm.get(kind.provider, spells.PPM), kind.gpu_count
+        price = spells.effective(base, fee, count)
+        group = tallies.setdefault((kind.gpu, kind.market), {})
+        tally = group.get(number)
+        if tally is None:
+            tally = group[number] = _Tally(low=price, high=price)
+        tally.seconds[price] = tally.seconds.get(price, 0) + seconds
+        tally.by_provider[kind.provider] = tally.by_provider.get(kind.provider, 0) + seconds
+        tally.low = min(tally.low, price if low == base else spells.effective(low, fee, count))
+        tally.high = max(tally.high, price if high == base else spells.effective(high, fee, count))
+    bucket_s = length or question.until - question.since
+    groups = tuple(
+        Group(
+            gpu=gpu,
+            market=market,
+            buckets=tuple(
+                _bucket(item, question, watches, number * length or question.since, bucket_s)
+                for number, item in sorted(buckets.items())
+            ),
+        )
+        for (gpu, market), buckets in sorted(tallies.items())
+    )
+    return Answer(groups=groups, bucket_s=bucket_s)
+
+
+def _counted(
+    chosen: _Chosen, kinds: Mapping[int, _Kind], watches: _Watches, length: int, *, coarse: bool
+) -> Iterator[_Row]:
+    """The changes as rows like those that are rolled up; for a coarse question, of what is not rolled up yet."""
+    question = chosen.question
+    counted: dict[int, dict[tuple[int, int], int]] = {}
+    for kind, since, points in chosen.changes(after_rolled=coarse):
+        seconds_by = counted.setdefault(kind, {})
+        watched = watches.get(kinds[kind].provider, ())
+        for number, seconds, base in spells.divided(
+            spells.spells(points, watched, since=since, until=question.until), length
+        ):
+            key = (number, base)
+            seconds_by[key] = seconds_by.get(key, 0) + seconds
+    for kind, seconds_by in counted.items():
+        for (number, base), seconds in seconds_by.items():
+            yield kind, number, base, seconds, base, base
+
+
+def _fitted(question: Question, changes_from: int) -> tuple[Question, bool]:
+    """The question in spans that can be had, and whether those are whole slots.
+
+    Raises:
+        TooManyBuckets
+    """
+    wanted, span = question.every_s, question.until - question.since
+    coarse = question.since < changes_from or (span > EXACT_S if wanted is None else wanted % SLOT_S == 0)
+    if coarse:
+        # A slot is all or nothing, so the range begins with one; its end is where it was, as the newest is open.
+        question = replace(question, since=question.since // SLOT_S * SLOT_S)
+        if question.until <= changes_from:
+            question = replace(question, until=-(-question.until // SLOT_S) * SLOT_S)
+        if wanted is not None:
+            question = replace(question, every_s=-(-wanted // SLOT_S) * SLOT_S)
+    if question.every_s is not None and span > question.every_s * BUCKETS_MAX:
+        least = -(-span // BUCKETS_MAX // 60)
+        raise TooManyBuckets(f"the range has more than {BUCKETS_MAX} spans of this length; take at least {least}m")
+    return question, coarse
+
+
+def _bucket(item: _Tally, question: Question, watches: _Watches, start: int, length: int) -> Bucket:
+    first, end = max(start, question.since), min(start + length, question.until)
+    offers = 0.0
+    for provider, seconds in item.by_provider.items():
+        offers += seconds / max(1, spells.watched_s(watches.get(provider, ()), first, end))
+    return Bucket(
+        start=start,
+        low=item.low,
+        quantiles=tuple(MicroUsdPerGpuHour(price) for price in spells.quantiles(item.seconds, SHARES_PERCENT)),
+        high=item.high,
+        offers=offers,
+    )
+
+
+def _kinds(connection: sqlite3.Connection, question: Question) -> Iterator[_Kind]:
+    rows = connection.execute("SELECT id, provider, gpu, gpu_count, market FROM kinds")
+    for number, provider, gpu, count, market in rows:
+        wanted = (
+            (question.gpus is None or gpu in question.gpus)
+            and question.provider in {None, provider}
+            and question.market in {None, market}
+        )
+        if wanted:
+            yield _Kind(id=number, provider=ProviderName(provider), gpu=gpu, gpu_count=count, market=Market(market))
+
+
+def _changes_from(connection: sqlite3.Connection) -> int:
+    """Since when every change is there."""
+    row = connection.execute("SELECT value FROM kept WHERE name = 'changes_from'").fetchone()
+    return 0 if row is None else row[0]
+
+
+def _watches(connection: sqlite3.Connection) -> dict[ProviderName, list[spells.Watch]]:
+    found: dict[ProviderName, list[spells.Watch]] = {}
+    rows = connection.execute("SELECT provider, since, until FROM watched ORDER BY provider, since")
+    for provider, since, until in rows:
+        found.setdefault(ProviderName(provider), []).append((since, until))
+    return found
+
+
+class _Chosen:
+    """The series that a question is about, and their rows."""
+
+    def __init__(self, connection: sqlite3.Connection, question: Question, kinds: tuple[int, ...]) -> None:
+        self._connection = connection
+        self.question = question
+        # Numbers of our own rows, and as many as there are kinds: no text of a user goes into a statement.
+        self._kinds = f"IN ({','.join(map(str, kinds))})"
+        self._by_series = question.offer is not None or question.pool is not None
+        self._where = f"s.kind {self._kinds}"
+        if question.offer is not None:
+            self._where += " AND s.offer = :offer"
+        if question.pool is not None:
+            self._where += " AND s.pool = :pool"
+        self._values = {
+            "disk": DISK_GB,
+            "offer": question.offer,
+            "pool": question.pool,
+            "since": question.since,
+            "until": question.until,
+            "first": question.since // SLOT_S,
+            "end": -(-question.until // SLOT_S),
+        }
+
+    def rolled(self, length: int) -> Iterator[_Row]:
+        """What the rolled-up past holds."""
+        number = f"t.slot / {length // SLOT_S}" if length else "0"
+        if self._by_series:
+            yield from self._connection.execute(
+                f"SELECT s.kind, {number}, t.typical + {STORAGE}, t.offered_s,"  # noqa: S608 - only our numbers
+                f" t.typical - t.low_by + {STORAGE}, t.typical + t.high_by + {STORAGE}"
+                " FROM series s CROSS JOIN slots t ON t.series = s.id AND t.slot >= :first AND t.slot < :end"
+                f" WHERE {self._where}",
+                self._values,
+            )
+            return
+        rows = self._connection.execute(
+            f"SELECT kind, {number}, low, high, offered_s, prices FROM markets t"  # noqa: S608 - as above
+            f" WHERE kind {self._kinds} AND slot >= :first AND slot < :end",
+            self._values,
+        )
+        for kind, bucket, low, high, offered_s, blob in rows:
+            prices = spells.unpacked(blob)
+            share, rest = divmod(offered_s, spells.PARTS)
+            yield kind, bucket, prices[0], share + rest, low, high
+            for price in prices[1:]:
+                yield kind, bucket, price, share, price, price
+
+    def changes(self, *, after_rolled: bool) -> Iterator[tuple[int, int, list[spells.Point]]]:
+        """Kind, beginning and changes of each series, from the one that held then; prices with their storage."""
+        since = ":since"
+        if after_rolled:
+            newest = (
+                "(SELECT max(slot) FROM slots WHERE series = s.id)"
+                if self._by_series
+                else "(SELECT max(slot) FROM markets WHERE kind = s.kind)"
+            )
+            since = f"max(:since, coalesce(({newest} + 1) * {SLOT_S}, 0))"
+        found: dict[int, tuple[int, int, list[spells.Point]]] = {}
+        rows = self._connection.execute(
+            f"SELECT b.id, b.kind, b.since, p.at, p.price + b.disk FROM (SELECT s.id, s.kind, {STORAGE} AS disk,"  # noqa: S608 - as above
+            f" {since} AS since FROM series s WHERE {self._where}) b CROSS JOIN points p"
+            " ON p.series = b.id AND p.at < :until AND p.at >="
+            " coalesce((SELECT max(at) FROM points WHERE series = b.id AND at <= b.since), 0)",
+            self._values,
+        )
+        for series, kind, begins, at, price in rows:
+            entry = found.get(series)
+            if entry is None:
+                entry = found[series] = (kind, begins, [])
+            entry[2].append((at, price))
+        for kind, begins, points in found.values():
+            points.sort(key=lambda point: point[0])
+            yield kind, begins, points
