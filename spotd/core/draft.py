@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from spotd.core.metering import settled
 from spotd.core.model import (
@@ -50,6 +50,10 @@ _Row = TypeVar("_Row")
 def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, _Row]:
     # Identity first: comparing two rows field by field costs more than everything else a quiet cycle does.
     return {i: row for i, row in rows.items() if (old := before.get(i)) is not row and old != row}
+
+
+_COUNTED: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
+"""What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
 
 
 class Draft:
@@ -261,12 +265,12 @@ class Draft:
     def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
         job = self.job(item.id.job)
         traits = reason.traits
-        errors = job.errors + (1 if reason is EndReason.USER_ERROR else 0)
+        errors = job.errors + (1 if reason in _COUNTED else 0)
         image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
         state = traits.next_state
         if job.cancel_requested and state is not JobState.SUCCEEDED:
             state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
-        elif reason is EndReason.USER_ERROR:
+        elif reason in _COUNTED:
             left = job.spec.retry_errors - errors + 1
             state = JobState.RECOVERING if left > 0 else JobState.FAILED
             sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"

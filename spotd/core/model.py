@@ -443,6 +443,8 @@ class HostReport:
     exit_detail: str = ""
     notice_at: datetime | None = None
     notes: tuple[str, ...] = ()
+    flood: str = ""
+    """What the host wrote too much of, in words; empty while it is within its limits."""
     fallbacks: tuple[Fallback, ...] = ()
 
 

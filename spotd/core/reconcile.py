@@ -231,6 +231,9 @@ def _judge(
     if item.state.counts and report is not None and report.exit_cause is not None:
         _exited(draft, attempt_id, report)
         item = draft.attempt(attempt_id)
+    if item.state.counts and report is not None and report.flood:
+        draft.end_attempt(attempt_id, EndReason.FLOODED, report.flood)
+        item = draft.attempt(attempt_id)
     absent = listing is not None and listing.complete and mine is None and _listing_speaks(draft, item, listing)
     if item.state is AttemptState.ENDING:
         if absent and _end_accepted(draft, item, listing):

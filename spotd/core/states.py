@@ -207,6 +207,7 @@ class EndReason(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     CONTRACT_BROKEN = "contract_broken"
     PROVIDER_BALANCE = "provider_balance"
+    FLOODED = "flooded"
 
     @property
     def traits(self) -> EndTraits:
@@ -254,5 +255,8 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     ),
     EndReason.PROVIDER_BALANCE: _row(
         JobState.RECOVERING, "the account at the provider ran out of money", is_recovery=True, blame=Blame.POOL
+    ),
+    EndReason.FLOODED: _row(
+        None, "the machine wrote more into the checkpoint store than it may: {detail}", blame=Blame.HOST
     ),
 }

@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from spotd.core.model import Attempt, AttemptId, Fallback, Job, Policy, World
-from spotd.core.states import AttemptState
+from spotd.core.states import AttemptState, EndReason
 from spotd.daemon.bell import Bell
 from spotd.daemon.grants import Grants, order_of
 from spotd.daemon.secretfiles import SecretsMissing
@@ -122,7 +122,11 @@ class Granter:
             return None
         last = self._written.get(attempt.id)
         if attempt.state is AttemptState.ENDING:
-            return None if last is not None and last.superseded else partial(self._supersede, attempt, job, policy)
+            if last is not None and last.superseded:
+                return None
+            if attempt.end_reason is EndReason.FLOODED:
+                return partial(self._withdraw, attempt)
+            return partial(self._supersede, attempt, job, policy)
         if not attempt.state.counts or (attempt.state is AttemptState.INTENDED and not attempt.outcome_unknown):
             return None
         current = last is not None and last.orders == order_of(attempt) and self._wall.now() - last.at < renew_after
@@ -134,6 +138,11 @@ class Granter:
 
     def _supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
         self._grants.supersede(attempt, job, policy)
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt), superseded=True)
+
+    def _withdraw(self, attempt: Attempt) -> None:
+        """Nothing is left to write with, not even a last report: this host is believed nothing more."""
+        self._grants.remove(attempt.id)
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt), superseded=True)
 
     def _remove(self, attempt: AttemptId) -> None:

@@ -98,6 +98,9 @@ class HostView:
     chunks: set[str] = field(default_factory=set)
     """Chunk keys that an accepted manifest already proved to be there."""
     complaints: set[str] = field(default_factory=set)
+    audited_at: datetime | None = None
+    """When all that it wrote was last counted, by the wall clock."""
+    flood: str = ""
     notes: list[str] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
 

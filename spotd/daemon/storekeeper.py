@@ -9,7 +9,9 @@ reserved until it did.
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -17,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from spotd.core.model import Attempt, AttemptId, HostReport, Job, JobId, World
+from spotd.daemon.flood import FloodLimits, audit
 from spotd.daemon.hostview import HostView, look, told, with_job
 from spotd.daemon.transfers import Transfer
 from spotd_jobs.objects.api import ObjectStore, StoreError
@@ -41,7 +44,9 @@ class Storekeeper:
         log: Logger,
         inline: bool = False,
         deadline_s: float = LOOK_DEADLINE_S,
+        limits: FloodLimits | None = None,
     ) -> None:
+        self._limits = limits or FloodLimits()
         self._objects = objects
         self._clock = clock
         self._wall = wall
@@ -146,6 +151,7 @@ class Storekeeper:
                         at=pass_.at,
                         virtual=pass_.virtual,
                     )
+                    report = replace(report, flood=self._flood(pass_, attempt))
                 except StoreError as exc:
                     pass_.trouble = str(exc)
                     return
@@ -154,6 +160,15 @@ class Storekeeper:
         finally:
             with self._busy_lock:
                 self._busy.difference_update(a.id for a in batch)
+
+    def _flood(self, pass_: _Pass, attempt: Attempt) -> str:
+        """What this host wrote too much of, as far as it has been looked at."""
+        view = self._views[attempt.id]
+        view.audited_at = view.audited_at or (pass_.real - self._limits.audit_every * (1 - _share(attempt.id)))
+        if not view.flood and pass_.real - view.audited_at >= self._limits.audit_every:
+            view.flood = audit(self._objects, attempt, self._limits, at=pass_.at)
+            view.audited_at = pass_.real
+        return view.flood
 
     def _forget(self, known: set[AttemptId]) -> None:
         with self._busy_lock:
@@ -175,7 +190,7 @@ class _Pass:
 
     def __init__(self, at: datetime, real: datetime, speed: float) -> None:
         self.at = at
-        self._real = real
+        self.real = real
         self._speed = speed
         self.reports: dict[AttemptId, HostReport] = {}
         self.trouble = ""
@@ -184,9 +199,14 @@ class _Pass:
     def virtual(self, real: datetime) -> datetime:
         """The daemon's instant of a moment on the wall clock; a host's word for it may be anything."""
         try:
-            return self.at + (real - self._real) * self._speed
+            return self.at + (real - self.real) * self._speed
         except OverflowError:
             return self.at
+
+
+def _share(attempt: AttemptId) -> float:
+    """Between 0 and 1: so that a restarted daemon does not look through everything at once."""
+    return (zlib.crc32(f"{attempt.job}/{attempt.number}".encode()) % 1000) / 1000
 
 
 def _speed(clock: Clock) -> float:
