@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from spotd_providers.aws.instances import as_instance, key_in
 from spotd_providers.aws.offers import current_prices
+from spotd_providers.aws.pricelist import listed_prices
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import InstanceRow, read, rows_of
@@ -48,6 +50,12 @@ MACHINE = {
     "tagSet": [{"key": "spotd:install", "value": "lab"}, {"key": "spotd:key", "value": "spotd-lab-j0b-1"}],
 }
 MACHINES = answer("DescribeInstances", {"reservationSet": [{"instancesSet": [MACHINE]}], "nextToken": ""}, "r")
+LISTED = json.dumps(
+    {
+        "product": {"attributes": {"instanceType": "g5.xlarge", "regionCode": "us-east-1", "tenancy": "Shared"}},
+        "terms": {"OnDemand": {"t": {"priceDimensions": {"d": {"unit": "Hrs", "pricePerUnit": {"USD": "1.0060"}}}}}},
+    }
+)
 PIECES = st.sampled_from(
     [
         b"<item>",
@@ -133,6 +141,13 @@ def judge_machines(status: int, body: bytes) -> None:
                 assert told.state is not InstanceState.GONE or b"terminated" in body
 
 
+def judge_listed(body: bytes) -> None:
+    text = body.decode("utf-8", "replace")
+    prices = listed_prices([LISTED, text], "us-east-1")
+    assert prices["g5.xlarge"] >= 1_006_000, "a damaged row never lowers another one's price"
+    assert all(type(price) is int and 0 < price <= 10**13 for price in prices.values())
+
+
 STATUSES = st.sampled_from([200, 200, 200, 200, 400, 500, 503])
 QUICK = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 LONG = settings(deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
@@ -155,6 +170,19 @@ def test_damaged_prices_never_crash_a_poll(status: int, body: bytes) -> None:
 @given(STATUSES, damaged(MACHINES))
 def test_damaged_listings_never_crash_a_poll(status: int, body: bytes) -> None:
     judge_machines(status, body)
+
+
+@QUICK
+@given(damaged(LISTED.encode()))
+def test_a_damaged_product_of_the_price_list_costs_only_itself(body: bytes) -> None:
+    judge_listed(body)
+
+
+@pytest.mark.slow
+@LONG
+@given(damaged(LISTED.encode()))
+def test_many_damaged_products_of_the_price_list_cost_only_themselves(body: bytes) -> None:
+    judge_listed(body)
 
 
 @pytest.mark.slow

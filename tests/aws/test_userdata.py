@@ -20,6 +20,7 @@ run) cd "$(dirname "$SPOTD_HOME")" && exec /bin/sh ./start.sh ;;
 esac
 """
 SLEEP = "#!/bin/sh\n"
+WORKS = "#!/bin/sh\n"
 CURL = """#!/bin/sh
 for last; do :; done
 case "$last" in
@@ -35,7 +36,14 @@ class Host:
     def __init__(self, folder: Path, **more: str) -> None:
         binaries = folder / "bin"
         binaries.mkdir()
-        for name, text in {"shutdown": SHUTDOWN, "docker": DOCKER, "sleep": SLEEP, "curl": CURL, **more}.items():
+        for name, text in {
+            "shutdown": SHUTDOWN,
+            "docker": DOCKER,
+            "sleep": SLEEP,
+            "curl": CURL,
+            "nvidia-smi": WORKS,
+            **more,
+        }.items():
             (binaries / name).write_text(text)
             (binaries / name).chmod(0o755)
         self.machines = Machines(folder / "m", clock=REAL_TIME, path=f"{binaries}:/usr/bin:/bin")
@@ -60,7 +68,8 @@ def test_the_image_is_run_with_the_start_script_and_then_the_machine_ends(tmp_pa
     seen = Host(tmp_path).run(script)
     assert f"docker pull -q {IMAGE}" in seen
     ran = next(line for line in seen if line.startswith("docker run"))
-    assert "--gpus" not in ran
+    assert "--gpus all" in ran
+    assert "--user 0" in ran
     assert "--entrypoint /bin/sh" in ran
     assert ran.endswith(f"{IMAGE} ./start.sh")
     assert "it runs" in seen
@@ -68,10 +77,20 @@ def test_the_image_is_run_with_the_start_script_and_then_the_machine_ends(tmp_pa
     assert "spotd: the start script has ended (3)" in seen
 
 
-def test_a_host_with_gpus_gives_all_of_them_to_the_container(tmp_path: Path) -> None:
-    script = user_data(image=IMAGE, start_script="true", container="docker")
-    seen = Host(tmp_path, **{"nvidia-smi": "#!/bin/sh\n"}).run(script)
-    assert any(line.startswith("docker run") and "--gpus all" in line for line in seen)
+def test_a_machine_whose_gpu_does_not_work_ends_instead_of_training_without_it(tmp_path: Path) -> None:
+    script = user_data(image=IMAGE, start_script="echo never", container="docker")
+    seen = Host(tmp_path, **{"nvidia-smi": "#!/bin/sh\nexit 9\n"}).run(script)
+    assert "spotd: this machine's GPU does not work" in seen
+    assert "shutdown -h now" in seen
+    assert not any(line.startswith("docker") for line in seen)
+
+
+def test_a_pull_that_hangs_is_given_up_so_that_no_machine_waits_for_ever(tmp_path: Path) -> None:
+    script = user_data(image=IMAGE, start_script="echo never", container="docker")
+    seen = Host(tmp_path, timeout='#!/bin/sh\necho "timeout $*" >>"$SPOTD_HOME/calls"\nexit 124\n').run(script)
+    assert f"timeout 900 docker pull -q {IMAGE}" in seen
+    assert "spotd: the image cannot be pulled" in seen
+    assert "shutdown -h now" in seen
 
 
 def test_an_image_that_cannot_be_pulled_ends_the_machine_after_three_tries(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spotd_providers.aws.wire import TypeRow
-from spotd_providers.contract.gpus import aws_gpus, canonical, gpu_info
+from spotd_providers.contract.gpus import aws_gpus, canonical, gpu_info, vram_fits
 
 OPEN_DRIVER_MIN: Final = 7.5
 """CUDA compute capability from which NVIDIA's open kernel modules work; the default images have no others."""
@@ -55,8 +55,17 @@ def hardware(row: TypeRow, *, own_image: bool) -> Hardware | str | None:
         instance_type=row.InstanceType,
         gpu=name,
         gpu_count=count,
-        gpu_vram_mb=vram or None,
+        gpu_vram_mb=_memory(name, vram),
         cpus=row.VCpuInfo.DefaultVCpus if row.VCpuInfo is not None else None,
         memory_mb=row.MemoryInfo.SizeInMiB if row.MemoryInfo is not None else None,
         sold_as=frozenset(row.SupportedUsageClasses),
     )
+
+
+def _memory(gpu: str, told_mb: int | None) -> int | None:
+    """Of a card that the table knows, what it is sold as: AWS tells 22,888 MiB of one with 24 GB."""
+    info = gpu_info(gpu)
+    if info is not None and told_mb:
+        fitting = [gb for gb in info.vram_gb if vram_fits(gb, told_mb)]
+        return max([told_mb, *(gb * 1024 for gb in fitting)])
+    return told_mb or None

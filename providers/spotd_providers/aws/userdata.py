@@ -2,8 +2,10 @@
 
 However that ends, the machine shuts itself down, and as its shutdown behaviour is `terminate`, it costs nothing from
 then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a
-container cannot shut down its host, and needs no right to. A machine that EC2 is about to take waits for that: in its
-first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
+container cannot shut down its host, and needs no right to. Nothing is installed: driver, docker and NVIDIA's toolkit
+are in the machine image. A machine without a working GPU ends, rather than train at its price without one. A machine
+that EC2 is about to take waits for that: in its first hour it is free if EC2 ends it, and not if it ends itself a
+minute earlier.
 """
 
 from __future__ import annotations
@@ -28,17 +30,21 @@ cat >start.sh <<'%(mark)s'
 
 _DOCKER: Final = """image=%(image)s
 n=0
-until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
-gpus=
-command -v nvidia-smi >/dev/null 2>&1 && gpus='--gpus all'
+until nvidia-smi >/dev/null 2>&1; do
+  n=$((n + 1))
+  [ "$n" -ge 60 ] && { echo "spotd: this machine's GPU does not work"; shutdown -h now; exit 1; }
+  sleep 2
+done
 n=0
-until docker pull -q "$image"; do
+until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
+n=0
+until timeout 900 docker pull -q "$image"; do
   n=$((n + 1))
   [ "$n" -ge 3 ] && { echo "spotd: the image cannot be pulled"; shutdown -h now; exit 1; }
   sleep 10
 done
-docker run --name spotd --network host --ipc host $gpus -v "$PWD:/spotd" -w /spotd --entrypoint /bin/sh "$image" \\
-  ./start.sh &
+docker run --name spotd --network host --ipc host --gpus all --user 0 -v "$PWD:/spotd" -w /spotd \\
+  --entrypoint /bin/sh "$image" ./start.sh &
 """
 
 _PLAIN: Final = """/bin/sh ./start.sh &
