@@ -109,6 +109,7 @@ def test_a_damaged_quote_never_becomes_a_false_bid(rows: list[dict[str, Any]]) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @given(catalogues)
 @settings(max_examples=6000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_thousands_of_damaged_rows_never_become_a_false_price(rows: list[dict[str, Any]]) -> None:
@@ -116,6 +117,7 @@ def test_thousands_of_damaged_rows_never_become_a_false_price(rows: list[dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @given(quotes)
 @settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_thousands_of_damaged_quotes_never_become_a_false_bid(rows: list[dict[str, Any]]) -> None:

@@ -82,6 +82,7 @@ def test_a_damaged_row_never_becomes_a_false_price(case: tuple[list[dict[str, An
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @given(damaged())
 @settings(max_examples=6000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_thousands_of_damaged_rows_never_become_a_false_price(case: tuple[list[dict[str, Any]], int]) -> None:
@@ -104,6 +105,7 @@ def test_a_damaged_text_is_a_page_or_unavailable(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @given(st.data())
 @settings(max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_thousands_of_damages_to_recorded_offers_never_become_a_false_price(data: st.DataObject) -> None:
