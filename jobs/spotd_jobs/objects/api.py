@@ -68,6 +68,16 @@ class UploadGrant:
     fields: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One finding about how a store is set up, and what to do about it."""
+
+    name: str
+    detail: str
+    ok: bool = True
+    hint: str = ""
+
+
 class ObjectStore(Protocol):
     """A bucket prefix or a folder."""
 
@@ -132,5 +142,13 @@ class ObjectStore(Protocol):
 
         Raises:
             StoreError: it could not be taken back now.
+        """
+        ...
+
+    def advice(self) -> Sequence[Advice]:
+        """What of the store's own settings costs money or checkpoints.
+
+        Raises:
+            StoreError
         """
         ...

@@ -21,7 +21,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Final
 
-from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, StoreError, StoreUnavailable, UploadGrant
+from spotd_jobs.objects.api import (
+    Advice,
+    Conflict,
+    ObjectInfo,
+    ObjectMissing,
+    StoreError,
+    StoreUnavailable,
+    UploadGrant,
+)
 
 TEMPORARY_PREFIX: Final = ".spotd-"
 """File names that begin so are unfinished writes, the runner's too: no objects, never listed, refused in keys."""
@@ -183,6 +191,10 @@ class FolderStore:
 
     def revoke_upload(self, prefix: str) -> None:
         """Nothing: a path cannot be taken back from who knows it."""
+
+    def advice(self) -> Sequence[Advice]:
+        """Nothing: a folder has no settings of its own."""
+        return ()
 
     def _path(self, key: str) -> Path:
         """Where the object is or would be, no link on the way there."""

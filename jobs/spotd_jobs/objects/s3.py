@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import (
+    Advice,
     Conflict,
     GrantsRefused,
     ObjectInfo,
@@ -35,6 +36,7 @@ from spotd_jobs.objects.api import (
     UploadGrant,
 )
 from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
+from spotd_jobs.objects.s3_advice import advice
 from spotd_jobs.objects.s3_client import S3Place, s3_client
 from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
 from spotd_jobs.objects.s3_grants import GrantMethod, S3Grants
@@ -270,6 +272,10 @@ class S3Store:
             return UploadGrant(method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields)
         fields, until = self.credential(findings.method, prefix, expires=expires, checksums=checksums)
         return UploadGrant(method="sigv4", prefix=prefix, expires=until, size_max=size_max, fields=fields)
+
+    def advice(self) -> Sequence[Advice]:
+        """What of the bucket's own settings costs money or checkpoints, as far as the key may read them."""
+        return advice(self._client, self.place)
 
     def revoke_upload(self, prefix: str) -> None:
         """What can be taken back of the leave to write below `prefix` is; the rest runs out.

@@ -212,7 +212,12 @@ class Health:
         except Exception as exc:  # noqa: BLE001 - as above
             hint = "nothing can be launched with this store: docs/stores.md says which ones can be used"
             return [*rows, _row("store", "grants", str(exc), ok=False, hint=hint)]
-        return [*rows, _row("store", "grants", f"serve {where}", ok=True)]
+        rows.append(_row("store", "grants", f"serve {where}", ok=True))
+        try:
+            found = await self._parts.stored(objects.advice)
+        except Exception as exc:  # noqa: BLE001 - as above
+            return [*rows, _row("store", "settings", str(exc), ok=False)]
+        return [*rows, *(_row("store", one.name, one.detail, ok=one.ok, hint=one.hint) for one in found)]
 
     async def _provider_checks(self, entry: ProviderEntry) -> list[CheckShape]:
         if not entry.enabled:

@@ -1,0 +1,79 @@
+"""What of a bucket's own settings costs money or checkpoints, found by reading them. Nothing is ever changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spotd_jobs.objects.api import Advice, ObjectMissing, StoreError, StoreUnavailable
+from spotd_jobs.objects.s3_errors import translated
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+    from spotd_jobs.objects.s3_client import S3Place
+
+_ABORT = "add a lifecycle rule that aborts incomplete multipart uploads after a day or two"
+
+
+def advice(client: S3Client, place: S3Place) -> list[Advice]:
+    """One row for the abort rule, one for what expires, one for versions, as far as the key may read them.
+
+    Raises:
+        StoreUnavailable
+    """
+    try:
+        rules = _rules(client, place)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        unread = "this key may not read the bucket's lifecycle rules"
+        rows = [Advice(name="lifecycle", detail=unread, hint="allow s3:GetLifecycleConfiguration, or look yourself")]
+    else:
+        rows = [_of_parts(rules), *_of_ends(rules, place.prefix)]
+    return rows
+
+
+def _rules(client: S3Client, place: S3Place) -> list[Any]:
+    from botocore.exceptions import ClientError
+
+    try:
+        with translated(place, ""):
+            answer = client.get_bucket_lifecycle_configuration(Bucket=place.bucket)
+    except ObjectMissing:
+        return []
+    except StoreError as exc:
+        cause = exc.__cause__
+        code = cause.response.get("Error", {}).get("Code") if isinstance(cause, ClientError) else ""
+        if code == "NoSuchLifecycleConfiguration":
+            return []
+        raise
+    return [rule for rule in answer.get("Rules", ()) if rule.get("Status") == "Enabled"]
+
+
+def _of_parts(rules: list[Any]) -> Advice:
+    if any("AbortIncompleteMultipartUpload" in rule for rule in rules):
+        return Advice(name="unfinished uploads", detail="a lifecycle rule aborts them")
+    detail = "no lifecycle rule aborts them: parts that a power cut left behind are invisible and billed"
+    return Advice(name="unfinished uploads", detail=detail, hint=_ABORT)
+
+
+def _of_ends(rules: list[Any], prefix: str) -> list[Advice]:
+    """A rule that deletes by age deletes what a checkpoint on the list still refers to."""
+    found = []
+    for rule in rules:
+        begin = _prefix_of(rule)
+        if "Expiration" in rule and (begin.startswith(prefix) or prefix.startswith(begin)):
+            days = rule["Expiration"].get("Days")
+            if days is None and "Date" not in rule["Expiration"]:
+                continue  # it only takes away what is left of deleted objects
+            when = f"after {days} days" if days is not None else "on a date"
+            detail = f"a lifecycle rule deletes objects below {begin or 'everything'!r} {when}, needed or not"
+            found.append(
+                Advice(name="expiry", detail=detail, ok=False, hint="remove it: spotd deletes what nobody needs itself")
+            )
+    return found
+
+
+def _prefix_of(rule: Any) -> str:
+    where = rule.get("Filter") or {}
+    return str(rule.get("Prefix") or where.get("Prefix") or (where.get("And") or {}).get("Prefix") or "")
