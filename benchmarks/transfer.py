@@ -100,6 +100,7 @@ class Bench:
         self._number = 0
 
     def s5cmd(self, source: str, target: str) -> Cost:
+        os.sync()  # nobody waits for the disk on behalf of the one before
         place = self._weed.place()
         env = {
             **os.environ,
@@ -148,14 +149,17 @@ class Bench:
         there, back = f"s3://{BUCKET}/s5cmd/{number}/", self._folder / "back"
         up = self.s5cmd(f"{self._data}/", there)
         with self.rig() as rig:
-            machine = rig.start(self.grant(rig, self.saving("s")))
-            own_up = _cost(machine, "checkpoint", *wait(machine.process))
-            offers = rig.restores(1)
-            down = self.s5cmd(there + "*", f"{back}/")
-            shutil.rmtree(back)
-            machine = rig.start(self.grant(rig, "exit 0", attempt=2, restore=offers))
-            own_down = _cost(machine, "restored", *wait(machine.process))
+            own_up = self.own(rig, self.grant(rig, self.saving("s")), "checkpoint")
+            again = self.grant(rig, "exit 0", attempt=2, restore=rig.restores(1))
+            own_down = self.own(rig, again, "restored")
+        down = self.s5cmd(there + "*", f"{back}/")
+        shutil.rmtree(back)
         return up, own_up, down, own_down
+
+    def own(self, rig: Rig, grant: Grant, kind: str) -> Cost:
+        os.sync()
+        machine = rig.start(grant)
+        return _cost(machine, kind, *wait(machine.process))
 
     def unchanged(self) -> tuple[int, int]:
         """Bytes of the first upload, and of a second one of the same content."""
