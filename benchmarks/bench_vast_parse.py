@@ -3,7 +3,8 @@
     python benchmarks/bench_vast_parse.py [--rows 3000] [--rounds 15] [--payload FILE] [--gpuhunt PYTHON]
 
 The contenders see the same bytes and take turns, so that a busy machine slows all of them alike:
-* `spotd`: strict rows, every row priced or rejected with a reason, offers sorted by price;
+* `spotd`: strict rows, every row priced or rejected with a reason, the board's shelf built, and every offer on it at
+  its effective price with every term, as `spotctl prices` shows it;
 * `json + pydantic`: `json.loads`, then a plain (lax, intolerant) pydantic model of the same fields, sorted by price;
 * `gpuhunt`: its vast.ai provider fed with the same bytes, if it can be imported here or by the interpreter `--gpuhunt`.
 """
@@ -25,6 +26,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
+from spotd.core.market import build_shelf
+from spotd.core.pricing import Needs, quote
 from spotd_providers.contract.values import Market
 from spotd_providers.testkit.fakes.vastai import Quirks, some_asks
 from spotd_providers.testkit.fakes.vastai.rows import ask_row
@@ -34,6 +37,9 @@ from spotd_providers.vastai.wire import offer_rows
 
 SETTINGS = VastSettings(verified=False, laptops=True, cpu_arch="any")
 CPU_LIMIT_MS = 300
+NEEDS = Needs(disk_gb=100, upload_bytes_per_hour=8 * 10**9, restore_bytes_per_hour=10**9)
+FEE_PPM = 1_200_000
+AT = datetime(2026, 3, 2, tzinfo=UTC)
 
 GPUHUNT = """
 import json, sys, time, types
@@ -66,11 +72,13 @@ def body_of(rows: int, payload: Path | None) -> bytes:
 
 
 def spotd(body: bytes) -> int:
-    """Every row priced or rejected; the board sorted."""
+    """Every row priced or rejected; the shelf built as the daemon builds it, and every offer of it priced."""
     understood = offer_rows(body)
     offers, rejected = translated(understood.rows, Market.SPOT, SETTINGS, on_demand=OnDemandPrices(understood.rows))
-    offers.sort(key=lambda offer: offer.gpu_price)
-    return len(offers) + len(rejected) + len(understood.rejected)
+    shelf = build_shelf(tuple(offers))
+    priced = [quote(offer, NEEDS, FEE_PPM, AT) for group in shelf.by_gpu.values() for offer in group]
+    priced.sort(key=lambda item: item.price.per_gpu)
+    return len(priced) + len(rejected) + len(understood.rejected)
 
 
 class PlainRow(BaseModel):
