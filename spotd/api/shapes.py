@@ -169,12 +169,16 @@ class QuoteShape(TypedDict):
 
 
 class BoardShape(TypedDict):
-    """The last poll of one provider. `error` is empty while it answers; `at` is when offers last came."""
+    """The last poll of one provider. `error` is empty while it answers; `at` is when offers last came.
+
+    `note` says what is odd about a provider that answers: slowly, or with nonsense; empty if nothing is.
+    """
 
     provider: str
     offers: int
     at: str | None
     error: str
+    note: str
 
 
 class PricesShape(TypedDict):
@@ -453,7 +457,10 @@ class ProviderShape(TypedDict):
 
 
 class CheckShape(TypedDict):
-    """One finding of `doctor`. `area` is `daemon`, `store` or the provider's name."""
+    """One finding of `doctor`. `area` is `daemon`, `store` or the provider's name.
+
+    One that is `ok` and has a hint is a warning.
+    """
 
     area: str
     name: str

@@ -129,6 +129,7 @@ class App:
 
     async def _take_stock(self, daemon: _Daemon) -> None:
         """Launches are allowed once it is known what runs; a provider that is away delays them only so long."""
+        await daemon.brain.whole_cycle(seconds=STOCK_DEADLINE_S)  # only the state knows where machines may be
         late = await daemon.hosting.stock_taken(seconds=STOCK_DEADLINE_S)
         if late:
             self.log.warning("daemon.stock_incomplete", providers=late)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from spotd.core.market import Board, MarketSnapshot, build_shelf
 from spotd.core.model import Event
@@ -35,6 +35,8 @@ class Boards:
         self._boards: dict[ProviderName, Board] = {}
         self._machines: dict[ProviderName, MachinesSeen] = {}
         self._pages: dict[ProviderName, OfferPage] = {}
+        self._asked: dict[ProviderName, datetime] = {}
+        self._took: dict[ProviderName, timedelta] = {}
         self._away: dict[ProviderName, str] = {}
         self._notes: list[Event] = []
         self.wanted: dict[ProviderName, frozenset[AttemptKey]] = {}
@@ -60,6 +62,23 @@ class Boards:
     def page(self, provider: ProviderName) -> OfferPage | None:
         """The newest answer as it came, rejected rows included."""
         return self._pages.get(provider)
+
+    def offers_asked(self, provider: ProviderName, *, at: datetime) -> None:
+        """A poll is under way since then."""
+        self._asked[provider] = at
+
+    def asked_since(self, provider: ProviderName) -> datetime | None:
+        """Since when the poll that is under way waits for its answer."""
+        return self._asked.get(provider)
+
+    def took(self, provider: ProviderName) -> timedelta:
+        """How long the newest answer took."""
+        return self._took.get(provider, timedelta(0))
+
+    def offers_answered(self, provider: ProviderName, *, at: datetime) -> None:
+        """The poll that was under way is over, well or not."""
+        asked_at = self._asked.pop(provider, None)
+        self._took[provider] = timedelta(0) if asked_at is None else at - asked_at
 
     def offers_seen(self, provider: ProviderName, page: OfferPage, *, asked_at: datetime) -> None:
         before = self._pages.get(provider)

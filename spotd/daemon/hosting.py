@@ -101,11 +101,15 @@ class Hosting:
             entry.poller.pace = Pace(poll_every=one.poll_every)
 
     async def stock_taken(self, *, seconds: float) -> list[ProviderName]:
-        """Returns when every provider has been asked for its machines once; names those that did not answer in time."""
+        """Returns when every provider that may hold machines of ours was asked for them once; names the silent ones.
+
+        One without any is not waited for: however slow it is, it delays no launch elsewhere.
+        """
+        awaited = {name: tried for name, tried in self._tried.items() if self._has_machines(name)}
         with anyio.move_on_after(seconds):
-            for tried in list(self._tried.values()):
+            for tried in awaited.values():
                 await tried.wait()
-        return [name for name in self._tried if self._boards.machines(name).listing is None]
+        return [name for name in awaited if self._boards.machines(name).listing is None]
 
     def _has_machines(self, name: ProviderName) -> bool:
         world = self._world()

@@ -107,6 +107,7 @@ class Poller:
         """The board shows the newest answer, or what is wrong. Returns the pause until the next poll."""
         asked_at = self._clock.now()
         self._crash(CrashPoint.BEFORE_OFFERS)
+        self._boards.offers_asked(self.name, at=asked_at)
         try:
             page = await self._ask(lambda: self._provider.offers(self._query()))
         except ProviderError as exc:
@@ -114,6 +115,8 @@ class Poller:
             self._boards.offers_failed(self.name, _sentence(exc), at=asked_at)
             self._went_away("offers", exc, asked_at)
             return self._after_failure(exc, self._offers_failures)
+        finally:
+            self._boards.offers_answered(self.name, at=self._clock.now())
         self._crash(CrashPoint.AFTER_OFFERS)
         self._offers_failures = 0
         self._boards.offers_seen(self.name, page, asked_at=asked_at)

@@ -217,7 +217,7 @@ def quote(**given: Any) -> QuoteShape:
 
 
 def board(**given: Any) -> BoardShape:
-    base: BoardShape = {"provider": "vast", "offers": 1, "at": NOW, "error": ""}
+    base: BoardShape = {"provider": "vast", "offers": 1, "at": NOW, "error": "", "note": ""}
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
 

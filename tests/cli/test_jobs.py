@@ -127,6 +127,15 @@ def test_show_json_holds_the_job_and_its_settings(stocked: Ctl) -> None:
     assert (body["schema"], body["job"]["state"], body["budget_usd"]) == (1, "WAITING_PRICE", 120.0)
 
 
+def test_why_names_a_provider_that_answers_and_cannot_be_relied_on(stocked: Ctl) -> None:
+    slow = shapes_made.board(provider="vast", note="has not answered for 25 s")
+    odd = shapes_made.board(provider="runpod", error="rate limited", note="7 of 7 rows cannot be used")
+    stocked.backend.boards = [slow, odd]
+    told = stocked("why", "prep").out
+    assert "  vast: has not answered for 25 s\n" in told
+    assert "  runpod shows no prices: rate limited; 7 of 7 rows cannot be used\n" in told
+
+
 def test_why_answers_in_sentences(stocked: Ctl) -> None:
     stocked.backend.boards = [shapes_made.board(provider="runpod", error="rate limited")]
     stocked.backend.event_rows = [shapes_made.event(), shapes_made.event()]  # a job's and its attempt's, told once

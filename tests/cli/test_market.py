@@ -144,6 +144,16 @@ def test_doctor_says_what_is_wrong_with_a_way_out_and_exits_1(ctl: Ctl) -> None:
     assert result.err == "1 of 3 checks failed\n"
 
 
+def test_doctor_shows_a_warning_with_its_way_out_and_exits_0(ctl: Ctl) -> None:
+    ctl.backend.checks = [
+        {"area": "daemon", "name": "config", "ok": True, "detail": "everybody can read it", "hint": "chmod o-r it"}
+    ]
+    result = ctl("doctor")
+    assert result.code == 0
+    assert result.out.endswith("warn  daemon: config: everybody can read it\n      hint: chmod o-r it\n")
+    assert "nothing is wrong; 1 warning" in result.err
+
+
 def test_doctor_is_content_when_all_is_well(ctl: Ctl) -> None:
     assert (ctl("doctor").code, json.loads(ctl("doctor", "-o", "json").out)["ok"]) == (0, True)
 

@@ -18,7 +18,7 @@ from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
 from spotd_providers.kit.http import AnswerLost
 
-SKEW_MAX: Final = timedelta(seconds=60)
+SKEW_MAX: Final = timedelta(seconds=5)
 SPOT_QUOTAS: Final[Mapping[str, str]] = {"G": "L-3819A6DF", "P2-P4": "L-7212CCBC", "P5": "L-C4BD4855"}
 ON_DEMAND_QUOTAS: Final[Mapping[str, str]] = {"G": "L-DB2E81BA", "P": "L-417A185B"}
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"

@@ -97,12 +97,14 @@ def _show_checks(daemon: Daemon, shape: DoctorShape) -> None:
         "area": "daemon", "name": "reachable", "ok": True, "detail": f"answers at {daemon.socket}", "hint": ""
     }  # fmt: skip
     for check in [reached, *shape["checks"]]:
-        mark = "ok  " if check["ok"] else "FAIL"
+        mark = "FAIL" if not check["ok"] else "warn" if check["hint"] else "ok  "
         stdout.line(f"{mark}  {clean(check['area'])}: {clean(check['name'])}: {clean(check['detail'])}")
-        if check["hint"] and not check["ok"]:
+        if check["hint"]:
             stdout.line(f"      hint: {clean(check['hint'])}")
     failed = sum(not check["ok"] for check in shape["checks"])
-    stderr.note("all is well" if shape["ok"] else f"{failed} of {len(shape['checks']) + 1} checks failed")
+    warnings = sum(bool(check["ok"] and check["hint"]) for check in shape["checks"])
+    well = f"nothing is wrong; {count(warnings, 'warning')}" if warnings else "all is well"
+    stderr.note(well if shape["ok"] else f"{failed} of {len(shape['checks']) + 1} checks failed")
 
 
 @click.command()

@@ -273,7 +273,7 @@ def why(*, ref: str, output: str) -> None:
         lines += [f"    {row['offers']:>5} offers: {clean(row['reason'])}" for row in shape["passed_over"]]
     if shape["until"] is not None:
         lines.append(f"  looks again by {local_text(shape['until'])}")
-    lines += [f"  {_silence(row)}" for row in shape["boards"] if row["error"]]
+    lines += [f"  {_trouble(row)}" for row in shape["boards"] if row["error"] or row["note"]]
     if shape["events"]:
         lines.append("  lately:")
         # A job and its attempt change for one reason at one instant: the person is told once.
@@ -282,8 +282,11 @@ def why(*, ref: str, output: str) -> None:
     stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _silence(board: BoardShape) -> str:
-    return clean(f"{board['provider']} shows no prices: {board['error']}")
+def _trouble(board: BoardShape) -> str:
+    name, error, note = board["provider"], board["error"], board["note"]
+    if not error:
+        return clean(f"{name}: {note}")
+    return clean(f"{name} shows no prices: {error}" + (f"; {note}" if note else ""))
 
 
 def quote_text(quote: QuoteShape) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from itertools import islice
@@ -30,8 +29,10 @@ from spotd.core.candidates import Catalogue, ceiling_for
 from spotd.core.metering import spent_in_month, spent_on_day
 from spotd.core.pricing import Needs, quote
 from spotd.daemon.backend.meant import gpus_meant, known_provider
+from spotd.daemon.backend.oddities import notes_of, oddities_of
 from spotd.daemon.backend.parts import Parts, ProviderEntry
 from spotd.daemon.backend.render import board_shapes, instant, quote_shape
+from spotd.daemon.backend.surroundings import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
 from spotd.history import DISK_GB, HistoryUnavailable
 from spotd.store import Reads
 from spotd_jobs.objects.api import StoreError as ObjectsError
@@ -42,8 +43,6 @@ from spotd_providers.contract.values import InstanceState, ProviderName
 CHECK_DEADLINE_S: Final = 30.0
 GRANT_TRIED: Final = timedelta(minutes=1)
 CYCLE_DEADLINE_S: Final = 60.0
-WAL_RESET_FIRST: Final = (3, 7, 0)
-WAL_RESET_FIXED: Final = (3, 51, 3)
 _NOTES: Final = ("host.note", "provider.", "history.")
 
 
@@ -94,7 +93,7 @@ class Health:
         found.sort(key=lambda row: row[:3])
         return PricesShape(
             quotes=[row[3] for row in islice(found, query.limit)],
-            boards=board_shapes(market),
+            boards=board_shapes(market, notes_of(parts.boards, parts.clock)),
             more=len(found) > query.limit,
         )
 
@@ -121,13 +120,15 @@ class Health:
         seen = boards.machines(entry.name)
         machines = 0 if seen.listing is None else sum(m.state is not InstanceState.GONE for m in seen.listing.instances)
         rules = self._parts.policy.current.providers.get(entry.name)
+        odd = oddities_of(boards, entry.name, self._parts.clock, self._parts.clock.now())
         trouble = (rules.unusable if rules is not None else "") or board.error or seen.error
+        offers = f"{board.shelf.size} offers" if board.at is not None else "no answer yet"
         return ProviderShape(
             name=entry.name,
             title=entry.title,
             enabled=entry.enabled,
-            ok=not trouble and board.at is not None,
-            detail=trouble or (f"{board.shelf.size} offers" if board.at is not None else "no answer yet"),
+            ok=not trouble and board.at is not None and not odd.is_unusable,
+            detail="; ".join([trouble or offers, *odd.words]),
             offers=board.shelf.size,
             machines=machines,
             last_poll_at=instant(board.at),
@@ -152,7 +153,7 @@ class Health:
         ]
 
         async def one(index: int, area: str, check: Callable[[], Awaitable[list[CheckShape]]]) -> None:
-            rows[index] = [_row(area, "answers", f"no answer within {CHECK_DEADLINE_S:.0f} s", ok=False)]
+            rows[index] = [row_of(area, "answers", f"no answer within {CHECK_DEADLINE_S:.0f} s", ok=False)]
             with anyio.move_on_after(CHECK_DEADLINE_S):
                 rows[index] = await check()
 
@@ -165,30 +166,30 @@ class Health:
     async def _daemon_checks(self) -> list[CheckShape]:
         parts = self._parts
         rows = [
-            _row("daemon", "state", parts.database.trouble or "answers", ok=not parts.database.trouble),
-            _sqlite_row(),
+            row_of("daemon", "state", parts.database.trouble or "answers", ok=not parts.database.trouble),
+            sqlite_row(sqlite3.sqlite_version_info),
         ]
         config = parts.facts.get("config")
         if isinstance(config, Path) and config.exists():
-            rows.append(_mode_row("config", config))
+            rows.append(config_row(config))
         folder = parts.facts.get("state_dir")
         if isinstance(folder, Path):
-            rows.append(_mode_row("state folder", folder))
+            rows.extend((mode_row("state folder", folder), filesystem_row(folder, mounts_text())))
         rows.append(await self._history_row())
         if parts.policy.paused:
-            rows.append(_row("daemon", "launches", parts.policy.paused, ok=False))
+            rows.append(row_of("daemon", "launches", parts.policy.paused, ok=False))
         return rows
 
     async def _history_row(self) -> CheckShape:
         historian = self._parts.historian
         hint = "jobs go on without it; free some space on its disk, or check who may write there"
         if historian.trouble:
-            return _row("daemon", "price history", historian.trouble, ok=False, hint=hint)
+            return row_of("daemon", "price history", historian.trouble, ok=False, hint=hint)
         try:
             used = await historian.bytes_used()
         except HistoryUnavailable as exc:
-            return _row("daemon", "price history", str(exc), ok=False, hint=hint)
-        return _row("daemon", "price history", f"{used / 1e6:.1f} of {historian.bytes_max / 1e6:.0f} MB", ok=True)
+            return row_of("daemon", "price history", str(exc), ok=False, hint=hint)
+        return row_of("daemon", "price history", f"{used / 1e6:.1f} of {historian.bytes_max / 1e6:.0f} MB", ok=True)
 
     async def _store_checks(self) -> list[CheckShape]:
         objects = self._parts.objects
@@ -203,38 +204,38 @@ class Health:
         try:
             await self._parts.stored(probe)
         except Exception as exc:  # noqa: BLE001 - a finding is a row, whatever it is
-            return [_row("store", "write and read", str(exc), ok=False, hint="see [store] in the config")]
+            return [row_of("store", "write and read", str(exc), ok=False, hint="see [store] in the config")]
         where = "hosts that see this computer's files" if objects.shared_with_hosts_by == "filesystem" else "any host"
-        rows = [_row("store", "write and read", "works", ok=True)]
+        rows = [row_of("store", "write and read", "works", ok=True)]
         expires = self._parts.wall.now() + GRANT_TRIED
         try:
             await self._parts.stored(lambda: objects.grant_upload("doctor/", expires=expires, size_max=1024))
         except Exception as exc:  # noqa: BLE001 - as above
             hint = "nothing can be launched with this store: docs/stores.md says which ones can be used"
-            return [*rows, _row("store", "grants", str(exc), ok=False, hint=hint)]
-        rows.append(_row("store", "grants", f"serve {where}", ok=True))
+            return [*rows, row_of("store", "grants", str(exc), ok=False, hint=hint)]
+        rows.append(row_of("store", "grants", f"serve {where}", ok=True))
         try:
             found = await self._parts.stored(objects.advice)
         except Exception as exc:  # noqa: BLE001 - as above
-            return [*rows, _row("store", "settings", str(exc), ok=False)]
-        return [*rows, *(_row("store", one.name, one.detail, ok=one.ok, hint=one.hint) for one in found)]
+            return [*rows, row_of("store", "settings", str(exc), ok=False)]
+        return [*rows, *(row_of("store", one.name, one.detail, ok=one.ok, hint=one.hint) for one in found)]
 
     async def _provider_checks(self, entry: ProviderEntry) -> list[CheckShape]:
         if not entry.enabled:
             return []
         if entry.provider is None:
-            return [_row(entry.name, "opens", entry.trouble, ok=False, hint=f"see [providers.{entry.name}]")]
+            return [row_of(entry.name, "opens", entry.trouble, ok=False, hint=f"see [providers.{entry.name}]")]
         rules = self._parts.policy.current.providers.get(entry.name)
         rows = []
         if rules is not None and rules.unusable:
-            rows.append(_row(entry.name, "usable", rules.unusable, ok=False))
+            rows.append(row_of(entry.name, "usable", rules.unusable, ok=False))
         try:
             lines = await entry.provider.check()
         except ProviderError as exc:
-            return [*rows, _row(entry.name, "answers", str(exc) or type(exc).__name__, ok=False)]
+            return [*rows, row_of(entry.name, "answers", str(exc) or type(exc).__name__, ok=False)]
         except Exception as exc:  # noqa: BLE001 - a finding is a row, and so is a plugin that breaks its contract
-            return [*rows, _row(entry.name, "answers", f"the plugin failed with {type(exc).__name__}", ok=False)]
-        return [*rows, *(_row(entry.name, one.name, one.detail, ok=one.ok, hint=one.hint) for one in lines)]
+            return [*rows, row_of(entry.name, "answers", f"the plugin failed with {type(exc).__name__}", ok=False)]
+        return [*rows, *(row_of(entry.name, one.name, one.detail, ok=one.ok, hint=one.hint) for one in lines)]
 
     async def reconcile(self) -> ReconcileShape:
         parts = self._parts
@@ -261,24 +262,3 @@ class Health:
             complete=listing is not None and listing.complete and not seen.error,
             error=seen.error,
         )
-
-
-def _row(area: str, name: str, detail: str, *, ok: bool, hint: str = "") -> CheckShape:
-    return CheckShape(area=area, name=name, ok=ok, detail=detail, hint=hint)
-
-
-def _sqlite_row() -> CheckShape:
-    version = sqlite3.sqlite_version_info
-    risky = WAL_RESET_FIRST <= version < WAL_RESET_FIXED
-    detail = f"SQLite {sqlite3.sqlite_version}"
-    if risky:
-        # One connection writes and checkpoints, which is the condition under which this bug cannot strike.
-        detail += " has the WAL-reset bug, which needs two writers; spotd has one, so keep other programs out"
-    return _row("daemon", "sqlite", detail, ok=True)
-
-
-def _mode_row(name: str, path: Path) -> CheckShape:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o022:
-        return _row("daemon", name, f"{path} can be changed by others", ok=False, hint=f"chmod go-w {path}")
-    return _row("daemon", name, str(path), ok=True)

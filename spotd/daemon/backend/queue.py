@@ -27,6 +27,7 @@ from spotd.core.candidates import ceiling_for
 from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, VerdictKind, World
 from spotd.core.states import JobState
 from spotd.daemon import layout
+from spotd.daemon.backend.oddities import notes_of
 from spotd.daemon.backend.origins import find_origin, origin_shape
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.planning import Outlook, new_job, outlook, read_spec
@@ -243,7 +244,7 @@ class Queue:
                 ceiling_usd_gpu_h=usd(verdict.ceiling) if verdict is not None else None,
                 best=best,
                 passed_over=passed_over_shapes(verdict.passed_over) if verdict is not None else [],
-                boards=board_shapes(parts.boards.snapshot()),
+                boards=board_shapes(parts.boards.snapshot(), notes_of(parts.boards, parts.clock)),
                 events=[
                     event_shape(item, job.name) for item in reads.newest_events(job_id=job_id, limit=EVENTS_WITH_WHY)
                 ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +27,7 @@ from spotd.store import AttemptView, EventView, JobView
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.units import format_duration
 from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
+from spotd_providers.contract.values import ProviderName
 
 SHELL = ("/bin/sh", "-c")
 
@@ -189,12 +190,15 @@ def quote_shape(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str) 
     )
 
 
-def board_shape(board: Board) -> BoardShape:
-    return BoardShape(provider=board.provider, offers=board.shelf.size, at=instant(board.at), error=board.error)
+def board_shape(board: Board, note: str) -> BoardShape:
+    return BoardShape(
+        provider=board.provider, offers=board.shelf.size, at=instant(board.at), error=board.error, note=note
+    )
 
 
-def board_shapes(market: MarketSnapshot) -> list[BoardShape]:
-    return [board_shape(market.boards[name]) for name in sorted(market.boards)]
+def board_shapes(market: MarketSnapshot, notes: Mapping[ProviderName, str] | None = None) -> list[BoardShape]:
+    known = notes or {}
+    return [board_shape(market.boards[name], known.get(name, "")) for name in sorted(market.boards)]
 
 
 def passed_over_shapes(rows: Iterable[tuple[str, int]]) -> list[PassedOverShape]:
