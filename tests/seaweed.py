@@ -178,8 +178,10 @@ def running(folder: Path) -> Iterator[Weed]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
-        for leftover in Path("/tmp").glob(f"seaweedfs-*{s3}.sock"):
-            leftover.unlink(missing_ok=True)
+        for port in (master, volume, filer, s3, admin):
+            for taken in (port, port + 10_000):
+                for leftover in Path("/tmp").glob(f"seaweedfs-*-{taken}.sock"):
+                    leftover.unlink(missing_ok=True)
 
 
 def _until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
