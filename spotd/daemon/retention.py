@@ -1,12 +1,12 @@
 """Deletes what no checkpoint on a job's list needs any more, a little at a time.
 
 Theory. `spotd.core.retention` says what stays on the list and why an attempt that has not ended can only need what is
-on it. This module makes the list short, durably, and only then touches the store; and it touches nothing but what lies
-below attempts that had ended when the list was made short. So it cannot race with a host: an open attempt writes below
-its own prefix, which is left alone however much is there, and refers to nothing else than chunks of the checkpoints
-that it was offered, which are on the list until it has ended. An attempt that is intended later is offered what is on
-the list by then, which is no more than now. Nothing has to be locked, and a crash between list and store leaves
-garbage that the next process finds.
+on it. This module makes the list short, durably, and only then touches the store. Below attempts that had ended when
+the list was made short it cannot race with a host: an open attempt writes below its own prefix, and refers to nothing
+else than what it sent itself and chunks of the checkpoints that it was offered, which are on the list until it has
+ended. What an open attempt itself has left behind for good is told by `livegarbage`. An attempt that is intended later
+is offered what is on the list by then, which is no more than now. Nothing has to be locked, and a crash between list
+and store leaves garbage that the next process finds.
 
 A job that was told to begin from another job's checkpoint has it on its own list. What lists of other jobs hold is
 needed too: it is read after the lists were made short, and a list takes over only what is on the other one.
@@ -34,10 +34,11 @@ from spotd.daemon import layout
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.commits import Commits, cycle_points
 from spotd.daemon.database import Database
+from spotd.daemon.livegarbage import SETTLED, live_garbage
 from spotd.store import Reads
 from spotd.store import StoreError as StateError
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, Manifest, checkpoint_prefix
+from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix
 from spotd_providers.contract.provider import Clock, Logger
 
 T = TypeVar("T")
@@ -49,6 +50,8 @@ LISTED_MAX: Final = 200_000
 """Of one attempt: how much a host wrote was a stranger's choice."""
 DELETED_PER_SWEEP_MAX: Final = 5_000
 BATCH: Final = 500
+LIVE_ROUNDS: Final = 5
+"""What a running attempt leaves behind is looked for only after so many rounds: each time costs a look at all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,8 @@ class _Remembered:
     """Of one job in this process: for which list it was swept, and which attempts need no look any more."""
 
     swept_for: int | None = None
+    live_for: int | None = None
+    """The same of what its open attempts have on the list."""
     tried: int = 0
     """In which round; whoever had no turn for longest comes first, so that one failing job holds up no other."""
     clean: set[AttemptId] = field(default_factory=set)
@@ -166,8 +171,11 @@ class Retention:
 
     def _is_due(self, job: Job, world: World, lent: Mapping[JobId, tuple[Checkpoint, ...]]) -> bool:
         open_ = open_numbers(world, job)
-        signature = _signature(job, open_, lent.get(job.id, ()))
-        return job.attempts_made > len(open_) and self._of(job.id).swept_for != signature
+        known = self._of(job.id)
+        if job.attempts_made > len(open_) and known.swept_for != _signature(job, open_, lent.get(job.id, ())):
+            return True
+        own = _own(job, open_)
+        return len(own) >= WINDOW and known.live_for != hash(own) and self._rounds - known.tried >= LIVE_ROUNDS
 
     async def _sweep(self, job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> None:
         known = self._of(job.id)
@@ -179,6 +187,7 @@ class Retention:
         if done.more:
             return
         known.swept_for = _signature(job, open_, lent)
+        known.live_for = hash(_own(job, open_))
 
     def _of(self, job: JobId) -> _Remembered:
         return self._jobs.setdefault(job, _Remembered())
@@ -207,8 +216,11 @@ def sweep(
     *,
     lent: Collection[Checkpoint] = (),
     deleted_max: int = DELETED_PER_SWEEP_MAX,
+    settled: timedelta = SETTLED,
 ) -> Swept:
     """Nothing that the job's list or any outputs need is gone; the rest of what ended attempts wrote is, up to a bound.
+
+    So is what open attempts have left behind for good.
 
     Args:
         lent: checkpoints of this job that are on lists of other jobs.
@@ -218,12 +230,15 @@ def sweep(
     """
     every = [AttemptId(job=job.id, number=number) for number in range(1, job.attempts_made + 1)]
     ended = [attempt for attempt in every if attempt.number not in open_attempts and attempt not in clean]
-    if not ended:
+    if not ended and not _own(job, open_attempts):
         return Swept()
     every_kept = (*job.checkpoints, *lent)
     needed = {c.manifest_key for c in every_kept}
+    newest: dict[int, Manifest] = {}
     for checkpoint in every_kept:
-        needed |= _chunks_of(_manifest(objects, checkpoint))
+        manifest = _manifest(objects, checkpoint)
+        needed |= _chunks_of(manifest)
+        newest.setdefault(checkpoint.attempt, manifest)
     for attempt in every:
         needed |= _chunks_of_outputs(objects, attempt)
     gone, freed = 0, 0
@@ -249,7 +264,24 @@ def sweep(
             return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean), more=True)
         if not left:
             now_clean.add(attempt)
+    for attempt in every:
+        accepted = newest.get(attempt.number) if attempt.number in open_attempts else None
+        if accepted is None:
+            continue
+        left_behind = live_garbage(objects, attempt, needed, accepted, settled=settled)
+        some = left_behind[: deleted_max - gone]
+        for start in range(0, len(some), BATCH):
+            objects.delete([info.key for info in some[start : start + BATCH]])
+        gone += len(some)
+        freed += sum(info.size for info in some)
+        if len(some) < len(left_behind):
+            return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean), more=True)
     return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean))
+
+
+def _own(job: Job, open_: Collection[int]) -> tuple[str, ...]:
+    """What attempts that have not ended have on the list themselves."""
+    return tuple(c.manifest_key for c in job.checkpoints if c.attempt in open_)
 
 
 def _signature(job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> int:

@@ -20,8 +20,10 @@ from spotd.daemon import layout
 from spotd.daemon.retention import Retention, sweep
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
+from spotd_jobs.runner.known import WINDOW as RUNNERS_WINDOW
+from spotd_jobs.runner.known import KnownChunks, new_mark
 from spotd_jobs.spec.model import CheckpointPolicy
-from spotd_jobs.wire.manifest import AcceptedManifest, Manifest, checkpoint_prefix, verify_manifest
+from spotd_jobs.wire.manifest import WINDOW, AcceptedManifest, Manifest, checkpoint_prefix, verify_manifest
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.core.builders import NOW, job, world_with
 from tests.daemon.host import Host, text
@@ -105,12 +107,13 @@ def test_a_job_that_was_queued_again_is_taken_from_the_world() -> None:
 class History:
     """One job over many machines, with the daemon's own rules and a real store; hosts behave as the runner does."""
 
-    def __init__(self, objects: ObjectStore, keep: int, seed: int) -> None:
+    def __init__(self, objects: ObjectStore, keep: int, seed: int, disk: Path) -> None:
+        self.disk = disk
         self.objects = objects
         self.random = Random(seed)
         self.job: Job = job(attempts_made=0, **keeping(keep))
-        self.open: dict[int, dict[str, str]] = {}
-        """By attempt that has not ended: which content its runner knows to be stored, and where."""
+        self.open: dict[int, KnownChunks] = {}
+        """By attempt that has not ended: the very memory of its runner, of which content is stored where."""
         self.counting: int | None = None
         self.offers: dict[int, tuple[Checkpoint, ...]] = {}
         self.unread: list[Checkpoint] = []
@@ -124,7 +127,7 @@ class History:
             return
         number = self.job.attempts_made + 1
         self.job = replace(self.job, attempts_made=number)
-        self.counting, self.open[number] = number, {}
+        self.counting, self.open[number] = number, self._boot(number)
         self.offers[number] = offered(self.job)[:FALLBACKS]
 
     def restore(self) -> None:
@@ -134,7 +137,24 @@ class History:
             return
         chosen = self.random.choice(self.offers[number])
         for chunk in self.chunks(chosen):
-            self.open[number].setdefault(chunk.rpartition("/")[2], chunk)
+            self.open[number].learn(chunk.rpartition("/")[2][:64], chunk)
+
+    def restart_runner(self) -> None:
+        """The runner is killed and started again on the same machine."""
+        if self.counting is not None:
+            self.open[self.counting] = self._boot(self.counting)
+
+    def fail_to_publish(self) -> None:
+        """Chunks are sent, and the manifest never is."""
+        number = self.counting
+        if number is None:
+            return
+        self._manifest(number, "failed", "checkpoint")
+        if self.random.random() < 0.5:
+            self.open[number].publishing()
+
+    def _boot(self, number: int) -> KnownChunks:
+        return KnownChunks(str(self.disk / f"known-{number}"), f"jobs/{self.job.id}/attempts/{number}/")
 
     def publish(self) -> None:
         """A checkpoint of some new content and some that the runner knows."""
@@ -145,7 +165,9 @@ class History:
         name = f"c{self._serial}"
         data = self._manifest(number, name, "checkpoint")
         key = f"{checkpoint_prefix(self.job.id, number)}{name}.json"
+        self.open[number].publishing()
         self.objects.put(key, data)
+        self.open[number].published(json.loads(data)["files"])
         digest = hashlib.sha256(data).hexdigest()
         self.unread.append(
             Checkpoint(name=name, attempt=number, step=None, bytes=1, at=NOW, manifest_key=key, sha256=digest)
@@ -187,7 +209,7 @@ class History:
     def sweep(self) -> None:
         """The second half, as long after the first as it likes."""
         if self.seen is not None:
-            sweep(self.objects, *self.seen, deleted_max=self.random.choice([1, 3, 1000]))
+            sweep(self.objects, *self.seen, deleted_max=self.random.choice([1, 3, 1000]), settled=timedelta(0))
             self.seen = None
 
     def check(self) -> None:
@@ -197,7 +219,7 @@ class History:
         for number, known in self.open.items():
             for item in self.offers[number]:
                 assert isinstance(self.verified(item), AcceptedManifest)
-            for key in known.values():
+            for key in known._keys.values():
                 assert self.objects.head(key) is not None
         for key in self.outputs:
             for chunk in self._chunks(key):
@@ -219,15 +241,18 @@ class History:
         return AttemptId(job=self.job.id, number=number)
 
     def _manifest(self, number: int, name: str, kind: str) -> bytes:
-        known = self.open[number]
+        known, mark = self.open[number], new_mark()
         pieces = {f"piece {self.random.randrange(12)}".encode() for _ in range(3)}
         chunks = []
         for content in sorted(pieces):
             digest = hashlib.sha256(content).hexdigest()
-            if digest not in known:
-                known[digest] = f"{layout.data_prefix(self._id(number))}{digest}"
-                self.objects.put(known[digest], content)
-            chunks.append({"key": known[digest], "sha256": digest, "size": len(content)})
+            key = known.claim(digest)
+            if key is None:
+                key = f"{layout.data_prefix(self._id(number))}{digest}{mark}"
+                assert self.objects.head(key) is None, "no key is ever written twice"
+                self.objects.put(key, content)
+                known.sent(digest, key)
+            chunks.append({"key": key, "sha256": digest, "size": len(content)})
         size = sum(len(content) for content in pieces)
         entry = {"path": f"{name}/w", "type": "file", "size": size, "mode": 420, "mtime_ns": 0, "target": None}
         document = {
@@ -251,7 +276,8 @@ def lives(random: Random) -> list[str]:
     steps: list[str] = []
     for _ in range(random.randint(2, 6)):
         life = ["begin", "restore"][: random.randint(1, 2)]
-        for _ in range(random.randint(0, 4)):
+        for _ in range(random.randint(0, 7)):
+            life += random.choice([[], [], [], ["restart_runner"], ["fail_to_publish"]])
             life += ["publish", "accept"][: random.choice([1, 2, 2, 2])]
         life += random.choice([[], ["store_outputs"]])
         life += random.choice([["end_one"], ["end_one"], ["stop_counting"], ["stop_counting", "begin", "end_one"]])
@@ -261,13 +287,13 @@ def lives(random: Random) -> list[str]:
     return steps
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keep=st.integers(min_value=1, max_value=4), seed=st.integers(min_value=0, max_value=2**32))
 def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_garbage_is(
     tmp_path_factory: pytest.TempPathFactory, keep: int, seed: int
 ) -> None:
     objects = FolderStore(tmp_path_factory.mktemp("store"))
-    history = History(objects, keep, seed)
+    history = History(objects, keep, seed, tmp_path_factory.mktemp("disk"))
     for step in lives(Random(seed)):
         getattr(history, step)()
         history.check()
@@ -288,7 +314,7 @@ def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_ga
 
 def test_a_history_that_forgot_what_a_machine_was_offered_would_lose_a_chunk(tmp_path: Path) -> None:
     """The property above can fail: with a list cut to one under a living machine it does."""
-    history = History(FolderStore(tmp_path), 1, 7)
+    history = History(FolderStore(tmp_path / "store"), 1, 7, tmp_path)
     for step in ("begin", "publish", "accept", "publish", "accept", "stop_counting", "end_one", "begin", "restore"):
         getattr(history, step)()
     history.job = replace(history.job, checkpoints=())
@@ -296,6 +322,32 @@ def test_a_history_that_forgot_what_a_machine_was_offered_would_lose_a_chunk(tmp
     history.sweep()
     with pytest.raises((AssertionError, StoreError)):
         history.check()
+
+
+def test_a_running_job_that_saves_for_ever_does_not_fill_the_store(tmp_path: Path) -> None:
+    history = History(FolderStore(tmp_path / "store"), 2, 11, tmp_path)
+    history.begin()
+    most = 0
+    for _ in range(25):
+        for step in ("publish", "accept", "shorten", "sweep"):
+            getattr(history, step)()
+            history.check()
+        most = max(most, len(list(history.objects.list("jobs/j1/attempts/1/data/"))))
+    assert len(list(history.objects.list("jobs/j1/attempts/1/checkpoints/"))) <= WINDOW + 2
+    assert most < 30, "25 checkpoints of three pieces each, all of them under new keys once forgotten"
+
+
+def test_a_runner_that_counted_on_more_than_the_daemon_thinks_would_lose_a_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The property above can fail: it does where the two halves of the rule are not the same."""
+    monkeypatch.setattr("spotd_jobs.runner.known.WINDOW", 2 * WINDOW)
+    with pytest.raises((AssertionError, StoreError)):
+        test_a_running_job_that_saves_for_ever_does_not_fill_the_store(tmp_path)
+
+
+def test_both_halves_of_the_rule_count_the_same() -> None:
+    assert WINDOW == RUNNERS_WINDOW
 
 
 # --- the sweep -------------------------------------------------------------------------------------------------------

@@ -257,6 +257,21 @@ def test_an_upload_that_yields_keeps_what_it_sent(tmp_path: Path) -> None:
         assert progress.sent == 6400 - 64 * sent, "a runner that is started again sends only the rest"
 
 
+def test_a_full_disk_costs_the_memory_of_chunks_and_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "known"
+    known = KnownChunks(str(path), "jobs/j1/attempts/1/")
+    assert known.claim("a" * 64) is None
+    known.sent("a" * 64, f"jobs/j1/attempts/1/data/{'a' * 64}-00000000")
+
+    def full() -> None:
+        raise OSError("no space left")
+
+    known._rewrite = full  # type: ignore[method-assign]  # a disk cannot be filled in a test's folder
+    known.publishing()
+    assert not path.exists()
+    assert KnownChunks(str(path), "jobs/j1/attempts/1/").claim("a" * 64) is None
+
+
 def test_chunks_of_another_job_are_not_referred_to_but_sent_again(tmp_path: Path) -> None:
     known = KnownChunks(str(tmp_path / "known"), "jobs/j1/attempts/2/")
     known.learn("a" * 64, f"jobs/j2/attempts/1/data/{'a' * 64}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from spotd_jobs.runner import complete
 from spotd_jobs.runner.files import read_text
-from spotd_jobs.runner.known import KnownChunks
+from spotd_jobs.runner.known import KnownChunks, new_mark
 from spotd_jobs.runner.store import Store
 from spotd_jobs.runner.tree import Tree
 
@@ -45,9 +45,10 @@ def _stored(name: str, data: bytes, store: Store, known: KnownChunks) -> dict[st
     digest = hashlib.sha256(data).hexdigest()
     key = known.claim(digest)
     if key is None:
-        key = store.prefix + "data/" + digest
+        name_in_store = "data/" + digest + new_mark()
+        key = store.prefix + name_in_store
         try:
-            store.put("data/" + digest, data, digest)
+            store.put(name_in_store, data, digest)
         except BaseException:
             known.failed(digest)
             raise

@@ -1,8 +1,26 @@
-"""Which chunks the store has already, so that no byte is sent twice: not after an interruption, not for a new name."""
+"""Which chunks the store has already, so that no byte is sent twice: not after an interruption, not for a new name.
+
+The daemon deletes what old checkpoints of a running attempt leave behind, and it must never meet a runner that still
+counts on it. So what this attempt sent is counted on only while it is young: sent after the third newest manifest was
+published, or named by one of the three newest (`WINDOW`, the daemon's rule too). The rest is forgotten *before* the
+next manifest goes out, and when its content comes again it is sent again, under a key that was never used (every
+upload brings a mark of its own), so that a late deletion of the old one can not hit it.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+from typing import Any
+
+from spotd_jobs.runner.files import write_whole
+
+WINDOW = 3
+
+
+def new_mark() -> str:
+    """What the names of an upload's chunks end in: no other upload of any attempt ends in the same."""
+    return "-" + os.urandom(4).hex()
 
 
 class KnownChunks:
@@ -11,17 +29,22 @@ class KnownChunks:
     def __init__(self, path: str, prefix: str) -> None:
         self._path = path
         self._prefix = prefix
+        self._job_prefix = prefix.partition("/attempts/")[0] + "/attempts/"
         self._lock = threading.Lock()
         self._keys: dict[str, str] = {}
+        self._last: dict[str, int] = {}
+        """Of this attempt's own: after how many manifests it was sent, or last named by one."""
+        self._count = 0
         self._under_way: dict[str, threading.Event] = {}
         self._load()
 
     def learn(self, sha256: str, key: str) -> None:
-        """The store has this chunk under this key (of an earlier attempt, say).
+        """The store has this chunk under this key of an earlier attempt.
 
-        A chunk of another job, from whose checkpoint this one began, is not this job's to refer to: it is sent again.
+        A chunk of another job, from whose checkpoint this one began, is not this job's to refer to, and how young one
+        of this very attempt is nobody can tell any more: both are sent again.
         """
-        if not key.startswith(self._prefix.partition("/attempts/")[0] + "/attempts/"):
+        if not key.startswith(self._job_prefix) or key.startswith(self._prefix):
             return
         with self._lock:
             self._keys.setdefault(sha256, key)
@@ -46,11 +69,13 @@ class KnownChunks:
         """The claimed chunk is in the store."""
         with self._lock:
             self._keys[sha256] = key
+            self._last[sha256] = self._count
             self._under_way.pop(sha256).set()
+            line = self._line(sha256)
         try:
             # One short line per write: it is whole or, at the very end after a crash, ignored.
             with open(self._path, "a", encoding="ascii") as stream:
-                stream.write("%s %s\n" % (sha256, self._prefix))
+                stream.write(line)
         except OSError:
             return  # it only saves sending again after a restart
 
@@ -59,6 +84,41 @@ class KnownChunks:
         with self._lock:
             self._under_way.pop(sha256).set()
 
+    def publishing(self) -> None:
+        """A manifest is about to be published: what is too old to be counted on after it is forgotten.
+
+        Raises:
+            OSError: this could not be made to last, so the manifest must not be published. A full disk is no such case:
+                then the file goes, and a runner that is started again sends everything again.
+        """
+        with self._lock:
+            self._count += 1
+            for sha256 in [s for s, last in self._last.items() if last <= self._count - WINDOW]:
+                del self._keys[sha256], self._last[sha256]
+            try:
+                self._rewrite()
+            except OSError:
+                os.remove(self._path)
+
+    def published(self, files: list[dict[str, Any]]) -> None:
+        """The manifest of these files is in the store: what it names is young again."""
+        with self._lock:
+            for entry in files:
+                for chunk in entry["chunks"]:
+                    if chunk["key"].startswith(self._prefix):
+                        self._keys[chunk["sha256"]] = chunk["key"]
+                        self._last[chunk["sha256"]] = self._count
+            try:
+                self._rewrite()
+            except OSError:
+                return  # the file says less than is true, which only costs sending again
+
+    def _rewrite(self) -> None:
+        write_whole(self._path, "".join(self._line(sha256) for sha256 in self._last).encode())
+
+    def _line(self, sha256: str) -> str:
+        return "%s %s %d\n" % (sha256, self._keys[sha256], self._last[sha256])
+
     def _load(self) -> None:
         try:
             with open(self._path, encoding="ascii", errors="replace") as stream:
@@ -66,6 +126,8 @@ class KnownChunks:
         except OSError:
             return
         for line in lines:
-            sha256, _, prefix = line.partition(" ")
-            if len(sha256) == 64 and prefix == self._prefix:
-                self._keys[sha256] = "%sdata/%s" % (prefix, sha256)
+            sha256, _, rest = line.partition(" ")
+            key, _, last = rest.rpartition(" ")
+            if len(sha256) == 64 and key.startswith(self._prefix) and last.isdigit():
+                self._keys[sha256], self._last[sha256] = key, int(last)
+        self._count = max(self._last.values(), default=0)

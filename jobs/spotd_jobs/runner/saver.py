@@ -331,7 +331,9 @@ class Saver:
             key = "checkpoints/%s.json" % name
             if not self._published:
                 write_whole(self._published_mark, b"")
+            self._known.publishing()
             self._store.put(key, data)
+            self._known.published(files)
         finally:
             self.progress.end()
         self._previous = hashlib.sha256(data).hexdigest()

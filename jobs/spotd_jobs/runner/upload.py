@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.known import KnownChunks
+from spotd_jobs.runner.known import KnownChunks, new_mark
 from spotd_jobs.runner.store import GivenUp, Store
 from spotd_jobs.runner.tree import FILE, Node, Stage, Vanished, is_same
 
@@ -77,6 +77,7 @@ class TreeUpload:
         self._known = known
         self._progress = progress
         self._must_yield = must_yield
+        self.mark = new_mark()
         total = stage.tree.size
         while total > chunk_bytes * _CHUNKS_WISHED_MAX and chunk_bytes < _CHUNK_BYTES_MAX:
             chunk_bytes *= 2  # a manifest has its limits too
@@ -141,9 +142,10 @@ class TreeUpload:
             os.close(descriptor)
         key = self._known.claim(digest)
         if key is None:
-            key = self._store.prefix + "data/" + digest
+            name = "data/" + digest + self.mark
+            key = self._store.prefix + name
             try:
-                self._store.put("data/" + digest, view, digest, self._must_yield)
+                self._store.put(name, view, digest, self._must_yield)
             except BaseException as error:
                 self._known.failed(digest)
                 if isinstance(error, GivenUp) and self._must_yield():

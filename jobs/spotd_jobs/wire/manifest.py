@@ -39,6 +39,9 @@ MANIFEST_BYTES_MAX: Final = 16 * 1024 * 1024
 FILES_MAX: Final = 100_000
 CHUNKS_MAX: Final = 65_536
 COMPANIONS_MAX: Final = 16
+WINDOW: Final = 3
+"""A runner counts on a chunk that its attempt sent only while one of so many newest manifests of the attempt names it,
+or was published before it was sent. The rest may be deleted while the attempt lives."""
 
 
 class ManifestKind(StrEnum):
@@ -57,7 +60,7 @@ class EntryType(StrEnum):
 
 
 class Chunk(WireModel):
-    """A piece of a file: `key` ends in its SHA-256."""
+    """A piece of a file: the last part of `key` is its SHA-256, with the mark of the upload that sent it behind."""
 
     key: StoreKey
     sha256: Sha256
@@ -212,7 +215,9 @@ def _check(manifest: Manifest, job_id: str, attempt: int) -> dict[str, tuple[int
         raise _Unfit("it is of another attempt")
     _check_paths(manifest)
     sizes: dict[str, tuple[int, str]] = {}
-    own_key = re.compile(re.escape(f"jobs/{job_id}/attempts/") + r"([1-9][0-9]{0,8})/data/([0-9a-f]{64})")
+    own_key = re.compile(
+        re.escape(f"jobs/{job_id}/attempts/") + r"([1-9][0-9]{0,8})/data/([0-9a-f]{64})(?:-[0-9a-f]{8})?"
+    )
     pieces = 0
     for entry in manifest.files:
         if entry.type is not EntryType.FILE:
