@@ -333,6 +333,8 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         case InstanceState.PAUSED:
             # It may wake up by itself, so it counts as able to compute until its end is accepted.
             _rate(draft, attempt_id, halted_rate(item.quote), None)
+            if item.state is AttemptState.ENDING:
+                _end_again_if_forgotten(draft, item, "its disk is still kept after its end was accepted")
         case InstanceState.ENDING:
             draft.put_attempt(replace(item, machine=MachineState.HALTED))
             _rate(draft, attempt_id, MicroUsdPerHour(0), None)
@@ -370,15 +372,21 @@ def _end_again(draft: Draft, item: Attempt) -> None:
         draft.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
     elif intent is None or not intent.is_open:
         draft.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
-    elif (
-        intent.state is IntentState.ACCEPTED
-        and intent.accepted_at is not None
-        and draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER
-    ):
-        draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+    elif _end_again_if_forgotten(draft, item, "it still runs after its end was accepted"):
         draft.put_attempt(replace(draft.attempt(item.id), machine=MachineState.LIVE))
         _rate(draft, item.id, item.quote.price.total, item.quote.on_demand)
-        draft.event("machine.ending", "it still runs after its end was accepted: ending it again", attempt=item.id)
+
+
+def _end_again_if_forgotten(draft: Draft, item: Attempt, seen: str) -> bool:
+    """Whether the provider had time enough for an order that it accepted: then it is given again."""
+    intent = None if item.ref is None else draft.intent(terminate_intent_id(item.ref))
+    if intent is None or intent.state is not IntentState.ACCEPTED or intent.accepted_at is None:
+        return False
+    if draft.now - intent.accepted_at < TERMINATE_AGAIN_AFTER:
+        return False
+    draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+    draft.event("machine.ending", f"{seen}: ending it again", attempt=item.id)
+    return True
 
 
 def _exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.model import Checkpoint, ExitCause, IntentKind, IntentState, JobId, MachineState, Plan, World
+from spotd.core.model import Checkpoint, ExitCause, IntentKind, IntentState, JobId, MachineState, Meter, Plan, World
 from spotd.core.outcomes import launch_unknown
 from spotd.core.plans import applied
+from spotd.core.pricing import halted_rate
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market
@@ -243,6 +244,17 @@ def test_a_woken_machine_of_an_ended_attempt_is_ended_again_when_the_provider_fo
     assert ends(soon) == [], "the order is half a minute old"
     later = reconcile(world, listing(instance(S.RUNNING), at=NOW + MINUTE), {}, NOW + MINUTE)
     assert ends(later) == ["terminate:shop::m1"]
+
+
+def test_a_machine_kept_stopped_after_its_end_was_accepted_is_ended_again_and_its_disk_booked() -> None:
+    world = world_with(A.ENDING, machine=MachineState.HALTED, meter=Meter())
+    kept = instance(S.PAUSED, loss=Loss.OUTBID)
+    assert ends(reconcile(world, listing(kept), {}, NOW)) == [], "the order is half a minute old"
+    later = reconcile(world, listing(kept, at=NOW + MINUTE), {}, NOW + MINUTE)
+    assert ends(later) == ["terminate:shop::m1"]
+    [item] = applied(world, later).attempts.values()
+    assert item.machine is MachineState.HALTED, "its end was accepted: the job need not wait for it once more"
+    assert item.meter.rate == halted_rate(item.quote)
 
 
 def test_machines_of_ours_that_nobody_owns_are_ended_and_others_never_touched() -> None:
