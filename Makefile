@@ -7,6 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# The tests start hundreds of processes; without its compiled modules each would compile all of spotd anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test check format swarm frameworks bench clean
 
 help: ## list what make can do
