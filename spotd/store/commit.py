@@ -35,6 +35,7 @@ def write_plan(connection: Connection, memory: Memory, plan: Plan, at_point: AtP
 
 
 def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint) -> int:
+    memory.lists.clear()
     _upsert(connection, JOBS, [rows.job_out(job, memory.spec_text(job)) for job in plan.jobs.values()])
     at_point(StorePoint.JOBS)
     # Those that stop to count come first, so that the unique index never sees two.

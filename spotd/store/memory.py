@@ -6,25 +6,42 @@ rollback: what a transaction showed that never happened must not vouch for anyth
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
 from spotd.core.model import AttemptId, Job, JobId, Quote
 from spotd.store import rows
+from spotd.store.views import JobView
 from spotd_jobs.spec.model import JobSpec
+
+_LISTS_MAX: Final = 4
 
 
 @dataclass(slots=True)
 class Memory:
-    """Values by id; of specs and quotes with the text they were read from."""
+    """Values by id; of specs and quotes with the text they were read from; lists of jobs by what was asked."""
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
     specs: dict[JobId, tuple[str, JobSpec]] = field(default_factory=dict)
     quotes: dict[AttemptId, tuple[str, Quote]] = field(default_factory=dict)
+    lists: dict[Hashable, tuple[JobView, ...]] = field(default_factory=dict)
 
     def forget(self) -> None:
         self.jobs.clear()
         self.specs.clear()
         self.quotes.clear()
+        self.lists.clear()
+
+    def listed(self, asked: Hashable, read: Callable[[], tuple[JobView, ...]]) -> tuple[JobView, ...]:
+        """The same lines until anything is written: a person's screen asks more often than a job changes."""
+        found = self.lists.get(asked)
+        if found is None:
+            found = read()
+            if len(self.lists) >= _LISTS_MAX:
+                self.lists.clear()
+            self.lists[asked] = found
+        return found
 
     def spec(self, job: JobId, text: str) -> JobSpec:
         """The value of a stored spec."""

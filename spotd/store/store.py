@@ -67,11 +67,13 @@ class Reads:
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
         """All jobs, or those that are not final; newest first."""
-        return self._ask(queries.list_jobs, where=queries.active_or_all(active=active), limit=limit)
+        where = queries.active_or_all(active=active)
+        return self._memory.listed((active, limit), lambda: self._ask(queries.list_jobs, where=where, limit=limit))
 
     def ended_jobs(self, *, limit: int) -> tuple[JobView, ...]:
         """The newest jobs that are final."""
-        return self._ask(queries.list_jobs, where=queries.ended(), limit=limit)
+        where = queries.ended()
+        return self._memory.listed(("ended", limit), lambda: self._ask(queries.list_jobs, where=where, limit=limit))
 
     def job_view(self, job_id: JobId) -> JobView | None:
         """One line of the list of jobs."""

@@ -9,7 +9,7 @@ import pytest
 
 from spotd.core.model import AttemptId, IntentState, JobId, Plan, World
 from spotd.core.states import AttemptState, JobState
-from spotd.store import Store
+from spotd.store import Store, Tx
 from tests.store import values as v
 
 
@@ -89,6 +89,30 @@ def test_what_has_not_changed_is_the_very_same_value(store: Store) -> None:
     assert second.jobs[JobId("a")] is first.jobs[JobId("a")]
     assert second.jobs[JobId("b")].reason == "new"
     assert second.jobs[JobId("b")].spec is first.jobs[JobId("b")].spec
+
+
+def test_a_list_is_the_very_same_until_something_is_written(store: Store) -> None:
+    commit(store, v.running_job())
+    first = store.read(lambda r: r.jobs(active=True))
+    assert store.read(lambda r: r.jobs(active=True)) is first
+    assert store.read(lambda r: r.ended_jobs(limit=5)) == ()
+    ended = v.attempt(state=AttemptState.ENDED)
+    commit(store, v.plan(v.job(state=JobState.SUCCEEDED), ended))
+    assert store.read(lambda r: r.jobs(active=True)) == ()
+    assert [view.state for view in store.read(lambda r: r.ended_jobs(limit=5))] == [JobState.SUCCEEDED]
+
+
+def test_a_list_of_what_never_happened_is_forgotten(store: Store) -> None:
+    commit(store, v.plan(v.job("a")))
+
+    def gone_wrong(tx: Tx) -> None:
+        tx.commit(v.plan(v.job("b")))
+        assert {view.id for view in tx.jobs()} == {"a", "b"}
+        raise RuntimeError("after all not")
+
+    with pytest.raises(RuntimeError):
+        store.tx(gone_wrong)
+    assert {view.id for view in store.read(lambda r: r.jobs())} == {"a"}
 
 
 def test_a_job_that_is_over_is_not_remembered(store: Store) -> None:

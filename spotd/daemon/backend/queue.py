@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -49,11 +49,22 @@ from spotd_jobs.spec.model import JobSpec
 EVENTS_WITH_WHY: Final = 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A job in a list, and what it was made of."""
+
+    view: JobView
+    sentence: str | None
+    shape: JobShape
+
+
 class Queue:
     """The part of the backend that knows jobs."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._lines: dict[JobId, _Line] = {}
+        """The list as it was shown last."""
 
     # --- before a job exists ---
 
@@ -170,9 +181,24 @@ class Queue:
                 views = sorted([*active, *ended[:room]], key=lambda v: (v.submitted_at, v.id), reverse=True)
             if query.states:
                 views = [view for view in views if view.state.value in query.states]
-            return JobPageShape(jobs=[self._shape(reads, view.id, (), view) for view in views], more=more)
+            lines = {view.id: self._listed(reads, view) for view in views}
+            self._lines = lines
+            return JobPageShape(jobs=[line.shape for line in lines.values()], more=more)
 
         return await self._parts.read(work)
+
+    def _listed(self, reads: Reads, view: JobView) -> _Line:
+        """The line of a job; the one shown last where nothing in it has changed, as it does while a machine runs."""
+        sentence = self._sentence(view.id)
+        known = self._lines.get(view.id)
+        if known is not None and known.view is view and known.sentence == sentence and not view.open:
+            return known
+        return _Line(view=view, sentence=sentence, shape=self._shape(reads, view.id, (), view))
+
+    def _sentence(self, job: JobId) -> str | None:
+        state = self._parts.brain.state
+        verdict = None if state is None else state.verdicts.get(job)
+        return None if verdict is None else verdict.sentence
 
     def _shape(self, reads: Reads, job: JobId, attempts: tuple[Attempt, ...], view: JobView | None = None) -> JobShape:
         line = view or reads.job_view(job)
