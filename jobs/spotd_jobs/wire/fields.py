@@ -29,7 +29,9 @@ class WireError(ValueError):
 class WireModel(BaseModel):
     """Strict, frozen, and closed: an unknown key, a number as text, NaN or infinity is refused."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True, defer_build=True
+    )
 
 
 def is_printable(text: str) -> bool:
