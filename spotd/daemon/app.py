@@ -20,8 +20,8 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.core.model import Policy
+from spotd.daemon import collecting, sockets
 from spotd.daemon import log as logs
-from spotd.daemon import sockets
 from spotd.daemon.backend import DaemonBackend, Parts
 from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
@@ -119,6 +119,7 @@ class App:
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
             self.notify.ready("running")
+            collecting.begin()
             self.log.info("daemon.ready", socket=str(self.settings.socket), state=str(self.settings.state_dir))
             await daemon.lifecycle(self._load, group).run(received)
             closing.set()

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from spotd.daemon import collecting
 from spotd.daemon.crash import CrashPoint, CrashPoints, never
 
 VARIABLE = "SPOTD_CRASH_AT"
@@ -58,6 +59,7 @@ def crash_points_of_file(path: Path) -> CrashPoints:
 
 
 def main() -> int:
+    collecting.postpone()
     from spotd.daemon.main import run
 
     if len(sys.argv) > 3 or (len(sys.argv) > 1 and sys.argv[1] != "--config"):

@@ -29,6 +29,9 @@ _config_option = click.option(
 @_config_option
 def run(*, config_path: Path | None) -> int:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C; machines go on and the next start adopts them."""
+    from spotd.daemon import collecting
+
+    collecting.postpone()
     from spotd.daemon.main import run as run_daemon
 
     return run_daemon(config_path, {})

@@ -1,0 +1,22 @@
+"""Garbage collection around the start of a daemon.
+
+A start makes a few hundred thousand objects, modules above all, and next to none of them is garbage: looking for some
+again and again is a tenth of its processor time.
+"""
+
+from __future__ import annotations
+
+import gc
+
+
+def postpone() -> None:
+    """Nothing is collected until `begin`. To be called before the daemon is imported."""
+    gc.disable()
+
+
+def begin() -> None:
+    """What `postpone` put off is done once, and from then on never looks at what the start has left: that stays."""
+    if not gc.isenabled():
+        gc.collect()
+        gc.freeze()
+        gc.enable()
