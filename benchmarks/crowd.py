@@ -12,18 +12,18 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from spotd.core import outcomes  # noqa: E402 - the folder above must be importable first, for the tests' harness
-from spotd.core.decide import decide  # noqa: E402
-from spotd.core.market import Board, MarketSnapshot, build_shelf  # noqa: E402
-from spotd.core.model import HostReport, Job, JobId, Plan, Policy, ProviderPolicy, World  # noqa: E402
-from spotd.core.plans import applied  # noqa: E402
-from spotd.core.reconcile import reconcile  # noqa: E402
-from spotd.core.requests import submit  # noqa: E402
-from spotd.core.states import JobState  # noqa: E402
-from spotd.store import Store  # noqa: E402
-from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources  # noqa: E402
-from spotd_providers.contract.money import MicroUsdPerHour  # noqa: E402
-from spotd_providers.contract.values import (  # noqa: E402
+from spotd.core import outcomes
+from spotd.core.decide import decide
+from spotd.core.market import Board, MarketSnapshot, build_shelf
+from spotd.core.model import HostReport, Job, JobId, Plan, Policy, ProviderPolicy, World
+from spotd.core.plans import applied
+from spotd.core.reconcile import reconcile
+from spotd.core.requests import submit
+from spotd.core.states import JobState
+from spotd.store import Store
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import (
     HostId,
     InstallId,
     Instance,
@@ -37,7 +37,7 @@ from spotd_providers.contract.values import (  # noqa: E402
     PoolId,
     ProviderName,
 )
-from tests.e2e.harness import Lab, host  # noqa: E402
+from tests.e2e.harness import Lab, host
 
 LOCAL = ProviderName("local")
 POLICY = Policy(

@@ -26,13 +26,13 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
-from spotd_jobs.objects.probe import Findings  # noqa: E402 - the folder above must be importable first
-from spotd_jobs.objects.s3 import S3Store  # noqa: E402
-from spotd_jobs.wire.grant import CHUNK_BYTES_DEFAULT, Grant, Restore, Transfer  # noqa: E402
-from tests import seaweed  # noqa: E402
-from tests.runner.bucket import BucketStore  # noqa: E402
-from tests.runner.rig import Machine, Rig, until  # noqa: E402
-from tests.seaweed import BUCKET, Weed  # noqa: E402
+from spotd_jobs.objects.probe import Findings
+from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.wire.grant import CHUNK_BYTES_DEFAULT, Grant, Restore, Transfer
+from tests import seaweed
+from tests.runner.bucket import BucketStore
+from tests.runner.rig import Machine, Rig, until
+from tests.seaweed import BUCKET, Weed
 
 MIB = 1 << 20
 LONG_S = 3600.0

@@ -8,7 +8,7 @@ from pathlib import Path
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "provider-plugin"
 sys.path.insert(0, str(EXAMPLE))
 
-from spotd_shelf import client, provider, shop, translate, wire  # noqa: E402 - its path is known only now
-from spotd_shelf.harness import ShelfHarness, open_harness  # noqa: E402
+from spotd_shelf import client, provider, shop, translate, wire
+from spotd_shelf.harness import ShelfHarness, open_harness
 
 __all__ = ["EXAMPLE", "ShelfHarness", "client", "open_harness", "provider", "shop", "translate", "wire"]
