@@ -9,7 +9,8 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from spotd.api.backend import Invalid, Problem, Refusal, RefusalCode
-from spotd.api.shapes import SCHEMA, ErrorShape
+from spotd.api.shapes import SCHEMA
+from spotd.api.shapes.errors import ErrorShape
 
 INTERNAL: Final = "internal"
 JSON_TYPE: Final = "application/json"

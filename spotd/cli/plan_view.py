@@ -10,7 +10,8 @@ from spotd.cli.table import text as table_text
 from spotd.cli.words import clean, dollars, local_text, price, size_text
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import OriginShape, PlanShape, QuoteShape
+    from spotd.api.shapes.plans import OriginShape, PlanShape
+    from spotd.api.shapes.prices import QuoteShape
 
 _COLUMNS = (
     Column(title="WHERE", least=8),

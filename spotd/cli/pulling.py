@@ -20,7 +20,7 @@ from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import FileShape
+    from spotd.api.shapes.files import FileShape
 
 _PART_SUFFIX: Final = ".spotd-part"
 _MODE_FILE: Final = 0o600

@@ -27,7 +27,6 @@ from spotd.core.draft import Draft
 from spotd.core.model import (
     Attempt,
     AttemptId,
-    ExitCause,
     HostReport,
     IntentKind,
     IntentState,
@@ -39,7 +38,7 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.pricing import halted_rate, repriced
-from spotd.core.retention import tell_fallbacks, with_fresh
+from spotd.core.reports import absorb, exited, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
@@ -71,7 +70,7 @@ def reconcile(
     for attempt in draft.attempts():
         report = reports.get(attempt.id)
         if report is not None:
-            _absorb(draft, attempt.id, report)
+            absorb(draft, attempt.id, report)
     held = _held_back(draft, listings, sighted)
     for attempt in draft.attempts():
         _judge(draft, attempt.id, listings.get(attempt.provider), sighted, reports.get(attempt.id), held)
@@ -88,86 +87,6 @@ def _by_key(listings: Mapping[ProviderName, Listing]) -> dict[tuple[ProviderName
         key: tuple(group) if len(group) == 1 else tuple(sorted(group, key=lambda i: i.ref.instance_id))
         for key, group in found.items()
     }
-
-
-# --- what the host wrote ---------------------------------------------------------------------------------------
-
-
-def _absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
-    """Checkpoints, signs of life and notices of an attempt that still counts."""
-    item = draft.attempt(attempt_id)
-    if not item.state.counts:
-        return
-    for note in report.notes:
-        draft.event("host.note", note, attempt=attempt_id)
-    tell_fallbacks(draft, attempt_id, report.fallbacks)
-    if report.checkpoints:
-        job = draft.job(attempt_id.job)
-        draft.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))
-        for checkpoint in report.checkpoints:
-            draft.event(
-                "checkpoint.accepted",
-                f"checkpoint {checkpoint.name} is complete and verified",
-                attempt=attempt_id,
-                name=checkpoint.name,
-                step=checkpoint.step,
-                bytes=checkpoint.bytes,
-            )
-    if report.seq > item.heartbeat_seq:
-        item = replace(
-            item,
-            looked_at=report.looked_at,
-            heartbeat_seq=report.seq,
-            heartbeat_seen_at=report.looked_at,
-            phase=report.phase or item.phase,
-        )
-    else:
-        item = replace(item, looked_at=report.looked_at)
-    if report.resumed_from is not None and item.resumed_from is None:
-        item = replace(item, resumed_from=report.resumed_from)
-        draft.event(
-            "attempt.resumed",
-            f"resumed from checkpoint {report.resumed_from}",
-            attempt=attempt_id,
-            name=report.resumed_from,
-        )
-    draft.put_attempt(item)
-    if report.notice_at is not None:
-        _note_notice(draft, attempt_id, report.notice_at)
-    if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
-        if item.state is AttemptState.INTENDED and item.ref is None:
-            return  # the machine speaks before its launch was answered; its listing will name it
-        _running(draft, attempt_id)
-
-
-_RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
-
-
-def _running(draft: Draft, attempt_id: AttemptId) -> None:
-    item = draft.attempt(attempt_id)
-    draft.put_attempt(replace(item, state=AttemptState.RUNNING, running_at=draft.now))
-    resumed = f", from checkpoint {item.resumed_from}" if item.resumed_from else ""
-    job = draft.job(attempt_id.job)
-    offer = item.quote.offer
-    draft.event("attempt.running", f"the command runs{resumed}", attempt=attempt_id)
-    if job.state in {JobState.PROVISIONING, JobState.STARTING}:
-        draft.move_job(
-            job.id,
-            JobState.RUNNING,
-            f"runs on {offer.gpu_count} x {offer.gpu} at {offer.provider}{resumed}",
-            started_at=job.started_at or draft.now,
-            image_errors=0,
-        )
-
-
-def _note_notice(draft: Draft, attempt_id: AttemptId, at: datetime) -> None:
-    item = draft.attempt(attempt_id)
-    if item.notice_at is not None:
-        return
-    draft.put_attempt(replace(item, notice_at=at))
-    seconds = max(0, int((at - draft.now).total_seconds()))
-    draft.event("attempt.notice", f"the provider will take the machine in {seconds} s", attempt=attempt_id)
-    draft.look_again(item.provider)
 
 
 # --- large news ------------------------------------------------------------------------------------------------
@@ -229,7 +148,7 @@ def _judge(
         _observe(draft, attempt_id, mine)
     item = draft.attempt(attempt_id)
     if item.state.counts and report is not None and report.exit_cause is not None:
-        _exited(draft, attempt_id, report)
+        exited(draft, attempt_id, report)
         item = draft.attempt(attempt_id)
     if item.state.counts and report is not None and report.flood:
         draft.end_attempt(attempt_id, EndReason.FLOODED, report.flood)
@@ -327,7 +246,7 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         item = replace(item, ever_listed=True, missing_since=None)
         draft.put_attempt(item)
     if mine.notice_at is not None and item.state.counts and mine.state not in _STOPPED:
-        _note_notice(draft, attempt_id, mine.notice_at)
+        note_notice(draft, attempt_id, mine.notice_at)
         item = draft.attempt(attempt_id)
     match mine.state:
         case InstanceState.PAUSED:
@@ -387,41 +306,6 @@ def _end_again_if_forgotten(draft: Draft, item: Attempt, seen: str) -> bool:
     draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
     draft.event("machine.ending", f"{seen}: ending it again", attempt=item.id)
     return True
-
-
-def _exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
-    """The runner reported its own end."""
-    item = replace(draft.attempt(attempt_id), exit_code=report.exit_code, phase="done")
-    if item.state is AttemptState.INTENDED:
-        return  # its machine is not known yet; the report will still be there
-    draft.put_attempt(item)
-    cause = report.exit_cause
-    detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
-    match cause:
-        case None:
-            return
-        case ExitCause.FINISHED:
-            if report.exit_code == 0:
-                draft.end_attempt(attempt_id, EndReason.DONE)
-            elif item.stop is not None:
-                draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
-            else:
-                draft.end_attempt(attempt_id, EndReason.USER_ERROR, detail)
-        case ExitCause.STOPPED:
-            if item.stop is not None:
-                draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
-            else:
-                draft.end_attempt(attempt_id, EndReason.PREEMPTED)
-        case ExitCause.NOTICE:
-            draft.end_attempt(attempt_id, EndReason.PREEMPTED)
-        case ExitCause.LEASE:
-            draft.end_attempt(attempt_id, EndReason.LEASE_EXPIRED)
-        case ExitCause.SETUP_FAILED:
-            draft.end_attempt(attempt_id, EndReason.USER_ERROR, detail or "setup failed")
-        case ExitCause.RUNNER_FAILED:
-            draft.end_attempt(attempt_id, EndReason.HOST_LOST, detail)
-        case _:
-            assert_never(cause)
 
 
 def _listing_speaks(draft: Draft, item: Attempt, listing: Listing) -> bool:

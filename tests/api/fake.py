@@ -22,32 +22,15 @@ from spotd.api.backend import (
     StateConflict,
     Submission,
 )
-from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
 from spotd.api.refs import JobHead, resolve
-from spotd.api.shapes import (
-    BoardShape,
-    BudgetShape,
-    CheckShape,
-    CodeShape,
-    CostShape,
-    DoctorShape,
-    EventShape,
-    FileShape,
-    FilesShape,
-    HistoryShape,
-    JobDetailShape,
-    JobPageShape,
-    JobShape,
-    LogShape,
-    PlanShape,
-    PricesShape,
-    ProviderShape,
-    QuoteShape,
-    ReceiptShape,
-    ReconcileShape,
-    StatusShape,
-    WhyShape,
-)
+from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
+from spotd.api.shapes.costs import BudgetShape, CostShape, ReceiptShape
+from spotd.api.shapes.files import FileShape, FilesShape
+from spotd.api.shapes.health import CheckShape, DoctorShape, ProviderShape, ReconcileShape, StatusShape
+from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
+from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
+from spotd.api.shapes.prices import BoardShape, HistoryShape, PricesShape, QuoteShape
+from spotd.api.shapes.told import EventShape, LogShape
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
 from tests.api import shapes_made

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from spotd.api.checkpoint_shapes import KeptCheckpointShape
-from spotd.api.shapes import (
-    AttemptCostShape,
-    AttemptShape,
-    BoardShape,
-    CheckpointShape,
-    EventShape,
-    HistoryShape,
-    JobDetailShape,
-    JobShape,
-    OriginShape,
-    PastBucketShape,
-    PlanShape,
-    ProviderShape,
-    QuoteShape,
-    ReceiptShape,
-    TransferShape,
-)
+from spotd.api.shapes.checkpoints import KeptCheckpointShape
+from spotd.api.shapes.costs import AttemptCostShape, ReceiptShape
+from spotd.api.shapes.health import ProviderShape
+from spotd.api.shapes.jobs import AttemptShape, CheckpointShape, JobDetailShape, JobShape, TransferShape
+from spotd.api.shapes.plans import OriginShape, PlanShape
+from spotd.api.shapes.prices import BoardShape, HistoryShape, PastBucketShape, QuoteShape
+from spotd.api.shapes.told import EventShape
 
 NOW = "2026-11-21T10:00:00.000Z"
 EARLIER = "2026-11-21T07:00:00.000Z"

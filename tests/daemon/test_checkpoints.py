@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from spotd.api.backend import Draft, Invalid, NotFound, StateConflict, Submission
-from spotd.api.checkpoint_shapes import VerificationShape
+from spotd.api.shapes.checkpoints import VerificationShape
 from spotd.core.keeping import find_checkpoint
 from spotd.core.model import AttemptId, JobId
 from spotd.core.retention import kept

@@ -18,7 +18,7 @@ from spotd.cli.words import NOTHING, clean, count, local_text, size_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
+    from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
 
 ACTIONS: Final = ("list", "verify", "pull", "pin", "unpin", "rm")
 _COLUMNS = (

@@ -16,7 +16,7 @@ from spotd.cli.words import NOTHING, clean, count, dollars, local_text, money, p
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
+    from spotd.api.shapes.costs import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
 
 _JOB_COLUMNS = (
     Column(title="ID"),

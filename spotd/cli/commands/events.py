@@ -16,7 +16,7 @@ from spotd.cli.words import clean, local_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import EventShape
+    from spotd.api.shapes.told import EventShape
 
 
 @click.command()

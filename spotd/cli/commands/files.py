@@ -17,7 +17,7 @@ from spotd.cli.words import clean, count, size_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import FilesShape
+    from spotd.api.shapes.files import FilesShape
 
 _FILE_COLUMNS = (Column(title="PATH", least=20), Column(title="SIZE", right=True))
 

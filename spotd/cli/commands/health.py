@@ -16,7 +16,7 @@ from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import CheckShape, DoctorShape, ProviderShape, ReconcileShape
+    from spotd.api.shapes.health import CheckShape, DoctorShape, ProviderShape, ReconcileShape
 
 _PROVIDER_COLUMNS = (
     Column(title="PROVIDER"),

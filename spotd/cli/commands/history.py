@@ -16,7 +16,7 @@ from spotd.cli.words import local_text, price, span_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import HistoryShape, PastBucketShape, PastPricesShape
+    from spotd.api.shapes.prices import HistoryShape, PastBucketShape, PastPricesShape
 
 COLUMNS = (
     Column(title="FROM"),

@@ -26,7 +26,9 @@ from spotd.cli.words import (
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import AttemptShape, BoardShape, JobDetailShape, JobShape, QuoteShape, TransferShape, WhyShape
+    from spotd.api.shapes.jobs import AttemptShape, JobDetailShape, JobShape, TransferShape
+    from spotd.api.shapes.plans import WhyShape
+    from spotd.api.shapes.prices import BoardShape, QuoteShape
 
 LS_COLUMNS = (
     Column(title="ID"),

@@ -14,7 +14,7 @@ from spotd.cli.words import Stripper, clean
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import LogShape
+    from spotd.api.shapes.told import LogShape
 
 
 @click.command()

@@ -16,7 +16,7 @@ from spotd.cli.words import local_text, price
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import BoardShape, QuoteShape
+    from spotd.api.shapes.prices import BoardShape, QuoteShape
 
 QUOTE_COLUMNS = (
     Column(title="WHERE", least=10),

@@ -23,7 +23,9 @@ from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 
 if TYPE_CHECKING:
-    from spotd.api.shapes import JobShape, LogShape, PlanShape
+    from spotd.api.shapes.jobs import JobShape
+    from spotd.api.shapes.plans import PlanShape
+    from spotd.api.shapes.told import LogShape
 
 CODE_BYTES_MAX: Final = 500_000_000
 """Code, not data: more than this in a workdir is a forgotten .gitignore."""

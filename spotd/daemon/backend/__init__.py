@@ -6,25 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from spotd.api.backend import Draft, EventQuery, HistoryQuery, JobQuery, LogQuery, PriceQuery, Submission
-from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
-from spotd.api.shapes import (
-    CodeShape,
-    CostShape,
-    DoctorShape,
-    EventShape,
-    FilesShape,
-    HistoryShape,
-    JobDetailShape,
-    JobPageShape,
-    JobShape,
-    LogShape,
-    PlanShape,
-    PricesShape,
-    ProviderShape,
-    ReconcileShape,
-    StatusShape,
-    WhyShape,
-)
+from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
+from spotd.api.shapes.costs import CostShape
+from spotd.api.shapes.files import FilesShape
+from spotd.api.shapes.health import DoctorShape, ProviderShape, ReconcileShape, StatusShape
+from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
+from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
+from spotd.api.shapes.prices import HistoryShape, PricesShape
+from spotd.api.shapes.told import EventShape, LogShape
 from spotd.daemon.backend.checkpoints import Checkpoints
 from spotd.daemon.backend.files import Files
 from spotd.daemon.backend.happenings import Happenings

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from spotd.api.backend import NotFound, StateConflict, Unavailable
-from spotd.api.checkpoint_shapes import KeptCheckpointShape, VerificationShape
+from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
 from spotd.core import keeping
 from spotd.core.model import OF_ANOTHER_JOB, Checkpoint, Job, JobId, Plan, World
 from spotd.core.retention import best_of, in_reach, open_numbers

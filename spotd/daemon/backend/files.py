@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from spotd.api.backend import NotFound, Unavailable
-from spotd.api.shapes import FileShape, FilesShape
+from spotd.api.shapes.files import FileShape, FilesShape
 from spotd.core.model import AttemptId, JobId
 from spotd.daemon import layout
 from spotd.daemon.backend.checkpoints import get_checkpoint

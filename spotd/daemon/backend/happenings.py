@@ -8,7 +8,7 @@ from typing import Final
 import anyio
 
 from spotd.api.backend import EventQuery
-from spotd.api.shapes import EventShape
+from spotd.api.shapes.told import EventShape
 from spotd.core.model import JobId
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.render import event_shape

@@ -13,17 +13,16 @@ from typing import Final
 import anyio
 
 from spotd.api.backend import PriceQuery
-from spotd.api.shapes import (
+from spotd.api.shapes.health import (
     CapabilityShape,
     CheckShape,
     DoctorShape,
     ListingShape,
-    PricesShape,
     ProviderShape,
-    QuoteShape,
     ReconcileShape,
     StatusShape,
 )
+from spotd.api.shapes.prices import PricesShape, QuoteShape
 from spotd.api.words import utc_text
 from spotd.core.candidates import Catalogue, ceiling_for
 from spotd.core.metering import spent_in_month, spent_on_day

@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 
 from spotd.api.backend import Invalid, LogQuery, NotFound
-from spotd.api.shapes import LogShape
+from spotd.api.shapes.told import LogShape
 from spotd.api.words import utc_text
 from spotd.core.model import Attempt, AttemptId, JobId
 from spotd.core.states import JobState

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spotd.api.backend import Invalid, NotFound, Unavailable
-from spotd.api.shapes import OriginShape
+from spotd.api.shapes.plans import OriginShape
 from spotd.api.words import utc_text
 from spotd.core.keeping import borrowed
 from spotd.core.model import Checkpoint, Job, JobId, World

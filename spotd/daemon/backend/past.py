@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd.api.backend import HistoryQuery, Invalid, Unavailable
-from spotd.api.shapes import HistoryShape, PastBucketShape, PastPricesShape
+from spotd.api.shapes.prices import HistoryShape, PastBucketShape, PastPricesShape
 from spotd.api.words import utc_text
 from spotd.daemon.backend.meant import gpus_meant, known_provider
 from spotd.daemon.backend.parts import Parts

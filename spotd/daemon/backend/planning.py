@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from spotd.api.backend import Draft, Invalid, Problem
-from spotd.api.shapes import PlanShape
+from spotd.api.shapes.plans import PlanShape
 from spotd.core.candidates import Catalogue, ceiling_for, resolve_gpu, shape_of
 from spotd.core.decide import decide
 from spotd.core.market import MarketSnapshot

@@ -21,7 +21,8 @@ from spotd.api.backend import (
     Submission,
     Unavailable,
 )
-from spotd.api.shapes import CodeShape, JobDetailShape, JobPageShape, JobShape, PlanShape, WhyShape
+from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
+from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
 from spotd.core import requests
 from spotd.core.candidates import ceiling_for
 from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, VerdictKind, World

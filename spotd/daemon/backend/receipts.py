@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime, timedelta
 
-from spotd.api.shapes import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
+from spotd.api.shapes.costs import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
 from spotd.api.words import utc_text
 from spotd.core.budgets import committed
 from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day

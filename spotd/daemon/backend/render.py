@@ -7,17 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from spotd.api.shapes import (
-    AttemptShape,
-    BoardShape,
-    BreakdownShape,
-    CheckpointShape,
-    EventShape,
-    JobShape,
-    PassedOverShape,
-    QuoteShape,
-    TransferShape,
-)
+from spotd.api.shapes.jobs import AttemptShape, CheckpointShape, JobShape, TransferShape
+from spotd.api.shapes.plans import PassedOverShape
+from spotd.api.shapes.prices import BoardShape, BreakdownShape, QuoteShape
+from spotd.api.shapes.told import EventShape
 from spotd.api.words import utc_text
 from spotd.core.market import Board, MarketSnapshot
 from spotd.core.metering import on_demand_spent, spent

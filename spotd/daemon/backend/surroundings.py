@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from spotd.api.shapes import CheckShape
+from spotd.api.shapes.health import CheckShape
 
 WAL_RESET_FIRST: Final = (3, 7, 0)
 WAL_RESET_FIXED: Final = (3, 51, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from spotd.api.shapes import CheckpointShape
+from spotd.api.shapes.jobs import CheckpointShape
 
 
 class KeptCheckpointShape(CheckpointShape):

@@ -1,0 +1,74 @@
+"""What was spent, and what is allowed, as JSON."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class AttemptCostShape(TypedDict):
+    """One line of a receipt. `seconds` is billed machine time."""
+
+    attempt: int
+    provider: str
+    host: str
+    gpu: str
+    gpu_count: int
+    market: str
+    effective_usd_h: float
+    on_demand_usd_h: float | None
+    started_at: str | None
+    ended_at: str | None
+    seconds: float
+    spent_usd: float
+    on_demand_usd: float
+    reason: str | None
+
+
+class FallbackShape(TypedDict):
+    """A checkpoint that `attempt` should have begun from and could not; `next` is what came after it, null for nothing.
+
+    What lies between the two was computed, and paid for, twice.
+    """
+
+    attempt: int
+    name: str
+    reason: str
+    next: str | None
+    at: str
+
+
+class ReceiptShape(TypedDict):
+    """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine."""
+
+    id: str
+    name: str
+    state: str
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    recoveries: int
+    lost_s: float
+    budget_usd: float | None
+    attempts: list[AttemptCostShape]
+    fallbacks: list[FallbackShape]
+
+
+class BudgetShape(TypedDict):
+    """`name` is `day`, `month` or `machines` (then counts instead of dollars); `limit` is null without one."""
+
+    name: str
+    used: float
+    committed: float
+    limit: float | None
+
+
+class CostShape(TypedDict):
+    """Receipts of the jobs asked for, their sums, and the budgets."""
+
+    receipts: list[ReceiptShape]
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    recoveries: int
+    lost_s: float
+    budgets: list[BudgetShape]

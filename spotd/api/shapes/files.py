@@ -1,0 +1,29 @@
+"""Files kept in the store, as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class FileShape(TypedDict):
+    """One path of a checkpoint or of the outputs. `mode` holds the permission bits.
+
+    A `dir` is listed only where it is empty. `target` is a `link`'s, relative and inside the folder, else null.
+    """
+
+    path: str
+    kind: Literal["file", "dir", "link"]
+    bytes: int
+    mode: int
+    target: str | None
+
+
+class FilesShape(TypedDict):
+    """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it."""
+
+    id: str
+    kind: Literal["outputs", "checkpoint"]
+    name: str
+    attempt: int
+    files: list[FileShape]
+    bytes: int

@@ -1,0 +1,118 @@
+"""Jobs, their attempts and checkpoints, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class CheckpointShape(TypedDict):
+    """A complete, verified checkpoint; `attempt` wrote it."""
+
+    name: str
+    attempt: int
+    step: int | None
+    bytes: int
+    at: str
+
+
+class TransferShape(TypedDict):
+    """A checkpoint on its way between host and store, as the host's heartbeats tell it.
+
+    Attributes:
+        kind: `upload` or `restore`.
+        bytes_per_s, seconds_left: null while they cannot be told.
+        queued: how many more wait for their upload.
+        failing: why it does not advance, empty while it does.
+    """
+
+    kind: str
+    checkpoint: str
+    bytes_done: int
+    bytes_total: int
+    bytes_per_s: int | None
+    seconds_left: float | None
+    queued: int
+    failing: str
+
+
+class AttemptShape(TypedDict):
+    """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user."""
+
+    attempt: int
+    state: str
+    provider: str
+    host: str
+    region: str
+    market: str
+    gpu: str
+    gpu_count: int
+    effective_usd_h: float
+    ceiling_usd_gpu_h: float
+    on_demand_usd_h: float | None
+    intended_at: str
+    launched_at: str | None
+    running_at: str | None
+    ended_at: str | None
+    resumed_from: str | None
+    reason: str | None
+    detail: str
+    exit_code: int | None
+    spent_usd: float
+    on_demand_usd: float
+
+
+class JobShape(TypedDict):
+    """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
+
+    `gpu` and `gpu_count` tell what the job asks for while it has no machine (its first alternative).
+    `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
+    """
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    provider: str | None
+    host: str | None
+    gpu: str | None
+    gpu_count: int
+    attempt: int
+    attempts: list[AttemptShape]
+    effective_usd_h: float | None
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    recoveries: int
+    checkpoint: CheckpointShape | None
+    submitted_at: str
+    started_at: str | None
+    ended_at: str | None
+    verdict: str
+    exit_code: int | None
+    transfer: TransferShape | None
+
+
+class JobDetailShape(TypedDict):
+    """What `show` adds to the job object.
+
+    Attributes:
+        spec: the job as it was understood, in the shape of a job file; secrets by name only.
+        lost_s: work and waiting lost to preemptions.
+    """
+
+    job: JobShape
+    spec: dict[str, Any]
+    code_sha256: str | None
+    code_bytes: int
+    priority: int
+    lost_s: float
+    ceiling_usd_gpu_h: float | None
+    budget_usd: float | None
+    phase: str
+
+
+class JobPageShape(TypedDict):
+    """Jobs, newest submission first. `more` when the limit cut some off."""
+
+    jobs: list[JobShape]
+    more: bool

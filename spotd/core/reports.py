@@ -1,0 +1,123 @@
+"""What a host wrote, turned into what is true of its attempt: checkpoints, signs of life, notices and its own end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Final, assert_never
+
+from spotd.core.draft import Draft
+from spotd.core.model import AttemptId, ExitCause, HostReport
+from spotd.core.retention import tell_fallbacks, with_fresh
+from spotd.core.states import AttemptState, EndReason, JobState
+
+_RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
+
+
+def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
+    """Checkpoints, signs of life and notices of an attempt that still counts."""
+    item = draft.attempt(attempt_id)
+    if not item.state.counts:
+        return
+    for note in report.notes:
+        draft.event("host.note", note, attempt=attempt_id)
+    tell_fallbacks(draft, attempt_id, report.fallbacks)
+    if report.checkpoints:
+        job = draft.job(attempt_id.job)
+        draft.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))
+        for checkpoint in report.checkpoints:
+            draft.event(
+                "checkpoint.accepted",
+                f"checkpoint {checkpoint.name} is complete and verified",
+                attempt=attempt_id,
+                name=checkpoint.name,
+                step=checkpoint.step,
+                bytes=checkpoint.bytes,
+            )
+    if report.seq > item.heartbeat_seq:
+        item = replace(
+            item,
+            looked_at=report.looked_at,
+            heartbeat_seq=report.seq,
+            heartbeat_seen_at=report.looked_at,
+            phase=report.phase or item.phase,
+        )
+    else:
+        item = replace(item, looked_at=report.looked_at)
+    if report.resumed_from is not None and item.resumed_from is None:
+        item = replace(item, resumed_from=report.resumed_from)
+        draft.event(
+            "attempt.resumed",
+            f"resumed from checkpoint {report.resumed_from}",
+            attempt=attempt_id,
+            name=report.resumed_from,
+        )
+    draft.put_attempt(item)
+    if report.notice_at is not None:
+        note_notice(draft, attempt_id, report.notice_at)
+    if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
+        if item.state is AttemptState.INTENDED and item.ref is None:
+            return  # the machine speaks before its launch was answered; its listing will name it
+        _running(draft, attempt_id)
+
+
+def _running(draft: Draft, attempt_id: AttemptId) -> None:
+    item = draft.attempt(attempt_id)
+    draft.put_attempt(replace(item, state=AttemptState.RUNNING, running_at=draft.now))
+    resumed = f", from checkpoint {item.resumed_from}" if item.resumed_from else ""
+    job = draft.job(attempt_id.job)
+    offer = item.quote.offer
+    draft.event("attempt.running", f"the command runs{resumed}", attempt=attempt_id)
+    if job.state in {JobState.PROVISIONING, JobState.STARTING}:
+        draft.move_job(
+            job.id,
+            JobState.RUNNING,
+            f"runs on {offer.gpu_count} x {offer.gpu} at {offer.provider}{resumed}",
+            started_at=job.started_at or draft.now,
+            image_errors=0,
+        )
+
+
+def note_notice(draft: Draft, attempt_id: AttemptId, at: datetime) -> None:
+    item = draft.attempt(attempt_id)
+    if item.notice_at is not None:
+        return
+    draft.put_attempt(replace(item, notice_at=at))
+    seconds = max(0, int((at - draft.now).total_seconds()))
+    draft.event("attempt.notice", f"the provider will take the machine in {seconds} s", attempt=attempt_id)
+    draft.look_again(item.provider)
+
+
+def exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
+    """The runner reported its own end."""
+    item = replace(draft.attempt(attempt_id), exit_code=report.exit_code, phase="done")
+    if item.state is AttemptState.INTENDED:
+        return  # its machine is not known yet; the report will still be there
+    draft.put_attempt(item)
+    cause = report.exit_cause
+    detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
+    match cause:
+        case None:
+            return
+        case ExitCause.FINISHED:
+            if report.exit_code == 0:
+                draft.end_attempt(attempt_id, EndReason.DONE)
+            elif item.stop is not None:
+                draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+            else:
+                draft.end_attempt(attempt_id, EndReason.USER_ERROR, detail)
+        case ExitCause.STOPPED:
+            if item.stop is not None:
+                draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+            else:
+                draft.end_attempt(attempt_id, EndReason.PREEMPTED)
+        case ExitCause.NOTICE:
+            draft.end_attempt(attempt_id, EndReason.PREEMPTED)
+        case ExitCause.LEASE:
+            draft.end_attempt(attempt_id, EndReason.LEASE_EXPIRED)
+        case ExitCause.SETUP_FAILED:
+            draft.end_attempt(attempt_id, EndReason.USER_ERROR, detail or "setup failed")
+        case ExitCause.RUNNER_FAILED:
+            draft.end_attempt(attempt_id, EndReason.HOST_LOST, detail)
+        case _:
+            assert_never(cause)
