@@ -20,7 +20,7 @@ demo: $(VENV)/.demo ## watch real training processes being bought, taken away an
 
 test: $(VENV)/.dev ## run the test suite (about ten minutes on two cores)
 	@echo "running the tests; longer swarms are 'make swarm'"
-	@$(BIN)/python -m pytest -n 2 --max-worker-restart 0 --dist loadfile -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 check: $(VENV)/.dev ## lint, types, direction of imports
 	@$(BIN)/ruff check .
