@@ -15,6 +15,7 @@ import threading
 from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, notices, process, tree
+from spotd_jobs.runner.ahead import Ahead
 from spotd_jobs.runner.clocks import CLOCK, steady
 from spotd_jobs.runner.environment import job_environment
 from spotd_jobs.runner.files import folder_lock_path, lock, remove, write_whole
@@ -199,6 +200,7 @@ class Attempt:
             self._cancel.wait,
             self._cancel.is_set,
             lambda: self._keeper.grant.expires > CLOCK.now(),
+            Ahead(self._home),
         )
         self._status.restore = restore
         return _Background(restore.run, self._wakeups, "restore")

@@ -2,6 +2,7 @@
 
 Providers start machines again at their own will, and start scripts twice. So: one runner at a time (a lock), none after
 the attempt has ended (a mark), and none without a current grant. A machine that has nothing to run ends itself.
+With `SPOTD_AHEAD` in its environment it runs nothing, and only fetches what the attempt will restore.
 
 Exit code 0: the attempt is over. 3: another runner is at work here. 1: the machine should be ended and could not be.
 """
@@ -16,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from spotd_jobs.runner import ahead
 from spotd_jobs.runner.attempt import MARK_FILE, Attempt
 from spotd_jobs.runner.clocks import CLOCK, now_text
 from spotd_jobs.runner.ending import end_machine
@@ -42,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--grant-url (or %s) is needed" % GRANT_URL_VARIABLE)
     home = os.path.abspath(options.home)
     os.makedirs(home, mode=0o700, exist_ok=True)
+    if os.environ.get(ahead.VARIABLE):
+        ahead.fetch_ahead(options.grant_url, home)
+        return 0
     if lock(os.path.join(home, "lock")) is None:
         say("another runner is at work here")
         return EXIT_BUSY

@@ -13,6 +13,7 @@ import threading
 from typing import Any, Callable, NamedTuple, TypeVar
 
 from spotd_jobs.runner import web
+from spotd_jobs.runner.ahead import Ahead, chunk_url
 from spotd_jobs.runner.clocks import steady
 from spotd_jobs.runner.files import TEMPORARY, remove
 from spotd_jobs.runner.known import KnownChunks
@@ -69,6 +70,7 @@ class Restore:
     Args:
         stopped: asked between chunks; `pause` sleeps and tells the same.
         permitted: whether the grant should still be good. While it is not, a refusal says nothing about a checkpoint.
+        ahead: what was fetched before this began.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class Restore:
         pause: Callable[[float], bool],
         stopped: Callable[[], bool],
         permitted: Callable[[], bool],
+        ahead: Ahead | None = None,
     ) -> None:
+        self._ahead = ahead
         self._offers = offers
         self._folder = folder
         self._known = known
@@ -103,6 +107,15 @@ class Restore:
             Cancelled
             OSError: this machine's own disk failed or is full; no other checkpoint would fare better.
         """
+        if self._ahead is not None:
+            self._ahead.begin()
+        try:
+            return self._run()
+        finally:
+            if self._ahead is not None:
+                self._ahead.end()
+
+    def _run(self) -> Restored | None:
         for name in os.listdir(self._folder):
             if name.startswith(_RESTORING):
                 remove(os.path.join(self._folder, name))
@@ -221,6 +234,9 @@ class Restore:
             web.drop_connections()
 
     def _fetch_chunk(self, chunk: dict[str, Any], place: memoryview) -> memoryview:
+        if self._ahead is not None and self._ahead.take(chunk["sha256"], place):
+            return place
+
         def get() -> memoryview:
             return place[: web.read_into(self._url_of(chunk["key"]), place)]
 
@@ -233,13 +249,9 @@ class Restore:
                 offer["name"] == self._offer["name"]
                 and offer["manifest"]["sha256"] == self._offer["manifest"]["sha256"]
             ):
-                url = (offer.get("chunks") or {}).get(key)
-                if url:
-                    return str(url)
-                if offer.get("chunks_base"):
-                    from urllib.parse import quote
-
-                    return str(offer["chunks_base"]) + quote(key, safe="/-_.~")
+                url = chunk_url(offer, key)
+                if url is not None:
+                    return url
         raise BadCheckpoint("the grant has no leave to read one of its chunks")
 
     def _fetch(self, what: str, get: Callable[[], _Bytes], sha256: str) -> _Bytes:
