@@ -1,8 +1,8 @@
 """The newest checkpoint, fetched while the image that will restore it is still on its way.
 
-Where a machine pulls the job's image itself, it starts the runner once more beside that (`SPOTD_AHEAD`): each chunk goes,
-verified, to a file that bears its hash. The restore takes what it finds, verifies it again and fetches the rest. This
-reports nothing, shuts nobody out and ends nothing; whatever goes wrong here only leaves more to the restore.
+Where a machine pulls the job's image itself, it starts the runner once more beside that (`SPOTD_AHEAD`): each chunk,
+verified, goes to a file that bears its hash. The restore takes what it finds, verifies it again and fetches the rest.
+This reports nothing, shuts nobody out and ends nothing; whatever goes wrong here only leaves more to the restore.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 However that ends, the machine shuts itself down, and as its shutdown behaviour is `terminate`, it costs nothing from
 then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a
 container cannot shut down its host, and needs no right to. Nothing is installed: driver, docker and NVIDIA's toolkit
-are in the machine image. While the image is pulled, the machine's own Python fetches the checkpoint (`SPOTD_AHEAD`: the
-folder is the container's as well; nothing is run and nothing ended by it). A machine without a working GPU ends, rather than train at its price without one. A machine
-that EC2 is about to take waits for that: in its first hour it is free if EC2 ends it, and not if it ends itself a
-minute earlier.
+are in the machine image. While the job's image is pulled, the machine's own Python fetches the checkpoint
+(`SPOTD_AHEAD`) into the folder that will be the container's; nothing is run and nothing ended by it. A machine without
+a working GPU ends, rather than train at its price without one. A machine that EC2 is about to take waits for that: in
+its first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
 """
 
 from __future__ import annotations
