@@ -14,7 +14,7 @@ import hashlib
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
@@ -110,7 +110,7 @@ def _by_credential(store: S3Store, method: GrantMethod, place: str) -> Tried:
 
 def refusal_of_forms(store: S3Store, place: str) -> Tried:
     """What speaks against signed forms."""
-    now = datetime.now(UTC)
+    now = store.now()
     inside, outside = f"{place}inside/", f"{place}outside/"
 
     def form(**changes: Any) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def refusal_of_forms(store: S3Store, place: str) -> Tried:
 
 
 def _refusal_of_urls(store: S3Store, key: str) -> str:
-    url = store.presign_get(key, expires=datetime.now(UTC) + LIFE)
+    url = store.presign_get(key, expires=store.now() + LIFE)
     if _status(url) != 200:
         return "it does not serve a signed URL"
     other = url[:-1] + ("0" if url[-1] != "0" else "1")
@@ -152,7 +152,7 @@ def _refusal_of_urls(store: S3Store, key: str) -> str:
 def _verifies_checksums(store: S3Store, method: GrantMethod, place: str) -> bool:
     """Whether wrong content is refused, and the hash of right content told."""
     folder = f"{place}inside/" if method is not GrantMethod.FORM else f"{place}checksums/"
-    expires = datetime.now(UTC) + LIFE
+    expires = store.now() + LIFE
     if method is GrantMethod.FORM:
         sink: Sink = PostSink(store.form(folder, expires=expires, size_max=SIZE_MAX, checksums=True))
     else:

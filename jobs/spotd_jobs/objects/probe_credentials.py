@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
@@ -35,7 +35,7 @@ def refusal_of_credentials(store: S3Store, method: GrantMethod, place: str) -> T
     """What speaks against credentials of this kind."""
     inside, outside = f"{place}inside/", f"{place}outside/"
     try:
-        fields, _ = store.credential(method, inside, expires=datetime.now(UTC) + LIFE, checksums=False)
+        fields, _ = store.credential(method, inside, expires=store.now() + LIFE, checksums=False)
     except StoreUnavailable:
         raise
     except StoreError as exc:
@@ -64,7 +64,7 @@ def refusal_of_credentials(store: S3Store, method: GrantMethod, place: str) -> T
             SigV4Sink({**fields, "session_token": ""})
         )
     if method is GrantMethod.R2:
-        ended = datetime.now(UTC) - timedelta(minutes=1)
+        ended = store.now() - timedelta(minutes=1)
         late, _ = store.credential(method, f"{place}ended/", expires=ended, checksums=False)
         tries["an upload after the grant has expired"] = lambda: accepted(SigV4Sink(late))
     for words, is_accepted in tries.items():

@@ -20,6 +20,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -37,9 +38,10 @@ from spotd_jobs.objects.api import (
 )
 from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
 from spotd_jobs.objects.s3_advice import advice
-from spotd_jobs.objects.s3_client import S3Place, s3_client
+from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
 from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
 from spotd_jobs.objects.s3_grants import GrantMethod, S3Grants
+from spotd_jobs.objects.s3_signing import Signer
 
 if TYPE_CHECKING:
     from spotd_jobs.objects.probe import Findings
@@ -58,7 +60,7 @@ class S3Store:
     """An `ObjectStore` below one prefix of a bucket.
 
     Args:
-        clock: what "until then" is measured from when something is signed.
+        clock: what dates every form, URL and credential that is signed here.
         findings: what a probe of this very place found; without them it is probed before the first grant.
     """
 
@@ -72,9 +74,10 @@ class S3Store:
         self.place = place
         self._clock = clock
         self._client = s3_client(place, place.access_key, place.secret_key)
-        own = place.signer_key is None
-        self._signer = self._client if own else s3_client(place, place.signer_key, place.signer_secret)
-        self._grants = S3Grants(place, self._signer, clock, self._translated)
+        own, where = s3_keys(place, place.access_key, place.secret_key), self._client.meta
+        self._reader = Signer(place=place, endpoint=where.endpoint_url, region=where.region_name, keys=own, clock=clock)
+        signer = replace(self._reader, keys=s3_keys(place, *place.signing_keys))
+        self._grants = S3Grants(place, signer, clock, self._translated)
         self._findings = findings
         self._versioned: bool | None = None
         self._probing = threading.Lock()
@@ -249,10 +252,10 @@ class S3Store:
     def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
         """A URL that reads exactly this object until then, without any other credential."""
         full = self._full(key)
-        seconds = min(URL_LIFE_MAX_S, max(1, self._seconds_until(expires)))
+        left = int((expires - self.now()).total_seconds())
+        seconds = min(URL_LIFE_MAX_S, max(1, left))
         with self._translated(key):
-            params = {"Bucket": self.place.bucket, "Key": full, **({} if version is None else {"VersionId": version})}
-            return self._client.generate_presigned_url("get_object", Params=params, ExpiresIn=seconds)
+            return self._reader.url(full, seconds=seconds, version=version)
 
     def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
         """Leave to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
@@ -300,8 +303,9 @@ class S3Store:
         """
         return self._grants.credential(method, prefix, expires=expires, checksums=checksums)
 
-    def _seconds_until(self, expires: datetime) -> int:
-        return int((expires - self._clock()).total_seconds())
+    def now(self) -> datetime:
+        """The present instant by the clock that dates whatever is signed here."""
+        return self._clock()
 
     def _full(self, key: str) -> str:
         full = self.place.prefix + checked_key(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -52,6 +53,32 @@ class S3Place:
     def __str__(self) -> str:
         where = f" at {self.endpoint_url}" if self.endpoint_url else ""
         return f"the bucket s3://{self.bucket}/{self.prefix}{where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What a signature is made with."""
+
+    access: str = field(repr=False)
+    secret: str = field(repr=False)
+    token: str = field(default="", repr=False)
+
+
+def s3_keys(place: S3Place, access_key: str | None, secret_key: str | None) -> Callable[[], Keys]:
+    """What gives the keys that a client made of these would sign with, as they are at each moment."""
+    if access_key is not None and secret_key is not None:
+        given = Keys(access=access_key, secret=secret_key)
+        return lambda: given
+    search = cache(lambda: _session(place, None, None).get_credentials())
+
+    def found() -> Keys:
+        credentials = search()
+        if credentials is None:
+            raise StoreError(f"no key for {place} was found; write access_key and secret_key in [store]")
+        now = credentials.get_frozen_credentials()  # a role's are renewed by this
+        return Keys(access=now.access_key, secret=now.secret_key, token=now.token or "")
+
+    return found
 
 
 def s3_client(place: S3Place, access_key: str | None, secret_key: str | None) -> S3Client:

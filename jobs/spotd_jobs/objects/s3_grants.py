@@ -9,15 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import Any, Final, assert_never
 from urllib.parse import urlsplit
 
 from spotd_jobs.objects.credentials import B2_HOST, R2_HOST, Minter, Purse, R2Minter, StsMinter
 from spotd_jobs.objects.credentials_b2 import B2Minter
 from spotd_jobs.objects.s3_client import S3Place
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from spotd_jobs.objects.s3_signing import Signer
 
 CHECKSUM_FIELD: Final = "x-amz-checksum-sha256"
 AUTO: Final = "auto"
@@ -55,7 +53,7 @@ class S3Grants:
     def __init__(
         self,
         place: S3Place,
-        signer: S3Client,
+        signer: Signer,
         clock: Callable[[], datetime],
         translated: Callable[[str], AbstractContextManager[None]],
     ) -> None:
@@ -72,16 +70,10 @@ class S3Grants:
         if checksums:
             conditions.append(["starts-with", f"${CHECKSUM_FIELD}", ""])
         with self._translated(prefix):
-            signed = self._signer.generate_presigned_post(
-                self._place.bucket,
-                key_prefix + "${filename}",
-                Conditions=conditions,
-                ExpiresIn=int((expires - self._clock()).total_seconds()),
-            )
-        form = dict(signed["fields"])
+            url, form = self._signer.form(key_prefix, expires=expires, conditions=conditions)
         if checksums:
             form[CHECKSUM_FIELD] = ""
-        return {"url": signed["url"], "form": form, "key_prefix": key_prefix}
+        return {"url": url, "form": form, "key_prefix": key_prefix}
 
     def credential(
         self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool
@@ -93,12 +85,11 @@ class S3Grants:
         """
         key_prefix = self._place.prefix + prefix
         made = self._purse(method).credential(key_prefix, expires=expires)
-        dotted = "." in self._place.bucket  # no certificate covers such a host name
         fields = {
-            "endpoint": self._signer.meta.endpoint_url,
+            "endpoint": self._signer.endpoint,
             "bucket": self._place.bucket,
-            "region": self._signer.meta.region_name,
-            "path_style": self._place.endpoint_url is not None or dotted,
+            "region": self._signer.region,
+            "path_style": self._signer.path_style,
             "access_key": made.access_key,
             "secret_key": made.secret_key,
             "session_token": made.session_token,

@@ -57,18 +57,25 @@ class Credential:
         lines = "".join("%s:%s\n" % (name, signed[name].strip()) for name in sorted(signed))
         canonical = "\n".join([method, path, asked, lines, names, content_sha256])
         scope = "/".join([moment[:8], self.region, "s3", "aws4_request"])
-        to_sign = "\n".join(["AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(canonical.encode()).hexdigest()])
         signed["authorization"] = "AWS4-HMAC-SHA256 Credential=%s/%s, SignedHeaders=%s, Signature=%s" % (
             self.access_key,
             scope,
             names,
-            self._signature(scope, to_sign),
+            signature_of(self._secret_key, moment, scope, canonical),
         )
         del signed["host"]  # http.client writes it, from the same URL
         return "%s://%s%s%s" % (place.scheme, host, path, "?" + asked if asked else ""), signed
 
-    def _signature(self, scope: str, to_sign: str) -> str:
-        key = ("AWS4" + self._secret_key).encode()
-        for part in scope.split("/"):
-            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-        return hmac.new(key, to_sign.encode(), hashlib.sha256).hexdigest()
+
+def signature_of(secret_key: str, moment: str, scope: str, canonical: str) -> str:
+    """The signature of a request in its canonical form."""
+    to_sign = "\n".join(["AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    return signature(secret_key, scope, to_sign)
+
+
+def signature(secret_key: str, scope: str, text: str) -> str:
+    """The signature of a text by the key of that day, region and service."""
+    key = ("AWS4" + secret_key).encode()
+    for part in scope.split("/"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
