@@ -3,6 +3,11 @@
 Theory. Many jobs ask for the same thing. A *shape* is everything in a job that decides which offers fit and what they
 cost it; offers are filtered, priced and sorted once per shape and decision, and every job of that shape walks the
 same list. Cooldowns and offers already taken in this decision are looked at during the walk, since they change.
+
+A physical machine is sold once, and a marketplace may sell to one account only every few seconds. A job that chose
+what another one is buying would be refused after its turn, and a queue of jobs would follow one another from refusal to
+refusal, each a dearer offer further. So a host is left alone while a launch there has no answer; once it has one, the
+boards no longer show the offer. Offers without a host are pools (a type in a zone) of more than one machine.
 """
 
 from __future__ import annotations
@@ -15,12 +20,19 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
+from spotd.core.model import Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
 from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour
+from spotd.core.states import AttemptState
 from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerGpuHour
-from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Interruption, Market, Offer, ProviderName
+from spotd_providers.contract.values import (
+    CAPACITY_SCORE_MAX,
+    Interruption,
+    Market,
+    Offer,
+    ProviderName,
+)
 
 SCARCITY_PPM_PER_POINT: Final = 5_000
 """What a point of capacity is worth in price. A pool that refuses costs seconds, but one that is scarce is taken away
@@ -120,13 +132,26 @@ class ShapeList:
 class Catalogue:
     """The market as one decision sees it: fresh boards only, one sorted list per shape."""
 
-    def __init__(self, market: MarketSnapshot, policy: Policy, cooldowns: Iterable[Cooldown], now: datetime) -> None:
+    def __init__(
+        self,
+        market: MarketSnapshot,
+        policy: Policy,
+        cooldowns: Iterable[Cooldown],
+        now: datetime,
+        *,
+        attempts: Iterable[Attempt],
+    ) -> None:
         self._policy = policy
         self._now = now
         self._lists: dict[Shape, ShapeList] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
         self._cooling = {(c.provider, c.scope, c.subject) for c in cooldowns if c.until > now}
         self._taken: set[tuple[ProviderName, str]] = set()
+        self._buying = {
+            (item.quote.offer.provider, item.quote.offer.host_id)
+            for item in attempts
+            if item.state is AttemptState.INTENDED and item.quote.offer.host_id is not None
+        }
         self.silent: dict[ProviderName, str] = {}
         self.size = 0
         self._shelves = []
@@ -205,6 +230,8 @@ class Catalogue:
         """Why this offer may not be bought in this decision, or an empty string."""
         if (offer.provider, offer.host_id or f"offer:{offer.offer_id}") in self._taken:
             return "taken by another job in this decision"
+        if (offer.provider, offer.host_id) in self._buying:
+            return "a launch on this host has no answer yet"
         cooling = self._cooling
         if not cooling:
             return ""

@@ -60,7 +60,7 @@ class _Decision:
         self.now = now
         self.policy = world.policy
         self.draft = Draft(world, now)
-        self.catalogue = Catalogue(market, world.policy, world.cooldowns, now)
+        self.catalogue = Catalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
         self.purse = Purse(world, now)
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)

@@ -161,13 +161,19 @@ def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: dateti
         draft.put_intent(
             replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=_window_end(draft, item.provider))
         )
-    draft.event(
-        "launch.unknown",
-        f"the answer to the launch was lost ({detail}); looking for the machine by its key",
-        attempt=attempt_id,
-    )
-    draft.look_again(item.provider)
+    _doubt(draft, item, f"the answer to the launch was lost ({detail})")
     return draft.plan()
+
+
+def _doubt(draft: Draft, item: Attempt, what: str) -> None:
+    """The machine is looked for, and the job says what it waits for."""
+    draft.event("launch.unknown", f"{what}; looking for the machine by its key", attempt=item.id)
+    draft.look_again(item.provider)
+    job = draft.job(item.id.job)
+    if job.state is JobState.PROVISIONING:
+        span = int((_window_end(draft, item.provider) - draft.now).total_seconds())
+        why = f"{what}; for {span} s {item.provider} is searched for the machine, and no other is launched"
+        draft.move_job(job.id, job.state, why)
 
 
 def _window_end(draft: Draft, provider: ProviderName) -> datetime:
@@ -188,8 +194,7 @@ def after_restart(world: World, now: datetime) -> Plan:
             item = world.attempts.get(intent.attempt)
             if item is not None:
                 draft.put_attempt(replace(item, outcome_unknown=True))
-                draft.event("launch.unknown", "spotd was restarted during the launch", attempt=intent.attempt)
-                draft.look_again(item.provider)
+                _doubt(draft, item, "spotd was restarted during the launch")
         elif intent.kind is IntentKind.TERMINATE:
             # An order that was never tried only waits for a provider to take the machine itself.
             due = intent.not_before if intent.tries == 0 else None

@@ -215,6 +215,7 @@ class _Daemon:
             log=logs.get("executor"),
             brain_bell=self.bell,
             look_again=self.hosting.look_again,
+            bought=lambda offer: self.boards.bought(offer, at=clock.now()),
             crash=crash,
         )
         self.brain = Brain(

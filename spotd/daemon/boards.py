@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from spotd.core.market import Board, MarketSnapshot, build_shelf
 from spotd.core.model import Event
 from spotd.daemon.bell import Bell
-from spotd_providers.contract.values import AttemptKey, Listing, OfferPage, ProviderName
+from spotd_providers.contract.values import AttemptKey, Listing, Offer, OfferId, OfferPage, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class Boards:
         self._boards: dict[ProviderName, Board] = {}
         self._machines: dict[ProviderName, MachinesSeen] = {}
         self._pages: dict[ProviderName, OfferPage] = {}
+        self._shown: dict[ProviderName, tuple[Offer, ...]] = {}
+        self._bought: dict[tuple[ProviderName, OfferId], datetime] = {}
         self._asked: dict[ProviderName, datetime] = {}
         self._took: dict[ProviderName, timedelta] = {}
         self._away: dict[ProviderName, str] = {}
@@ -81,16 +83,32 @@ class Boards:
         self._took[provider] = timedelta(0) if asked_at is None else at - asked_at
 
     def offers_seen(self, provider: ProviderName, page: OfferPage, *, asked_at: datetime) -> None:
-        before = self._pages.get(provider)
-        changed = before is None or before.offers != page.offers or bool(self._boards[provider].error)
-        self._pages[provider] = page
+        self._bought = {k: at for k, at in self._bought.items() if k[0] != provider or asked_at <= at}
+        shown = self._unsold(provider, page)
+        changed = self._shown.get(provider) != shown or bool(self._boards[provider].error)
+        self._pages[provider], self._shown[provider] = page, shown
         board = self._boards[provider]
-        shelf = build_shelf(page.offers) if changed else board.shelf
+        shelf = build_shelf(shown) if changed else board.shelf
         self._boards[provider] = Board(provider=provider, shelf=shelf, at=asked_at)
         if changed:
             self._bell.ring()
         if self._keep is not None:
             self._keep(provider, page, asked_at)
+
+    def bought(self, offer: Offer, *, at: datetime) -> None:
+        """The board no longer shows this offer until it is asked for again: a machine is sold once.
+
+        Pools, which are no one machine, stay.
+        """
+        if offer.host_id is None or offer.provider not in self._pages:
+            return
+        self._bought[offer.provider, offer.offer_id] = at
+        shown = self._shown[offer.provider] = self._unsold(offer.provider, self._pages[offer.provider])
+        self._boards[offer.provider] = replace(self._boards[offer.provider], shelf=build_shelf(shown))
+
+    def _unsold(self, provider: ProviderName, page: OfferPage) -> tuple[Offer, ...]:
+        hidden = {offer_id for name, offer_id in self._bought if name == provider}
+        return tuple(o for o in page.offers if o.offer_id not in hidden) if hidden else tuple(page.offers)
 
     def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
         """The last offers stay until their time-to-live ends, and the board says what is wrong."""

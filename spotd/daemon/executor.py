@@ -31,7 +31,7 @@ from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.start import ScriptTooLong
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, Logger, Provider
-from spotd_providers.contract.values import InstallId, Instance, LaunchRequest, ProviderName
+from spotd_providers.contract.values import InstallId, Instance, LaunchRequest, Offer, ProviderName
 
 LAUNCH_DEADLINE_S: Final = 90.0
 TERMINATE_DEADLINE_S: Final = 60.0
@@ -70,6 +70,7 @@ class Executor:
         log: Logger,
         brain_bell: Bell,
         look_again: Callable[[ProviderName], None],
+        bought: Callable[[Offer], None],
         crash: CrashPoints,
     ) -> None:
         self._providers = providers
@@ -80,6 +81,7 @@ class Executor:
         self._log = log
         self._brain_bell = brain_bell
         self._look_again = look_again
+        self._bought = bought
         self._crash = crash
         self._group: anyio.abc.TaskGroup | None = None
         self._waiting: list[tuple[Attempt, Job]] = []
@@ -221,6 +223,8 @@ class Executor:
         match answer:
             case Instance():
                 machine = answer
+                # First, because the commit wakes the brain, and the board still offers what has just been sold.
+                self._bought(attempt.quote.offer)
                 await self._commit(
                     lambda world, now: outcomes.launched(world, attempt.id, machine, now),
                     (CrashPoint.BEFORE_COMMIT_LAUNCHED, CrashPoint.AFTER_COMMIT_LAUNCHED),

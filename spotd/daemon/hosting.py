@@ -98,7 +98,7 @@ class Hosting:
         entry = self.entries[one.name]
         self.entries[one.name] = replace(entry, enabled=one.enabled, fee_ppm=one.fee_ppm)
         if entry.poller is not None:
-            entry.poller.pace = Pace(poll_every=one.poll_every)
+            entry.poller.pace = self._pace(one)
 
     async def stock_taken(self, *, seconds: float) -> list[ProviderName]:
         """Returns when every provider that may hold machines of ours was asked for them once; names the silent ones.
@@ -164,6 +164,9 @@ class Hosting:
             return f"the plugin failed with {type(exc).__name__}"
         return "it closed by itself"
 
+    def _pace(self, one: ProviderSettings) -> Pace:
+        return Pace(poll_every=one.poll_every, offers_every_min=self.traits[one.name].offers_every_min)
+
     async def _poll(self, one: ProviderSettings, provider: Provider) -> None:
         poller = Poller(
             provider,
@@ -171,7 +174,7 @@ class Hosting:
             clock=self._clock,
             rng=Random(f"{self._seed}:{one.name}:pace"),
             log=self._log,
-            pace=Pace(poll_every=one.poll_every),
+            pace=self._pace(one),
             query=self._query,
             crash=self._crash,
         )

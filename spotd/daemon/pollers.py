@@ -46,6 +46,7 @@ class Pace:
     """How often one provider is asked."""
 
     poll_every: timedelta
+    offers_every_min: timedelta = timedelta(0)
     sweep_every: timedelta = SWEEP_EVERY
     deadline_s: float = READ_DEADLINE_S
 
@@ -121,7 +122,7 @@ class Poller:
         self._offers_failures = 0
         self._boards.offers_seen(self.name, page, asked_at=asked_at)
         self._came_back()
-        return self._at_pace()
+        return max(self._at_pace(), self.pace.offers_every_min)
 
     async def poll_machines(self) -> timedelta:
         """The newest listing is on the board, or what is wrong. Returns the pause until the next one."""

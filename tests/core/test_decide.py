@@ -101,6 +101,22 @@ def test_one_host_is_sold_once_per_decision() -> None:
     assert launched(plan) == {"j1": "a"}
 
 
+def test_a_host_with_a_launch_under_way_is_left_to_it_and_the_next_job_takes_the_next_offer() -> None:
+    slices = [offer("a", host_id=HostId("h")), offer("a-on-demand", host_id=HostId("h")), offer("b", price=410_000)]
+    first = applied(world(job(1)), decide(world(job(1)), market(*slices), NOW))
+    later = replace(first, jobs={**first.jobs, job(2).id: job(2)})
+    assert launched(decide(later, market(*slices), NOW)) == {"j2": "b"}
+    alone = decide(later, market(*slices[:2]), NOW).verdicts[job(2).id]
+    assert (alone.kind, "a launch on this host has no answer yet" in alone.sentence) == (V.COOLING, True)
+
+
+def test_a_pool_without_a_host_is_bought_from_again_at_once() -> None:
+    pool = offer("pool", host_id=None)
+    first = applied(world(job(1)), decide(world(job(1)), market(pool), NOW))
+    later = replace(first, jobs={**first.jobs, job(2).id: job(2)})
+    assert launched(decide(later, market(pool), NOW)) == {"j2": "pool"}
+
+
 def test_priority_then_lost_hosts_then_age_decide_who_is_served_first() -> None:
     old, young = job(1), job(2)
     lost = replace(job(3), state=JobState.RECOVERING, attempts_made=1, started_at=NOW)

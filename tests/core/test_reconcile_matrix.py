@@ -315,6 +315,8 @@ def test_the_window_begins_when_the_answer_was_lost_and_not_when_the_launch_was_
     waiting = {i: replace(t, state=IntentState.OPEN) for i, t in world.intents.items()}
     lost = launch_unknown(replace(world, intents=waiting), next(iter(world.attempts)), "time-out", NOW)
     world = applied(replace(world, intents=waiting), lost)
+    owner = next(iter(world.jobs.values()))
+    assert owner.reason.startswith("the answer to the launch was lost (time-out); for 180 s shop is searched")
     soon = NOW + timedelta(minutes=2)
     assert after(world, reconcile(world, listing(at=soon), report(), soon))[0] is A.INTENDED
     later = NOW + timedelta(minutes=3, seconds=1)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import anyio
 
-from spotd_providers.contract.errors import OutcomeUnknown, ProviderError
+from spotd_providers.contract.errors import OfferGone, OutcomeUnknown, ProviderError
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -62,6 +62,9 @@ class Shop:
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.always: dict[str, Fault] = {}
         self.complete = True
+        self.sells_once = False
+        """Like a marketplace of physical machines: what was sold is refused, though the shelf still shows it."""
+        self.sold: set[str] = set()
         self.most_alive: defaultdict[str, int] = defaultdict(int)
 
     @property
@@ -97,6 +100,9 @@ class Shop:
             return self._make(request.key)
 
         await self._enter("launch", act)
+        if self.sells_once and request.offer.offer_id in self.sold:
+            raise OfferGone(f"{request.offer.offer_id} was sold")
+        self.sold.add(request.offer.offer_id)
         return Launched(instance=act())
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:

@@ -18,7 +18,7 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
-from tests.core.builders import job
+from tests.core.builders import job, offer
 from tests.daemon.rig import Rig
 from tests.daemon.shop import Garbage, Hang
 
@@ -92,6 +92,17 @@ async def test_a_plugin_that_breaks_in_the_middle_of_a_launch_is_treated_as_unkn
         assert len(rig.shop.requests) == 1
         await rig.until(lambda: len(rig.shop.requests) == 2)
     assert "provider.broke_contract" in rig.log.events()
+
+
+async def test_a_queue_of_jobs_is_not_refused_what_its_own_jobs_bought(rig: Rig) -> None:
+    rig.shop.shelf = [offer(f"o{number}", price=400_000 + number) for number in range(4)]
+    rig.shop.sells_once = True
+    async with rig.running():
+        await rig.until(lambda: rig.boards.snapshot().boards[rig.shop.name].shelf.size == 4)
+        for number in range(1, 4):
+            await rig.submit(job(number))
+            await rig.until(lambda wanted=number: len(rig.shop.machines) == wanted)
+    assert rig.shop.counts["launch"] == 3
 
 
 async def test_a_refusal_moves_on_to_the_next_quote_at_once(rig: Rig) -> None:

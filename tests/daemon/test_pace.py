@@ -21,6 +21,7 @@ from tests.daemon.shop import Shop
 
 pytestmark = pytest.mark.anyio
 MINUTE = timedelta(minutes=1)
+EVERY_MINUTE = Pace(poll_every=MINUTE)
 
 
 class Asked(Shop):
@@ -36,7 +37,7 @@ class Asked(Shop):
         return await super().offers(query)
 
 
-async def pauses_s(shop: Asked, *, hours: float) -> list[float]:
+async def pauses_s(shop: Asked, *, hours: float, pace: Pace = EVERY_MINUTE) -> list[float]:
     """Seconds between one question and the next."""
     boards = Boards(Bell())
     boards.open(shop.name)
@@ -46,7 +47,7 @@ async def pauses_s(shop: Asked, *, hours: float) -> list[float]:
         clock=shop.clock,
         rng=Random(1),
         log=Log(),
-        pace=Pace(poll_every=MINUTE),
+        pace=pace,
         query=OfferQuery,
         crash=never,
     )
@@ -60,6 +61,13 @@ async def test_a_poll_never_comes_later_than_its_interval_and_not_always_at_the_
     assert len(pauses) > 100
     assert all(0.9 * 60 <= pause <= 60 for pause in pauses), pauses
     assert len({round(pause) for pause in pauses}) > 3
+
+
+async def test_a_marketplace_that_counts_questions_is_asked_evenly_and_not_more_often_than_it_answers() -> None:
+    hasty = Pace(poll_every=timedelta(seconds=5), offers_every_min=timedelta(seconds=15))
+    pauses = await pauses_s(Asked(VirtualClock()), hours=1, pace=hasty)
+    assert len(pauses) > 100
+    assert set(pauses) == {15.0}
 
 
 @pytest.mark.parametrize(

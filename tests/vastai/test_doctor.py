@@ -16,6 +16,10 @@ from tests.vastai.harness import VastHarness, open_harness
 
 REFUSED = Canned(status=403, body=b'{"success": false, "error": "auth_error", "msg": "no permission"}')
 
+BUSY = Canned(
+    status=429, body=b"API requests too frequent: endpoint threshold=1.0", headers={"content-type": "text/plain"}
+)
+
 
 def lines_of(folder: Path, prepare: Callable[[VastHarness], None]) -> dict[str, CheckLine]:
     async def asked(h: VastHarness) -> dict[str, CheckLine]:
@@ -50,6 +54,7 @@ def test_an_account_where_all_is_well_has_a_good_line_for_each_thing(tmp_path: P
     [
         pytest.param(lambda h: h.break_auth(), "key", "", "manage-keys", id="key"),
         pytest.param(lambda h: h.empty_balance(), "balance", "$0.00 left", "add credit", id="balance"),
+        pytest.param(lambda h: h.faults.answer(Call.ACCOUNT, BUSY, times=9), "key", "", "try again", id="busy"),
         pytest.param(late, "clock", "6 s from", "synchronise", id="clock"),
         pytest.param(lambda h: h.faults.answer(Call.LIST, REFUSED), "instances", "", "instance_read", id="permission"),
         pytest.param(lambda h: h.faults.answer(Call.OFFERS, REFUSED), "market", "", "misc", id="search"),

@@ -150,6 +150,8 @@ class ProviderTraits:
             before it has passed.
         provision_timeout: how long a machine may take from launch to the runner's first heartbeat.
         quote_ttl: an offer older than this does not exist.
+        offers_every_min: the provider answers no more frequent questions for offers; a shorter `poll_every` counts
+            as this one there, so that polls come evenly instead of in bursts with a pause. Machines are not meant.
         hosts_share_filesystem: the machines can read this computer's files (the local market, fakes on loopback), so
             a folder store can serve them.
         default_fee_multiplier: marketplace fee on top of the listed price, as a decimal string.
@@ -165,6 +167,7 @@ class ProviderTraits:
     reconcile_window: timedelta = timedelta(seconds=180)
     provision_timeout: timedelta = timedelta(minutes=20)
     quote_ttl: timedelta = timedelta(minutes=5)
+    offers_every_min: timedelta = timedelta(0)
     hosts_share_filesystem: bool = False
     default_fee_multiplier: str = "1.00"
     ends_itself_by: str = ""

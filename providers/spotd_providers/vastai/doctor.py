@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine, Market, OfferQuery
 from spotd_providers.kit.http import Answer
@@ -19,6 +19,8 @@ from spotd_providers.vastai.wire import UserReply
 CREDIT_LOW_USD: Final = 5.0
 SKEW_MAX: Final = timedelta(seconds=5)
 _SCOPES: Final = "give the key the permissions misc, user_read, instance_read, instance_write and billing_read"
+
+_LATER: Final = "vast.ai cannot be asked now; try again in a minute"
 
 
 async def examine(client: VastClient, settings: VastSettings, services: Services) -> Sequence[CheckLine]:
@@ -84,5 +86,8 @@ async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> C
         return CheckLine(name=name, ok=True, detail=await ask())
     except AuthFailed as exc:
         return CheckLine(name=name, ok=False, detail=str(exc), hint=hint if name == "key" else _SCOPES)
+    except (RateLimited, Unavailable) as exc:
+        # Nothing was found out about the key or its permissions, so nobody is sent to change them.
+        return CheckLine(name=name, ok=False, detail=str(exc), hint=_LATER)
     except (ProviderError, Refused) as exc:
         return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.values import Market, ProviderName
 from spotd_providers.kit.http import open_http
 from spotd_providers.kit.urls import is_loopback
-from spotd_providers.vastai.client import VastClient
+from spotd_providers.vastai.client import SEARCHES_PER_MINUTE, VastClient
 from spotd_providers.vastai.launching import SCRIPT_CHARS_MAX
 from spotd_providers.vastai.offers import PROVIDER
 from spotd_providers.vastai.provider import VastProvider
@@ -51,6 +51,7 @@ class VastPlugin:
             # Large images take long on a marketplace host's line; launchers in the field give up after this long.
             provision_timeout=timedelta(minutes=30),
             quote_ttl=timedelta(minutes=5),
+            offers_every_min=len(Market) * timedelta(minutes=1) / SEARCHES_PER_MINUTE,  # a search for each
             hosts_share_filesystem=is_loopback(settings.base_url),
             default_fee_multiplier=DEFAULT_FEE_MULTIPLIER,
             ends_itself_by="vast",

@@ -74,7 +74,8 @@ class Health:
         known_provider(query.provider, parts.providers)
         sold = {gpu for board in market.boards.values() for gpu, _ in board.shelf.by_gpu}
         wanted = gpus_meant(query.gpu, sold)
-        catalogue = Catalogue(market, policy, parts.world().cooldowns, now)
+        world = parts.world()
+        catalogue = Catalogue(market, policy, world.cooldowns, now, attempts=world.attempts.values())
         needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
         found: list[tuple[int, str, str, QuoteShape]] = []
         for name, board in market.boards.items():

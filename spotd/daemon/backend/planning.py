@@ -113,7 +113,7 @@ def outlook(
     job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
-    catalogue = Catalogue(market, world.policy, world.cooldowns, now)
+    catalogue = Catalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
     offers = catalogue.list_for(shape_of(job, world.policy))
     tally: Counter[str] = Counter(offers.misfits)
     fitting: list[tuple[Quote, str]] = []
