@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from spotd_jobs.runner.store import Store
 from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
 from tests.runner.inside import restore_into, runner_grant, store_of, upload_tree
 from tests.runner.rig import JOB, Rig, Stored
@@ -56,7 +57,7 @@ class Bench:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
         manifest = upload_tree(self.rig, store_of(runner_grant(self.rig)), folder.parent, name)
-        data = json.dumps(manifest).encode()
+        data = Store.sealed(manifest)
         key = f"{ATTEMPT}checkpoints/{name}.json"
         self.rig.store.put(key, data)
         chunks = tuple(chunk["key"] for row in manifest["files"] for chunk in row["chunks"])
@@ -132,7 +133,11 @@ def _rewrite(bench: Bench, change: Callable[[list[dict[str, Any]]], None]) -> No
     document = json.loads(bench.newer.manifest)
     rows = [row for row in document["files"] if row["chunks"]]
     change(rows)
-    bench.change(bench.newer.key, json.dumps(document).encode())
+    if bench.rng.random() < 0.5:
+        bench.change(bench.newer.key, json.dumps(document).encode())
+    else:  # a runner that errs seals its error
+        del document["seal"]
+        bench.change(bench.newer.key, Store.sealed(document))
 
 
 def drop_a_chunk(bench: Bench) -> None:

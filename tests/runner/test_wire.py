@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from spotd_jobs.runner.store import Store
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.grant import Upload, UploadMethod, parse_grant
 from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, Refused, restore_of, verify_manifest
@@ -79,10 +80,27 @@ def manifest(*files: dict[str, Any], **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def there(key: str) -> Stored:
+    return Stored(4, SHA)
+
+
 def verdict(
     document: Any, head: Callable[[str], Stored | None] = lambda key: Stored(4, SHA)
 ) -> AcceptedManifest | Refused:
     return verify_manifest(json.dumps(document).encode(), JOB, ATTEMPT, head)
+
+
+def test_not_one_bit_of_a_sealed_manifest_may_differ() -> None:
+    sealed = Store.sealed(manifest())
+    accepted = []
+    for bit in range(8 * len(sealed)):
+        flipped = bytearray(sealed)
+        flipped[bit // 8] ^= 1 << bit % 8
+        if isinstance(verify_manifest(bytes(flipped), JOB, ATTEMPT, there), AcceptedManifest):
+            accepted.append((bit, bytes(flipped)))
+    assert accepted == []
+    assert isinstance(verify_manifest(sealed, JOB, ATTEMPT, there), AcceptedManifest)
+    assert isinstance(verify_manifest(sealed + b"\n", JOB, ATTEMPT, there), Refused)
 
 
 def test_a_heartbeat_is_read_in_full() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
 
 from spotd_jobs.runner import tree
@@ -86,6 +85,6 @@ def upload_outputs(
         files=entries,
         previous=None,
     )
-    data = json.dumps(manifest, separators=(",", ":")).encode()
+    data = store.sealed(manifest)
     store.put(MANIFEST, data, hashlib.sha256(data).hexdigest())
     return len(entries), manifest["bytes"], store.prefix + MANIFEST

@@ -9,7 +9,6 @@ name, so a file that is written over and over is a new checkpoint each time.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from typing import Any, NamedTuple
@@ -327,7 +326,7 @@ class Saver:
                 files=files,
                 previous=self._previous,
             )
-            data = json.dumps(manifest, separators=(",", ":")).encode()
+            data = self._store.sealed(manifest)
             key = "checkpoints/%s.json" % name
             if not self._published:
                 write_whole(self._published_mark, b"")

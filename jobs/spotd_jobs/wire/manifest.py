@@ -89,6 +89,8 @@ class Manifest(WireModel):
             single names.
         serial: rises in the order in which checkpoints of one attempt became complete.
         previous: SHA-256 of the manifest that this runner published or restored before.
+        seal: SHA-256 of all bytes before this key, which is the last one. Without it only the schema protects what the
+            chunks' hashes do not cover, until the daemon pins the whole.
     """
 
     schema_: Literal[1] = Field(alias="schema")
@@ -103,6 +105,7 @@ class Manifest(WireModel):
     bytes: Size
     files: Annotated[list[Entry], Field(max_length=FILES_MAX)]
     previous: Sha256 | None
+    seal: Sha256 | None = None
 
 
 class StoredObject(Protocol):
@@ -163,6 +166,7 @@ def verify_manifest(
         return Refused(reason=f"manifest of {len(manifest_bytes)} bytes is larger than {MANIFEST_BYTES_MAX}")
     try:
         manifest = Manifest.model_validate_json(manifest_bytes)
+        _check_seal(manifest_bytes, manifest.seal)
         sizes = _check(manifest, job_id, attempt)
     except ValidationError as error:
         return Refused(reason=f"not a manifest: {first_problem(error)}")
@@ -207,6 +211,14 @@ def restore_of(
         chunks={} if chunks_base is not None else {key: url_of(key) for key in accepted.chunk_keys},
         chunks_base=chunks_base,
     )
+
+
+def _check_seal(manifest_bytes: bytes, seal: str | None) -> None:
+    if seal is None:
+        return
+    body, _, last = manifest_bytes.rpartition(b',"seal":')
+    if last != b'"%s"}' % seal.encode() or hashlib.sha256(body).hexdigest() != seal:
+        raise _Unfit("it is not what its own seal says")
 
 
 def _check(manifest: Manifest, job_id: str, attempt: int) -> dict[str, tuple[int, str]]:
