@@ -186,6 +186,27 @@ def test_outputs_are_found_once_and_never_outside(tmp_path: Path) -> None:
     assert (tmp_path / "g/o/a").read_text() == str(out / "o/a"), "the output folder wins"
 
 
+class Died(BaseException):
+    """The runner is gone."""
+
+
+def test_a_job_never_begins_without_the_guard_that_ends_it_with_its_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = []
+
+    def die(group: int) -> int:
+        pids.append(group)
+        raise Died
+
+    monkeypatch.setattr(process, "_guard", die)
+    with (tmp_path / "output").open("wb") as output, pytest.raises(Died):
+        process.Job(["/bin/sh", "-c", "echo >began"], {"PATH": os.environ["PATH"]}, str(tmp_path), output.fileno())
+    _, status = os.waitpid(pids[0], 0)
+    assert os.waitstatus_to_exitcode(status) == 126
+    assert not (tmp_path / "began").exists()
+
+
 @pytest.mark.parametrize(
     ("ended", "words", "hard"),
     [

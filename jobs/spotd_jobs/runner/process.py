@@ -19,6 +19,9 @@ from spotd_jobs.runner.clocks import steady
 MARK = "SPOTD_RUN_MARK"
 _PAUSE_S = 0.01
 _GUARD = 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; while read -r nothing; do :; done; kill -9 0'
+# A runner that dies before the guard stands breaks the pipe, and the command never begins. The shell changes the
+# folder, too: posix_spawn can not, and forking by hand is not safe with threads around.
+_GATED = 'read -r SPOTD_GO || exit 126; exec </dev/null; cd "$1" || exit 126; shift; exec "$@"'
 _DEFAULTED = ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD")
 
 
@@ -55,23 +58,27 @@ class Job:
         Raises:
             OSError: this machine can start nothing any more.
         """
-        # posix_spawn has no working directory of its own, and forking by hand is not safe with threads around.
-        shell = 'cd "$1" || exit 126; shift; exec "$@"'
-        self.pid = os.posix_spawn(
-            "/bin/sh",
-            ["/bin/sh", "-c", shell, "sh", folder, *argv],
-            env,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_DUP2, output, 2),
-            ],
-            setpgroup=0,
-            setsigmask=[],
-            setsigdef=[getattr(signal, name) for name in _DEFAULTED],
-        )
-        self.ended: Ended | None = None
-        self._guard = _guard(self.pid)
+        gate, key = os.pipe()
+        try:
+            self.pid = os.posix_spawn(
+                "/bin/sh",
+                ["/bin/sh", "-c", _GATED, "sh", folder, *argv],
+                env,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, gate, 0),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, output, 2),
+                ],
+                setpgroup=0,
+                setsigmask=[],
+                setsigdef=[getattr(signal, name) for name in _DEFAULTED],
+            )
+            self.ended: Ended | None = None
+            self._guard = _guard(self.pid)
+            os.write(key, b"\n")
+        finally:
+            os.close(gate)
+            os.close(key)
 
     def poll(self) -> Ended | None:
         """How it ended, once it has."""
