@@ -166,7 +166,11 @@ def running(folder: Path) -> Iterator[Weed]:
         f"-s3.iam.config={folder / 'iam.json'}",
     ]
     with (folder / "weed.log").open("wb") as log:
-        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        # Forms of more than 5 MiB pass through its temporary files: those belong to this folder, too.
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        server = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
     url = f"http://127.0.0.1:{s3}"
     try:
         _until_ready(url, server, folder / "weed.log")

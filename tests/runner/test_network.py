@@ -128,6 +128,34 @@ def test_an_answer_that_is_cut_short_is_never_taken_for_the_whole() -> None:
         web.read(server.url + "/grant.json", 1000)
 
 
+@pytest.mark.parametrize(
+    ("size", "block", "taken"),
+    [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (0, 4, []), (12, 4, [4, 4, 4]), (13, 4, web.TooLarge), (99, 4, web.TooLarge)],
+)
+def test_blocks_come_in_order_and_never_more_than_allowed(
+    size: int, block: int, taken: list[int] | type[web.WebError]
+) -> None:
+    body = bytes(range(size))
+    found: list[bytes] = []
+    with Server(lambda request: Answer(200, body)) as server:
+        place = memoryview(bytearray(block))
+        try:
+            web.read_blocks(server.url, 12, place, lambda data: found.append(bytes(data)))
+        except web.TooLarge:
+            assert taken is web.TooLarge
+        else:
+            assert [len(one) for one in found] == taken
+    assert b"".join(found) == body[:12]
+    web.drop_connections()
+
+
+def test_blocks_of_an_answer_that_is_cut_short_are_an_error_in_the_end() -> None:
+    found: list[bytes] = []
+    with Server(lambda request: Answer(200, b"0123456789", cut=3)) as server, pytest.raises(web.WebError):
+        web.read_blocks(server.url, 10, memoryview(bytearray(4)), lambda data: found.append(bytes(data)))
+    assert b"".join(found) == b"0123456"
+
+
 @pytest.mark.parametrize(("status", "kind"), [(404, web.Missing), (403, web.Denied), (503, web.WebError)])
 def test_reading_tells_gone_from_refused_from_later(status: int, kind: type[web.WebError]) -> None:
     with Server(lambda request: Answer(status)) as server, pytest.raises(kind) as caught:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd_jobs.runner import files, tree
+from spotd_jobs.runner import restore as restoring
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.store import GivenUp
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
@@ -154,6 +155,35 @@ def test_a_refusal_speaks_against_a_checkpoint_only_under_a_current_grant(is_cur
             done = restore.run()
         assert (done is None) is is_current
         assert len(restore.fallbacks) == (1 if is_current else 0)
+
+
+@pytest.mark.parametrize("garbage", [b"?" * 5000, b"?" * 64, b"?" * 7], ids=["too long", "other bytes", "too short"])
+def test_a_chunk_that_comes_back_bad_is_asked_for_again_and_hurts_no_other(garbage: bytes, tmp_path: Path) -> None:
+    content = random.Random("three chunks").randbytes(64 * 3)
+    with Rig(tmp_path) as rig:
+        good = saved(rig, "step-1", content)
+        (key,) = [k for k in _chunk_keys(rig, good) if rig.store.get(k) == content[64:128]]
+        answers = iter([garbage, garbage])
+        with Server(lambda request: Answer(200, next(answers, content[64:128]))) as server:
+            good["chunks"][key] = server.url
+            done = restore_into(rig, tmp_path / "back", [good]).run()
+            assert done is not None
+            assert len(server.requests) == 3
+        assert next(p for p in Path(done.path).rglob("*") if p.is_file()).read_bytes() == content
+
+
+def test_a_restore_onto_a_full_disk_ends_with_the_disk_s_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Rig(tmp_path) as rig:
+        good = saved(rig, "step-1", b"a" * 200)
+        monkeypatch.setattr(restoring.os, "pwrite", full)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            restore_into(rig, tmp_path / "back", [good]).run()
+    assert _names(tmp_path / "back") == []
 
 
 def test_a_manifest_of_another_checkpoint_is_not_taken_for_this_one(tmp_path: Path) -> None:

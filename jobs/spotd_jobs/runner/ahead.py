@@ -12,7 +12,7 @@ import json
 import os
 import re
 import threading
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.files import lock, remove, write_whole
@@ -43,21 +43,23 @@ class Ahead:
         except OSError as error:
             say("what is fetched ahead can not be stopped: " + reason_of(error))
 
-    def take(self, sha256: str, place: memoryview) -> bool:
-        """Whether `place` now holds this chunk. It can be taken once."""
+    def take(self, sha256: str, size: int, block: memoryview, write: Callable[[memoryview], None]) -> bool:
+        """Whether this chunk, and nothing else, went through `block` to `write`. It can be taken once."""
         path = os.path.join(self._home, _FOLDER, sha256)
+        hashing, left = hashlib.sha256(), size
         try:
             with open(path, "rb", buffering=0) as stream:
-                count = 0
-                while count < len(place):
-                    more = stream.readinto(place[count:])
-                    if not more:
+                while left:
+                    count = stream.readinto(block[: min(left, len(block))])
+                    if not count:
                         return False
-                    count += more
+                    hashing.update(block[:count])
+                    write(block[:count])
+                    left -= count
             os.remove(path)
         except OSError:
             return False
-        return hashlib.sha256(place).hexdigest() == sha256
+        return hashing.hexdigest() == sha256
 
     def end(self) -> None:
         """Nothing of it is left on the disk."""

@@ -1,7 +1,11 @@
 """Brings back the newest checkpoint whose every chunk is what its hash says, or the next older one, or none.
 
-The bytes are gathered in a hidden folder beside their place, every chunk is verified before it is written, and only a
-whole entry is renamed to its real name: whatever kills this in between, no framework finds half a checkpoint.
+The bytes are gathered in a hidden folder beside their place, and only when every chunk of an entry was verified is it
+renamed to its real name: whatever kills this in between, no framework finds half a checkpoint or an unverified byte.
+
+A chunk passes through a block so small that it stays in the processor's cache: it is received, hashed and written from
+there. A chunk that turns out to be bad has been written then, and is written over by the next try, or removed with all
+that is hidden.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import hashlib
 import json
 import os
 import threading
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.ahead import Ahead, chunk_url
@@ -20,6 +24,9 @@ from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.say import clean, say
 from spotd_jobs.runner.tree import DIR, FILE, LINK
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 _MANIFEST_BYTES_MAX = 16 * 1024 * 1024
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 10.0
@@ -27,7 +34,9 @@ _BAD_TRIES = 3
 _DENIED_TRIES = 6
 _RESTORING = TEMPORARY + "restore-"
 _ASIDE = TEMPORARY + "before-"
-_Bytes = TypeVar("_Bytes", bytes, memoryview)
+_BLOCK_BYTES = 256 * 1024
+_CONNECTIONS_FACTOR = 2  # over those of an upload: a block each is all the memory that one more costs here
+_Got = TypeVar("_Got")
 
 
 class Cancelled(Exception):
@@ -36,6 +45,14 @@ class Cancelled(Exception):
 
 class BadCheckpoint(Exception):
     """This checkpoint can not be restored as it was saved. The text says why."""
+
+
+class _DiskFailed(Exception):
+    """This machine's own disk failed. (As an OSError it would pass for the store's, which is asked again.)"""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
 
 
 class Restored(NamedTuple):
@@ -133,10 +150,7 @@ class Restore:
         began = steady()
         self.name, self.done, self.total = str(self._offer["name"]), 0, 0
         pinned = self._offer["manifest"]["sha256"]
-        data = self._fetch(
-            "its manifest", lambda: web.read(self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX), pinned
-        )
-        manifest = _checked(data, self.name)
+        manifest = _checked(self._fetch("its manifest", self._get_manifest, pinned), self.name)
         self.total = manifest["bytes"]
         entry_name = str(manifest.get("entry") or self.name)
         work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
@@ -194,7 +208,7 @@ class Restore:
     def _fetch_all(self, pieces: list[_Piece]) -> None:
         waiting = iter(pieces)
         self._error = None
-        workers = max(1, min(self._connections, len(pieces)))
+        workers = max(1, min(self._connections * _CONNECTIONS_FACTOR, len(pieces)))
         threads = [
             threading.Thread(target=self._work, args=(waiting,), name="restore-%d" % number, daemon=True)
             for number in range(1, workers)
@@ -208,39 +222,51 @@ class Restore:
             raise self._error
 
     def _work(self, waiting: Any) -> None:
-        buffer = bytearray(0)
+        block = memoryview(bytearray(_BLOCK_BYTES))
         try:
             while self._error is None:
                 with self._lock:
                     piece = next(waiting, None)
                 if piece is None:
                     return
-                size = piece.chunk["size"]
-                if len(buffer) < size:
-                    buffer = bytearray(size)  # one for all chunks: fresh memory each time costs more than the hashing
-                data = self._fetch_chunk(piece.chunk, memoryview(buffer)[:size])
-                if len(data) != size:
-                    raise BadCheckpoint("a chunk has another size than its manifest says")
-                descriptor = os.open(piece.path, os.O_WRONLY)
-                try:
-                    _write_at(descriptor, data, piece.offset)
-                finally:
-                    os.close(descriptor)
+                self._bring(piece, block)
                 with self._lock:
-                    self.done += len(data)
+                    self.done += piece.chunk["size"]
         except BaseException as error:  # noqa: BLE001 - carried to `_fetch_all`, which raises it in its caller's thread
             self._error = self._error or error
         finally:
             web.drop_connections()
 
-    def _fetch_chunk(self, chunk: dict[str, Any], place: memoryview) -> memoryview:
-        if self._ahead is not None and self._ahead.take(chunk["sha256"], place):
-            return place
+    def _bring(self, piece: _Piece, block: memoryview) -> None:
+        """The chunk is in its place in the file, and what its hash says."""
+        size, sha256 = piece.chunk["size"], piece.chunk["sha256"]
+        descriptor = os.open(piece.path, os.O_WRONLY)
+        try:
+            ahead = _Place(descriptor, piece.offset)
+            if self._ahead is not None and self._ahead.take(sha256, size, block, ahead.write):
+                return
 
-        def get() -> memoryview:
-            return place[: web.read_into(self._url_of(chunk["key"]), place)]
+            def get(hashing: _Hash) -> int:
+                place = _Place(descriptor, piece.offset)
 
-        return self._fetch("a chunk", get, chunk["sha256"])
+                def take(data: memoryview) -> None:
+                    hashing.update(data)
+                    place.write(data)
+
+                web.read_blocks(self._url_of(piece.chunk["key"]), size, block, take)
+                return place.written
+
+            if self._fetch("a chunk", get, sha256) != size:
+                raise BadCheckpoint("a chunk has another size than its manifest says")
+        except _DiskFailed as failed:
+            raise failed.error from None
+        finally:
+            os.close(descriptor)
+
+    def _get_manifest(self, hashing: _Hash) -> bytes:
+        data = web.read(self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX)
+        hashing.update(data)
+        return data
 
     def _url_of(self, key: str) -> str:
         # Always from the newest grant: a long restore may outlive the URLs it began with.
@@ -254,16 +280,20 @@ class Restore:
                     return url
         raise BadCheckpoint("the grant has no leave to read one of its chunks")
 
-    def _fetch(self, what: str, get: Callable[[], _Bytes], sha256: str) -> _Bytes:
-        """The bytes with this hash. Absence and wrong content are believed after a few tries, silence is not."""
+    def _fetch(self, what: str, get: Callable[[_Hash], _Got], sha256: str) -> _Got:
+        """What `get` got when all it hashed has this hash.
+
+        Absence and wrong content are believed after a few tries, silence is not.
+        """
         pause_s, bad, denied = _PAUSE_S, 0, 0
         while True:
             if self._stopped():
                 raise Cancelled()
             try:
-                data = get()
-                if hashlib.sha256(data).hexdigest() == sha256:
-                    return data
+                hashing = hashlib.sha256()
+                got = get(hashing)
+                if hashing.hexdigest() == sha256:
+                    return got
                 why, bad = "%s is not what its hash says" % what, bad + 1
             except web.Missing:
                 why, bad = "%s is gone from the store" % what, bad + 1
@@ -311,10 +341,27 @@ def _climbs(target: str) -> int:
     return 1 << 30 if ".." in parts[count:] else count
 
 
-def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset + done)
+class _Place:
+    """Where a chunk goes, block by block."""
+
+    def __init__(self, descriptor: int, offset: int) -> None:
+        self._descriptor = descriptor
+        self._offset = offset
+        self.written = 0
+
+    def write(self, data: memoryview) -> None:
+        """The next bytes of the chunk are in the file.
+
+        Raises:
+            _DiskFailed
+        """
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._descriptor, data[done:], self._offset + self.written + done)
+        except OSError as error:
+            raise _DiskFailed(error) from None
+        self.written += done
 
 
 def clear_aside(folder: str, boot: int) -> None:

@@ -59,15 +59,43 @@ def read_into(url: str, place: memoryview) -> int:
 
     def fill(source: Any) -> None:
         nonlocal count
-        while count < len(place):
-            more = source.readinto(place[count:])
-            if not more:
-                return
-            count += more
-        if source.read(1):
+        count = _fill(source, place)
+        if count == len(place) and source.read(1):
             raise TooLarge("larger than %d bytes" % len(place))
 
     _with_source(url, fill)
+    return count
+
+
+def read_blocks(url: str, size_max: int, block: memoryview, take: Callable[[memoryview], Any]) -> None:
+    """Every byte of the object went through `block` to `take`, in order; `take` may keep nothing of it.
+
+    Raises:
+        TooLarge: the object is larger than allowed. What was taken is its beginning, no more than allowed.
+        WebError: also after some was taken.
+    """
+
+    def pump(source: Any) -> None:
+        left = size_max
+        while left:
+            count = _fill(source, block[: min(left, len(block))])
+            if not count:
+                return
+            take(block[:count])
+            left -= count
+        if source.read(1):
+            raise TooLarge("larger than %d bytes" % size_max)
+
+    _with_source(url, pump)
+
+
+def _fill(source: Any, place: memoryview) -> int:
+    count = 0
+    while count < len(place):
+        more = source.readinto(place[count:])
+        if not more:
+            break
+        count += int(more)
     return count
 
 
