@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The tests start hundreds of processes; without its compiled modules each would compile all of spotd anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format swarm frameworks bench clean
+.PHONY: help demo test check format swarm frameworks clients bench clean
 
 help: ## list what make can do
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -37,6 +37,10 @@ swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
 
 frameworks: $(VENV)/.frameworks ## real checkpoints of real training frameworks, killed and resumed (installs torch)
 	@$(BIN)/python -m pytest --timeout=1800 tests/frameworks $(ARGS)
+
+# Each client lives in an environment of its own in the user's cache: dstack wants other versions of what we use.
+clients: $(VENV)/.dev ## drive other people's clients against the fake clouds (installs dstack, runpod and vastai)
+	@$(BIN)/python -m pytest --timeout=1800 tests/*/test_*_client.py $(ARGS)
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
 	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b || exit 1; done

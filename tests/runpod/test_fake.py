@@ -56,11 +56,18 @@ class Stranger:
         self.clock = clock
         self._port = port
 
+    def anonymously(self, query: str) -> Reply:
+        """The answer to a GraphQL query that comes without a key."""
+        return self._answer("POST", "/graphql", {"query": query}, {"user-agent": "python-requests/2.34"})
+
     def __call__(
         self, method: str, path: str, body: Any = None, *, key: str | None = None, agent: str = "a client"
     ) -> Reply:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
         headers = {"authorization": f"Bearer {key or self.cloud.api_key}", "user-agent": agent}
+        return self._answer(method, path, body, headers)
+
+    def _answer(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Reply:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
         try:
             connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
             response = connection.getresponse()
@@ -87,6 +94,21 @@ def stranger(folder: Path, quirks: Quirks | None = None) -> Iterator[Stranger]:
         cloud.shut_down()
 
 
+def test_the_older_schema_knows_no_entrypoint(tmp_path: Path) -> None:
+    with stranger(tmp_path, Quirks(knows_entrypoint=False)) as ask:
+        assert ask("POST", "/v2/pods", {**POD, "entrypoint": ["/bin/sh"]}).status == 422
+
+
+def test_only_the_catalogue_is_told_without_a_key(tmp_path: Path) -> None:
+    with stranger(tmp_path) as ask:
+        asked = {query: ask.anonymously(query) for query in ("{ gpuTypes { id } }", "{ myself { id } }")}
+    assert [(query, reply.status) for query, reply in asked.items()] == [
+        ("{ gpuTypes { id } }", 200),
+        ("{ myself { id } }", 401),
+    ]
+    assert len(asked["{ gpuTypes { id } }"].json["data"]["gpuTypes"]) == len(some_gpus())
+
+
 def test_a_pod_is_provisioned_started_and_run_with_its_own_key_in_its_environment(tmp_path: Path) -> None:
     with stranger(tmp_path) as ask:
         script = 'echo $RUNPOD_POD_ID $RUNPOD_DC_ID $RUNPOD_GPU_COUNT $SPOTD_JOB; test -n "$RUNPOD_API_KEY" && echo key'
@@ -108,7 +130,7 @@ def test_a_pod_is_provisioned_started_and_run_with_its_own_key_in_its_environmen
     [
         ({"interruptible": True}, 422),
         ({"bidPerGpu": 0.2}, 422),
-        ({"entrypoint": ["/bin/sh"]}, 422),
+        ({"entrypoint": "/bin/sh"}, 422),
         ({"gpu": {"id": "NVIDIA GeForce RTX 4090", "type": "x"}}, 422),
         ({"cloud": "ALL"}, 422),
         ({"disk": "50"}, 422),
@@ -118,6 +140,8 @@ def test_a_pod_is_provisioned_started_and_run_with_its_own_key_in_its_environmen
         ({"gpu": {"id": "NVIDIA GeForce RTX 9999", "count": 1}}, 404),
         ({"gpu": {"id": "NVIDIA GeForce RTX 4090", "count": 16}}, 400),
         ({"dataCenterIds": ["XX-YY-1"]}, 400),
+        ({"gpu": {"id": "NVIDIA GeForce RTX 4090", "minCudaVersion": "13.9"}}, 400),
+        ({"mounts": {"network": [{"volumeId": "vol0000009", "path": "/x"}]}}, 404),
         ({"args": "x" * 110_000}, 413),
         ({"args": "sh -c 'open"}, 422),
     ],

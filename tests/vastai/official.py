@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.official_clients import environment_with
+from tests.official_clients import VASTAI, environment_with
 
-VERSION: Final = "1.9.1"
 _CALL_SECONDS_MAX: Final = 60
 
 
@@ -21,7 +20,7 @@ def installed_client() -> Path:
     Raises:
         CannotInstall: no package index answers, or it has no such version.
     """
-    return environment_with("vastai", VERSION) / "bin" / "vastai"
+    return environment_with(VASTAI) / "bin" / "vastai"
 
 
 class OfficialClient:

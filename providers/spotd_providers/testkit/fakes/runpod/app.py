@@ -1,4 +1,8 @@
-"""RunPod's HTTP API over a `RunpodCloud`, as a Starlette application."""
+"""RunPod's HTTP API over a `RunpodCloud`, as a Starlette application.
+
+Where clients and the written reference disagree, the clients are served: gpuhunt and dstack call themselves whatever
+`requests` does and are let in, creates carry `entrypoint` and `cmd`, an unknown registry credential is a 400.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from spotd_providers.testkit.faults import Call
 from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send
 
 Handler = Callable[[Request, Any], tuple[int, Any]]
-_SCRIPTING_AGENTS: Final = ("python-urllib", "python-httpx", "python-requests")
+_SCRIPTING_AGENTS: Final = ("python-urllib", "python-httpx")
 _OPEN_FOR_S: Final = 30.0
 _CUDA_FILTER: Final = re.compile(r"\d+(\.\d+)?")
 
@@ -66,7 +70,16 @@ class RunpodApi:
             self._path("DELETE", "/v2/pods/{id}", self._delete, pod_key=True),
             self._path("POST", "/v2/pods/{id}/action", self._act, pod_key=True),
             self._path("GET", "/v2/billing/pods", self._billing),
-            self._path("POST", "/graphql", self._graphql),
+            self._path("POST", "/graphql", self._graphql, public=True),
+            self._path("GET", "/v2/account/ssh-keys", self._ssh_keys),
+            self._path("PUT", "/v2/account/ssh-keys", self._replace_ssh_keys),
+            self._path("GET", "/v2/registries", self._registries),
+            self._path("POST", "/v2/registries", self._add_registry),
+            self._path("DELETE", "/v2/registries/{id}", self._drop_registry),
+            self._path("GET", "/v2/network-volumes", self._volumes),
+            self._path("POST", "/v2/network-volumes", self._add_volume),
+            self._path("GET", "/v2/network-volumes/{id}", self._volume),
+            self._path("DELETE", "/v2/network-volumes/{id}", self._drop_volume),
             Path("/v2/pods/{id}/logs", self._logs, methods=["GET"]),
             Path("/v1/{rest:path}", self._retired, methods=["GET", "POST", "DELETE", "PATCH"]),
         ]
@@ -77,7 +90,7 @@ class RunpodApi:
 
     # --- every request --------------------------------------------------------------------------------------------
 
-    def _path(self, method: str, path: str, handler: Handler, *, pod_key: bool = False) -> Path:
+    def _path(self, method: str, path: str, handler: Handler, *, pod_key: bool = False, public: bool = False) -> Path:
         async def endpoint(request: Request) -> Response:
             content = await request.body()
             agent = request.headers.get("user-agent", "").lower()
@@ -89,18 +102,18 @@ class RunpodApi:
             with self.cloud.lock:
                 self.cloud.advance()
                 try:
-                    self._admit(request, pod_key=pod_key)
+                    self._admit(request, pod_key=pod_key, public=public)
                     return self._json(*handler(request, content))
                 except Refusal as refusal:
                     return self._json(refusal.status, refusal.body, refusal.headers)
 
         return Path(path, endpoint, methods=[method])
 
-    def _admit(self, request: Request, *, pod_key: bool) -> None:
+    def _admit(self, request: Request, *, pod_key: bool, public: bool = False) -> None:
         found = re.fullmatch(r"Bearer\s+(\S+)", request.headers.get("authorization", ""))
-        if found is None:
+        if found is None and not public:
             raise Refusal(401, "missing bearer token")
-        if found[1] != self.cloud.api_key:
+        if found is not None and found[1] != self.cloud.api_key:
             pod = next((pod for pod in self.cloud.pods.values() if pod.api_key == found[1]), None)
             if pod is None:
                 raise Refusal(401, "invalid api key")
@@ -134,8 +147,9 @@ class RunpodApi:
 
     def _gpus(self, request: Request, _: Any) -> tuple[int, Any]:
         cloud, count, stock = _asked_stock(request.query_params)
+        cuda = request.query_params.get("minCudaVersion")
         rows: list[Any] = [
-            gpu.row(cloud=cloud, count=count, with_stock=stock) for gpu in list(self.cloud.gpus.values())
+            gpu.row(cloud=cloud, count=count, with_stock=stock, cuda=cuda) for gpu in list(self.cloud.gpus.values())
         ]
         edit = self.cloud.quirks.edit_gpus
         return 200, {"gpus": edit(rows) if edit else rows}
@@ -216,12 +230,47 @@ class RunpodApi:
     def _billing(self, request: Request, _: Any) -> tuple[int, Any]:
         return 200, billed(self.cloud, request.query_params)
 
-    def _graphql(self, _: Request, content: Any) -> tuple[int, Any]:
+    def _ssh_keys(self, _: Request, __: Any) -> tuple[int, Any]:
+        return 200, {"keys": list(self.cloud.belongings.ssh_keys)}
+
+    def _replace_ssh_keys(self, _: Request, content: Any) -> tuple[int, Any]:
+        body = _decoded(content)
+        if not isinstance(body, dict) or not isinstance(body.get("keys"), list):
+            raise Refusal(422, "Request validation failed.", errors=["$: missing property 'keys'"])
+        self.cloud.belongings.ssh_keys = [str(key) for key in body["keys"]]
+        return 200, {"keys": list(self.cloud.belongings.ssh_keys)}
+
+    def _registries(self, _: Request, __: Any) -> tuple[int, Any]:
+        known = self.cloud.belongings.registries
+        return 200, {"registries": [{"id": identity, "name": found["name"]} for identity, found in known.items()]}
+
+    def _add_registry(self, _: Request, content: Any) -> tuple[int, Any]:
+        return 201, self.cloud.belongings.add_registry(_decoded(content))
+
+    def _drop_registry(self, request: Request, _: Any) -> tuple[int, Any]:
+        self.cloud.drop_registry(request.path_params["id"])
+        return 204, None
+
+    def _volumes(self, _: Request, __: Any) -> tuple[int, Any]:
+        return 200, {"networkVolumes": list(self.cloud.belongings.volumes.values())}
+
+    def _add_volume(self, _: Request, content: Any) -> tuple[int, Any]:
+        return 201, self.cloud.belongings.add_volume(_decoded(content), data_centers=self.cloud.data_centers())
+
+    def _volume(self, request: Request, _: Any) -> tuple[int, Any]:
+        return 200, self.cloud.belongings.volume(request.path_params["id"])
+
+    def _drop_volume(self, request: Request, _: Any) -> tuple[int, Any]:
+        self.cloud.belongings.drop_volume(request.path_params["id"])
+        return 204, None
+
+    def _graphql(self, request: Request, content: Any) -> tuple[int, Any]:
         if self.cloud.quirks.graphql == "gone":
             raise Refusal(410, "This API has been retired.")
         if self.cloud.quirks.graphql == "down":
             raise Refusal(503, "try again later")
-        return 200, answered(self.cloud, _decoded(content))
+        known = "authorization" in request.headers
+        return 200, answered(self.cloud, _decoded(content), known=known)
 
 
 def _asked_stock(params: Mapping[str, str]) -> tuple[str, int, bool]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from spotd_providers.contract.money import MICRO, MicroUsdPerHour, micro_usd
 from spotd_providers.kit.hosts import HostClock, Ledger, Machines, MachineState, read_ledger, segments, total_by_machine
+from spotd_providers.testkit.fakes.runpod.belongings import Belongings
 from spotd_providers.testkit.fakes.runpod.gpus import Gpu
 from spotd_providers.testkit.fakes.runpod.pods import BILLED, Failure, Phase, Pod
 from spotd_providers.testkit.fakes.runpod.quirks import Quirks
@@ -49,6 +50,7 @@ class RunpodCloud:
         self.api_key = api_key
         self.gpus: dict[str, Gpu] = {}
         self.pods: dict[str, Pod] = {}
+        self.belongings = Belongings()
         self.machines = Machines(root / "machines", clock=clock)
         self.ledger_path = root / "ledger.jsonl"
         self.ledger = Ledger(self.ledger_path)
@@ -150,7 +152,7 @@ class RunpodCloud:
                 raise Refusal(402, "Your balance is too low to deploy this pod.")
             if self.spend_now() + usd > quirks.spend_limit:
                 raise Refusal(400, f"This would exceed your spend limit of ${quirks.spend_limit:.0f} per hour.")
-            place = gpu.place(list(body.get("dataCenterIds") or []), number)
+            place = gpu.place(self._places(body), number) if _has(gpu, body["gpu"]) else None
             if quirks.sells_nothing or place is None:
                 raise Refusal(400, quirks.capacity_text)
             gpu.free[place] -= 1
@@ -246,7 +248,29 @@ class RunpodCloud:
         """What all pods cost per hour now, $."""
         return sum(pod.price for pod in self.pods.values() if pod.phase in BILLED) / MICRO
 
+    def data_centers(self) -> set[str]:
+        """Every place that has ever had a GPU."""
+        return {place for gpu in self.gpus.values() for place in gpu.free}
+
+    def drop_registry(self, identity: str) -> None:
+        """The registry credential is gone.
+
+        Raises:
+            Refusal: there is none, or a pod uses it.
+        """
+        with self.lock:
+            used = any(pod.exists and pod.body.get("registry") == identity for pod in self.pods.values())
+            self.belongings.drop_registry(identity, used=used)
+
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _places(self, body: Mapping[str, Any]) -> list[str]:
+        """The data centers that will do: those asked for, and a network volume's own only."""
+        wanted = list(body.get("dataCenterIds") or [])
+        for mount in (body.get("mounts") or {}).get("network") or []:
+            home = self.belongings.volume(str(mount.get("volumeId")))["dataCenter"]
+            return [home] if not wanted or home in wanted else ["nowhere"]
+        return wanted
 
     def _pod(
         self, gpu: Gpu, number: int, cloud: str, body: Mapping[str, Any], price: MicroUsdPerHour, *, place: str = ""
@@ -345,6 +369,15 @@ class RunpodCloud:
         pod.start_no += 1
         self.machines.kill(pod.pod_id)
         self.ledger.end(pod.pod_id, at=self.clock.now(), note=why)
+
+
+def _has(gpu: Gpu, wanted: Mapping[str, Any]) -> bool:
+    """Whether its hosts are as large and as new as asked for; those that are not just seem to be sold out."""
+    return (
+        gpu.runs_cuda(wanted.get("minCudaVersion"))
+        and int(wanted.get("minVcpuCountPerGpu") or 1) <= gpu.vcpus
+        and int(wanted.get("minRamPerGpu") or 1) <= gpu.ram
+    )
 
 
 def _script(body: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ class Gpu:
         free: how many pods of any size each data center can still take.
         host_gpus: the most GPUs that one host has free; larger pods find no room although the catalogue shows some.
         spot_price: lowest winning bid for one GPU; `None` for no spot price.
+        vcpus, ram: what comes with each GPU, virtual processors and GB of memory.
         more: further or replaced fields of the row.
     """
 
@@ -29,6 +30,8 @@ class Gpu:
     free: dict[str, int] = field(default_factory=lambda: {"US-KS-2": 4, "EU-RO-1": 6})
     host_gpus: int = 8
     spot_price: float | None = None
+    vcpus: int = 16
+    ram: int = 62
     cuda: tuple[str, ...] = ("12.4", "12.8")
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -42,13 +45,21 @@ class Gpu:
             return None
         return next((dc for dc, left in self.free.items() if left > 0 and (not wanted or dc in wanted)), None)
 
-    def availability(self, cloud: str, count: int) -> str:
+    def in_country(self, code: str) -> list[str]:
+        """Its data centers in a country: this fake's are named for theirs, after a continent or not."""
+        return [dc for dc in self.free if country(dc) == code]
+
+    def runs_cuda(self, least: str | None) -> bool:
+        """Whether its hosts have this version or a later one."""
+        return least is None or any(_version(found) >= _version(least) for found in self.cuda)
+
+    def availability(self, cloud: str, count: int, cuda: str | None = None) -> str:
         """What the catalogue says of pods of this size on this cloud."""
-        if self.price(cloud) is None or count > self.max_count:
+        if self.price(cloud) is None or count > self.max_count or not self.runs_cuda(cuda):
             return "NONE"
         return _level(sum(self.free.values()))
 
-    def row(self, *, cloud: str, count: int, with_stock: bool) -> dict[str, Any]:
+    def row(self, *, cloud: str, count: int, with_stock: bool, cuda: str | None = None) -> dict[str, Any]:
         """Its row in the catalogue."""
         row: dict[str, Any] = {
             "id": self.gpu_id,
@@ -62,7 +73,7 @@ class Gpu:
             "maxCount": {"secure": self.max_count, "community": self.max_count},
         }
         if with_stock:
-            row["availability"] = self.availability(cloud, count)
+            row["availability"] = self.availability(cloud, count, cuda)
             if row["availability"] != "NONE":
                 row["dataCenters"] = [
                     {"id": dc, "name": dc.title(), "availability": _level(left)} for dc, left in self.free.items()
@@ -94,6 +105,16 @@ def some_gpus() -> tuple[Gpu, ...]:
         Gpu(gpu_id="NVIDIA H100 80GB HBM3", name="H100 SXM", memory=80, secure_price=2.99, spot_price=2.99),
         Gpu(gpu_id="NVIDIA A100-SXM4-80GB", name="A100 SXM", memory=80, secure_price=1.49, community_price=1.39),
     )
+
+
+def country(data_center: str) -> str:
+    """The country of one of this fake's data centers: `US-KS-2` is in the US, `EU-RO-1` in RO."""
+    first, _, rest = data_center.partition("-")
+    return rest.partition("-")[0] if first == "EU" else first
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
 
 
 def _level(left: int) -> str:

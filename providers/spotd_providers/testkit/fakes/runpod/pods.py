@@ -38,6 +38,8 @@ ACTIONS: Final = {
     Phase.ERROR: ["start", "terminate"],
     Phase.TERMINATED: [],
 }
+PUBLIC_IP: Final = "203.0.113.5"
+SSH_PORT: Final = 22
 BILLED: Final = frozenset({Phase.PROVISIONING, Phase.STARTING, Phase.RUNNING})
 
 
@@ -75,6 +77,24 @@ class Pod:
     def exists(self) -> bool:
         return self.phase is not Phase.TERMINATED
 
+    def mapped_ports(self) -> list[dict[str, Any]]:
+        """Where its TCP ports can be reached, once it runs; another place after each start."""
+        if self.phase is not Phase.RUNNING:
+            return []
+        wanted = [port.partition("/") for port in self.body.get("ports") or []]
+        return [
+            {"private": int(port), "public": 30_000 + self.start_no * 10 + number, "type": kind, "ip": PUBLIC_IP}
+            for number, (port, _, kind) in enumerate(wanted)
+            if kind == "tcp"
+        ]
+
+    def _ssh(self) -> dict[str, Any] | None:
+        found = next((port for port in self.mapped_ports() if port["private"] == SSH_PORT), None)
+        if found is None:
+            return None
+        command = f"ssh root@{PUBLIC_IP} -p {found['public']}"
+        return {"host": PUBLIC_IP, "port": found["public"], "username": "root", "command": command}
+
     def row(self, now: datetime) -> dict[str, Any]:
         """Its row in v2."""
         running = self.phase is Phase.RUNNING
@@ -91,16 +111,27 @@ class Pod:
             "status": self.phase.value,
             "actions": ACTIONS[self.phase],
             "mounts": self.body.get("mounts") or {},
-            "gpu": {"id": self.gpu.gpu_id, "count": self.count, "vcpuCount": 16.0, "memory": 62.0},
+            "gpu": {
+                "id": self.gpu.gpu_id,
+                "count": self.count,
+                "vcpuCount": float(self.gpu.vcpus * self.count),
+                "memory": float(self.gpu.ram * self.count),
+            },
             "cloud": self.cloud,
             "dataCenterId": None if self.phase is Phase.PROVISIONING else self.data_center,
             "cudaVersion": self.gpu.cuda[-1] if self.gpu.cuda else None,
-            "ssh": {"proxy": None, "direct": None},
+            "ssh": {"proxy": None, "direct": self._ssh()},
             "template": None,
             "cost": self.price / MICRO if self.phase in BILLED else 0.0,
             "locked": False,
             "globalNetworking": None,
-            "runtime": {"uptime": uptime, "gpus": [{"util": 94, "memoryUtil": 78}] * self.count} if running else None,
+            "runtime": {
+                "uptime": uptime,
+                "gpus": [{"util": 94, "memoryUtil": 78}] * self.count,
+                "ports": self.mapped_ports(),
+            }
+            if running
+            else None,
             "createdAt": _zulu(self.created_at),
             "startedAt": None if self.started_at is None else _zulu(self.started_at),
         }

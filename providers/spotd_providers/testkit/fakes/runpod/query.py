@@ -48,6 +48,9 @@ def projected(value: Any, fields: list[Selected]) -> Any:
         return [projected(item, fields) for item in value]
     answer = {}
     for one in fields:
+        if one.name == "__typename":
+            answer[one.alias] = value.get("__typename", "Object")
+            continue
         if one.name not in value:
             raise GraphError(f'Cannot query field "{one.name}" on this type.', code="GRAPHQL_VALIDATION_FAILED")
         found = value[one.name]

@@ -22,7 +22,7 @@ class Quirks:
         capacity_text: the sentence of that answer.
         refuses_create: status and sentence of every create's answer.
         undead: a deleted pod runs and bills on, and is shown, until it is deleted this many times more.
-        knows_entrypoint: `entrypoint` and `cmd` are part of the schema.
+        knows_entrypoint: `entrypoint` and `cmd` are part of the schema, as dstack's client takes for granted.
         spend_limit: $ per hour all pods together may cost.
         page_rows: rows of one page; `None` for lists without pages.
         last_page_fails: the last page of a list answers 500.
@@ -49,7 +49,7 @@ class Quirks:
     )
     refuses_create: tuple[int, str] | None = None
     undead: int = 0
-    knows_entrypoint: bool = False
+    knows_entrypoint: bool = True
     spend_limit: float = 80.0
     page_rows: int | None = 25
     last_page_fails: bool = False

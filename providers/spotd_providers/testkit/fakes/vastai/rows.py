@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -74,7 +75,7 @@ def contract_row(contract: Contract, *, now: datetime, quirks: Quirks) -> Any:
         "end_date": contract.end_at.timestamp(),
         "duration": (contract.end_at - now).total_seconds(),
         "uptime_mins": None,
-        "ports": _ports(quirks.ports) if running else None,
+        "ports": _ports(contract, quirks.ports) if running else None,
         "public_ipaddr": "203.0.113.42 \n",
         "local_ipaddrs": "192.0.2.1 \n",
         "ssh_host": "ssh4.vast.ai",
@@ -108,12 +109,22 @@ def contract_row(contract: Contract, *, now: datetime, quirks: Quirks) -> Any:
     return {**row, **edit} if isinstance(edit, dict) else edit
 
 
-def _ports(shape: str) -> Any:
+def _ports(contract: Contract, shape: str) -> Any:
+    """Where the container's ports are reached: those it asked for as keys of `env`, and sshd's where there is one."""
+    wanted = ["22/tcp"] if contract.runtype.startswith(("ssh", "jupyter")) else []
+    for name in contract.env:
+        found = re.fullmatch(r"-p (\d+:)?(\d+)(/tcp|/udp)?", name)
+        if found is not None:
+            wanted.append(f"{found[2]}{found[3] or '/tcp'}")
+    outside = [str(20_000 + number) for number in range(len(wanted))]
     if shape == "list":
-        return [20000]
+        return [int(port) for port in outside]
     if shape == "null":
         return None
-    return {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": "20000"}, {"HostIp": "::", "HostPort": "20000"}]}  # noqa: S104 - what vast.ai prints, nothing binds here
+    return {
+        inside: [{"HostIp": "0.0.0.0", "HostPort": port}, {"HostIp": "::", "HostPort": port}]  # noqa: S104 - what vast.ai prints, nothing binds here
+        for inside, port in zip(wanted, outside, strict=True)
+    }
 
 
 def _hardware(ask: Ask) -> dict[str, Any]:
