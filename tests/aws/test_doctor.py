@@ -32,6 +32,7 @@ def nothing(_: Ec2Cloud) -> None:
 def test_a_healthy_account_is_told_with_its_figures(tmp_path: Path) -> None:
     lines = lines_of(tmp_path, nothing)
     assert all(line.ok for line in lines.values())
+    assert lines["balance"].detail == "AWS bills afterwards, so none can run out"
     assert lines["us-east-1 prices"].detail == "9 on-demand prices from AWS's list"
     assert "G 64, P2-P4 96, P5 192; on-demand: G 64, P 0" in lines["us-west-2 quota"].detail
 

@@ -62,3 +62,13 @@ def test_what_is_wrong_is_one_line_with_the_way_out(
     assert [name for name, one in lines.items() if not one.ok] == [line]
     assert detail in lines[line].detail
     assert hint in lines[line].hint
+
+
+def test_a_limit_that_runpod_does_not_tell_is_no_fault_of_the_account(tmp_path: Path) -> None:
+    def silent(h: RunpodHarness) -> None:
+        h.cloud.quirks.graphql = "gone"
+
+    lines = lines_of(tmp_path, silent)
+    assert not lines["balance"].ok
+    assert lines["quota"].ok
+    assert lines["quota"].detail == "RunPod does not tell the account's spend limit"

@@ -36,11 +36,16 @@ def late(h: VastHarness) -> None:
     h.clock = FakeClock(h.fake_clock.now() + timedelta(seconds=6))
 
 
+def unverified(h: VastHarness) -> None:
+    h.cloud.quirks.email_verified = 0
+
+
 def test_an_account_where_all_is_well_has_a_good_line_for_each_thing(tmp_path: Path) -> None:
     lines = lines_of(tmp_path, lambda h: None)
     assert {name: line.detail for name, line in lines.items()} == {
         "key": "accepted",
         "balance": "$100.00 left",
+        "quota": "vast.ai tells none; it may refuse purchases of a new account that spends fast",
         "clock": "0 s from vast.ai's",
         "instances": "can list instances",
         "billing": "can read charges",
@@ -55,6 +60,7 @@ def test_an_account_where_all_is_well_has_a_good_line_for_each_thing(tmp_path: P
         pytest.param(lambda h: h.break_auth(), "key", "", "manage-keys", id="key"),
         pytest.param(lambda h: h.empty_balance(), "balance", "$0.00 left", "add credit", id="balance"),
         pytest.param(lambda h: h.faults.answer(Call.ACCOUNT, BUSY, times=9), "key", "", "try again", id="busy"),
+        pytest.param(unverified, "quota", "e-mail address is not verified", "console.vast.ai", id="quota"),
         pytest.param(late, "clock", "6 s from", "synchronise", id="clock"),
         pytest.param(lambda h: h.faults.answer(Call.LIST, REFUSED), "instances", "", "instance_read", id="permission"),
         pytest.param(lambda h: h.faults.answer(Call.OFFERS, REFUSED), "market", "", "misc", id="search"),

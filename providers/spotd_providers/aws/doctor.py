@@ -50,6 +50,7 @@ async def examine(
     lines.append(await _line("key", key, hint=KEY_HINT))
     if not said:
         return tuple(lines)  # whatever is wrong would only be found in every region, each after its time-out
+    lines.append(CheckLine(name="balance", ok=True, detail="AWS bills afterwards, so none can run out"))
     lines.extend(_clock(said[0], services.clock.now()))
     for region in regions:
         lines.extend(await _region_lines(sdk, region, settings, services))

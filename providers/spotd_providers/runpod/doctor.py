@@ -65,8 +65,7 @@ async def examine(
             detail=lines[-1].detail,
             hint="add credit; RunPod deletes pods and their disks at zero",
         )
-    if money:
-        lines.extend(_quota(money[0]))
+    lines.append(_quota(money[0] if money else None))
     if settings.spot:
         lines.append(
             CheckLine(
@@ -79,20 +78,18 @@ async def examine(
     return tuple(lines)
 
 
-def _quota(account: Myself) -> list[CheckLine]:
+def _quota(account: Myself | None) -> CheckLine:
     """What all pods together may cost per hour, where RunPod tells."""
-    if account.limit is None:
-        return []
+    if account is None or account.limit is None:
+        return CheckLine(name="quota", ok=True, detail="RunPod does not tell the account's spend limit")
     used = account.spend or 0.0
     left = used < account.limit
-    return [
-        CheckLine(
-            name="quota",
-            ok=left,
-            detail=f"${used:.2f} of ${account.limit:.2f} per hour in use",
-            hint="" if left else "ask RunPod's support for a higher spend limit, or end pods",
-        )
-    ]
+    return CheckLine(
+        name="quota",
+        ok=left,
+        detail=f"${used:.2f} of ${account.limit:.2f} per hour in use",
+        hint="" if left else "ask RunPod's support for a higher spend limit, or end pods",
+    )
 
 
 def _clock(answer: Answer, services: Services) -> list[CheckLine]:

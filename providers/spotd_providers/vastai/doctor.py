@@ -24,7 +24,7 @@ _LATER: Final = "vast.ai cannot be asked now; try again in a minute"
 
 
 async def examine(client: VastClient, settings: VastSettings, services: Services) -> Sequence[CheckLine]:
-    """Key, credit, clock, and a read with each permission. A failed check is a line, never an exception."""
+    """Key, credit, quota, clock, and a read with each permission. A failed check is a line, never an exception."""
     lines: list[CheckLine] = []
     account: list[tuple[UserReply, Answer]] = []
 
@@ -70,7 +70,7 @@ def _of_account(account: tuple[UserReply, Answer], services: Services) -> list[C
     else:
         money = CheckLine(name="balance", ok=True, detail=f"${credit:.2f} left")
     if answer.date is None:
-        return [money]
+        return [money, _quota(reply)]
     skew = abs(answer.date - services.clock.now())
     clock = CheckLine(
         name="clock",
@@ -78,7 +78,21 @@ def _of_account(account: tuple[UserReply, Answer], services: Services) -> list[C
         detail=f"{skew.total_seconds():.0f} s from vast.ai's",
         hint="" if skew <= SKEW_MAX else "synchronise this computer's clock",
     )
-    return [money, clock]
+    return [money, _quota(reply), clock]
+
+
+def _quota(reply: UserReply) -> CheckLine:
+    """vast.ai's API holds no quota. How fast an account may spend is told by a refused purchase only."""
+    if reply.email_verified is not None and not reply.email_verified:
+        return CheckLine(
+            name="quota",
+            ok=False,
+            detail="the account's e-mail address is not verified, so it may spend only a little per hour",
+            hint="verify the address at console.vast.ai",
+        )
+    return CheckLine(
+        name="quota", ok=True, detail="vast.ai tells none; it may refuse purchases of a new account that spends fast"
+    )
 
 
 async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> CheckLine:

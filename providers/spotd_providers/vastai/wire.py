@@ -111,12 +111,13 @@ class InstancePage(BaseModel):
 
 
 class UserReply(BaseModel):
-    """The money of the account. The answer may hold the API key itself: nothing else of it is kept."""
+    """The money of the account, and whether it is trusted. The answer may hold the key: nothing else of it is kept."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     credit: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
     balance: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
+    email_verified: Annotated[bool | int | None, Lenient] = None
 
 
 class ChargeItem(BaseModel):

@@ -48,6 +48,7 @@ def user_row(cloud: VastCloud) -> dict[str, Any]:
     return {
         "id": 4711,
         "email": "someone@example.org",
+        "email_verified": cloud.quirks.email_verified,
         "username": "someone",
         "balance": 0.0,
         "credit": credit,

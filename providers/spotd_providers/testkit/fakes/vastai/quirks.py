@@ -30,6 +30,7 @@ class Quirks:
         retry_after: whether a 429 carries the header.
         search_quota: searches a day; `None` for no limit.
         spend_rate_limit: purchases are refused as for a new account.
+        email_verified: what the account says of its e-mail address.
         content_type: of every JSON answer; the official CLI takes nothing but exactly `application/json`.
         ports: shape of an instance's ports: `map`, `list` or `null`.
         total_instances: overrides what the listing says there is.
@@ -57,6 +58,7 @@ class Quirks:
     retry_after: bool = False
     search_quota: int | None = None
     spend_rate_limit: bool = False
+    email_verified: bool | int | None = True
     content_type: str = "application/json"
     ports: str = "map"
     total_instances: int | None = None
