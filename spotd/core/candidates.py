@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from spotd.core.market import MarketSnapshot
+from spotd.core.market import MarketSnapshot, Shelf
 from spotd.core.model import Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
 from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour
 from spotd.core.states import AttemptState
@@ -28,6 +28,7 @@ from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerGpuHour
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
+    HostId,
     Interruption,
     Market,
     Offer,
@@ -83,7 +84,7 @@ class ShapeList:
     """
 
     def __init__(
-        self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, Sequence[Offer]]], misfits: Counter[str]
+        self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, Shelf, Sequence[Offer]]], misfits: Counter[str]
     ) -> None:
         self.shape = shape
         self.entries: list[Offer] = []
@@ -94,7 +95,7 @@ class ShapeList:
         self._groups = groups
         self._next: list[tuple[int, int, int]] = []
         self._priced: list[tuple[int, int, str, str, Offer]] = []
-        for number, (rules, group) in enumerate(groups):
+        for number, (rules, _, group) in enumerate(groups):
             self._await(number, rules, group, 0)
 
     def _await(self, number: int, rules: ProviderPolicy, group: Sequence[Offer], position: int) -> None:
@@ -112,10 +113,10 @@ class ShapeList:
     def _find_one(self) -> bool:
         while self._next and (not self._priced or self._priced[0][0] >= self._next[0][0]):
             _, number, position = heapq.heappop(self._next)
-            rules, group = self._groups[number]
+            rules, shelf, group = self._groups[number]
             self._await(number, rules, group, position + 1)
             offer = group[position]
-            problem = misfit(offer, self.shape.resources)
+            problem = misfit(offer, self.shape.resources, sells_spot=shelf.has_spot)
             if problem:
                 self.misfits[problem] += 1
                 continue
@@ -146,7 +147,7 @@ class Catalogue:
         self._lists: dict[Shape, ShapeList] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
         self._cooling = {(c.provider, c.scope, c.subject) for c in cooldowns if c.until > now}
-        self._taken: set[tuple[ProviderName, str]] = set()
+        self._taken: set[tuple[ProviderName, HostId]] = set()
         self._buying = {
             (item.quote.offer.provider, item.quote.offer.host_id)
             for item in attempts
@@ -176,14 +177,14 @@ class Catalogue:
     def _build(self, shape: Shape) -> ShapeList:
         wanted = shape.resources
         misfits: Counter[str] = Counter()
-        groups: list[tuple[ProviderPolicy, Sequence[Offer]]] = []
+        groups: list[tuple[ProviderPolicy, Shelf, Sequence[Offer]]] = []
         for rules, shelf in self._shelves:
             if wanted.providers and rules.name not in wanted.providers:
                 misfits[f"provider {rules.name} not asked for"] += shelf.size
                 continue
             for (gpu, count), group in shelf.by_gpu.items():
                 if self._fits_gpu(wanted, gpu, count):
-                    groups.append((rules, group))
+                    groups.append((rules, shelf, group))
                 else:
                     misfits["another GPU or count"] += len(group)
         return ShapeList(shape, groups, misfits)
@@ -228,7 +229,7 @@ class Catalogue:
 
     def blocked(self, offer: Offer) -> str:
         """Why this offer may not be bought in this decision, or an empty string."""
-        if (offer.provider, offer.host_id or f"offer:{offer.offer_id}") in self._taken:
+        if offer.host_id is not None and (offer.provider, offer.host_id) in self._taken:
             return "taken by another job in this decision"
         if (offer.provider, offer.host_id) in self._buying:
             return "a launch on this host has no answer yet"
@@ -238,7 +239,7 @@ class Catalogue:
         if offer.host_id is not None and (offer.provider, CooldownScope.HOST, offer.host_id) in cooling:
             return "host cools down after a loss"
         if (offer.provider, CooldownScope.POOL, offer.pool) in cooling:
-            return "no capacity there a moment ago"
+            return "a machine was lost or refused there a moment ago"
         if (offer.provider, CooldownScope.OFFER, offer.offer_id) in cooling:
             return "offer was refused a moment ago"
         if (offer.provider, CooldownScope.PROVIDER, "") in cooling:
@@ -246,8 +247,9 @@ class Catalogue:
         return ""
 
     def take(self, offer: Offer) -> None:
-        """This offer, and everything else on its host, is spoken for."""
-        self._taken.add((offer.provider, offer.host_id or f"offer:{offer.offer_id}"))
+        """This offer, and everything else on its host, is spoken for. Where hosts have no names, there may be more."""
+        if offer.host_id is not None:
+            self._taken.add((offer.provider, offer.host_id))
 
 
 def _trouble(rules: ProviderPolicy, at: datetime | None, error: str, now: datetime) -> str:
@@ -269,9 +271,11 @@ def resolve_gpu(name: str) -> frozenset[str]:
         return frozenset({name})
 
 
-def misfit(offer: Offer, wanted: Resources) -> str:
+def misfit(offer: Offer, wanted: Resources, *, sells_spot: bool) -> str:
     """Why this offer cannot carry the job, apart from its GPU and price; empty if it can."""
-    if wanted.market is MarketChoice.SPOT and offer.market is not Market.SPOT:
+    if offer.market is not Market.SPOT and (
+        wanted.market is MarketChoice.SPOT or (wanted.market is None and sells_spot)
+    ):
         return "not a spot offer"
     if wanted.market is MarketChoice.ON_DEMAND and offer.market is not Market.ON_DEMAND:
         return "not an on-demand offer"

@@ -259,8 +259,13 @@ class Draft:
         offer = item.quote.offer
         if blame is Blame.HOST and offer.host_id is not None:
             self.cool(offer.provider, CooldownScope.HOST, offer.host_id, self.policy.host_cooldown, why)
+        elif item.end_reason is EndReason.HOST_LOST and self._got_somewhere(item):
+            return  # one host of many that nobody can name: what else the pool has is as good as it was
         elif blame is not Blame.NOBODY and blame is not Blame.USER:
             self.cool(offer.provider, CooldownScope.POOL, offer.pool, self.policy.pool_cooldown, why)
+
+    def _got_somewhere(self, item: Attempt) -> bool:
+        return any(saved.attempt == item.id.number for saved in self.job(item.id.job).checkpoints)
 
     def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
         job = self.job(item.id.job)

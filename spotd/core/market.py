@@ -10,15 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from spotd_providers.contract.values import Offer, ProviderName
+from spotd_providers.contract.values import Market, Offer, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """A provider's offers by canonical GPU and count, each list in order of its GPU price."""
+    """A provider's offers by canonical GPU and count, each list in order of its GPU price.
+
+    Attributes:
+        has_spot: the provider has anything at all on spot. One that has not sells on-demand only, at least now.
+    """
 
     by_gpu: Mapping[tuple[str, int], tuple[Offer, ...]] = field(default_factory=dict)
     size: int = 0
+    has_spot: bool = False
 
 
 def build_shelf(offers: tuple[Offer, ...]) -> Shelf:
@@ -31,6 +36,7 @@ def build_shelf(offers: tuple[Offer, ...]) -> Shelf:
             key: tuple(sorted(group, key=lambda o: (o.gpu_price, o.offer_id))) for key, group in sorted(groups.items())
         },
         size=len(offers),
+        has_spot=any(offer.market is Market.SPOT for offer in offers),
     )
 
 

@@ -199,7 +199,7 @@ class Job:
         image_errors: attempts in a row whose image did not start.
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended.
-        lost: machine time after the newest checkpoint at each loss, plus time without a machine after losses.
+        lost: machine time after the newest checkpoint at each loss: what had to be done again.
     """
 
     id: JobId

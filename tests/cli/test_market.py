@@ -66,7 +66,7 @@ def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> No
         "on demand:  $7.80 for the same hours on the same hardware\n"
         "saved:      $3.18 (41 %)\n"
         "recoveries: 1\n"
-        "lost:       6.2 minutes of work repeated and waiting for a machine\n"
+        "lost:       6.2 minutes of work repeated after losses\n"
         "\n"
         "TRY  WHERE     GPU     MARKET  FROM                       RAN    $/H  SPENT  ON-DEMAND  END\n"
         "  1  local/h3  H100:1  spot    2026-11-21 08:00:00  2 h 0 min  2.310   4.62       7.80  preempted\n"

@@ -117,6 +117,12 @@ def test_a_pool_without_a_host_is_bought_from_again_at_once() -> None:
     assert launched(decide(later, market(pool), NOW)) == {"j2": "pool"}
 
 
+def test_an_offer_of_unnamed_hosts_is_sold_to_every_job_that_wants_it() -> None:
+    pool = [offer("cheap", host_id=None), offer("dear", price=450_000, host_id=None)]
+    plan = decide(world(job(1), job(2)), market(*pool), NOW)
+    assert launched(plan) == {"j1": "cheap", "j2": "cheap"}
+
+
 def test_priority_then_lost_hosts_then_age_decide_who_is_served_first() -> None:
     old, young = job(1), job(2)
     lost = replace(job(3), state=JobState.RECOVERING, attempts_made=1, started_at=NOW)
@@ -165,11 +171,26 @@ def test_a_job_that_waits_is_told_why(
     assert words in plan.verdicts[wants.id].sentence
 
 
-def test_on_demand_is_bought_only_by_jobs_that_accept_it() -> None:
-    fixed = offer(market=Market.ON_DEMAND)
-    accepts = Resources(gpu=(GpuAlternative(name="4090", count=1),), market=MarketChoice.AUTO)
-    assert not launched(decide(world(job(1)), market(fixed), NOW))
-    assert launched(decide(world(job(1, resources=accepts)), market(fixed), NOW))
+@pytest.mark.parametrize(
+    ("choice", "bought"),
+    [(None, "bid"), (MarketChoice.SPOT, "bid"), (MarketChoice.AUTO, "fixed"), (MarketChoice.ON_DEMAND, "fixed")],
+)
+def test_on_demand_is_bought_beside_spot_only_by_jobs_that_accept_it(choice: MarketChoice | None, bought: str) -> None:
+    wanted = Resources(gpu=(GpuAlternative(name="4090", count=1),), market=choice)
+    sold = market(offer("fixed", price=300_000, market=Market.ON_DEMAND), offer("bid", price=400_000))
+    assert launched(decide(world(job(1, resources=wanted)), sold, NOW)) == {"j1": bought}
+
+
+@pytest.mark.parametrize(
+    ("choice", "bought"),
+    [(None, True), (MarketChoice.SPOT, False), (MarketChoice.AUTO, True), (MarketChoice.ON_DEMAND, True)],
+)
+def test_a_job_that_names_no_market_takes_on_demand_of_a_provider_that_has_nothing_on_spot(
+    choice: MarketChoice | None, bought: bool
+) -> None:
+    wanted = Resources(gpu=(GpuAlternative(name="4090", count=1),), market=choice)
+    plan = decide(world(job(1, resources=wanted)), market(offer(market=Market.ON_DEMAND)), NOW)
+    assert bool(launched(plan)) is bought
 
 
 def test_an_old_board_sells_nothing_and_is_named() -> None:

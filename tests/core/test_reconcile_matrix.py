@@ -7,7 +7,18 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.model import Checkpoint, ExitCause, IntentKind, IntentState, JobId, MachineState, Meter, Plan, World
+from spotd.core.model import (
+    Checkpoint,
+    CooldownScope,
+    ExitCause,
+    IntentKind,
+    IntentState,
+    JobId,
+    MachineState,
+    Meter,
+    Plan,
+    World,
+)
 from spotd.core.outcomes import launch_unknown
 from spotd.core.plans import applied
 from spotd.core.pricing import halted_rate
@@ -215,6 +226,22 @@ def test_silence_longer_than_allowed_is_a_lost_host() -> None:
     plan = reconcile(world, listing(instance(S.RUNNING)), report(seq=5), NOW)
     assert after(world, plan) == (A.ENDING, JobState.RECOVERING)
     assert plan.attempts[next(iter(plan.attempts))].end_reason is EndReason.HOST_LOST
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_loss_of_a_host_without_a_name_cools_its_pool_down_only_if_the_attempt_had_saved_nothing(
+    saved: bool,
+) -> None:
+    world = world_with(A.RUNNING, heartbeat_seen_at=NOW - MINUTE)
+    (lost,) = world.attempts.values()
+    unnamed = replace(lost, quote=replace(lost.quote, offer=replace(lost.quote.offer, host_id=None)))
+    kept = Checkpoint(
+        name="c", attempt=int(saved), step=1, bytes=10, at=NOW - MINUTE, manifest_key="k", sha256="0" * 64
+    )
+    world = replace(world, attempts={lost.id: unnamed}, jobs={J: replace(world.jobs[J], checkpoints=(kept,))})
+    plan = reconcile(world, listing(instance(S.RUNNING)), report(seq=5), NOW)
+    assert plan.attempts[next(iter(plan.attempts))].end_reason is EndReason.HOST_LOST
+    assert [cooldown.scope for cooldown in plan.cooldowns] == ([] if saved else [CooldownScope.POOL])
 
 
 def test_silence_is_ours_while_the_store_does_not_answer() -> None:

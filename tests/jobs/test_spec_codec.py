@@ -36,7 +36,7 @@ SPECS = st.builds(
         min_vram_mb=st.none() | COUNTS,
         min_reliability=st.none() | st.floats(0, 1),
         regions=tuples(WORDS),
-        market=st.sampled_from(MarketChoice),
+        market=st.none() | st.sampled_from(MarketChoice),
     ),
     price=st.none() | st.builds(PriceLimit, machine_hour=COUNTS),
     job_budget=st.none() | COUNTS,
@@ -56,7 +56,7 @@ def test_the_document_is_readable() -> None:
     assert document["schema"] == 1
     assert document["checkpoint"]["stop_grace"] == "1m30s"
     assert document["env"] == [["A", "1"]]
-    assert document["resources"]["market"] == "spot"
+    assert document["resources"]["market"] is None
 
 
 def test_a_field_that_an_old_document_lacks_takes_its_default() -> None:

@@ -24,6 +24,7 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.money import MICRO, MicroUsdPerHour
+from spotd_providers.runpod.catalogue import PART_AGE_MAX
 from spotd_providers.runpod.launching import SCRIPT_BYTES_MAX
 from spotd_providers.runpod.provider import RunpodProvider
 from spotd_providers.testkit.fakes.runpod import Quirks
@@ -31,6 +32,8 @@ from spotd_providers.testkit.faults import Call, Canned
 from tests.runpod.harness import RunpodHarness
 from tests.runpod.stories import cheapest, play
 
+PARTS = 4
+"""Requests of one poll: two clouds, two sizes."""
 NO_INSTANCES = "There are no longer any instances available with the requested specifications. Please refresh."
 
 
@@ -188,6 +191,42 @@ def test_polling_prices_leaves_requests_for_machines(tmp_path: Path) -> None:
         assert (await provider.offers(h.query())).complete
 
     play(tmp_path, story, Quirks(requests_a_minute=18))
+
+
+def test_what_the_minute_left_no_request_for_is_told_from_the_poll_before_and_asked_first_next_time(
+    tmp_path: Path,
+) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        whole = await provider.offers(h.query())
+        for _ in range(5):
+            await provider.instances()
+        short = await provider.offers(h.query())
+        asked = len([one for one in h.requests() if "/catalog/" in one.path])
+        assert 0 < asked - PARTS < PARTS
+        assert (short.complete, short.offers) == (False, whole.offers)
+
+        h.cloud.gpus.clear()
+        await h.advance(timedelta(seconds=61))
+        emptied = await provider.offers(h.query())
+        assert (emptied.complete, emptied.offers) == (True, ())
+
+    play(tmp_path, story, Quirks(requests_a_minute=14))
+
+
+def test_what_could_not_be_asked_for_long_is_not_told_any_more(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        whole = await provider.offers(h.query())
+
+        def then_fail(true: Canned) -> Canned:
+            h.faults.answer(Call.OFFERS, Canned(status=503))
+            return true
+
+        await h.advance(PART_AGE_MAX + timedelta(seconds=1))
+        h.faults.edit(Call.OFFERS, then_fail)
+        one_part = await provider.offers(h.query())
+        assert 0 < len(one_part.offers) < len(whole.offers)
+
+    play(tmp_path, story)
 
 
 def test_a_price_that_rose_is_not_paid_and_one_above_the_agreement_is_not_even_asked_for(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -227,6 +228,20 @@ def test_a_log_is_read_though_its_stream_never_ends(tmp_path: Path, stays_open: 
         assert await provider.logs(seen.ref, lines=2) == ("two key=abc", "three")
 
     play(tmp_path, story, Quirks(log_stays_open=stays_open))
+
+
+def test_a_list_is_not_held_up_by_the_logs_of_lost_pods_that_never_rest(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        for _ in range(2):
+            _, pod = await rent(h, provider)
+            h.cloud.lose_host(pod)
+        begun = monotonic()
+        listing = await provider.instances()
+        assert [machine.loss for machine in listing.instances] == [Loss.HOST_LOST] * 2
+        assert h.cloud.logs_open_most == 2
+        assert monotonic() - begun < 15
+
+    play(tmp_path, story, Quirks(log_stays_open=True, log_never_rests=True))
 
 
 def test_bills_name_their_attempt_even_when_the_pod_is_long_gone_and_the_daemon_was_restarted(tmp_path: Path) -> None:

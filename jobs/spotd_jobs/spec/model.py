@@ -38,7 +38,8 @@ class Resources:
     min_reliability: float | None = None
     regions: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
-    market: MarketChoice = MarketChoice.SPOT
+    market: MarketChoice | None = None
+    """Absent: spot, and on-demand at providers that have nothing on spot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

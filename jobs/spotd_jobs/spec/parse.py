@@ -275,7 +275,7 @@ def _resources(table: Table) -> Resources:
         min_reliability=table.take("min_reliability", fraction(example="min_reliability = 0.98"), None),
         regions=_words(table, "regions", 'regions = ["us-east-1"]'),
         providers=_words(table, "providers", 'providers = ["vast"]'),
-        market=table.take("market", choice(MarketChoice), MarketChoice.SPOT),
+        market=table.take("market", choice(MarketChoice), None),
     )
 
 

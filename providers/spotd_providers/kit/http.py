@@ -137,10 +137,14 @@ class Http:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         quiet_s: float = 2.0,
+        talk_s: float = 4.0,
         total_s: float = 20.0,
         bytes_max: int = 1024 * 1024,
     ) -> Answer:
         """What a stream said until it ended, fell silent for `quiet_s` or said too much: it may never end by itself.
+
+        Nor need it fall silent: what follows a log goes on as long as somebody writes, or keeps the line open with
+        comments. So it is left `talk_s` after it began to answer, whatever it still has to say.
 
         Raises:
             Unavailable: there was no answer at all.
@@ -155,6 +159,7 @@ class Http:
                     status = response.status_code
                     answer_headers = {name.lower(): value for name, value in response.headers.items()}
                     chunks = response.aiter_bytes()
+                    whole.deadline = min(whole.deadline, anyio.current_time() + talk_s)
                     while len(body) < bytes_max and not whole.cancel_called:
                         chunk = None
                         with anyio.move_on_after(quiet_s):

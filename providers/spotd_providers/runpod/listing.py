@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import anyio
+
 from spotd_providers.contract.errors import AuthFailed, ProviderError
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
@@ -95,8 +97,20 @@ class Sightings:
             complete = self._read(page.pods, rows) and complete
         for instance in rows.values():
             self.own(instance)
-        found = tuple([await self._explained(instance) for instance in rows.values()])
-        return Listing(instances=found, complete=complete, at=self._services.clock.now())
+        at = self._services.clock.now()
+        return Listing(instances=await self._all_explained(tuple(rows.values())), complete=complete, at=at)
+
+    async def _all_explained(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
+        """All at once: each may have to read a log, and the loss of one must not wait for the logs of the others."""
+        found: dict[int, Instance] = {}
+
+        async def explain(number: int, instance: Instance) -> None:
+            found[number] = await self._explained(instance)
+
+        async with anyio.create_task_group() as group:
+            for number, instance in enumerate(instances):
+                group.start_soon(explain, number, instance, name=f"runpod.explain:{instance.ref.instance_id}")
+        return tuple(found[number] for number in range(len(instances)))
 
     def _read(self, page: Sequence[Any], rows: dict[str, Instance]) -> bool:
         """Whether every row of the page could be attributed; those that are ours are added to `rows`."""

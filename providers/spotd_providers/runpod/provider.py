@@ -48,12 +48,13 @@ from spotd_providers.kit.text import clean
 from spotd_providers.runpod import doctor
 from spotd_providers.runpod.answers import Refused
 from spotd_providers.runpod.books import account, as_balance, charges_between
+from spotd_providers.runpod.catalogue import Catalogue
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.graphql import Graph
 from spotd_providers.runpod.launching import DISK_GB_MIN, Strangers, refusal_of_create, request_body
 from spotd_providers.runpod.listing import Sightings
 from spotd_providers.runpod.memory import Memory
-from spotd_providers.runpod.offers import DISK_PRICE, PROVIDER, translated
+from spotd_providers.runpod.offers import DISK_PRICE, PROVIDER
 from spotd_providers.runpod.pods import as_instance, ref_of
 from spotd_providers.runpod.settings import RunpodSettings
 from spotd_providers.runpod.spot import INTERRUPTIBLE, SpotMarket
@@ -87,6 +88,7 @@ class RunpodProvider:
         self._services = services
         self._graph = Graph(client, rng=services.rng, log=services.log)
         self._spot = SpotMarket(self._graph, settings, services.log)
+        self._catalogue = Catalogue(client, settings, services)
         self._strangers = Strangers()
         self._memory = Memory(services.state_dir, services.log)
         self._sightings = Sightings(client, services, self._memory, out_of_money=self._is_out_of_money)
@@ -102,32 +104,31 @@ class RunpodProvider:
         return {**_ALWAYS, Power.SPOT: spot, Power.BID_CHANGE: spot, Power.BALANCE: balance}
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """Every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete."""
+        """Every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete.
+
+        What could then not be asked is told from an earlier poll, if that is not long ago.
+        """
         offers: list[Offer] = []
         rejected: list[Rejected] = []
-        complete = True
-        answered = False
-        try:
-            if Market.ON_DEMAND in query.markets:
-                for cloud in self._settings.clouds:
-                    for count in self._settings.gpu_counts:
-                        rows = await self._client.gpus(cloud=cloud, count=count, cuda_min=self._settings.cuda_min)
-                        good, bad = translated(rows.rows, cloud, count, self._settings)
-                        offers.extend(good)
-                        rejected.extend([*rows.rejected, *bad])
-                        answered = True
-            if Market.SPOT in query.markets:
+        missing: ProviderError | None = None
+        answered = Market.ON_DEMAND in query.markets
+        if answered:
+            missing = await self._catalogue.asked()
+            offers, rejected = self._catalogue.told()
+        if Market.SPOT in query.markets:
+            try:
                 good, bad = await self._spot.offers(key_is_good=answered)
                 offers.extend(good)
                 rejected.extend(bad)
-        except AuthFailed:
-            raise
-        except ProviderError as exc:
-            if not answered:
+            except AuthFailed:
                 raise
-            self._services.log.warning("runpod.offers_incomplete", reason=str(exc))
-            complete = False
-        return OfferPage(offers=tuple(offers), rejected=tuple(rejected), complete=complete, at=self._now())
+            except ProviderError as exc:
+                if not answered:
+                    raise
+                missing = missing or exc
+        if missing is not None:
+            self._services.log.warning("runpod.offers_incomplete", reason=str(missing))
+        return OfferPage(offers=tuple(offers), rejected=tuple(rejected), complete=missing is None, at=self._now())
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """A pod exists, was made by one request, and costs no more than agreed."""

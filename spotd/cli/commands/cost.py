@@ -78,7 +78,7 @@ def show_receipt(receipt: ReceiptShape) -> None:
         ("on demand", f"{dollars(on_demand)} for the same hours on the same hardware"),
         ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
         ("recoveries", str(receipt["recoveries"])),
-        ("lost", f"{minutes(receipt['lost_s'])} of work repeated and waiting for a machine"),
+        ("lost", f"{minutes(receipt['lost_s'])} of work repeated after losses"),
     ]  # fmt: skip
     facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
     stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))

@@ -63,7 +63,7 @@ def _job_options(function: F) -> F:
         ("--memory", "resources__memory", text, False, "SIZE", "Least main memory."),
         ("--min-cuda", "resources__min_cuda", text, False, "VERSION", "Least CUDA version."),
         ("--min-reliability", "resources__min_reliability", click.FLOAT, False, "0..1", "Least reliability."),
-        ("--market", "resources__market", text, False, "MARKET", "spot, on-demand or auto."),
+        ("--market", "resources__market", text, False, "MARKET", "spot, on-demand or auto; absent: spot where sold."),
         ("--provider", "resources__providers", text, True, "NAME", "Only this provider; may be repeated."),
         ("--region", "resources__regions", text, True, "NAME", "Only this region; may be repeated."),
         ("--workdir", "workdir", text, False, "DIR", "Pack this folder and run there."),

@@ -236,7 +236,7 @@ def spec_shape(spec: JobSpec) -> dict[str, Any]:
                 "min_reliability": wanted.min_reliability,
                 "regions": list(wanted.regions),
                 "providers": list(wanted.providers),
-                "market": wanted.market.value,
+                "market": None if wanted.market is None else wanted.market.value,
             },
             "price": {"max_price": limit},
             "budget": {"job": usd(spec.job_budget)},

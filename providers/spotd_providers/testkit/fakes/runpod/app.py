@@ -216,12 +216,24 @@ class RunpodApi:
             return self._json(refusal.status, refusal.body, refusal.headers)
 
         async def events() -> AsyncIterator[str]:
+            self.cloud.logs_open += 1
+            self.cloud.logs_open_most = max(self.cloud.logs_open_most, self.cloud.logs_open)
+            try:
+                async for event in told_and_more():
+                    yield event
+            finally:
+                self.cloud.logs_open -= 1
+
+        async def told_and_more() -> AsyncIterator[str]:
             for number, line in enumerate(told):
                 event = {"ts": self.cloud.clock.now().isoformat(), "source": "container", "line": line}
                 yield f"id: {number}\ndata: {json.dumps(event)}\n\n"
             if self.cloud.quirks.log_stays_open:
+                until = anyio.current_time() + _OPEN_FOR_S
                 yield ": waiting\n\n"
-                await anyio.sleep(_OPEN_FOR_S)
+                while anyio.current_time() < until:
+                    await anyio.sleep(0.2 if self.cloud.quirks.log_never_rests else _OPEN_FOR_S)
+                    yield ": waiting\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
 

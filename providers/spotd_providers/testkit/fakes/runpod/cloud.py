@@ -55,6 +55,8 @@ class RunpodCloud:
         self.ledger_path = root / "ledger.jsonl"
         self.ledger = Ledger(self.ledger_path)
         self.lock = threading.RLock()
+        self.logs_open = 0
+        self.logs_open_most = 0
         self._failures: dict[str, Failure] = {}
         self._events: list[tuple[datetime, int, Callable[[datetime], None]]] = []
         self._order = count()

@@ -31,6 +31,7 @@ class Quirks:
         rate_limits: the account's windows are enforced.
         requests_a_minute: the size of the smallest window.
         log_stays_open: a log's stream goes on after what there was to say.
+        log_never_rests: while it is open, it says more, or keeps the line open with comments, without a pause.
         refuses_agents: clients that do not name themselves are refused by the edge, with 403 and no JSON.
         graphql: `on`, `gone` (410), or `down` (503).
         spot: `on`, `empty` (never any instance), `removed` (the mutation is unknown), or `on-demand` (sold wrongly).
@@ -58,6 +59,7 @@ class Quirks:
     rate_limits: bool = True
     requests_a_minute: int = 60
     log_stays_open: bool = False
+    log_never_rests: bool = False
     refuses_agents: bool = True
     graphql: str = "on"
     spot: str = "on"
