@@ -238,7 +238,7 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.PROVISION_TIMEOUT: _row(
         JobState.RECOVERING, "the machine did not come up in time", is_recovery=True, blame=Blame.HOST
     ),
-    EndReason.LAUNCH_FAILED: _row(JobState.RECOVERING, "the launch was refused: {detail}", blame=Blame.POOL),
+    EndReason.LAUNCH_FAILED: _row(JobState.RECOVERING, "the launch was refused: {detail}"),
     EndReason.NEVER_LAUNCHED: _row(JobState.RECOVERING, "the launch did not take effect: {detail}"),
     EndReason.STALLED: _row(
         JobState.RECOVERING, "the job made no progress: {detail}", is_recovery=True, blame=Blame.HOST

@@ -19,7 +19,7 @@ from spotd.core.model import (
     Plan,
     World,
 )
-from spotd.core.outcomes import launch_unknown
+from spotd.core.outcomes import LaunchFailure, launch_refused, launch_unknown
 from spotd.core.plans import applied
 from spotd.core.pricing import halted_rate
 from spotd.core.reconcile import reconcile
@@ -242,6 +242,23 @@ def test_the_loss_of_a_host_without_a_name_cools_its_pool_down_only_if_the_attem
     plan = reconcile(world, listing(instance(S.RUNNING)), report(seq=5), NOW)
     assert plan.attempts[next(iter(plan.attempts))].end_reason is EndReason.HOST_LOST
     assert [cooldown.scope for cooldown in plan.cooldowns] == ([] if saved else [CooldownScope.POOL])
+
+
+@pytest.mark.parametrize(
+    ("failure", "scope", "span"),
+    [
+        (LaunchFailure.NO_CAPACITY, CooldownScope.POOL, timedelta(minutes=3)),
+        (LaunchFailure.RATE_LIMITED, CooldownScope.PROVIDER, timedelta(seconds=12)),
+        (LaunchFailure.PRICE_MOVED, CooldownScope.OFFER, timedelta(seconds=30)),
+    ],
+)
+def test_a_refused_launch_cools_down_what_was_refused_and_nothing_more(
+    failure: LaunchFailure, scope: CooldownScope, span: timedelta
+) -> None:
+    world = world_with(A.INTENDED)
+    (attempt,) = world.attempts
+    plan = launch_refused(world, attempt, failure, "no", NOW, timedelta(seconds=12))
+    assert [(c.scope, c.until - NOW) for c in plan.cooldowns] == [(scope, span)]
 
 
 def test_silence_is_ours_while_the_store_does_not_answer() -> None:
