@@ -39,7 +39,7 @@ StartScript = Callable[[ProviderName, str], str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     at: datetime
-    orders: tuple[bool, bool]
+    orders: tuple[bool, bool, bool]
     superseded: bool = False
 
 

@@ -179,6 +179,8 @@ class Grants:
             notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
             orders=_orders(attempt, superseded=superseded),
             self_terminate=_self_terminate(traits),
+            # Nothing is offered to restore any more, so a machine that is started again on a wiped disk must not begin.
+            seen_running=attempt.running_at is not None,
         )
 
     def _run_spec(self, spec: JobSpec) -> RunSpec:
@@ -243,9 +245,9 @@ def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
     return Orders(checkpoint=1 if attempt.notice_at is not None else 0, stop=stop)
 
 
-def order_of(attempt: Attempt) -> tuple[bool, bool]:
-    """What of an attempt changes its orders: while this stays the same, a renewal can wait."""
-    return attempt.stop is not None, attempt.notice_at is not None
+def order_of(attempt: Attempt) -> tuple[bool, bool, bool]:
+    """What of an attempt changes what its machine is to do: while this stays the same, a renewal can wait."""
+    return attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None
 
 
 def _self_terminate(traits: ProviderTraits | None) -> SelfTerminate | None:

@@ -236,6 +236,17 @@ async def test_a_cancelled_job_is_told_to_save_and_its_machine_ends(rig: Rig) ->
     assert [c.name for c in rig.job(name).checkpoints] == ["saved"]
 
 
+async def test_a_machine_whose_command_was_seen_running_is_told_at_once_not_to_begin_anew(rig: Rig) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until(lambda: rig.attempts(name) and rig.attempts(name)[0].ref is not None)
+        assert not rig.grant(name, 1).seen_running
+        await rig.until_running(name, 1)
+        since = rig.clock.now()
+        await rig.until(lambda: rig.grant(name, 1).seen_running)
+        assert rig.clock.now() - since < timedelta(seconds=30)
+
+
 async def test_one_provider_that_hangs_delays_nobody_else(tmp_path: object) -> None:
     from pathlib import Path
 

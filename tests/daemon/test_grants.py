@@ -148,7 +148,10 @@ async def test_the_newest_accepted_checkpoint_is_offered_first_and_a_changed_one
     grant = desk.build(fresh, job)
     assert [r.name for r in grant.restore] == ["u2", "u1"]
     assert grant.restore[0].chunks_base is not None
-    assert desk.build(desk.attempt, job).restore == [], "nothing is restored any more once the command runs"
+    assert not desk.build(fresh, job).seen_running
+    begun = desk.build(desk.attempt, job)
+    assert begun.restore == [], "nothing is restored any more once the command runs"
+    assert begun.seen_running, "so a machine that is started again on a wiped disk must not begin"
 
 
 def test_a_stop_is_ordered_in_words(desk: Desk) -> None:
