@@ -1,6 +1,8 @@
 """Brings a database to the schema of this version, all steps in one transaction, or refuses to touch it.
 
-alembic is imported only when there is something to do: it costs a daemon that is up to date nothing.
+alembic is imported only when there are steps to take: it costs a daemon that is up to date nothing. A state that does
+not exist yet is made at once from the tables, or a daemon would carry alembic's nine megabytes until its next start; a
+test holds that to what the steps make.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from sqlalchemy import Connection, inspect, text
 from spotd.store.engine import Place
 from spotd.store.errors import StoreCorrupt, StoreTooNew
 from spotd.store.points import AtPoint, StorePoint
+from spotd.store.tables import METADATA
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -80,7 +83,10 @@ def migrate(connection: Connection, place: Place, at_point: AtPoint, schema: Sch
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         at_point(StorePoint.MIGRATION_BEGUN)
-        _upgrade(connection, at_point, schema)
+        if before is None and schema == BUNDLED:
+            _create(connection, at_point)
+        else:
+            _upgrade(connection, at_point, schema)
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
         if broken:
             raise StoreCorrupt(
@@ -112,6 +118,17 @@ def migration_config(schema: Schema = BUNDLED) -> Config:
 def _option(path: Path) -> str:
     """The path as a ConfigParser value, where a % would begin an interpolation."""
     return str(path).replace("%", "%%")
+
+
+def _create(connection: Connection, at_point: AtPoint) -> None:
+    METADATA.create_all(connection)
+    # As alembic itself makes it, which finds it there at the next step.
+    connection.exec_driver_sql(
+        "CREATE TABLE alembic_version "
+        "(version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+    )
+    connection.execute(text("INSERT INTO alembic_version (version_num) VALUES (:head)"), {"head": BUNDLED.head})
+    at_point(StorePoint.MIGRATION_STEP)
 
 
 def _upgrade(connection: Connection, at_point: AtPoint, schema: Schema) -> None:

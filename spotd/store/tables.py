@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Date,
     Float,
     ForeignKey,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    event,
     false,
     text,
 )
@@ -244,3 +246,16 @@ COOLDOWNS: Final = _table(CooldownRow)
 CHARGES: Final = _table(ChargeRow)
 EVENTS: Final = _table(EventRow)
 META: Final = _table(MetaRow)
+
+
+def _append_only(table: Table, connection: Connection, **_: object) -> None:
+    """Rows of the table can be neither changed nor deleted, by anybody."""
+    for verb in ("UPDATE", "DELETE"):
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER {table.name}_no_{verb.lower()} BEFORE {verb} ON {table.name} "
+            f"BEGIN SELECT RAISE(ABORT, '{table.name} are append-only'); END"
+        )
+
+
+for _kept in (EVENTS, CHARGES):
+    event.listen(_kept, "after_create", _append_only)

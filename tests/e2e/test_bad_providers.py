@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spotd_providers.testkit.serve import AsgiApp, Receive, Scope, Send, serving
+from spotd_providers.kit.hosts import ScaledClock, write_clock
+from spotd_providers.testkit.fakes.runpod import Gpu, RunpodApi, RunpodCloud
+from spotd_providers.testkit.fakes.runpod import Quirks as RunpodQuirks
+from spotd_providers.testkit.fakes.runpod import classify as of_runpod
+from spotd_providers.testkit.fakes.vastai import VastApi, VastCloud, some_asks
+from spotd_providers.testkit.fakes.vastai import classify as of_vast
+from spotd_providers.testkit.faults import FOR_EVER, Call, Canned, Faults
+from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send, serving
+from spotd_providers.testkit.ticker import ticking
+from tests.e2e.clouds import RUNPOD_KEY, SCALE, VAST_KEY, VIRTUAL0
 from tests.e2e.ctl import log_lines, spotctl
 from tests.e2e.harness import FINAL, host, lab, until
 
@@ -56,3 +69,65 @@ base_url = "http://127.0.0.1:{closed_port()}"
             found.api.cancel(job)
             until(lambda: found.state(job) in FINAL, what="the job to end", within=120, every=0.2)
             until(lambda: not found.open_machines(), what="every machine to be gone", within=120)
+
+
+def with_nonsense(true: Canned) -> Canned:
+    """Every price is a word."""
+    page = json.loads(true.body)
+    rows = [{**row, "min_bid": "cheap", "dph_base": "cheap"} for row in page["offers"]]
+    return replace(true, body=json.dumps({**page, "offers": rows}).encode())
+
+
+def test_one_that_lies_and_keeps_its_list_to_itself_delays_neither_polls_nor_launches_elsewhere(tmp_path: Path) -> None:
+    clock = ScaledClock(real0=time.time(), virtual0=VIRTUAL0, scale=SCALE)
+    vast = VastCloud(tmp_path / "vast", clock=clock, api_key=VAST_KEY)
+    vast.stock(*some_asks())
+    bad = Faults(VastApi(vast), classify=of_vast)
+    bad.edit(Call.OFFERS, with_nonsense, times=FOR_EVER)
+    bad.hang(Call.LIST, times=FOR_EVER)
+    quirks = RunpodQuirks(requests_a_minute=100_000)
+    runpod = RunpodCloud(tmp_path / "runpod", clock=clock, quirks=quirks, api_key=RUNPOD_KEY)
+    runpod.stock(Gpu(gpu_id="NVIDIA GeForce RTX 4090", name="RTX 4090", memory=24, community_price=0.34))
+    try:
+        with serving(bad) as at_vast, serving(RunpodApi(runpod)) as at_runpod, ticking(runpod):
+            providers = f"""
+[providers.vast]
+api_key = {{ env = "VAST_KEY" }}
+base_url = "{at_vast.url}"
+[providers.runpod]
+api_key = {{ env = "RUNPOD_KEY" }}
+base_url = "{at_runpod.url}"
+gpu_counts = [1]
+"""
+            with lab(tmp_path / "lab", hosts=providers, market="enabled = false", scale=SCALE, poll_s=0.5) as found:
+                write_clock(found.folder / "state" / "clock.json", clock)
+                found.environment = {"VAST_KEY": VAST_KEY, "RUNPOD_KEY": RUNPOD_KEY}
+                found.start()
+
+                def kept_waiting() -> list[RecordedRequest]:
+                    return [request for request in at_vast.requests if of_vast(request) is Call.LIST]
+
+                def polls() -> int:
+                    return len([request for request in at_runpod.requests if of_runpod(request) is Call.OFFERS])
+
+                until(lambda: bad.hanging, what="vast.ai to be asked for its machines", within=120)
+                before = polls()
+                resources = {"gpu": ["RTX_4090:1"], "disk": "10GB", "market": "auto"}
+                job = found.submit("net", "sleep 600", resources=resources)
+                until(lambda: any(pod.exists for pod in runpod.pods.values()), what="a pod elsewhere", within=120)
+                until(lambda: polls() >= before + 4, what="four more polls elsewhere", within=120)
+                # Not one of the bad one's lists was ever answered, and the polls did not go by turns with them.
+                assert {request.status for request in kept_waiting()} == {None}
+                assert polls() - before > len(kept_waiting())
+                assert not log_lines(found, "daemon.stock_incomplete"), "the launch waited for who has no machines"
+                named = re.compile(r"vast: .*rows about prices cannot be used")
+                until(
+                    lambda: named.search(spotctl(found, "why", job).stdout), what="vast to be named", within=60, every=1
+                )
+                (pod,) = runpod.pods.values()
+                assert pod.name.startswith(f"spotd-lab-{job}-")
+                found.api.cancel(job)
+                until(lambda: not pod.exists, what="the pod to be deleted", within=120)
+    finally:
+        vast.shut_down()
+        runpod.shut_down()
