@@ -80,6 +80,10 @@ def _signature(secret: str, scope: list[str], stamp: str, canonical: str) -> str
     return _hmac(key, to_sign).hex()
 
 
+def _several(found: str | list[str]) -> list[str]:
+    return [found] if isinstance(found, str) else found
+
+
 def _query_of(pairs: list[tuple[str, str]]) -> str:
     return "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(pairs))
 
@@ -192,7 +196,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(403, "InvalidToken")
 
         def may(action: str, key: str) -> bool:
-            inside = any(key.startswith(prefix) for prefix in claims["paths"]["prefixPaths"])
+            paths = claims["paths"]
+            inside = key in paths["objectPaths"] or any(key.startswith(prefix) for prefix in paths["prefixPaths"])
             return action in claims["actions"] and (inside or "prefix" in self.honest.lies)
 
         secret = hashlib.sha256(jwt.encode()).hexdigest()
@@ -323,7 +328,10 @@ class Handler(BaseHTTPRequestHandler):
             wanted = f"arn:aws:s3:::{BUCKET}/{key}"
             return any(
                 f"s3:{action}" in one["Action"]
-                and ("prefix" in self.honest.lies or fnmatch.fnmatchcase(wanted, one["Resource"]))
+                and (
+                    "prefix" in self.honest.lies
+                    or any(fnmatch.fnmatchcase(wanted, r) for r in _several(one["Resource"]))
+                )
                 for one in statements
                 if one["Effect"] == "Allow"
             )

@@ -71,6 +71,7 @@ class Draft:
         self._events: list[Event] = []
         self._wake_at: datetime | None = None
         self._look_again: set[ProviderName] = set()
+        self._look_closer: set[AttemptId] = set()
 
     def plan(self) -> Plan:
         return Plan(
@@ -82,6 +83,7 @@ class Draft:
             events=tuple(self._events),
             wake_at=self._wake_at,
             look_again=frozenset(self._look_again),
+            look_closer=frozenset(self._look_closer),
         )
 
     def job(self, job: JobId) -> Job:
@@ -109,6 +111,9 @@ class Draft:
 
     def look_again(self, provider: ProviderName) -> None:
         self._look_again.add(provider)
+
+    def look_closer(self, attempt: AttemptId) -> None:
+        self._look_closer.add(attempt)
 
     def put_attempt(self, attempt: Attempt) -> None:
         before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)

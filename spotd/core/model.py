@@ -422,9 +422,12 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """What one complete look at an attempt's part of the store told; everything in it is already validated.
+    """What one look at an attempt's part of the store told; everything in it is already validated.
 
     Attributes:
+        glance: nothing of the attempt's own was read: this is what is known since the last complete look. A glance
+            can show that a host lives, never that it is lost.
+        beat_at: when it was last seen to give a sign of life, whatever `seq` says.
         seq: of the heartbeat, -1 before the first.
         checkpoints: newly accepted ones, oldest first.
         exit_cause: set once the runner reported its end.
@@ -434,6 +437,8 @@ class HostReport:
 
     attempt: AttemptId
     looked_at: datetime
+    glance: bool = False
+    beat_at: datetime | None = None
     seq: int = -1
     phase: str = ""
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -501,6 +506,8 @@ class Plan:
     wake_at: datetime | None = None
     look_again: frozenset[ProviderName] = frozenset()
     """Providers whose machines must be listed again at once, before a large loss is believed."""
+    look_closer: frozenset[AttemptId] = frozenset()
+    """Attempts about which only a look at all that their hosts wrote can decide."""
 
     @property
     def is_empty(self) -> bool:

@@ -22,6 +22,7 @@ def combine(first: Plan, second: Plan) -> Plan:
         verdicts={**first.verdicts, **second.verdicts},
         wake_at=min(wakes, default=None),
         look_again=first.look_again | second.look_again,
+        look_closer=first.look_closer | second.look_closer,
     )
 
 

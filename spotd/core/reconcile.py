@@ -12,7 +12,9 @@ it died is missed. The matrix, for a *complete* listing begun after the attempt'
     ENDING           end it                 end it, wait for gone       gone, once its end was accepted
     unknown key      end it                 end it unless gone          -
 
-An incomplete listing proves what it shows and nothing else; with no listing and no look, everything is held.
+An incomplete listing proves what it shows and nothing else; with no listing and no look, everything is held. Most
+looks are a glance at the beats of all hosts (`HostReport.glance`): it keeps an attempt alive, and whatever would end
+one asks for a look at that host first.
 """
 
 from __future__ import annotations
@@ -164,8 +166,11 @@ def _judge(
         draft.end_attempt(attempt_id, EndReason.CONTRACT_BROKEN, f"the machine is {mine.market}, which was not agreed")
         return
     # However little we know of it, it may have run and saved while we were away or the store did not answer.
-    looked = report is not None and (listing is None or report.looked_at >= listing.at)
-    if mine is not None and mine.state in _STOPPED and looked:
+    looked = report is not None and not report.glance and (listing is None or report.looked_at >= listing.at)
+    stopped = mine is not None and mine.state in _STOPPED
+    if report is not None and report.glance and (stopped or (absent and attempt_id not in held)):
+        draft.look_closer(attempt_id)
+    elif mine is not None and stopped and looked:
         _lost(draft, attempt_id, mine)
     elif absent and attempt_id not in held and looked:
         _absent(draft, attempt_id)
@@ -350,13 +355,22 @@ def _absent(draft: Draft, attempt_id: AttemptId) -> None:
 def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None) -> None:
     """Time-outs of a machine that seems to exist.
 
-    Without a fresh look, silence is ours and not the host's, and a checkpoint may lie unseen in the store.
+    Without a fresh look, silence is ours and not the host's, and a checkpoint may lie unseen in the store. Where there
+    was only a glance, the look is asked for.
     """
     item = draft.attempt(attempt_id)
     rules = draft.policy.providers.get(item.provider)
+    glanced = report is not None and report.glance
+
+    def end(reason: EndReason, detail: str = "") -> None:
+        if glanced:
+            draft.look_closer(attempt_id)
+        else:
+            draft.end_attempt(attempt_id, reason, detail)
+
     patience = timedelta(0) if report is not None else draft.policy.lease
     if item.stop is not None and draft.now >= item.stop.deadline + patience:
-        draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+        end(item.stop.reason, item.stop.detail)
         return
     if item.stop is not None:
         draft.wake(item.stop.deadline)
@@ -366,13 +380,13 @@ def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None
         silent_at = item.heartbeat_seen_at + draft.policy.silence_max
         if draft.now >= silent_at:
             silence = int((draft.now - item.heartbeat_seen_at).total_seconds())
-            draft.end_attempt(attempt_id, EndReason.HOST_LOST, f"no sign of life for {silence} s")
+            end(EndReason.HOST_LOST, f"no sign of life for {silence} s")
         else:
             draft.wake(silent_at)
     elif rules is not None:
         late_at = item.launched_at + rules.provision_timeout
         if draft.now >= late_at:
-            draft.end_attempt(attempt_id, EndReason.PROVISION_TIMEOUT)
+            end(EndReason.PROVISION_TIMEOUT)
         else:
             draft.wake(late_at)
 

@@ -37,12 +37,13 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
     if report.seq > item.heartbeat_seq:
         item = replace(
             item,
-            looked_at=report.looked_at,
             heartbeat_seq=report.seq,
             heartbeat_seen_at=report.looked_at,
             phase=report.phase or item.phase,
         )
-    else:
+    elif report.beat_at is not None and item.heartbeat_seen_at is not None and report.beat_at > item.heartbeat_seen_at:
+        item = replace(item, heartbeat_seen_at=report.beat_at)
+    if not report.glance:
         item = replace(item, looked_at=report.looked_at)
     if report.resumed_from is not None and item.resumed_from is None:
         item = replace(item, resumed_from=report.resumed_from)
@@ -52,7 +53,8 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
             attempt=attempt_id,
             name=report.resumed_from,
         )
-    draft.put_attempt(item)
+    if item is not draft.attempt(attempt_id):
+        draft.put_attempt(item)
     if report.notice_at is not None:
         note_notice(draft, attempt_id, report.notice_at)
     if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:

@@ -205,7 +205,15 @@ class _Daemon:
             wall=wall,
             log=logs.get("grants"),
         )
-        keeper = Storekeeper(objects, clock=clock, wall=wall, log=logs.get("storekeeper"))
+        shared_by = objects.shared_with_hosts_by
+        look_every_s = look_pace_s(clock, shared_by)
+        keeper = Storekeeper(
+            objects,
+            clock=clock,
+            wall=wall,
+            log=logs.get("storekeeper"),
+            list_every_s=0.0 if shared_by == "filesystem" else look_every_s,
+        )
         self.executor = Executor(
             providers=self.hosting.live,
             install=settings.install,
@@ -230,7 +238,7 @@ class _Daemon:
             look_again=self.hosting.look_again,
             alive=app.notify.alive,
             watchdog_s=app.notify.watchdog_s,
-            look_every_s=look_pace_s(clock, objects.shared_with_hosts_by),
+            look_every_s=look_every_s,
             succeeded=secrets.remove,
         )
         self.brain.only_reconciles = True

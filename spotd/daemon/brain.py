@@ -91,6 +91,8 @@ class Brain:
         self._watchdog_s = watchdog_s
         self._look_every_s = look_every_s
         self._inhabited = Inhabited()
+        self._closely: frozenset[AttemptId] = frozenset()
+        """Whose hosts the next cycle looks at completely, since something about them cannot be decided otherwise."""
         self._held = False
         self.state: BrainState | None = None
         self.cycles = 0
@@ -137,7 +139,8 @@ class Brain:
         """The world was looked at and what follows is durable and under way. Returns seconds until the next is due."""
         listings = self._boards.listings()
         notes = self._boards.notes()
-        reports = await self._keeper.look(self.state.world) if self.state is not None else {}
+        closely, self._closely = self._closely, frozenset()
+        reports = await self._keeper.look(self.state.world, closely) if self.state is not None else {}
 
         def think(world: World, now: datetime) -> Plan:
             fresh = self._keeper.fresh(reports, world)
@@ -166,6 +169,7 @@ class Brain:
                 self._succeeded(job.id)
         self._executor.take(committed.plan, committed.world)
         self._executor.end(committed.world)
+        self._closely = committed.plan.look_closer
         for provider in sorted(committed.plan.look_again):
             self._look_again(provider)
         self.cycles += 1
@@ -190,6 +194,8 @@ class Brain:
         self._granter.update(world)
 
     def _pause_s(self, committed: Committed) -> float:
+        if committed.plan.look_closer:
+            return 0.0
         world, now = committed.world, committed.at
         recheck = virtual_at_least(self._clock, world.policy.recheck_every, real_s=RECHECK_FLOOR_S)
         dues = [now + recheck]
@@ -200,7 +206,7 @@ class Brain:
         dues.extend(intent.not_before for intent in owed if intent.not_before is not None and intent.not_before > now)
         pause_s = max(0.0, self._clock.real_seconds(min(dues) - self._clock.now()))
         if any(attempt.state.counts for attempt in world.attempts.values()):
-            pause_s = min(pause_s, self._look_every_s)
+            pause_s = min(pause_s, self._keeper.next_listing_s() or self._look_every_s)
         if self._watchdog_s is not None:
             pause_s = min(pause_s, self._watchdog_s / WATCHDOG_SHARE)
         return pause_s

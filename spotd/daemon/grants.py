@@ -25,8 +25,9 @@ from spotd.daemon.secretfiles import SecretFiles
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
-from spotd_jobs.wire.fields import is_printable
+from spotd_jobs.wire.fields import beat_name, is_printable
 from spotd_jobs.wire.grant import (
+    Beat,
     Blob,
     CheckpointRules,
     EndMethod,
@@ -135,7 +136,7 @@ class Grants:
     def remove(self, attempt: AttemptId) -> None:
         """The grant is gone, and the secrets in it; so is the leave to write, where the store can take it back."""
         self._passed_over.pop(attempt, None)
-        self._objects.delete([layout.grant_key(attempt)])
+        self._objects.delete([layout.grant_key(attempt), layout.beat_key(attempt)])
         self._objects.revoke_upload(layout.prefix_of(attempt))
 
     def _write(self, attempt: Attempt, job: Job, policy: Policy, points: tuple[CrashPoint, CrashPoint]) -> None:
@@ -148,7 +149,12 @@ class Grants:
         """The grant as it is to be now."""
         now = self._wall.now()
         expires = now + (LAST_LIFE if superseded else LIFE)
-        upload = self._objects.grant_upload(layout.prefix_of(attempt.id), expires=expires, size_max=OBJECT_BYTES_MAX)
+        upload = self._objects.grant_upload(
+            layout.prefix_of(attempt.id),
+            expires=expires,
+            size_max=OBJECT_BYTES_MAX,
+            beat=layout.beat_key(attempt.id),
+        )
         traits = self._traits.get(attempt.provider)
         fixed = superseded or attempt.running_at is not None
         return Grant(
@@ -172,6 +178,13 @@ class Grants:
                 expires=upload.expires,
                 size_max=upload.size_max,
                 fields=dict(upload.fields),
+            ),
+            beat=None
+            if upload.beat is None or superseded
+            else Beat(
+                method=UploadMethod(upload.method),
+                name=beat_name(job.id, attempt.id.number),
+                fields=dict(upload.beat),
             ),
             restore=[] if fixed else self._restores(attempt, job, expires),
             spec=self._run_spec(job.spec),

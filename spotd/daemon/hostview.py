@@ -103,6 +103,14 @@ class HostView:
     flood: str = ""
     notes: list[str] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    beat: ObjectInfo | None = None
+    """As it was listed last."""
+    beat_at: datetime | None = None
+    """When a listing last showed that it had been written again."""
+    news_read: int = -1
+    """The size of the beat that was listed before the last complete look."""
+    unfinished: bool = False
+    """The last look left something for the next."""
 
 
 def look(
@@ -113,16 +121,29 @@ def look(
     Raises:
         StoreUnavailable: the store does not answer, so nothing can be said.
     """
+    news = -1 if view.beat is None else view.beat.size
+    view.unfinished = False
     _read_heartbeat(objects, view, attempt)
     _read_events(objects, view, attempt, first=view.first_look and attempt.looked_at is not None)
     _read_manifests(objects, view, attempt, job, at=at, virtual=virtual)
     view.first_look = False
-    known = {c.manifest_key for c in job.checkpoints}
+    view.news_read = news
+    return report_of(view, attempt, job, at=at, virtual=virtual)
+
+
+def report_of(
+    view: HostView, attempt: Attempt, job: Job, *, at: datetime, virtual: RealToVirtual, glance: bool = False
+) -> HostReport:
+    """What is known of the host, without asking the store for anything."""
+    known = {c.manifest_key for c in job.checkpoints} if view.accepted else frozenset()
     beat, ended = view.heartbeat, view.exit
     notice = beat.notice if beat is not None else None
     return HostReport(
         attempt=attempt.id,
         looked_at=at,
+        glance=glance,
+        beat_at=view.beat_at,
+        flood=view.flood,
         seq=beat.seq if beat is not None else -1,
         phase=beat.phase.value if beat is not None else "",
         checkpoints=tuple(c for key, c in view.accepted.items() if key not in known),
@@ -163,6 +184,7 @@ def _read_events(objects: ObjectStore, view: HostView, attempt: Attempt, *, firs
     """`first` after a restart: what was told before is learnt again, but not told again."""
     prefix = layout.events_prefix(attempt.id)
     fresh = [info.key for info in _listed(objects, prefix) if info.key > view.events_read and _is_name(info, prefix)]
+    view.unfinished |= len(fresh) > EVENTS_PER_LOOK_MAX
     for key in fresh[:EVENTS_PER_LOOK_MAX]:
         data = _get(objects, view, key, EVENT_BYTES_MAX, "event")
         view.events_read = key
@@ -266,6 +288,8 @@ def _refuse(view: HostView, info: ObjectInfo, verdict: Refused) -> None:
     view.misses[info.key] = view.misses.get(info.key, 0) + 1
     if not verdict.missing or view.misses[info.key] >= MISSING_LOOKS_MAX:
         view.settled[info.key] = info.etag
+    else:
+        view.unfinished = True
 
 
 def _serial_of_newest_known(objects: ObjectStore, attempt: Attempt, job: Job) -> int:
@@ -349,6 +373,8 @@ def told(view: HostView, report: HostReport) -> None:
 
 def with_job(report: HostReport, job: Job) -> HostReport:
     """The report without checkpoints that the job knows by now."""
+    if not report.checkpoints:
+        return report
     known = {(c.attempt, c.name) for c in job.checkpoints}
     fresh = tuple(c for c in report.checkpoints if (c.attempt, c.name) not in known)
     return replace(report, checkpoints=fresh)

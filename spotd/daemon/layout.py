@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotd.core.model import AttemptId, JobId
-from spotd_jobs.wire.fields import attempt_prefix
+from spotd_jobs.wire.fields import BEATS_PREFIX, attempt_prefix, beat_name
 
 
 def runner_key(sha256: str) -> str:
@@ -28,6 +28,10 @@ def grant_key(attempt: AttemptId) -> str:
 
 def heartbeat_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "heartbeat.json"
+
+
+def beat_key(attempt: AttemptId) -> str:
+    return BEATS_PREFIX + beat_name(attempt.job, attempt.number)
 
 
 def events_prefix(attempt: AttemptId) -> str:

@@ -1,4 +1,4 @@
-"""Writes what a runner would write, into the folder store of a test."""
+"""Writes what a runner would write, into the store of a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from spotd.core.model import AttemptId
 from spotd.daemon import layout
-from spotd_jobs.objects.folder import FolderStore
+from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.wire.fields import attempt_prefix
 from spotd_jobs.wire.manifest import checkpoint_prefix
 from tests.core.builders import NOW
@@ -22,7 +22,7 @@ def text(at: datetime) -> str:
 class Host:
     """One attempt's runner, as far as the store can tell."""
 
-    def __init__(self, objects: FolderStore, attempt: AttemptId) -> None:
+    def __init__(self, objects: ObjectStore, attempt: AttemptId) -> None:
         self.objects = objects
         self.attempt = attempt
         self.seq = -1
@@ -31,6 +31,10 @@ class Host:
         self._serial = 0
 
     def beat(self, phase: str = "run", **changes: Any) -> None:
+        self.raw("heartbeat.json", self.heartbeat(phase, **changes))
+
+    def heartbeat(self, phase: str = "run", **changes: Any) -> bytes:
+        """The next one, not yet stored."""
         self.seq += 1
         document: dict[str, Any] = {
             "schema": 1,
@@ -68,7 +72,7 @@ class Host:
             "notice": None,
             "exit": None,
         }
-        self.raw("heartbeat.json", json.dumps({**document, **changes}).encode())
+        return json.dumps({**document, **changes}).encode()
 
     def raw(self, name: str, data: bytes) -> None:
         """Any bytes at any place this host may write."""

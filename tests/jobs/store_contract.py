@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotd_jobs.objects.api import Conflict, ObjectMissing, ObjectStore, StoreError
+from spotd_jobs.runner.sinks import sink_of
+from spotd_jobs.wire.fields import BEATS_PREFIX, attempt_prefix, beat_name, beat_of
 
 MUCH = 10_000_000
 
@@ -199,6 +202,41 @@ class StoreContract:
         grant = store.grant_upload("jobs/1/attempts/2/", expires=soon, size_max=1000)
         assert (grant.prefix, grant.expires, grant.size_max) == ("jobs/1/attempts/2/", soon, 1000)
         assert grant.method in ("folder", "post", "sigv4")
+
+    def test_a_beat_beside_the_prefix_is_written_by_its_own_leave_and_listed_with_all_others(
+        self, store: ObjectStore
+    ) -> None:
+        soon = datetime.now(UTC) + timedelta(hours=1)
+        for job, number in (("j1", 1), ("j1", 2), ("j.2", 1)):
+            name = beat_name(job, number)
+            grant = store.grant_upload(
+                attempt_prefix(job, number), expires=soon, size_max=1000, beat=BEATS_PREFIX + name
+            )
+            assert grant.beat is not None
+            beat = {"method": grant.method, "fields": dict(grant.beat)}
+            for news in (5, 6):
+                sink_of(beat, fleeting=True).put(name, b"+" * news)
+        listed = {beat_of(info.key): info.size for info in store.list(BEATS_PREFIX)}
+        assert listed == {("j1", 1): 6, ("j1", 2): 6, ("j.2", 1): 6}
+
+    def test_a_beat_that_is_written_again_shows_in_a_listing_though_it_says_the_same(self, store: ObjectStore) -> None:
+        soon = datetime.now(UTC) + timedelta(hours=1)
+        key = BEATS_PREFIX + beat_name("j1", 1)
+        grant = store.grant_upload(attempt_prefix("j1", 1), expires=soon, size_max=1000, beat=key)
+        beat = {"method": grant.method, "fields": dict(grant.beat or {})}
+        seen: set[tuple[datetime, str, int]] = set()
+        give_up_at = time.monotonic() + 60
+        while len(seen) < 2:
+            assert time.monotonic() < give_up_at, "its time never changes"
+            sink_of(beat).put(beat_name("j1", 1), b"+++")
+            (info,) = store.list(BEATS_PREFIX)
+            assert info.size == 3
+            seen.add((info.modified, info.etag, info.size))
+            time.sleep(0.05)
+
+    def test_a_grant_without_a_beat_gives_leave_for_none(self, store: ObjectStore) -> None:
+        grant = store.grant_upload("jobs/1/attempts/2/", expires=datetime.now(UTC) + timedelta(hours=1), size_max=1)
+        assert grant.beat is None
 
     def test_a_grant_for_half_a_name_is_refused(self, store: ObjectStore) -> None:
         with pytest.raises(StoreError, match="must end in '/'"):

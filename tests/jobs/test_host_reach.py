@@ -31,6 +31,7 @@ from spotd_jobs.runner.sinks import Sink, SinkDenied, sink_of
 from tests.seaweed import BUCKET, CANARY, ROLE, Weed
 
 OWN = "jobs/j1/attempts/2/"
+BEAT = "jobs/_beats/j1.2"
 LIMIT = 4096
 MUCH = 1_000_000
 ELSEWHERE = (
@@ -39,10 +40,15 @@ ELSEWHERE = (
     "jobs/j1/attempts/2",
     "jobs/j2/attempts/2/data/x",
     "jobs/j1/spec.json",
+    "jobs/_beats/j1.1",
+    "jobs/_beats/j1.20",
+    "jobs/_beats/j1.2/x",
+    "jobs/_beats/j2.2",
     "code/x.tar.gz",
     "x",
 )
-"""Another attempt's, one whose number begins with ours, the prefix itself without its end, another job's, ours."""
+"""Another attempt's, one whose number begins with ours, the prefix itself without its end, another job's, ours; the
+same for the beats."""
 VERBS = ("GET", "HEAD", "PUT", "DELETE", "POST", "PATCH", "OPTIONS")
 
 
@@ -66,16 +72,21 @@ class Held:
             store.put(key, b"another's")
         self.before = self.everything()
         until = datetime.now(UTC) + timedelta(hours=1)
-        self.grant: UploadGrant = store.grant_upload(OWN, expires=until, size_max=LIMIT)
+        self.grant: UploadGrant = store.grant_upload(OWN, expires=until, size_max=LIMIT, beat=BEAT)
         self.urls = [store.presign_get(key, expires=until) for key in (f"{OWN}grant.json", "code/ours.tar.gz")]
 
     def everything(self) -> dict[str, bytes]:
         """What there is, apart from what a host may write."""
-        keys = [info.key for info in self.store.list("") if not info.key.startswith((OWN, ".probe/"))]
+        found = [info.key for info in self.store.list("")]
+        keys = [key for key in found if not key.startswith((OWN, ".probe/")) and key != BEAT]
         return {key: self.store.get(key, bytes_max=MUCH) for key in keys}
 
     def sink(self, **changes: Any) -> Sink:
         return sink_of({"method": self.grant.method, "fields": {**self.grant.fields, **changes}})
+
+    def beat(self, **changes: Any) -> Sink:
+        """What its leave for the one object beside its prefix makes possible."""
+        return sink_of({"method": self.grant.method, "fields": {**(self.grant.beat or {}), **changes}})
 
     @property
     def signs(self) -> bool:
@@ -115,6 +126,36 @@ def test_nothing_is_uploaded_elsewhere(held: Held) -> None:
         folder, _, name = key.rpartition("/")
         with pytest.raises(SinkDenied):
             held.sink(key_prefix=held.full(f"{folder}/" if folder else "")).put(name, b"mine")
+    assert held.everything() == held.before
+
+
+def test_the_leave_for_its_own_beat_is_good_for_no_other_key(held: Held) -> None:
+    held.beat().put("j1.2", b"+++")
+    (info,) = [info for info in held.store.list("jobs/_beats/") if info.key == BEAT]
+    assert info.size == 3
+    for key in ELSEWHERE:
+        folder, _, name = key.rpartition("/")
+        with pytest.raises(SinkDenied):
+            held.beat(key_prefix=held.full(f"{folder}/" if folder else "")).put(name, b"mine")
+    if not held.signs:
+        with pytest.raises(SinkDenied):
+            held.beat(key_prefix=held.full(OWN)).put("data/y", b"by the form of the beat")
+        with pytest.raises(SinkDenied):
+            held.beat().put("j1.2", b"+" * (LIMIT + 1))
+    assert held.everything() == held.before
+
+
+def test_a_host_cannot_read_list_or_delete_beats(held: Held) -> None:
+    held.beat().put("j1.2", b"+++")
+    base = f"{held.store.place.endpoint_url}/{BUCKET}/"
+    for key in (BEAT, "jobs/_beats/j2.2"):
+        for verb in ("GET", "HEAD", "DELETE"):
+            assert ask(verb, base + held.full(key)) >= 400, (verb, key)
+            if held.signs:
+                assert signed(held, verb, held.full(key)) == 403, (verb, key)
+    if held.signs:
+        assert signed(held, "GET", "", {"list-type": "2", "prefix": held.full("jobs/_beats/")}) == 403
+    assert held.store.head(BEAT) is not None
     assert held.everything() == held.before
 
 

@@ -53,8 +53,8 @@ class Credential:
 class Minter(Protocol):
     """Makes credentials of one maker's kind."""
 
-    def mint(self, key_prefix: str, *, now: datetime, expires: datetime) -> Credential:
-        """A new credential that may put objects below `key_prefix` of the bucket and do nothing else.
+    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> Credential:
+        """A new credential that may put objects below `key_prefix` of the bucket, and `also`, and do nothing else.
 
         Raises:
             StoreError: whoever makes them refuses or is away.
@@ -79,8 +79,11 @@ class Purse:
         self._held: dict[str, Credential] = {}
         self._lock = threading.Lock()
 
-    def credential(self, key_prefix: str, *, expires: datetime) -> Credential:
+    def credential(self, key_prefix: str, *, expires: datetime, also: str = "") -> Credential:
         """A credential for this prefix that is good until about then, or for as long as its maker allows.
+
+        Args:
+            also: the one object beside the prefix that may be put, the same whenever this prefix is asked for.
 
         Raises:
             StoreError
@@ -92,7 +95,7 @@ class Purse:
             left = held.expires - now
             if left >= min(expires - now, (held.expires - held.made_at) * REUSED_SHARE):
                 return held
-        made = self._minter.mint(key_prefix, now=now, expires=expires)
+        made = self._minter.mint(key_prefix, now=now, expires=expires, also=also)
         with self._lock:
             self._held.pop(key_prefix, None)
             self._held[key_prefix] = made
@@ -117,12 +120,12 @@ class R2Minter:
         self._audience = str(urlsplit(place.endpoint_url or "").netloc)
         self._account = place.account or self._audience.partition(".")[0]
 
-    def mint(self, key_prefix: str, *, now: datetime, expires: datetime) -> Credential:
+    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> Credential:
         claims = {
             "bucket": self._bucket,
             "scope": "object-read-write",
             "actions": ["PutObject"],
-            "paths": {"prefixPaths": [key_prefix], "objectPaths": []},
+            "paths": {"prefixPaths": [key_prefix], "objectPaths": [also] if also else []},
             "sub": self._account,
             "iss": self._parent,
             "aud": self._audience,
@@ -151,12 +154,12 @@ class StsMinter:
         self._place = place
         self._client = sts_client(place)
 
-    def mint(self, key_prefix: str, *, now: datetime, expires: datetime) -> Credential:
+    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> Credential:
         from botocore.exceptions import BotoCoreError, ClientError
 
         life = min(STS_LIFE_MAX, max(STS_LIFE_MIN, expires - now))
         seconds = int(life.total_seconds())
-        policy = json.dumps(put_policy(self._place.bucket, key_prefix), separators=(",", ":"))
+        policy = json.dumps(put_policy(self._place.bucket, key_prefix, also), separators=(",", ":"))
         try:
             if self._place.role_arn is not None:
                 answer: Any = self._client.assume_role(
@@ -184,9 +187,10 @@ class StsMinter:
         """Nothing: a session runs out, which is why it lives an hour at most."""
 
 
-def put_policy(bucket: str, key_prefix: str) -> dict[str, Any]:
+def put_policy(bucket: str, key_prefix: str, also: str = "") -> dict[str, Any]:
     """The inline policy of one attempt: objects may be put below its prefix, which it need not be able to read."""
-    statement = {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": f"arn:aws:s3:::{bucket}/{key_prefix}*"}
+    below, one = (f"arn:aws:s3:::{bucket}/{place}" for place in (f"{key_prefix}*", also))
+    statement = {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": [below, one] if also else below}
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 

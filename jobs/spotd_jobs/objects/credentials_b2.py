@@ -35,7 +35,14 @@ class B2Minter:
         self._session: dict[str, str] | None = None
         self._lock = threading.Lock()
 
-    def mint(self, key_prefix: str, *, now: datetime, expires: datetime) -> Credential:
+    def mint(
+        self,
+        key_prefix: str,
+        *,
+        now: datetime,
+        expires: datetime,
+        also: str = "",  # noqa: ARG002  # a key has one name prefix, so nobody asks for more here
+    ) -> Credential:
         """A key that may write below the prefix.
 
         Raises:

@@ -170,7 +170,7 @@ class FolderStore:
         """A `file://` URL; whoever sees this file system can read it, at any time."""
         return self._path(key).as_uri()
 
-    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
+    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
         """The folder below which the holder may write, already there.
 
         Raises:
@@ -182,8 +182,19 @@ class FolderStore:
         with self._translated("write"):
             self._make_folders(folder)
         return UploadGrant(
-            method="folder", prefix=prefix, expires=expires, size_max=size_max, fields={"directory": str(folder)}
+            method="folder",
+            prefix=prefix,
+            expires=expires,
+            size_max=size_max,
+            fields={"directory": str(folder)},
+            beat=None if beat is None else self._beat(beat),
         )
+
+    def _beat(self, key: str) -> dict[str, str]:
+        folder = self._path(key).parent
+        with self._translated("write"):
+            self._make_folders(folder)
+        return {"directory": str(folder)}
 
     def first_versions(self, prefix: str) -> dict[str, str]:  # noqa: ARG002  # what is written over is gone
         """Nothing: a folder keeps no versions."""

@@ -122,10 +122,12 @@ def refusal_of_forms(store: S3Store, place: str) -> Tried:
     if store.get(f"{inside}probe", bytes_max=SIZE_MAX) != CONTENT:
         return Tried(refusal="it stores something else than what was sent by a form")
     beside = {**good, "key_prefix": store.place.prefix + outside}
+    one = store.form_of(f"{place}beats/one", expires=now + LIFE, size_max=SIZE_MAX)
     signature = next((name for name in good["form"] if name.lower() == "x-amz-signature"), "x-amz-signature")
     forged = {**good["form"], signature: "0" * 64}
     forgeries: dict[str, Callable[[], bool]] = {
         "outside the prefix that was granted": lambda: accepted(PostSink(beside)),
+        "under another name than was granted": lambda: accepted(PostSink(one), "one-more"),
         "larger than was granted": lambda: accepted(PostSink(form(size_max=len(CONTENT) - 1))),
         "after the grant has expired": lambda: accepted(PostSink(form(expires=now - timedelta(hours=1)))),
         "with a forged signature": lambda: accepted(PostSink({**good, "form": forged})),

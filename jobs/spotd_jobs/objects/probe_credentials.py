@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_jobs.objects.probe import CONTENT, LIFE, SIZE_MAX, Tried, accepted
-from spotd_jobs.objects.s3_grants import GrantMethod
+from spotd_jobs.objects.s3_grants import GrantMethod, folder_of
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import CLOCK
 from spotd_jobs.runner.sigv4 import Credential
@@ -34,8 +34,10 @@ _OTHERS: Final = b"another attempt's"
 def refusal_of_credentials(store: S3Store, method: GrantMethod, place: str) -> Tried:
     """What speaks against credentials of this kind."""
     inside, outside = f"{place}inside/", f"{place}outside/"
+    one = f"{place}beats/one"
+    also = "" if method is GrantMethod.B2 else one
     try:
-        fields, _ = store.credential(method, inside, expires=store.now() + LIFE, checksums=False)
+        fields, _ = store.credential(method, inside, expires=store.now() + LIFE, checksums=False, also=also)
     except StoreUnavailable:
         raise
     except StoreError as exc:
@@ -48,6 +50,9 @@ def refusal_of_credentials(store: S3Store, method: GrantMethod, place: str) -> T
     tries: dict[str, Callable[[], bool]] = {
         "an upload outside the prefix that was granted": lambda: accepted(
             SigV4Sink({**fields, "key_prefix": store.place.prefix + outside})
+        ),
+        "an upload under another name than was granted": lambda: accepted(
+            SigV4Sink({**fields, "key_prefix": store.place.prefix + folder_of(one)}), "one-more"
         ),
         "an upload with a forged signature": lambda: accepted(SigV4Sink({**fields, "secret_key": "0" * 64})),
         "an upload signed an hour ago": lambda: _works(fields, "PUT", f"{store.place.prefix}{inside}late", STALE_S),

@@ -40,8 +40,9 @@ from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
 from spotd_jobs.objects.s3_advice import advice
 from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
 from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
-from spotd_jobs.objects.s3_grants import GrantMethod, S3Grants
+from spotd_jobs.objects.s3_grants import GrantMethod, S3Grants, folder_of
 from spotd_jobs.objects.s3_signing import Signer
+from spotd_jobs.wire.fields import BEAT_BYTES_MAX
 
 if TYPE_CHECKING:
     from spotd_jobs.objects.probe import Findings
@@ -257,7 +258,7 @@ class S3Store:
         with self._translated(key):
             return self._reader.url(full, seconds=seconds, version=version)
 
-    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
+    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
         """Leave to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
 
         Raises:
@@ -272,9 +273,14 @@ class S3Store:
         checksums = findings.checksums
         if findings.method is GrantMethod.FORM:
             fields = self.form(prefix, expires=expires, size_max=size_max, checksums=checksums)
-            return UploadGrant(method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields)
-        fields, until = self.credential(findings.method, prefix, expires=expires, checksums=checksums)
-        return UploadGrant(method="sigv4", prefix=prefix, expires=until, size_max=size_max, fields=fields)
+            one = None if beat is None else self.form_of(checked_key(beat), expires=expires, size_max=BEAT_BYTES_MAX)
+            return UploadGrant(
+                method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields, beat=one
+            )
+        also = "" if beat is None or findings.method is GrantMethod.B2 else checked_key(beat)
+        fields, until = self.credential(findings.method, prefix, expires=expires, checksums=checksums, also=also)
+        one = {**fields, "key_prefix": self.place.prefix + folder_of(also)} if also else None
+        return UploadGrant(method="sigv4", prefix=prefix, expires=until, size_max=size_max, fields=fields, beat=one)
 
     def advice(self) -> Sequence[Advice]:
         """What of the bucket's own settings costs money or checkpoints, as far as the key may read them."""
@@ -293,15 +299,22 @@ class S3Store:
         """A signed POST policy, as `UploadGrant.fields`; whether the store heeds it is for the probe to say."""
         return self._grants.form(prefix, expires=expires, size_max=size_max, checksums=checksums)
 
+    def form_of(self, key: str, *, expires: datetime, size_max: int) -> dict[str, Any]:
+        """The same for exactly one object."""
+        return self._grants.form_of(key, expires=expires, size_max=size_max)
+
     def credential(
-        self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool
+        self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool, also: str = ""
     ) -> tuple[dict[str, Any], datetime]:
         """A temporary credential, as `UploadGrant.fields`, and its end; whether it is limited is for the probe to say.
+
+        Args:
+            also: one object outside the prefix that may be put, too.
 
         Raises:
             StoreError
         """
-        return self._grants.credential(method, prefix, expires=expires, checksums=checksums)
+        return self._grants.credential(method, prefix, expires=expires, checksums=checksums, also=also)
 
     def now(self) -> datetime:
         """The present instant by the clock that dates whatever is signed here."""

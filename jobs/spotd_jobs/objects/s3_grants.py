@@ -47,6 +47,11 @@ def methods_for(place: S3Place) -> tuple[GrantMethod, ...]:
     return (GrantMethod.FORM,)
 
 
+def folder_of(key: str) -> str:
+    """All of the key before its last part."""
+    return key[: key.rfind("/") + 1]
+
+
 class S3Grants:
     """Makes forms and credentials for one place, by a clock that is given."""
 
@@ -75,16 +80,29 @@ class S3Grants:
             form[CHECKSUM_FIELD] = ""
         return {"url": url, "form": form, "key_prefix": key_prefix}
 
+    def form_of(self, key: str, *, expires: datetime, size_max: int) -> dict[str, Any]:
+        """A signed POST policy that names the one key it is good for."""
+        full = self._place.prefix + key
+        with self._translated(key):
+            conditions = [["content-length-range", 0, size_max]]
+            url, form = self._signer.form(full, expires=expires, conditions=conditions, exact=True)
+        return {"url": url, "form": form, "key_prefix": folder_of(full)}
+
     def credential(
-        self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool
+        self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool, also: str = ""
     ) -> tuple[dict[str, Any], datetime]:
         """A credential as `UploadGrant.fields`, and until when it is good, which may be another instant than asked for.
+
+        Args:
+            also: one object outside the prefix that may be put, too.
 
         Raises:
             StoreError: whoever makes them refuses or is away.
         """
         key_prefix = self._place.prefix + prefix
-        made = self._purse(method).credential(key_prefix, expires=expires)
+        made = self._purse(method).credential(
+            key_prefix, expires=expires, also=self._place.prefix + also if also else ""
+        )
         fields = {
             "endpoint": self._signer.endpoint,
             "bucket": self._place.bucket,

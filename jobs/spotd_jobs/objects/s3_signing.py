@@ -49,8 +49,13 @@ class Signer:
         scheme, _, host = self.endpoint.rstrip("/").partition("://")
         return f"{scheme}://{self.place.bucket}.{host}"
 
-    def form(self, key_prefix: str, *, expires: datetime, conditions: Sequence[Any] = ()) -> tuple[str, dict[str, str]]:
+    def form(
+        self, key_prefix: str, *, expires: datetime, conditions: Sequence[Any] = (), exact: bool = False
+    ) -> tuple[str, dict[str, str]]:
         """A URL and the fields of a form that uploads below the prefix until then, under those conditions too.
+
+        Args:
+            exact: the prefix is one whole key.
 
         Raises:
             StoreError: there is no key to sign with.
@@ -66,13 +71,14 @@ class Signer:
         every = [
             *conditions,
             {"bucket": self.place.bucket},
-            ["starts-with", "$key", key_prefix],
+            {"key": key_prefix} if exact else ["starts-with", "$key", key_prefix],
             *({name: value} for name, value in signed.items()),
         ]
         ends = expires.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         policy = base64.b64encode(json.dumps({"expiration": ends, "conditions": every}).encode()).decode()
         signature = sigv4.signature(keys.secret, scope, policy)
-        fields = {"key": key_prefix + "${filename}", **signed, "policy": policy, "x-amz-signature": signature}
+        key = key_prefix if exact else key_prefix + "${filename}"
+        fields = {"key": key, **signed, "policy": policy, "x-amz-signature": signature}
         return self.bucket_url if self.path_style else f"{self.bucket_url}/", fields
 
     def url(self, key: str, *, seconds: int, version: str | None = None) -> str:

@@ -1,8 +1,15 @@
-"""heartbeat.json: the attempt's state in one small object, written at a steady beat and at every change of phase."""
+"""heartbeat.json: the attempt's state in one small object, written at a steady beat and at every change of phase.
+
+After each of them comes the beat: a second, tiny object in one folder with those of all other attempts, so that a
+listing of a thousand tells the daemon who lives. Its size is a count of what there is to read: it changes when the
+heartbeat says something new or an event was stored, and not with figures of the machine. So the daemon reads a host's
+documents only when there is news in them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from typing import Any, Callable
@@ -17,6 +24,10 @@ from spotd_jobs.runner.store import Store
 NAME = "heartbeat.json"
 _DISK_LOW_MB = 1000
 _SOON_S = 1.0
+BEAT_BYTES_MAX = 4096
+_NO_NEWS = frozenset({"seq", "at", "up_s", "grant_issued_at", "gpus", "host"})
+_PROGRESS_BEATS = 4
+"""How far a transfer has come is news only so seldom."""
 
 
 class Status:
@@ -48,9 +59,13 @@ class Heartbeat:
         self._closed = False
         self._disk_was_low = False
         self._lock = threading.Lock()
+        self._told = ""
+        # Where the last runner on this machine stopped counting is not known: that it began there is unlikely enough.
+        self._news = int.from_bytes(os.urandom(2), "big")
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
+        self._store.events.on_stored = self.soon
         self._thread.start()
 
     def soon(self) -> None:
@@ -66,7 +81,12 @@ class Heartbeat:
         self._closed = True
         self._now.set()
         with self._lock:
-            self._store.put(NAME, self._document())
+            document = self._document()
+            self._store.put(NAME, json.dumps(document).encode())
+            try:
+                self._put_beat(document)
+            except Exception as error:  # noqa: BLE001 - a host that falls silent is looked at all the same
+                say("the last beat could not be stored: " + reason_of(error))
 
     def _beat(self) -> None:
         while not self._closed:
@@ -76,7 +96,9 @@ class Heartbeat:
                 if self._closed:
                     return
                 try:
-                    self._store.put_once(NAME, self._document())
+                    document = self._document()
+                    self._store.put_once(NAME, json.dumps(document).encode())
+                    self._put_beat(document)
                 except SinkError:
                     pass  # the next beat says more than this one would have
                 except Exception as error:  # noqa: BLE001 - a beat that fails must not be the last
@@ -89,12 +111,21 @@ class Heartbeat:
             if left_s > 0 and not self._closed:
                 time.sleep(left_s)
 
-    def _document(self) -> bytes:
+    def _put_beat(self, document: dict[str, Any]) -> None:
+        """Comes after what it speaks of is stored: whoever sees the new size finds the news."""
+        stored = self._store.events.stored
+        told = json.dumps([stored, _news_of(document, _PROGRESS_BEATS * self._every_s())])
+        if told != self._told:
+            self._told = told
+            self._news += 1
+        self._store.put_beat(b"+" * (1 + self._news % BEAT_BYTES_MAX))
+
+    def _document(self) -> dict[str, Any]:
         status = self._status
         host = host_figures(self._home)
         self._watch_disk(host["disk_free_mb"])
         restore = status.restore
-        document = self._store.document(
+        return self._store.document(
             seq=self._store.numbers.take(),
             boot=status.boot,
             at=now_text(),
@@ -115,7 +146,6 @@ class Heartbeat:
             notice=status.notice,
             exit=status.exit,
         )
-        return json.dumps(document).encode()
 
     def _upload(self, saver: Any) -> dict[str, Any]:
         progress = saver.progress if saver is not None else None
@@ -134,6 +164,17 @@ class Heartbeat:
         if low and not self._disk_was_low:
             self._store.events.add("disk_low", free_mb=free_mb)
         self._disk_was_low = low
+
+
+def _news_of(document: dict[str, Any], progress_s: float) -> dict[str, Any]:
+    """What of a heartbeat is worth reading it for."""
+    news = {name: value for name, value in document.items() if name not in _NO_NEWS}
+    for name in ("upload", "restore"):
+        transfer = dict(document[name] or {})
+        if transfer.get("name") is not None:
+            transfer.update(bytes_done=int(steady() / progress_s), bytes_per_s=None)
+        news[name] = transfer
+    return news
 
 
 def _seen(saver: Any, which: str) -> dict[str, Any] | None:

@@ -52,18 +52,23 @@ def checked_name(name: str) -> str:
 
 
 class FolderSink(Sink):
-    """A folder that this machine shares with the daemon."""
+    """A folder that this machine shares with the daemon.
+
+    Args:
+        fleeting: nothing that is put here is worth a disk sync.
+    """
 
     parallel = 2
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, Any], *, fleeting: bool = False) -> None:
         self._folder = str(fields["directory"])
+        self._fleeting = fleeting
         self._made: set[str] = set()
 
     def put(self, name: str, data: bytes | memoryview, sha256: str | None = None) -> None:
         del sha256  # the rename is what makes it whole; the reader hashes
         path = os.path.join(self._folder, checked_name(name))
-        durable = not name.startswith(_FLEETING)
+        durable = not self._fleeting and not name.startswith(_FLEETING)
         try:
             self._make_folder(os.path.dirname(path))
             try:
@@ -89,15 +94,18 @@ class FolderSink(Sink):
         self._made.add(folder)
 
 
-def sink_of(upload: dict[str, Any]) -> Sink:
-    """The writer that a grant's `upload` describes.
+def sink_of(upload: dict[str, Any], *, fleeting: bool = False) -> Sink:
+    """The writer that a grant's `upload` or `beat` describes.
+
+    Args:
+        fleeting: what is put may be lost in a power cut.
 
     Raises:
         ValueError: this runner knows no such method.
     """
     method = upload["method"]
     if method == "folder":
-        return FolderSink(upload["fields"])
+        return FolderSink(upload["fields"], fleeting=fleeting)
     if method in ("post", "sigv4"):
         from spotd_jobs.runner import sinks_s3
 

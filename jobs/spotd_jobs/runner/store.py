@@ -59,6 +59,7 @@ class Store:
         self.numbers = Numbers(boot)
         self.failing: str | None = None
         self._is_told = False
+        self._beat_refused: dict[str, Any] | None = None
         self.events = Events(self)
 
     @property
@@ -123,6 +124,21 @@ class Store:
                 self.failing, self._is_told = None, False
                 return
 
+    def put_beat(self, data: bytes) -> None:
+        """The attempt's beat holds these bytes. Without leave for one, or where it was refused, nothing happens.
+
+        Raises:
+            SinkError: it does not, now.
+        """
+        beat = self._grant().raw.get("beat")
+        if beat is None or beat == self._beat_refused:
+            return
+        try:
+            sink_of(beat, fleeting=True).put(beat["name"], data)
+        except SinkDenied:
+            self._beat_refused = beat  # a renewed grant may be another
+            raise
+
     def hurry(self) -> None:
         """Pauses between tries are over: there is little time left."""
         self._closing.set()
@@ -151,6 +167,8 @@ class Events:
         self._store = store
         self._waiting: list[tuple[int, bytes]] = []
         self._is_over = False
+        self.stored = 0
+        self.on_stored: Callable[[], None] = lambda: None
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._send, name="events", daemon=True)
 
@@ -192,6 +210,8 @@ class Events:
                 seq, data = self._waiting[0]
             try:
                 self._store.put("events/%016d.json" % seq, data)
+                self.stored += 1
+                self.on_stored()
             except GivenUp:
                 pass
             except Exception as error:  # noqa: BLE001 - one event that can not be sent must not hold back the exit event

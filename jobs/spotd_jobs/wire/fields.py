@@ -19,6 +19,7 @@ OBJECT_BYTES_MAX: Final = 5 * 1000**3
 """The largest single object that every S3-compatible store takes in one request."""
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
@@ -116,5 +117,23 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 def attempt_prefix(job_id: str, attempt: int) -> str:
-    """The only place of the store where an attempt may write."""
+    """The only place of the store where an attempt may write, apart from its beat."""
     return f"jobs/{job_id}/attempts/{attempt}/"
+
+
+BEATS_PREFIX: Final = "jobs/_beats/"
+"""Below `jobs/`, where the key that signs for hosts may write; no job's id begins so."""
+BEAT_BYTES_MAX: Final = 4096
+
+
+def beat_name(job_id: str, attempt: int) -> str:
+    """What the attempt's beat is called below `BEATS_PREFIX`: all of them are names in one folder."""
+    return f"{job_id}.{attempt}"
+
+
+def beat_of(key: str) -> tuple[str, int] | None:
+    """Whose beat this is; `None` for what is no beat."""
+    job, _, number = key.removeprefix(BEATS_PREFIX).rpartition(".")
+    if not key.startswith(BEATS_PREFIX) or _JOB_ID.fullmatch(job) is None or _NUMBER.fullmatch(number) is None:
+        return None
+    return job, int(number)

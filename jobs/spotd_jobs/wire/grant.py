@@ -32,6 +32,7 @@ from spotd_jobs.wire.fields import (
     WireError,
     WireModel,
     attempt_prefix,
+    beat_name,
 )
 
 GRANT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -84,9 +85,25 @@ class Upload(WireModel):
 
     @model_validator(mode="after")
     def _has_its_fields(self) -> Upload:
-        missing = sorted(_UPLOAD_FIELDS[self.method] - self.fields.keys())
-        if missing:
-            raise ValueError(f"upload by {self.method} needs the fields {', '.join(missing)}")
+        _demand_fields(self.method, self.fields)
+        return self
+
+
+class Beat(WireModel):
+    """Leave to write one small object, whose place is listed together with those of all other attempts.
+
+    Attributes:
+        name: of the object, below what `fields` call its prefix or directory.
+        fields: as those of `Upload`.
+    """
+
+    method: UploadMethod
+    name: EntryName
+    fields: dict[str, Any] = Field(repr=False)
+
+    @model_validator(mode="after")
+    def _has_its_fields(self) -> Beat:
+        _demand_fields(self.method, self.fields)
         return self
 
 
@@ -95,6 +112,12 @@ _UPLOAD_FIELDS: Final[dict[UploadMethod, frozenset[str]]] = {
     UploadMethod.POST: frozenset({"url", "form", "key_prefix"}),
     UploadMethod.SIGV4: frozenset({"endpoint", "bucket", "region", "access_key", "secret_key", "key_prefix"}),
 }
+
+
+def _demand_fields(method: UploadMethod, fields: dict[str, Any]) -> None:
+    missing = sorted(_UPLOAD_FIELDS[method] - fields.keys())
+    if missing:
+        raise ValueError(f"upload by {method} needs the fields {', '.join(missing)}")
 
 
 class ManifestBlob(Blob):
@@ -210,6 +233,7 @@ class Grant(WireModel):
     """The whole of grant.json. See the module for when a grant renews the lease.
 
     Attributes:
+        beat: `None` where the store cannot limit a host to its prefix and one name beside it.
         seen_running: the daemon has seen this attempt's command run. A runner that starts fresh under such a grant was
             started again by its provider, maybe on a wiped disk: unless `restore` is given too, it runs nothing, since
             starting over would put the job back.
@@ -227,6 +251,7 @@ class Grant(WireModel):
     runner: Blob
     code: Blob | None
     upload: Upload
+    beat: Beat | None = None
     restore: list[Restore] = Field(default_factory=list)
     spec: RunSpec
     transfer: Transfer = Transfer()
@@ -240,6 +265,8 @@ class Grant(WireModel):
     def _is_consistent(self) -> Grant:
         if self.upload.prefix != attempt_prefix(self.job.id, self.attempt):
             raise ValueError("upload.prefix is not this attempt's own")
+        if self.beat is not None and self.beat.name != beat_name(self.job.id, self.attempt):
+            raise ValueError("beat.name is not this attempt's own")
         if self.transfer.chunk_bytes > self.upload.size_max:
             raise ValueError("a chunk is larger than upload.size_max")
         if self.expires <= self.issued_at:
