@@ -146,7 +146,7 @@ class Catalogue:
         self._now = now
         self._lists: dict[Shape, ShapeList] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
-        self._cooling = {(c.provider, c.scope, c.subject) for c in cooldowns if c.until > now}
+        self._cooling = {(c.provider, c.scope, c.subject): c.reason for c in cooldowns if c.until > now}
         self._taken: set[tuple[ProviderName, HostId]] = set()
         self._buying = {
             (item.quote.offer.provider, item.quote.offer.host_id)
@@ -156,6 +156,9 @@ class Catalogue:
         self.silent: dict[ProviderName, str] = {}
         self.size = 0
         self._shelves = []
+        for name, known in policy.providers.items():
+            if name not in market.boards and known.unusable:
+                self.silent[name] = known.unusable
         for name in sorted(market.boards):
             board = market.boards[name]
             rules = policy.providers.get(name)
@@ -242,9 +245,8 @@ class Catalogue:
             return "a machine was lost or refused there a moment ago"
         if (offer.provider, CooldownScope.OFFER, offer.offer_id) in cooling:
             return "offer was refused a moment ago"
-        if (offer.provider, CooldownScope.PROVIDER, "") in cooling:
-            return "provider asked us to wait"
-        return ""
+        why = cooling.get((offer.provider, CooldownScope.PROVIDER, ""))
+        return "" if why is None else f"{offer.provider} is left alone for a while: {why}"
 
     def take(self, offer: Offer) -> None:
         """This offer, and everything else on its host, is spoken for. Where hosts have no names, there may be more."""

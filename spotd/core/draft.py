@@ -222,9 +222,12 @@ class Draft:
     def _close(self, item: Attempt) -> None:
         """The attempt is over and its machine is gone: its costs become the job's."""
         self.put_attempt(replace(item, state=AttemptState.ENDED))
+        cost = f"it cost ${as_usd(item.meter.settled):.4f}"
         self.event(
             "machine.gone",
-            f"the provider says that the machine is gone; it cost ${as_usd(item.meter.settled):.4f}",
+            f"the provider says that the machine is gone; {cost}"
+            if item.ref is not None or item.meter.settled
+            else "no machine was made for this attempt; it cost nothing",
             attempt=item.id,
             cost_microusd=item.meter.settled,
         )
@@ -262,12 +265,15 @@ class Draft:
 
     def _blame(self, item: Attempt, blame: Blame, why: str) -> None:
         offer = item.quote.offer
-        if blame is Blame.HOST and offer.host_id is not None:
-            self.cool(offer.provider, CooldownScope.HOST, offer.host_id, self.policy.host_cooldown, why)
-        elif item.end_reason is EndReason.HOST_LOST and self._got_somewhere(item):
-            return  # one host of many that nobody can name: what else the pool has is as good as it was
-        elif blame is not Blame.NOBODY and blame is not Blame.USER:
+        if blame is Blame.NOBODY or blame is Blame.USER:
+            return
+        if offer.host_id is None or blame is Blame.POOL:
+            if item.end_reason is EndReason.HOST_LOST and self._got_somewhere(item):
+                return  # one host of many that nobody can name: what else the pool has is as good as it was
             self.cool(offer.provider, CooldownScope.POOL, offer.pool, self.policy.pool_cooldown, why)
+            return
+        span = self.policy.host_cooldown if blame is Blame.HOST else self.policy.pool_cooldown
+        self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why)
 
     def _got_somewhere(self, item: Attempt) -> bool:
         return any(saved.attempt == item.id.number for saved in self.job(item.id.job).checkpoints)

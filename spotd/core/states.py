@@ -163,11 +163,17 @@ def check_attempt_transition(before: AttemptState, after: AttemptState) -> None:
 
 
 class Blame(StrEnum):
-    """Who pays for the end of an attempt with a retry or a cooldown."""
+    """Who pays for the end of an attempt with a retry or a cooldown.
+
+    A host that failed is left alone for long. One that somebody else pays more for, or that could not start an image
+    which may well not exist, only so long that the job looks elsewhere first: its price says what it takes to have it
+    again, and in a small market the hosts would be used up by one bad evening or one bad image.
+    """
 
     NOBODY = "nobody"
     USER = "user"
     HOST = "host"
+    HOST_BRIEFLY = "host, briefly"
     POOL = "pool"
 
 
@@ -223,21 +229,22 @@ def _row(
 _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.DONE: _row(JobState.SUCCEEDED, "the command ended with exit code 0"),
     EndReason.PREEMPTED: _row(
-        JobState.RECOVERING, "the provider took the machine back", is_recovery=True, blame=Blame.HOST
+        JobState.RECOVERING, "the provider took the machine back", is_recovery=True, blame=Blame.HOST_BRIEFLY
     ),
     EndReason.OUTBID: _row(
-        JobState.RECOVERING, "somebody bid more for the machine", is_recovery=True, blame=Blame.HOST
+        JobState.RECOVERING, "somebody bid more for the machine", is_recovery=True, blame=Blame.HOST_BRIEFLY
     ),
     EndReason.HOST_LOST: _row(
-        JobState.RECOVERING, "the machine vanished or fell silent: {detail}", is_recovery=True, blame=Blame.HOST
+        JobState.RECOVERING, "the machine was lost: {detail}", is_recovery=True, blame=Blame.HOST
     ),
     EndReason.USER_ERROR: _row(None, "the command failed: {detail}", blame=Blame.USER),
     EndReason.IMAGE_ERROR: _row(
-        JobState.RECOVERING, "the image did not start: {detail}", is_recovery=True, blame=Blame.HOST
+        JobState.RECOVERING, "the image did not start: {detail}", is_recovery=True, blame=Blame.HOST_BRIEFLY
     ),
     EndReason.PROVISION_TIMEOUT: _row(
         JobState.RECOVERING, "the machine did not come up in time", is_recovery=True, blame=Blame.HOST
     ),
+    # What cools down depends on the refusal: see `outcomes`.
     EndReason.LAUNCH_FAILED: _row(JobState.RECOVERING, "the launch was refused: {detail}"),
     EndReason.NEVER_LAUNCHED: _row(JobState.RECOVERING, "the launch did not take effect: {detail}"),
     EndReason.STALLED: _row(

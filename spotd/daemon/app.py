@@ -223,6 +223,7 @@ class _Daemon:
             log=logs.get("executor"),
             brain_bell=self.bell,
             look_again=self.hosting.look_again,
+            ask_again=self.hosting.ask_again,
             bought=lambda offer: self.boards.bought(offer, at=clock.now()),
             crash=crash,
         )

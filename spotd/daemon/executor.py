@@ -70,6 +70,7 @@ class Executor:
         log: Logger,
         brain_bell: Bell,
         look_again: Callable[[ProviderName], None],
+        ask_again: Callable[[ProviderName], None],
         bought: Callable[[Offer], None],
         crash: CrashPoints,
     ) -> None:
@@ -81,6 +82,7 @@ class Executor:
         self._log = log
         self._brain_bell = brain_bell
         self._look_again = look_again
+        self._ask_again = ask_again
         self._bought = bought
         self._crash = crash
         self._group: anyio.abc.TaskGroup | None = None
@@ -241,6 +243,9 @@ class Executor:
                 if no.failure is LaunchFailure.CONTRACT:
                     # What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray.
                     self._look_again(attempt.provider)
+                elif no.failure is LaunchFailure.PRICE_MOVED:
+                    # Where one price has moved, the others of that board have, and each wrong bid costs a call.
+                    self._ask_again(attempt.provider)
                 self._log.warning("launch.refused", failure=no.failure.value, detail=no.detail, **fields)
             case str():
                 detail = answer

@@ -93,6 +93,11 @@ class Hosting:
         if entry is not None and entry.poller is not None:
             entry.poller.look_again()
 
+    def ask_again(self, provider: ProviderName) -> None:
+        entry = self.entries.get(provider)
+        if entry is not None and entry.poller is not None:
+            entry.poller.ask_again()
+
     def set_enabled(self, one: ProviderSettings) -> None:
         """The config now says so; what is open stays open, because machines may be there."""
         entry = self.entries[one.name]

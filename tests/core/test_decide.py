@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
+from spotd.core.draft import Draft
 from spotd.core.invariants import check
+from spotd.core.market import MarketSnapshot
 from spotd.core.model import (
     Books,
     Cooldown,
@@ -23,6 +25,7 @@ from spotd.core.model import (
     VerdictKind,
     World,
 )
+from spotd.core.outcomes import LaunchFailure, launch_refused
 from spotd.core.plans import applied
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources
@@ -206,6 +209,59 @@ def test_a_host_that_cools_down_is_passed_over() -> None:
     assert launched(decide(stage, market(offer("a", price=1), offer("b")), NOW)) == {"j1": "b"}
     assert decide(stage, market(offer("a")), NOW).verdicts[job(1).id].kind is V.COOLING
     assert launched(decide(stage, market(offer("a", price=1)), NOW + timedelta(minutes=2))) == {"j1": "a"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "after"),
+    [
+        pytest.param(EndReason.OUTBID, timedelta(minutes=4), id="outbid"),
+        pytest.param(EndReason.PREEMPTED, timedelta(minutes=4), id="preempted"),
+        pytest.param(EndReason.IMAGE_ERROR, timedelta(minutes=4), id="image"),
+        pytest.param(EndReason.HOST_LOST, timedelta(minutes=31), id="lost"),
+    ],
+)
+def test_a_host_that_only_cost_more_for_a_while_is_back_long_before_one_that_failed(
+    reason: EndReason, after: timedelta
+) -> None:
+    """A market of one host: an outbid job must not wait half an hour beside an offer under its ceiling."""
+    stage = world_with(AttemptState.RUNNING)
+    draft = Draft(stage, NOW)
+    draft.end_attempt(next(iter(stage.attempts)), reason, "")
+    stage = applied(stage, draft.plan())
+    stage = replace(stage, attempts={i: replace(a, machine=MachineState.GONE) for i, a in stage.attempts.items()})
+    soon = NOW + timedelta(minutes=2)
+    assert not launched(decide(stage, market(offer(), at=soon), soon))
+    later = NOW + after
+    assert launched(decide(stage, market(offer(), at=later), later)) == {"j1": "o1"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        pytest.param(LaunchFailure.AUTH, "shop is left alone for a while: the key was refused", id="key"),
+        pytest.param(LaunchFailure.NO_BALANCE, "shop is left alone for a while: the key was refused", id="balance"),
+        pytest.param(LaunchFailure.PRICE_MOVED, "offer was refused a moment ago", id="price"),
+    ],
+)
+def test_a_job_whose_launch_was_refused_is_told_why_and_nothing_else_cools_down(
+    failure: LaunchFailure, sentence: str
+) -> None:
+    before = world_with(AttemptState.INTENDED)
+    refused = launch_refused(before, next(iter(before.attempts)), failure, "the key was refused", NOW)
+    stage = applied(before, refused)
+    assert "no machine was made for this attempt; it cost nothing" in [e.message for e in refused.events]
+    told = decide(stage, market(offer()), NOW).verdicts[job(1).id]
+    assert told.sentence == f"all 1 offers that fit are out for now: {sentence}"
+    again = NOW + timedelta(seconds=31)
+    sold = launched(decide(stage, market(offer(), at=again), again))
+    assert sold == ({"j1": "o1"} if failure is LaunchFailure.PRICE_MOVED else {})
+
+
+def test_a_provider_that_never_opened_is_named_with_its_reason() -> None:
+    broken = replace(shop_policy().providers[SHOP], unusable="the secret's file is empty")
+    stage = world(job(1), policy=shop_policy(providers={SHOP: broken}))
+    told = decide(stage, MarketSnapshot(), NOW).verdicts[job(1).id].sentence
+    assert told == "no provider shows offers now (shop: the secret's file is empty)"
 
 
 def test_nothing_is_bought_while_the_last_machine_may_still_compute() -> None:

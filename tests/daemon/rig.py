@@ -145,6 +145,7 @@ class Rig:
             log=self.log,
             brain_bell=self.bell,
             look_again=self.look_again,
+            ask_again=lambda name: self.pollers[name].ask_again(),
             bought=lambda offer: self.boards.bought(offer, at=self.clock.now()),
             crash=self.crash,
         )

@@ -14,6 +14,7 @@ from spotd_providers.contract.errors import (
     ContractViolation,
     NoCapacity,
     OutcomeUnknown,
+    PriceMoved,
     RateLimited,
     Unavailable,
 )
@@ -103,6 +104,16 @@ async def test_a_queue_of_jobs_is_not_refused_what_its_own_jobs_bought(rig: Rig)
             await rig.submit(job(number))
             await rig.until(lambda wanted=number: len(rig.shop.machines) == wanted)
     assert rig.shop.counts["launch"] == 3
+
+
+async def test_a_price_that_moved_is_asked_for_at_once(rig: Rig) -> None:
+    async with rig.running():
+        await rig.until(lambda: rig.shop.counts["offers"] == 1)
+        rig.shop.faults["launch"].append(PriceMoved("it is dearer now"))
+        asked_at = rig.clock.now()
+        await rig.submit()
+        await rig.until(lambda: rig.shop.counts["offers"] == 2)
+        assert rig.clock.now() - asked_at < timedelta(seconds=10), "the next poll is due in half a minute"
 
 
 async def test_a_refusal_moves_on_to_the_next_quote_at_once(rig: Rig) -> None:
