@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from spotd.core.market import Board, MarketSnapshot, build_shelf
 from spotd.core.model import Event
 from spotd.daemon.bell import Bell
-from spotd_providers.contract.values import AttemptKey, Listing, Offer, OfferId, OfferPage, ProviderName
+from spotd_providers.contract.values import AttemptKey, Listing, Market, Offer, OfferId, OfferPage, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Boards:
         self._machines: dict[ProviderName, MachinesSeen] = {}
         self._pages: dict[ProviderName, OfferPage] = {}
         self._shown: dict[ProviderName, tuple[Offer, ...]] = {}
-        self._bought: dict[tuple[ProviderName, OfferId], datetime] = {}
+        self._bought: dict[tuple[ProviderName, OfferId], tuple[Offer, datetime]] = {}
         self._asked: dict[ProviderName, datetime] = {}
         self._took: dict[ProviderName, timedelta] = {}
         self._away: dict[ProviderName, str] = {}
@@ -83,7 +83,7 @@ class Boards:
         self._took[provider] = timedelta(0) if asked_at is None else at - asked_at
 
     def offers_seen(self, provider: ProviderName, page: OfferPage, *, asked_at: datetime) -> None:
-        self._bought = {k: at for k, at in self._bought.items() if k[0] != provider or asked_at <= at}
+        self._bought = {k: sale for k, sale in self._bought.items() if k[0] != provider or asked_at <= sale[1]}
         shown = self._unsold(provider, page)
         changed = self._shown.get(provider) != shown or bool(self._boards[provider].error)
         self._pages[provider], self._shown[provider] = page, shown
@@ -98,17 +98,23 @@ class Boards:
     def bought(self, offer: Offer, *, at: datetime) -> None:
         """The board no longer shows this offer until it is asked for again: a machine is sold once.
 
-        Pools, which are no one machine, stay.
+        Nor does it show the same GPUs of the same host in the other market. Pools, which are no one machine, stay.
         """
         if offer.host_id is None or offer.provider not in self._pages:
             return
-        self._bought[offer.provider, offer.offer_id] = at
+        self._bought[offer.provider, offer.offer_id] = offer, at
         shown = self._shown[offer.provider] = self._unsold(offer.provider, self._pages[offer.provider])
         self._boards[offer.provider] = replace(self._boards[offer.provider], shelf=build_shelf(shown))
 
     def _unsold(self, provider: ProviderName, page: OfferPage) -> tuple[Offer, ...]:
-        hidden = {offer_id for name, offer_id in self._bought if name == provider}
-        return tuple(o for o in page.offers if o.offer_id not in hidden) if hidden else tuple(page.offers)
+        sold = [sale for sale, _ in self._bought.values() if sale.provider == provider]
+        if not sold:
+            return page.offers
+        ids = {sale.offer_id for sale in sold}
+        twins = {(o.host_id, o.gpu_count, market) for o in sold for market in Market if market is not o.market}
+        return tuple(
+            o for o in page.offers if o.offer_id not in ids and (o.host_id, o.gpu_count, o.market) not in twins
+        )
 
     def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
         """The last offers stay until their time-to-live ends, and the board says what is wrong."""

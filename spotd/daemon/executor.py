@@ -243,8 +243,8 @@ class Executor:
                 if no.failure is LaunchFailure.CONTRACT:
                     # What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray.
                     self._look_again(attempt.provider)
-                elif no.failure is LaunchFailure.PRICE_MOVED:
-                    # Where one price has moved, the others of that board have, and each wrong bid costs a call.
+                elif no.failure in {LaunchFailure.PRICE_MOVED, LaunchFailure.OFFER_GONE}:
+                    # Where one price or offer is old the others of that board are, and each wrong try costs a call.
                     self._ask_again(attempt.provider)
                 self._log.warning("launch.refused", failure=no.failure.value, detail=no.detail, **fields)
             case str():

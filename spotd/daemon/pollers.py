@@ -86,7 +86,7 @@ class Poller:
         self._machines_bell.ring()
 
     def ask_again(self) -> None:
-        """The offers are asked for at once."""
+        """The offers are asked for as soon as the provider may be asked."""
         self._offers_bell.ring()
 
     async def first_listing(self, *, deadline_s: float) -> None:
@@ -97,7 +97,10 @@ class Poller:
     async def offers_loop(self) -> None:
         while True:
             wait = await self.poll_offers()
-            await self._offers_bell.wait(seconds=self._real_pause(wait))
+            deaf = min(self.pace.offers_every_min, wait)
+            await self._clock.sleep(deaf)
+            if wait > deaf:
+                await self._offers_bell.wait(seconds=self._real_pause(wait - deaf))
 
     async def machines_loop(self) -> None:
         while True:

@@ -13,8 +13,10 @@ from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
     NoCapacity,
+    OfferGone,
     OutcomeUnknown,
     PriceMoved,
+    ProviderError,
     RateLimited,
     Unavailable,
 )
@@ -106,10 +108,11 @@ async def test_a_queue_of_jobs_is_not_refused_what_its_own_jobs_bought(rig: Rig)
     assert rig.shop.counts["launch"] == 3
 
 
-async def test_a_price_that_moved_is_asked_for_at_once(rig: Rig) -> None:
+@pytest.mark.parametrize("refusal", [PriceMoved("it is dearer now"), OfferGone("it was sold")], ids=["price", "offer"])
+async def test_an_old_board_is_asked_for_again_at_once(refusal: ProviderError, rig: Rig) -> None:
     async with rig.running():
         await rig.until(lambda: rig.shop.counts["offers"] == 1)
-        rig.shop.faults["launch"].append(PriceMoved("it is dearer now"))
+        rig.shop.faults["launch"].append(refusal)
         asked_at = rig.clock.now()
         await rig.submit()
         await rig.until(lambda: rig.shop.counts["offers"] == 2)

@@ -37,6 +37,12 @@ class Asked(Shop):
         return await super().offers(query)
 
 
+async def ring_often(poller: Poller) -> None:
+    while True:
+        await anyio.sleep(1)
+        poller.ask_again()
+
+
 async def pauses_s(shop: Asked, *, hours: float, pace: Pace = EVERY_MINUTE) -> list[float]:
     """Seconds between one question and the next."""
     boards = Boards(Bell())
@@ -51,8 +57,12 @@ async def pauses_s(shop: Asked, *, hours: float, pace: Pace = EVERY_MINUTE) -> l
         query=OfferQuery,
         crash=never,
     )
-    with anyio.move_on_after(hours * 3600):
-        await poller.offers_loop()
+    async with anyio.create_task_group() as group:
+        if pace.offers_every_min:
+            group.start_soon(ring_often, poller)
+        with anyio.move_on_after(hours * 3600):
+            await poller.offers_loop()
+        group.cancel_scope.cancel()
     return [after - before for before, after in pairwise(shop.asked_s)]
 
 

@@ -192,6 +192,17 @@ def test_an_incomplete_checkpoint_of_a_killed_job_is_refused_and_said(tmp_path: 
         assert rig.accepted(1) == []
 
 
+def test_a_checkpoint_that_can_never_pass_is_told_while_the_job_runs(tmp_path: Path) -> None:
+    folder = "$SPOTD_CHECKPOINT_DIR/step-1"
+    run = f"mkdir {folder}; echo no header >{folder}/model.safetensors; echo >{folder}/DONE; sleep 300"
+    with Rig(tmp_path) as rig:
+        machine = rig.start(rig.grant(["/bin/sh", "-c", run]))
+        refused = machine.event("checkpoint_refused")
+        assert refused.data == {"name": "step-1", "reason": "a file in it is cut short"}
+        assert machine.process.poll() is None
+        machine.kill()
+
+
 def test_the_job_s_processes_share_the_runner_s_session_and_none_outlives_the_job(tmp_path: Path) -> None:
     run = "sleep 300 & setsid sleep 300 & ps -o sid= -p $$; ps -o pgid= -p $$; echo $$"
     with Rig(tmp_path) as rig:

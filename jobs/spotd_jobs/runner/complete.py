@@ -43,10 +43,15 @@ _ZIP_TAIL = 65557
 
 
 class Verdict(NamedTuple):
-    """Whether the entry is complete, and what it waits for if not."""
+    """Whether the entry is complete, and what it waits for if not.
+
+    Attributes:
+        unsound: nothing more will be written, and yet its content is cut short: it waits for nothing.
+    """
 
     complete: bool
     why: str
+    unsound: bool = False
 
 
 class Surroundings(NamedTuple):
@@ -119,7 +124,7 @@ def judge(folder: str, tree: Tree, around: Surroundings) -> Verdict:
         return _not_yet(_MAY_BE_WRITTEN)
     unsound = _unsound(folder, tree, inside)
     if unsound:
-        return _not_yet(unsound)
+        return Verdict(complete=False, why=unsound, unsound=True)
     return Verdict(complete=True, why=finished)
 
 

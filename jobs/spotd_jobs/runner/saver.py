@@ -225,7 +225,8 @@ class Saver:
         )
         verdict = complete.judge(self._folder, now, around)
         if not verdict.complete:
-            if end is not None:
+            # Without a word a job whose files never pass would train on for days with nothing to resume from.
+            if end is not None or verdict.unsound:
                 self._refuse(name, complete.AFTER_DEATH.get(verdict.why, verdict.why))
             return None
         return now
