@@ -19,7 +19,7 @@ from spotd_providers.vastai.provider import VastProvider
 from spotd_providers.vastai.settings import VastSettings
 
 # The bill is reported to exceed the listed price by up to a fifth; the vendor's pages do not confirm it, so it is the
-# careful default and `spotctl cost --calibrate` replaces it by what the account's own charges say.
+# careful default, to be replaced by what the account's own charges say.
 DEFAULT_FEE_MULTIPLIER: Final = "1.20"
 REQUEST_TIMEOUT_S: Final = 30.0
 
