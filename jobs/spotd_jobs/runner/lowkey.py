@@ -1,7 +1,12 @@
-"""Threads that give way to the training they serve."""
+"""Threads that give way to the training they serve.
+
+No thread can be relied on to get back what it gave up (a container's root may not even leave `SCHED_IDLE` again): when
+an upload becomes more urgent, it is new threads that carry it on.
+"""
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
 import threading
@@ -12,9 +17,19 @@ _BEST_EFFORT_LAST = (2 << 13) | 7
 _NICE = 10
 
 
-def be_lowkey() -> None:
-    """The calling thread yields processor and disk to others, where the system lets single threads do so."""
-    if not hasattr(threading, "get_native_id") or not sys.platform.startswith("linux"):
+class GivesWay(enum.IntEnum):
+    """How far a thread gives way to all others of the machine."""
+
+    NOT = 0
+    MOSTLY = 1
+    """It gets about a tenth of what a thread of the training gets on the same processor."""
+    WHOLLY = 2
+    """It gets what nobody else wants, and three thousandths of a processor that is never idle."""
+
+
+def give_way(how: GivesWay) -> None:
+    """The calling thread yields processor and disk so far, where the system lets single threads do so."""
+    if how is GivesWay.NOT or not hasattr(threading, "get_native_id") or not sys.platform.startswith("linux"):
         return
     thread = threading.get_native_id()
     try:
@@ -24,5 +39,7 @@ def be_lowkey() -> None:
             import ctypes
 
             ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, thread, _BEST_EFFORT_LAST)
+        if how is GivesWay.WHOLLY:
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
     except (OSError, AttributeError):
         return  # it is only a courtesy

@@ -18,7 +18,7 @@ from spotd_jobs.runner.clocks import now_text, steady
 from spotd_jobs.runner.companions import companions
 from spotd_jobs.runner.files import read_text, remove, write_whole
 from spotd_jobs.runner.known import KnownChunks
-from spotd_jobs.runner.lowkey import be_lowkey
+from spotd_jobs.runner.lowkey import GivesWay, give_way
 from spotd_jobs.runner.say import reason_of, say
 from spotd_jobs.runner.store import GivenUp, Store
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
@@ -30,6 +30,9 @@ _POLL_MAX_S = 1.0
 _POLL_MIN_S = 0.02
 _SCAN_SHARE = 20  # a look that takes long makes looks rarer, so that watching stays under 5 % of one core
 _NAME_MAX = 150
+_SMALL_BYTES = 16 * 1024 * 1024
+_PATIENCE_S = 20.0
+_SLOW_BYTES_PER_S = 16 * 1024 * 1024
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=+")
 
 
@@ -161,7 +164,7 @@ class Saver:
     # --- the watcher ------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        be_lowkey()
+        give_way(GivesWay.MOSTLY)
         pause_s = self._poll_s
         while not self._stopping:
             self._wake.wait(pause_s)
@@ -275,7 +278,6 @@ class Saver:
     # --- the uploader -----------------------------------------------------------------------------------------------
 
     def _upload_all(self) -> None:
-        be_lowkey()
         while True:
             with self._change:
                 while not self._queue:
@@ -306,13 +308,29 @@ class Saver:
         current, queue = self._current, self._queue
         return self._urgent and current is not None and any(other.serial > current.serial for other in queue)
 
+    def _gives_way(self) -> GivesWay:
+        """How far the upload under way gives way to the job: not at all once the job or its machine ends."""
+        if self._urgent:
+            return GivesWay.NOT
+        # What is small is in nobody's way for long, and may be written over soon. Slow is either starved, or needs so
+        # little of the processor that nobody misses it.
+        small = self.progress.total <= _SMALL_BYTES
+        slow = self.progress.seconds > _PATIENCE_S and self.progress.pace < _SLOW_BYTES_PER_S
+        return GivesWay.MOSTLY if small or slow else GivesWay.WHOLLY
+
     def _upload(self, taken: _Taken) -> None:
         entry = taken.stage.tree.name
         name = self._unique_name(entry, taken.serial)
         self.progress.begin(name, taken.stage.tree.size)
         try:
             upload = TreeUpload(
-                taken.stage, self._store, self._known, self.progress, self._chunk_bytes, self._must_yield
+                taken.stage,
+                self._store,
+                self._known,
+                self.progress,
+                self._chunk_bytes,
+                self._must_yield,
+                self._gives_way,
             )
             files = upload.run(self._store.parallel)
             files += companions(self._folder, taken.stage.tree, self._pointed, self._store, self._known)

@@ -2,6 +2,9 @@
 
 Each worker holds at most one chunk in memory, so memory is bounded by workers x chunk size, and a slow store slows the
 reading and nothing else. Hashing and writing leave the interpreter's lock, so workers really run side by side.
+
+Workers give way to the training as far as they are told. Once they must do so less, others take their place, and each
+of the first ones ends with the chunk it is at.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from typing import Any, Callable, NamedTuple
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import steady
 from spotd_jobs.runner.known import KnownChunks, new_mark
+from spotd_jobs.runner.lowkey import GivesWay, give_way
 from spotd_jobs.runner.store import GivenUp, Store
 from spotd_jobs.runner.tree import FILE, Node, Stage, Vanished, is_same
 
 _CHUNKS_WISHED_MAX = 16_384
 _CHUNK_BYTES_MAX = 64 * 1024 * 1024
+_LOOK_S = 0.5
 
 
 class Yielded(Exception):
@@ -52,6 +57,11 @@ class Progress:
         """Bytes per second that really went to the store, in this upload or the last."""
         return int(self.sent / max(self.seconds, 0.001)) if self._began else 0
 
+    @property
+    def pace(self) -> float:
+        """Bytes per second that were dealt with, sent or not."""
+        return self.done / max(self.seconds, 0.001)
+
 
 class _Piece(NamedTuple):
     node: Node
@@ -60,8 +70,16 @@ class _Piece(NamedTuple):
     size: int
 
 
+def _not_at_all() -> GivesWay:
+    return GivesWay.NOT
+
+
 class TreeUpload:
-    """One upload of one stage."""
+    """One upload of one stage.
+
+    Args:
+        gives_way: how far it is to give way now; asked again and again, and believed only when it is less than before.
+    """
 
     def __init__(
         self,
@@ -71,7 +89,10 @@ class TreeUpload:
         progress: Progress,
         chunk_bytes: int,
         must_yield: Callable[[], bool],
+        gives_way: Callable[[], GivesWay] = _not_at_all,
     ) -> None:
+        self._gives_way = gives_way
+        self._way = gives_way()
         self._stage = stage
         self._store = store
         self._known = known
@@ -94,17 +115,26 @@ class TreeUpload:
             Vanished: the content changed while it was read; nothing of it counts.
             Yielded, GivenUp
         """
-        threads = [
-            threading.Thread(target=self._work, name="upload-%d" % number, daemon=True) for number in range(1, workers)
-        ]
-        for thread in threads:
-            thread.start()
-        self._work()
-        for thread in threads:
-            thread.join()
+        threads = self._crew(workers)
+        while threads:
+            threads[0].join(_LOOK_S)
+            threads = [thread for thread in threads if thread.is_alive()]
+            way = self._gives_way()
+            if threads and way < self._way:
+                self._way = way
+                threads += self._crew(workers)
         if self._error is not None:
             raise self._error
         return [self._entry(node) for node in self._stage.tree.nodes]
+
+    def _crew(self, workers: int) -> list[threading.Thread]:
+        crew = [
+            threading.Thread(target=self._work, args=(self._way,), name="upload-%d" % number, daemon=True)
+            for number in range(workers)
+        ]
+        for thread in crew:
+            thread.start()
+        return crew
 
     def _split(self) -> list[_Piece]:
         return [
@@ -113,10 +143,11 @@ class TreeUpload:
             for number, offset in enumerate(range(0, node.size, self._chunk_bytes))
         ]
 
-    def _work(self) -> None:
+    def _work(self, way: GivesWay) -> None:
+        give_way(way)
         buffer = bytearray(0)
         try:
-            while self._error is None:
+            while self._error is None and way is self._way:
                 with self._lock:
                     piece = next(self._pieces, None)
                 if piece is None:
