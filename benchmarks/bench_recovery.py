@@ -7,15 +7,16 @@ market's ledger, the rest from what the runner and the training wrote down thems
 
 With a notice spotd's own share is what counts: from the notice to the runner's seeing it, from the runner's last report
 to the launch call, and on the next machine all but the boot and the transfer of bytes. The job's saving and its upload
-are the job's. The goal is ten seconds for 95 of 100.
+are the job's. The goal is ten seconds for 95 of 100. `bench_recovery_clouds.py` measures the same at three clouds.
 
-Run: python benchmarks/bench_recovery.py [--losses 10] [--polls 1 5] [--noticed 10]
+Run: python benchmarks/bench_recovery.py [--losses 10] [--polls 1 5] [--noticed 20]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -118,8 +119,10 @@ def report_noticed(found: list[tuple[float, ...]], poll_s: float) -> None:
     for name, values in zip(NOTICED_PIECES, zip(*found, strict=True), strict=True):
         print(f"  {name:20} {statistics.median(values):7.3f} {max(values):7.3f}")
     shares = sorted(sum(pieces) for pieces in found)
-    late = shares[min(len(shares) - 1, int(0.95 * len(shares)))]
-    print(f"  together: median {statistics.median(shares):.3f}, 95 of 100 within {late:.3f} (goal {GOAL_NOTICED_S:g})")
+    late = shares[math.ceil(0.95 * len(shares)) - 1]
+    verdict = "met" if late <= GOAL_NOTICED_S else "NOT MET"
+    print(f"  spotd's own share: median {statistics.median(shares):.2f}, 95 of 100 within {late:.2f}", end=" ")
+    print(f"({late / GOAL_NOTICED_S:.2f}x of at most {GOAL_NOTICED_S:g} s: {verdict})")
 
 
 def recoveries(folder: Path, *, poll_s: float, losses: int, notice: bool = False) -> list[Any]:
@@ -157,7 +160,8 @@ def report(found: list[Recovery], poll_s: float) -> None:
     limit = poll_s + GOAL_OVER_POLL_S
     print(
         f"  death to launch call: median {statistics.median(launches):.3f}, largest {max(launches):.3f}, limit"
-        f" {limit:.1f} ({max(launches) / limit:.2f}x; {sum(s <= limit for s in launches)} of {len(launches)} within)"
+        f" {limit:.1f} ({max(launches) / limit:.2f}x; {sum(s <= limit for s in launches)} of {len(launches)} within:"
+        f" {'met' if max(launches) <= limit else 'NOT MET'})"
     )
 
 
@@ -165,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--losses", type=int, default=10)
     parser.add_argument("--polls", type=float, nargs="+", default=[1.0, 5.0])
-    parser.add_argument("--noticed", type=int, default=10, help="losses with a notice, at the last of --polls")
+    parser.add_argument("--noticed", type=int, default=20, help="losses with a notice, at the last of --polls")
     args = parser.parse_args()
     for poll_s in args.polls if args.losses else ():
         with tempfile.TemporaryDirectory(prefix="spotd-bench-") as folder:

@@ -63,14 +63,22 @@ class Clouds:
 
 
 @contextmanager
-def three_clouds(folder: Path, *, more: str = "", environment: dict[str, str] | None = None) -> Iterator[Clouds]:
-    """A daemon with three providers is about to be started: `found.lab.start()`."""
-    clock = ScaledClock(real0=time.time(), virtual0=VIRTUAL0, scale=SCALE)
+def three_clouds(
+    folder: Path,
+    *,
+    more: str = "",
+    environment: dict[str, str] | None = None,
+    scale: float = SCALE,
+    poll_s: float = POLL_S,
+    virtual0: datetime = VIRTUAL0,
+) -> Iterator[Clouds]:
+    """A daemon with three providers is about to be started: `found.lab.start()`. `more` begins in RunPod's section."""
+    clock = ScaledClock(real0=time.time(), virtual0=virtual0, scale=scale)
     vast = VastCloud(folder / "vast", clock=clock, api_key=VAST_KEY)
     vast.stock(Ask(ask_id=ASK, machine_id=18_001, dph_base=0.40, min_bid=0.10))
     aws = Ec2Cloud(folder / "aws", clock=clock)
     for zone in ZONES[:2]:
-        aws.stock(KIND, zone, KIND.spot, since=VIRTUAL0)
+        aws.stock(KIND, zone, KIND.spot, since=virtual0)
     runpod = RunpodCloud(folder / "runpod", clock=clock, api_key=RUNPOD_KEY)
     runpod.stock(Gpu(gpu_id="NVIDIA GeForce RTX 4090", name="RTX 4090", memory=24, community_price=0.34))
     clouds = (vast, aws, runpod)
@@ -86,9 +94,9 @@ def three_clouds(folder: Path, *, more: str = "", environment: dict[str, str] | 
                 folder / "lab",
                 hosts=_providers(at_vast.url, at_aws.url, at_runpod.url) + more,
                 market="enabled = false",
-                scale=SCALE,
-                virtual0=VIRTUAL0,
-                poll_s=POLL_S,
+                scale=scale,
+                virtual0=virtual0,
+                poll_s=poll_s,
             ) as found,
         ):
             write_clock(found.folder / "state" / "clock.json", clock)
