@@ -13,7 +13,7 @@ from spotd_providers.testkit.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud
 from spotd_providers.testkit.fakes.runpod import RunpodApi, RunpodCloud, some_gpus
 from spotd_providers.testkit.fakes.vastai import VastApi, VastCloud, some_asks
 from spotd_providers.testkit.serve import serving
-from tests.e2e.harness import Lab, host, lab, until
+from tests.e2e.harness import Lab, lab, until
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +38,7 @@ def without_test_tools(folder: Path) -> Path:
 @contextmanager
 def idle(folder: Path, *, providers: str, environment: dict[str, str]) -> Iterator[Lab]:
     """A daemon without jobs that shows prices of every provider and has polled on since."""
-    with lab(folder / "lab", hosts=host("h1", 0.3) + providers, scale=1.0, poll_s=1.0) as found:
+    with lab(folder / "lab", hosts=providers, market="enabled = false", scale=1.0, poll_s=1.0) as found:
         found.environment = {**environment, "PYTHONPATH": str(without_test_tools(folder))}
         found.start()
 

@@ -60,7 +60,6 @@ def test_an_account_where_all_is_well_has_a_good_line_for_each_thing(tmp_path: P
         pytest.param(lambda h: h.break_auth(), "key", "", "manage-keys", id="key"),
         pytest.param(lambda h: h.empty_balance(), "balance", "$0.00 left", "add credit", id="balance"),
         pytest.param(lambda h: h.faults.answer(Call.ACCOUNT, BUSY, times=9), "key", "", "try again", id="busy"),
-        pytest.param(unverified, "quota", "e-mail address is not verified", "console.vast.ai", id="quota"),
         pytest.param(late, "clock", "6 s from", "synchronise", id="clock"),
         pytest.param(lambda h: h.faults.answer(Call.LIST, REFUSED), "instances", "", "instance_read", id="permission"),
         pytest.param(lambda h: h.faults.answer(Call.OFFERS, REFUSED), "market", "", "misc", id="search"),
@@ -73,3 +72,10 @@ def test_what_is_wrong_is_one_line_with_the_way_out(
     assert [name for name, one in lines.items() if not one.ok] == [line]
     assert detail in lines[line].detail
     assert hint in lines[line].hint
+
+
+def test_an_account_without_a_verified_address_is_warned_of_how_little_it_may_spend(tmp_path: Path) -> None:
+    quota = lines_of(tmp_path, unverified)["quota"]
+    assert quota.ok
+    assert "e-mail address is not verified" in quota.detail
+    assert "console.vast.ai" in quota.hint
