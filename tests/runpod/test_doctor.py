@@ -52,6 +52,7 @@ def test_an_account_where_all_is_well_has_a_good_line_for_each_thing(tmp_path: P
         pytest.param(lambda h: h.empty_balance(), "balance", "$0.00 left", "add credit", id="balance"),
         pytest.param(late, "clock", "6 s from", "synchronise", id="clock"),
         pytest.param(lambda h: h.exhaust_quota(), "quota", "$0.00 of $0.00", "higher spend limit", id="quota"),
+        pytest.param(lambda h: h.served.stop(), "key", "cannot connect to 127.0.0.1", "base_url", id="unreachable"),
         pytest.param(lambda h: h.faults.answer(Call.OFFERS, REFUSED), "market", "", "read and write", id="permission"),
     ],
 )

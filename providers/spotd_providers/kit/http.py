@@ -128,7 +128,7 @@ class Http:
                     body=bytes(body),
                 )
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol) as exc:
-            raise Unavailable(f"cannot connect: {type(exc).__name__}") from exc
+            raise Unavailable(f"cannot connect to {self._client.base_url.host}: {type(exc).__name__}") from exc
         except httpx.HTTPError as exc:
             raise AnswerLost(f"no whole answer: {type(exc).__name__}") from exc
 

@@ -21,6 +21,7 @@ from spotd_providers.runpod.wire import Myself
 BALANCE_LOW_USD: Final = 5.0
 SKEW_MAX: Final = timedelta(seconds=5)
 _KEY: Final = "create a key with read and write access at console.runpod.io/user/settings and put it in api_key"
+_ANSWERS: Final = "look at the network, at base_url and at RunPod's status page; the key was not judged"
 _SCOPES: Final = "give the key read and write access to pods and read access to billing"
 
 
@@ -51,7 +52,7 @@ async def examine(
         money.append(await account(graph))
         return f"${money[0].balance:.2f} left"
 
-    lines.append(await _line("key", key, hint=_KEY))
+    lines.append(await _line("key", key, hint=_ANSWERS))
     if not heard:
         return tuple(lines)  # whatever is wrong would only be found again and again, each time after its time-out
     lines.extend(_clock(heard[0], services))
