@@ -16,7 +16,8 @@ from pydantic_core import PydanticUndefined
 from spotd.config.load import DEFAULT_PROVIDER
 from spotd.config.model import SECTIONS, ProviderSection
 from spotd.config.plugins import InstalledPlugins, Plugins
-from spotd_jobs.spec.units import format_duration
+from spotd.config.values import Bytes
+from spotd_jobs.spec.units import format_duration, format_size
 from spotd_providers.contract.provider import ProviderPlugin
 
 _WIDTH: Final = 116
@@ -97,6 +98,8 @@ def _toml(value: Any) -> str | None:
         return f'"{format_duration(value)}"'
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, Bytes):
+        return f'"{format_size(value)}"'
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str | Path):

@@ -12,13 +12,14 @@ from urllib.parse import urlsplit
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from spotd.config.credentials import CredentialRef
-from spotd.config.values import CeilingPrice, FeePpm, Interval, Money, Scale, hinted
+from spotd.config.values import Bytes, CeilingPrice, DayBytes, DayLogBytes, FeePpm, Interval, Money, Scale, hinted
 from spotd_providers.contract.provider import ProviderPlugin
 
 INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"
 SQLITE_DEFAULT: Final = "sqlite"
 STORE_DEFAULT: Final = "file"
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_OF_EVERY_STORE: Final = frozenset({"url", "flood_objects", "flood_bytes", "flood_logs"})
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]*[A-Za-z0-9_-])*/?")
 
 
@@ -109,6 +110,17 @@ class StoreSection(Section):
     grants_endpoint_url: Annotated[str | None, Field(examples=["https://sts.us-east-1.amazonaws.com"])] = None
     """Where temporary credentials are made, if not where they usually are."""
 
+    flood_objects: Annotated[int, Field(ge=1_000, le=100_000_000)] = 1_000_000
+    """How many objects one machine may write for each day, or part of one, that it has lasted; one that writes more is
+    ended with the reason "flooded". A checkpoint is one for each 8 MiB of what changed, at least one a file, and one
+    more."""
+
+    flood_bytes: DayBytes = Bytes(11 * 10**12)
+    """The same in bytes; as it stands, what a line of 1 Gbit/s carries in a day."""
+
+    flood_logs: DayLogBytes = Bytes(10**9)
+    """The same in bytes of logs; a runner of ours sends at most about 400 MB in a day."""
+
     @field_validator("url")
     @classmethod
     def _url_is_a_store(cls, value: str) -> str:
@@ -130,7 +142,7 @@ class StoreSection(Section):
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> StoreSection:
-        extra = sorted(self.model_fields_set - {"url"})
+        extra = sorted(self.model_fields_set - _OF_EVERY_STORE)
         if not self.is_bucket and extra:
             raise hinted(f"{extra[0]} belongs to a store in a bucket", 'write url = "s3://bucket/prefix", or remove it')
         if (self.access_key is None) != (self.secret_key is None):

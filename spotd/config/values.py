@@ -47,6 +47,21 @@ def _interval(value: object) -> timedelta:
     return duration
 
 
+class Bytes(int):
+    """A number of bytes that is written as a size."""
+
+
+def _bytes_between(least: int, most: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        size = units.parse_size(value)
+        if not least <= size <= most:
+            between = f"{units.format_size(least)} and {units.format_size(most)}"
+            raise BadValue(f'"{value}" is not between {between}', hint=f'write it like "{units.format_size(least)}"')
+        return size
+
+    return read
+
+
 def _positive_money(value: object) -> int:
     amount = units.parse_money(value)
     if amount == 0:
@@ -85,6 +100,10 @@ def _scale(value: object) -> float:
 
 Interval = Annotated[timedelta, _reading(_interval, timedelta)]
 """Written "60s"; between 50 milliseconds and a day."""
+DayBytes = Annotated[int, _reading(_bytes_between(10**9, 10**15), Bytes)]
+"""Written "11TB", held in bytes; what a machine may write in a day."""
+DayLogBytes = Annotated[int, _reading(_bytes_between(10**6, 10**12), Bytes)]
+"""The same of logs."""
 Money = Annotated[int, _reading(_positive_money)]
 """Written in dollars, held in micro-dollars; above zero."""
 CeilingPrice = Annotated[int, _reading(_ceiling)]

@@ -213,6 +213,7 @@ class _Daemon:
             wall=wall,
             log=logs.get("storekeeper"),
             list_every_s=0.0 if shared_by == "filesystem" else look_every_s,
+            limits=settings.flood,
         )
         self.executor = Executor(
             providers=self.hosting.live,

@@ -16,6 +16,7 @@ from spotd.config.credentials import resolve_credential
 from spotd.config.load import load
 from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, Config, ProviderConfig
 from spotd.config.refusals import ConfigError
+from spotd.daemon.flood import FloodLimits
 from spotd.daemon.ids import ALPHABET
 from spotd.daemon.lifecycle import BadConfig
 from spotd.daemon.settings import ProviderSettings, Settings
@@ -61,6 +62,11 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         budget_day=None if config.budget.day is None else MicroUsd(config.budget.day),
         budget_month=None if config.budget.month is None else MicroUsd(config.budget.month),
         machines_max=config.budget.machines,
+        flood=FloodLimits(
+            objects_day=config.store.flood_objects,
+            bytes_day=config.store.flood_bytes,
+            log_bytes_day=config.store.flood_logs,
+        ),
         config_path=loaded.path,
         clock_scale=config.daemon.time_scale,
         clock_start=config.daemon.time_start,

@@ -22,7 +22,7 @@ _LOGS: Final = "log/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloodLimits:
-    """What one attempt may have written for each day, or part of one, that it has lasted.
+    """What one attempt may have written for each day, or part of one, that it has lasted; `[store]` in the config.
 
     Attributes:
         bytes_day: as much as a line of 1 Gbit/s carries in a day.

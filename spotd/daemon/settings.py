@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from spotd.daemon.flood import FloodLimits
 from spotd_jobs.objects.api import ObjectStore
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.provider import ProviderPlugin
@@ -55,6 +56,7 @@ class Settings:
     budget_day: MicroUsd | None = None
     budget_month: MicroUsd | None = None
     machines_max: int = 8
+    flood: FloodLimits = field(default_factory=FloodLimits)
     config_path: Path | None = None
     clock_scale: float = 1.0
     clock_start: datetime | None = None
@@ -80,6 +82,7 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
         ("state_url", "[daemon] state"),
         ("socket", "the socket's path"),
         ("store_place", "[store]"),
+        ("flood", "[store] flood limits"),
         ("clock_scale", "the speed of the clock"),
     ):
         if getattr(old, name) != getattr(new, name):

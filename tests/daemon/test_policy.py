@@ -10,6 +10,7 @@ import pytest
 
 from spotd.daemon.clock import AcceleratedClock, ClockParameters, SystemClock
 from spotd.daemon.configured import load_settings
+from spotd.daemon.flood import FloodLimits
 from spotd.daemon.lifecycle import BadConfig
 from spotd.daemon.policy import build_policy
 from spotd.daemon.settings import Settings, changes
@@ -120,6 +121,29 @@ def test_a_reload_says_what_it_changes_and_what_it_cannot(tmp_path: Path) -> Non
     new = loaded(tmp_path, CONFIG.replace("day = 5.0", "day = 9.0").replace('"lab"', '"den"').replace("1.25", "1.30"))
     assert changes(old, new) == (["[budget] day", "[providers.local]"], ["[daemon] install"])
     assert changes(old, replace(old)) == ([], [])
+
+
+def test_how_much_a_machine_may_write_is_set_for_every_store(tmp_path: Path) -> None:
+    assert loaded(tmp_path).flood == FloodLimits(), "what the example shows is what the daemon does"
+    limits = 'flood_objects = 5000\nflood_bytes = "300GB"\nflood_logs = "50MB"\n'
+    new = loaded(tmp_path, f"{CONFIG}[store]\n{limits}")
+    assert new.flood == FloodLimits(objects_day=5000, bytes_day=300 * 10**9, log_bytes_day=50 * 10**6)
+    assert changes(loaded(tmp_path), new) == ([], ["[store] flood limits"])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("flood_objects = 10", "greater than or equal to 1000"),
+        ('flood_bytes = "10MB"', 'flood_bytes: "10MB" is not between 1GB and 1PB'),
+        ('flood_logs = "2TB"', 'flood_logs: "2TB" is not between 1MB and 1TB'),
+        ("flood_logs = 1000000000", 'write "1000000000GB" for gigabytes'),
+    ],
+)
+def test_limits_that_would_end_every_machine_or_none_are_refused(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        loaded(tmp_path, f"[store]\n{line}\n")
+    assert words in str(caught.value)
 
 
 def test_a_provider_that_appears_needs_a_restart(tmp_path: Path) -> None:
