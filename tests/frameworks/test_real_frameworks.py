@@ -17,12 +17,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from spotd_jobs.runner import complete
+from tests.runner.holding import HeldBucket
 from tests.runner.rig import Machine, Rig, until
+from tests.runner.servers import Server
+from tests.runner.test_over_http import over_http
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PYTHON = os.environ.get("SPOTD_FRAMEWORKS_PYTHON") or sys.executable
 PATIENCE_S = 240.0
 CODE = {"train.py": (Path(__file__).parent / "train.py").read_text()}
+
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "JAX_PLATFORMS": "cpu"}
 
 
 class Framework(NamedTuple):
@@ -78,7 +83,7 @@ def test_a_framework_goes_on_from_what_was_stored_after_a_kill_and_after_a_notic
             stop_grace_s=60.0,
             lease_s=900.0,
             keep=8,
-            env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "JAX_PLATFORMS": "cpu"},
+            env=QUIET,
             **more,
         )
 
@@ -110,3 +115,37 @@ def test_a_framework_goes_on_from_what_was_stored_after_a_kill_and_after_a_notic
                 assert re.fullmatch(framework.named, manifest["entry"]), "only finished checkpoints are stored"
                 assert not any(complete.is_temporary(part) for part in manifest["entry"].split("/"))
                 assert not any(row["path"].endswith(complete.INCOMPLETE_MARK) for row in manifest["files"])
+
+
+def test_a_rotation_by_the_trainer_while_a_chunk_is_on_its_way_loses_no_file(tmp_path: Path) -> None:
+    need("torch", "transformers", "accelerate")
+    run = [PYTHON, "train.py", "trainer"]
+    with Rig(tmp_path) as rig:
+        bucket = HeldBucket(rig, PATIENCE_S)
+        with Server(bucket.answer) as server:
+            granted = rig.grant(run, code=CODE, settle_s=60.0, stop_grace_s=60.0, lease_s=900.0, keep=8, env=QUIET)
+            granted = over_http(rig, server, granted)
+            machine = rig.start(granted)
+            folder = machine.home / "checkpoints"
+            until(lambda: bucket.held or machine.process.poll() is not None, "a chunk on its way", PATIENCE_S)
+            # `save_total_limit` is two: when the third is there, the trainer has removed the first.
+            until(lambda: (folder / "checkpoint-15/trainer_state.json").exists(), "two more", PATIENCE_S)
+            until(lambda: not (folder / "checkpoint-5").exists(), "the rotation", PATIENCE_S)
+            bucket.go_on()
+            until(lambda: "checkpoint-5" in names(machine), machine.console(), PATIENCE_S)
+            rig.order_stop(granted)
+            assert machine.wait(PATIENCE_S) == 0
+        files = {m["entry"]: {row["path"].partition("/")[2] for row in m["files"]} for m in machine.manifests()}
+        assert files["checkpoint-5"] >= {
+            "model.safetensors",
+            "optimizer.pt",
+            "rng_state.pth",
+            "scheduler.pt",
+            "trainer_state.json",
+        }
+        assert all(parts == files["checkpoint-5"] for parts in files.values())
+        assert "checkpoint-5" in {offer.name for offer in rig.restores(1)}, "the daemon takes it, with every chunk"
+
+
+def names(machine: Machine) -> set[str]:
+    return {manifest["entry"] for manifest in machine.manifests()}

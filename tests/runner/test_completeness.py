@@ -44,6 +44,14 @@ def index(*shards: str) -> bytes:
 
 HF = {"model.safetensors": safetensors(), "training_args.bin": b"t", "optimizer.pt": archive(), "rng_state.pth": b"r"}
 DCP = {"__0_0.distcp": b"d", "__1_0.distcp": b"d"}
+ZERO_3 = {
+    f"zero_pp_rank_{rank}_mp_rank_00_{part}_states.pt": archive() for rank in range(2) for part in ("model", "optim")
+}
+BF16 = {"mp_rank_00_model_states.pt": archive(), "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": archive()}
+PARALLEL = {f"mp_rank_0{rank}_model_states.pt": archive() for rank in range(2)}
+PIPELINE = {"layer_00-model_00-model_states.pt": archive(), "mp_rank_00_model_states.pt": archive()}
+METADATA = b"\x80\x02\x8c\x0c__0_0.distcp\x94\x8c\x0c__1_0.distcp\x94."
+"""As PyTorch pickles it: the names of the parts stand in it."""
 DEEPSPEED = {"mp_rank_00_model_states.pt": archive(), "zero_pp_rank_0_mp_rank_00_optim_states.pt": archive()}
 
 
@@ -75,6 +83,17 @@ HF_5 = {**HF, "trainer_state.json": state(5)}
 RANKS = {"model.safetensors": safetensors(), "rng_state_0.pth": b"r", "trainer_state.json": state(5)}
 SHARDED = {"model.safetensors.index.json": index("a.safetensors", "b.safetensors"), "a.safetensors": safetensors()}
 MEGATRON = {"mp_rank_00/x.pt": b"x"}
+HF_SHARDS = {**SHARDED, "b.safetensors": safetensors(), "config.json": b"{}"}
+HF_DEEPSPEED = {**HF_5, "latest": b"global_step5", **{f"global_step5/{name}": data for name, data in DEEPSPEED.items()}}
+LIGHTNING_DEEPSPEED = {"latest": b"checkpoint", **{f"checkpoint/{name}": data for name, data in DEEPSPEED.items()}}
+ORBAX = {"_CHECKPOINT_METADATA": b"{}", "default/_METADATA": b"{}", "default/d/0": b"d", "default/manifest.ocdbt": b"m"}
+ACCELERATE = {"model.safetensors": safetensors(), "optimizer.bin": archive(), "scheduler.bin": archive()}
+ACCELERATE.update({f"random_states_{rank}.pkl": b"r" for rank in range(2)}, **{"custom_checkpoint_0.pkl": b"c"})
+FSDP = {
+    "pytorch_model_fsdp_0/__0_0.distcp": b"d",
+    "pytorch_model_fsdp_0/.metadata": b"m",
+    "optimizer_0/__0_0.distcp": b"d",
+}
 TEMPORARY = ("tmp-checkpoint-5", "TMPfile", "a.tmp", "a.partial", "a.incomplete", ".hidden", "5.orbax-checkpoint-tmp-9")
 MARKS = (".complete", "DONE", "STABLE", "_SUCCESS", "commit_success.txt", ".snapshot_metadata")
 CASES = [
@@ -121,8 +140,65 @@ CASES = [
     yes("DeepSpeed, a newer one is named", "global_step5", DEEPSPEED, beside={"latest": b"g6"}, later=True, **OLD),
     no("Megatron unnamed", "iter_0000100", MEGATRON, **OLD),
     yes("Megatron named", "iter_0000100", MEGATRON, beside={"latest_checkpointed_iteration.txt": b"100\n"}),
+    no("DCP, its metadata names a part that is gone", "step-5", {"__0_0.distcp": b"d", ".metadata": METADATA}, **OLD),
+    no("DCP, only its metadata is left", "step-5", {".metadata": METADATA}),
+    yes("DCP, every part that its metadata names", "step-5", {**DCP, ".metadata": METADATA}),
+    no("DCP below, a part is gone", "step-5", {"app/.metadata": METADATA, "app/__0_0.distcp": b"d"}, **OLD),
+    yes("torchtitan", "step-500", {**DCP, ".metadata": METADATA}),
+    no("torchtitan, still writing", "step-500", {**DCP, ".metadata.tmp": METADATA}, **OLD),
+    no("torchtitan as HF, its index just written", "step-500", HF_SHARDS),
+    yes("torchtitan as HF", "step-500", HF_SHARDS, **OLD),
+    *[
+        case
+        for title, parts in (("ZeRO 3", ZERO_3), ("bf16", BF16), ("tensor parallel", PARALLEL), ("pipeline", PIPELINE))
+        for case in (
+            no(f"DeepSpeed {title} unnamed", "global_step5", parts, **OLD),
+            yes(f"DeepSpeed {title} named", "global_step5", parts, beside={"latest": b"global_step5"}),
+            no(
+                f"DeepSpeed {title} named, a part cut short",
+                "global_step5",
+                {**parts, "mp_rank_00_model_states.pt": archive(40)},
+                beside={"latest": b"global_step5"},
+            ),
+        )
+    ],
+    no("DeepSpeed under the HF trainer, just now", "checkpoint-5", HF_DEEPSPEED),
+    yes("DeepSpeed under the HF trainer", "checkpoint-5", HF_DEEPSPEED, **OLD),
+    yes(
+        "Megatron's distributed kind",
+        "iter_0000100",
+        {**DCP, ".metadata": METADATA, "common.pt": archive()},
+        beside={"latest_checkpointed_iteration.txt": b"100"},
+    ),
+    no(
+        "Megatron's distributed kind, a part gone",
+        "iter_0000100",
+        {".metadata": METADATA, "common.pt": archive()},
+        beside={"latest_checkpointed_iteration.txt": b"100"},
+    ),
+    no("Lightning just now", "last.ckpt", archive()),
+    yes("Lightning", "last.ckpt", archive(), **OLD),
+    yes("Lightning after a kill", "epoch=0-step=5.ckpt", archive(), **KILLED),
+    no("Lightning cut short", "last.ckpt", archive(40), **OLD),
+    yes("Lightning sharded", "last.ckpt", {**DCP, ".metadata": METADATA, "meta.pt": archive()}),
+    no("Lightning sharded, still writing", "last.ckpt", {**DCP, "meta.pt": archive()}, **OLD),
+    yes("Lightning with DeepSpeed", "last.ckpt", LIGHTNING_DEEPSPEED, **OLD),
+    no("Lightning with DeepSpeed, just now", "last.ckpt", LIGHTNING_DEEPSPEED),
+    yes("Orbax", "5", ORBAX, **OLD),
+    yes("Orbax in a bucket's folder, at once", "5", {**ORBAX, "commit_success.txt": b""}),
+    no("Orbax, a part not renamed yet", "5", {**ORBAX, "state.orbax-checkpoint-tmp-3/d": b"d"}, **OLD, **CLEAN),
+    no("Orbax just now", "5", ORBAX),
     no("shard missing", "step-5", SHARDED, **OLD),
+    no("a shard cut short", "step-5", {**SHARDED, "b.safetensors": safetensors(1)}, **OLD),
+    no("shards below, one missing", "step-5", {f"unet/{name}": data for name, data in SHARDED.items()}, **OLD),
+    no("the index itself is cut", "step-5", {**SHARDED, "model.safetensors.index.json": b'{"weight'}, **OLD),
     yes("all shards there", "step-5", {**SHARDED, "b.safetensors": safetensors()}, **OLD),
+    no("HF on many ranks says incomplete", "checkpoint-5", {**RANKS, "checkpoint-is-incomplete.txt": b""}, **CLEAN),
+    no("accelerate just now", "checkpoint_3", ACCELERATE),
+    yes("accelerate on two ranks", "checkpoint_3", ACCELERATE, **OLD),
+    no("accelerate, optimizer cut short", "checkpoint_3", {**ACCELERATE, "optimizer.bin": archive(40)}, **OLD),
+    no("accelerate with FSDP, still writing", "checkpoint_3", {**ACCELERATE, **FSDP}, **OLD),
+    yes("accelerate with FSDP", "checkpoint_3", {**ACCELERATE, **FSDP, "optimizer_0/.metadata": b"m"}, **OLD),
     yes("accelerate", "checkpoint_3", {"optimizer.bin": archive(), "random_states_0.pkl": b"r"}, **OLD),
 ]
 

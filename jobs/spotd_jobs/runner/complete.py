@@ -29,6 +29,7 @@ _HF_NAME = re.compile(r"checkpoint-(\d+)")
 _MEGATRON_NAME = re.compile(r"iter_(\d{7,})")
 _DEEPSPEED_FILE = re.compile(r"(mp_rank_\d+.*_model_states\.pt|(bf16_|fp16_)?zero_pp_rank_.*\.pt)")
 _RANK_METADATA = re.compile(r"__\d+\.metadata")
+_DCP_PART = re.compile(rb"__\d+_\d+\.distcp")
 _STEP_NAMED = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 _STEP_MAX = 2**53
@@ -116,6 +117,8 @@ def judge(folder: str, tree: Tree, around: Surroundings) -> Verdict:
         return _not_yet("it is empty")
     if any(path.rsplit("/", 1)[-1] == INCOMPLETE_MARK for path in inside):
         return _not_yet("it says that it is incomplete")
+    if any(_ORBAX_TEMPORARY in path for path in inside):
+        return _not_yet("a part of it has a temporary name")
     missing = _missing_mark(tree, inside, around)
     if missing:
         return _not_yet(missing)
@@ -179,6 +182,8 @@ def _unsound(folder: str, tree: Tree, inside: dict[str, Node]) -> str:
             lacking = _lacks_shards(_place(folder, tree, path), path, inside)
             if lacking:
                 return lacking
+        if path.rsplit("/", 1)[-1] == ".metadata" and _lacks_parts(_place(folder, tree, path), path, inside):
+            return "a part that its .metadata names is missing"
     state = _trainer_state(folder, tree) if "trainer_state.json" in inside else {}
     if state is None:
         return "its trainer_state.json can not be read"
@@ -208,6 +213,17 @@ def _lacks_shards(place: str, path: str, inside: dict[str, Node]) -> str:
     if any(beside + str(shard) not in inside for shard in shards):
         return "a shard that its index names is missing"
     return ""
+
+
+def _lacks_parts(place: str, path: str, inside: dict[str, Node]) -> bool:
+    """Whether PyTorch's metadata names a part that is not beside it. It is a pickle: read for names, never loaded."""
+    beside = path[: -len(".metadata")]
+    try:
+        with open(place, "rb") as stream:
+            named = set(_DCP_PART.findall(stream.read(_JSON_BYTES_MAX)))
+    except OSError:
+        return True
+    return any(beside + os.fsdecode(part) not in inside for part in named)
 
 
 def _json(place: str) -> dict[str, object] | None:

@@ -3,7 +3,8 @@
 Two threads. The *watcher* looks at the checkpoint folder, judges each entry, and puts a stage of every complete one
 into a short queue. The *uploader* takes the newest of the queue, since that is the one worth having when the machine
 goes away, and sends it. An entry counts as new whenever its tree differs from the one that was taken last under its
-name, so a file that is written over and over is a new checkpoint each time.
+name, so a file that is written over and over is a new checkpoint each time. But what has only lost files since then is
+being removed: a rotation takes one file after the other, and may leave the mark for the last.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class Saver:
         self._chunk_bytes = chunk_bytes
         self._watched: dict[str, _Watched] = {}
         self._taken: dict[str, tree.Tree] = {}
+        self._whole: dict[str, tree.Tree] = {}
+        """Of each entry that is there, the last state that was complete, whatever became of its upload."""
         self._published: set[str] = set()
         self._names_are_free = True
         self._pointed: set[str] = set()
@@ -124,7 +127,7 @@ class Saver:
         self._previous = manifest_sha256
         self._names_are_free = first_boot
         if restored is not None:
-            self._taken[restored] = tree.look(self._folder, restored)
+            self._taken[restored] = self._whole[restored] = tree.look(self._folder, restored)
         self._read_pointers()
         for thread in self._threads:
             thread.start()
@@ -197,6 +200,7 @@ class Saver:
             return []
         for gone in set(self._watched) - set(names):
             del self._watched[gone]
+            self._whole.pop(gone, None)
         return [
             name
             for name in names
@@ -217,6 +221,10 @@ class Saver:
         if watched is None or watched.tree != now:
             watched = self._watched[name] = _Watched(now)
         if self._taken.get(name) == now:
+            return None
+        if name in self._whole and tree.is_remnant(now, self._whole[name]):
+            if end is not None:
+                self._refuse(name, "it was being removed")
             return None
         around = complete.Surroundings(
             pointed=frozenset(self._pointed),
@@ -243,7 +251,7 @@ class Saver:
             stage = tree.stage(self._folder, candidate, os.path.join(self._stages, str(serial)))
         except tree.Vanished:
             return  # it changed after all; the next look sees the new state
-        self._taken[candidate.name] = candidate
+        self._taken[candidate.name] = self._whole[candidate.name] = candidate
         step = complete.step_of(self._folder, candidate)
         taken = _Taken(stage, serial, step, now_text())
         self.seen = Seen(candidate.name, step, taken.at, candidate.size, "")

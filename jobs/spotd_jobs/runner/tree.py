@@ -61,6 +61,12 @@ class Tree(NamedTuple):
         return {node.path[cut:] or node.path: node for node in self.files}
 
 
+def is_remnant(now: Tree, whole: Tree) -> bool:
+    """Whether something of the whole tree is missing and nothing new is there: somebody is removing it."""
+    left = {node for node in now.nodes if node.kind != DIR}
+    return left < {node for node in whole.nodes if node.kind != DIR}
+
+
 def look(folder: str, name: str) -> Tree:
     """The entry as it is now.
 
