@@ -310,18 +310,22 @@ def _written(objects: ObjectStore, attempt: AttemptId) -> Iterator[ObjectInfo]:
 
 
 def _manifest(objects: ObjectStore, checkpoint: Checkpoint) -> Manifest:
-    """The manifest as it was accepted.
+    """The manifest as it was accepted, also where a host wrote over it in a store that keeps versions.
 
     Raises:
         StoreError: it is not there or another one, so that nobody can tell which chunks it needs.
     """
-    data = objects.get(checkpoint.manifest_key, bytes_max=MANIFEST_BYTES_MAX)
+    key = checkpoint.manifest_key
+    data = objects.get(key, bytes_max=MANIFEST_BYTES_MAX)
     if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
-        raise StoreError(f"the manifest {checkpoint.manifest_key} is not the one that was accepted: nothing is deleted")
+        first = objects.first_versions(key).get(key)
+        data = data if first is None else objects.get(key, bytes_max=MANIFEST_BYTES_MAX, version=first)
+    if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
+        raise StoreError(f"the manifest {key} is not the one that was accepted: nothing is deleted")
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as exc:
-        raise StoreError(f"the manifest {checkpoint.manifest_key} cannot be read: nothing is deleted") from exc
+        raise StoreError(f"the manifest {key} cannot be read: nothing is deleted") from exc
 
 
 def _chunks_of(manifest: Manifest) -> set[str]:

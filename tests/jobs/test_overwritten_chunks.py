@@ -27,7 +27,7 @@ from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.restore import Restore, Restored
 from spotd_jobs.runner.sinks_s3 import PostSink
 from tests.core.builders import NOW, job
-from tests.seaweed import VERSIONED, Weed
+from tests.seaweed import Weed
 
 LIMIT = 1 << 20
 
@@ -126,17 +126,6 @@ class Story:
         restore = Restore(lambda: offers, str(folder), known, 2, lambda _s: False, lambda: False, lambda: True)
         found = restore.run()
         return found, [fallback.name for fallback in restore.fallbacks]
-
-
-@pytest.fixture(scope="module")
-def versioned(weed: Weed) -> Iterator[S3Place]:
-    """A second bucket on the same server, set up to keep versions."""
-    owner = weed.owner()
-    owner.create_bucket(Bucket=VERSIONED)
-    owner.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
-    place = weed.place("v/")
-    yield replace(place, bucket=VERSIONED)
-    owner.close()
 
 
 def story(place: S3Place, findings: Findings) -> Story:

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from spotd_jobs.objects.s3_client import S3Place
 
 _ABORT = "add a lifecycle rule that aborts incomplete multipart uploads after a day or two"
+_EXPIRE_OLD = (
+    "add a lifecycle rule with NoncurrentVersionExpiration of NoncurrentDays = 7"
+    " and Expiration of ExpiredObjectDeleteMarker = true; docs/stores.md has it whole"
+)
 
 
 def advice(client: S3Client, place: S3Place) -> list[Advice]:
-    """One row for the abort rule, one for what expires, one for versions, as far as the key may read them.
+    """What is right or wrong with unfinished uploads, with what expires and with versions, as far as the key may read.
 
     Raises:
         StoreUnavailable
@@ -27,10 +31,20 @@ def advice(client: S3Client, place: S3Place) -> list[Advice]:
         raise
     except StoreError:
         unread = "this key may not read the bucket's lifecycle rules"
-        rows = [Advice(name="lifecycle", detail=unread, hint="allow s3:GetLifecycleConfiguration, or look yourself")]
-    else:
-        rows = [_of_parts(rules), *_of_ends(rules, place.prefix)]
-    return rows
+        return [Advice(name="lifecycle", detail=unread, hint="allow s3:GetLifecycleConfiguration, or look yourself")]
+    found = [_of_parts(rules, place.prefix), *_of_ends(rules, place.prefix)]
+    return [*found, _of_versions(rules, place.prefix)] if _keeps_versions(client, place) else found
+
+
+def _keeps_versions(client: S3Client, place: S3Place) -> bool:
+    """Whether what is deleted or written over stays; where that may not be asked, nothing is said of it."""
+    try:
+        with translated(place, ""):
+            return client.get_bucket_versioning(Bucket=place.bucket).get("Status") == "Enabled"
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return False
 
 
 def _rules(client: S3Client, place: S3Place) -> list[Any]:
@@ -50,11 +64,20 @@ def _rules(client: S3Client, place: S3Place) -> list[Any]:
     return [rule for rule in answer.get("Rules", ()) if rule.get("Status") == "Enabled"]
 
 
-def _of_parts(rules: list[Any]) -> Advice:
-    if any("AbortIncompleteMultipartUpload" in rule for rule in rules):
+def _of_parts(rules: list[Any], prefix: str) -> Advice:
+    if any("AbortIncompleteMultipartUpload" in rule and _is_for_all(rule, prefix) for rule in rules):
         return Advice(name="unfinished uploads", detail="a lifecycle rule aborts them")
     detail = "no lifecycle rule aborts them: parts that a power cut left behind are invisible and billed"
     return Advice(name="unfinished uploads", detail=detail, hint=_ABORT)
+
+
+def _of_versions(rules: list[Any], prefix: str) -> Advice:
+    for rule in rules:
+        days = (rule.get("NoncurrentVersionExpiration") or {}).get("NoncurrentDays")
+        if days is not None and _is_for_all(rule, prefix):
+            return Advice(name="old versions", detail=f"a lifecycle rule deletes them after {days} days")
+    detail = "the bucket keeps every version and no lifecycle rule ends them: what spotd deletes stays and is billed"
+    return Advice(name="old versions", detail=detail, hint=_EXPIRE_OLD)
 
 
 def _of_ends(rules: list[Any], prefix: str) -> list[Advice]:
@@ -72,6 +95,13 @@ def _of_ends(rules: list[Any], prefix: str) -> list[Advice]:
                 Advice(name="expiry", detail=detail, ok=False, hint="remove it: spotd deletes what nobody needs itself")
             )
     return found
+
+
+def _is_for_all(rule: Any, prefix: str) -> bool:
+    """Whether the rule concerns everything below the prefix, whatever its size and tags."""
+    where = rule.get("Filter") or {}
+    narrower = {*where, *(where.get("And") or {})} - {"Prefix", "And"}
+    return prefix.startswith(_prefix_of(rule)) and not narrower
 
 
 def _prefix_of(rule: Any) -> str:
