@@ -277,8 +277,8 @@ class Machine:
             raise AssertionError(f"the runner did not end:\n{self.console()}") from None
 
     def kill(self) -> None:
-        """As a host dies: every process of the machine at once, also one that left its session (torchrun's workers)."""
-        for pid in {*_session_members(self.process.pid), *_with_environment(f"SPOTD_NOTICE_FILE={self.home}/")}:
+        """As a host dies: every process of the machine at once, torchrun's workers too."""
+        for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -286,6 +286,10 @@ class Machine:
         self.process.kill()
         self.process.wait()
         self._console.close()
+
+    def processes(self) -> set[int]:
+        """Every process of the machine, also one that left its session."""
+        return {*_session_members(self.process.pid), *_with_environment(f"SPOTD_NOTICE_FILE={self.home}/")}
 
     def console(self) -> str:
         return (self.directory / "console.log").read_text(errors="replace")
