@@ -28,17 +28,25 @@ CHUNKS = 12
 
 
 class Gate:
-    """A store that takes everything but the content of checkpoints, and that too once it is opened."""
+    """A store that takes everything but the content of checkpoints: the first two chunks and the others wait apart."""
 
     def __init__(self) -> None:
-        self.open = threading.Event()
+        self.first = threading.Event()
+        self.others = threading.Event()
         self.held = 0
+        self._lock = threading.Lock()
 
     def answer(self, request: Request) -> Answer:
         if b"/data/" in request.body.partition(b'name="file"')[0]:
-            self.held += 1
-            self.open.wait(60)
+            with self._lock:
+                self.held += 1
+                gate = self.first if self.held <= 2 else self.others
+            gate.wait(60)
         return Answer(204)
+
+    def open(self) -> None:
+        self.first.set()
+        self.others.set()
 
 
 @contextmanager
@@ -58,7 +66,7 @@ def gated() -> Iterator[tuple[Gate, Upload]]:
                 ),
             )
         finally:
-            gate.open.set()
+            gate.open()
 
 
 def own_uploaders() -> list[int]:
@@ -93,7 +101,10 @@ def test_others_take_the_place_of_workers_that_gave_way_and_nothing_is_left_out_
         until(lambda: gate.held == 4, "the chunks of two more workers under way")
         assert own_uploaders() == [os.SCHED_OTHER] * 2 + [os.SCHED_IDLE] * 2
         way = GivesWay.WHOLLY  # is not believed
-        gate.open.set()
+        gate.first.set()
+        until(lambda: own_uploaders() == [os.SCHED_OTHER] * 2, "the first two workers to end with their chunks")
+        assert gate.held == 4
+        gate.open()
         thread.join(60)
     (file,) = files
     assert len(file["chunks"]) == CHUNKS  # type: ignore[arg-type]  # a list, in a document of any shape
@@ -112,6 +123,6 @@ def test_a_notice_ends_the_manners_of_an_upload_under_way(tmp_path: Path) -> Non
         assert idle_threads(machine) == 2
         machine.process.terminate()
         until(lambda: gate.held == 4, "the chunks of two more workers under way")
-        gate.open.set()
+        gate.open()
         machine.wait()
     assert gate.held == CHUNKS
