@@ -112,6 +112,8 @@ def test_what_is_out_of_stock_is_not_offered(tmp_path: Path) -> None:
         ),
         pytest.param(problem(429, "rate limit exceeded"), RateLimited, id="too often"),
         pytest.param(problem(500, "internal"), OutcomeUnknown, id="server error"),
+        pytest.param(problem(500, f"create pod: {NO_INSTANCES}"), NoCapacity, id="empty shelf as a server error"),
+        pytest.param(problem(503, "at capacity"), OutcomeUnknown, id="server error with a word of it"),
         pytest.param(problem(503, "overloaded"), OutcomeUnknown, id="unavailable"),
         pytest.param(Canned(status=403, body=b"error code: 1010"), Unavailable, id="the edge"),
         pytest.param(Canned(status=302, headers={"location": "https://x.example/"}), Unavailable, id="redirect"),

@@ -29,6 +29,7 @@ KEPT_SHARE: Final = 4
 NO_CAPACITY_WORDS: Final = (
     "no longer any instances available",
     "no instances available",
+    "no instances currently available",
     "not enough free gpus",
     "no resources",
     "does not have the resources",
@@ -38,6 +39,8 @@ NO_CAPACITY_WORDS: Final = (
     "no available datacenter",
     "no machine",
 )
+NOTHING_MADE_WORDS: Final = NO_CAPACITY_WORDS[:3]
+"""Whole sentences about an empty shelf: they come with a 5xx, too, and then still say that no pod was made."""
 BALANCE_WORDS: Final = ("balance", "insufficient funds", "insufficient credit", "not enough credit")
 QUOTA_WORDS: Final = ("spend limit", "spending limit", "pod limit", "quota", "maximum number of pods", "limit reached")
 SCOPE_WORDS: Final = ("scope", "permission", "read-only", "read only", "api key")

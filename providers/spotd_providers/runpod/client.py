@@ -18,8 +18,17 @@ from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavail
 from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import Answer, AnswerLost, Http
 from spotd_providers.kit.retry import retry_read
-from spotd_providers.runpod.answers import Refused, body_of, raise_for, running_low, used_up
-from spotd_providers.runpod.wire import BillingPage, GpuRows, PodPage, PodRow, gpu_rows, pod_row, shaped
+from spotd_providers.kit.text import quoted
+from spotd_providers.runpod.answers import (
+    NOTHING_MADE_WORDS,
+    Refused,
+    body_of,
+    raise_for,
+    running_low,
+    says,
+    used_up,
+)
+from spotd_providers.runpod.wire import BillingPage, GpuRows, PodPage, PodRow, gpu_rows, pod_row, problem_of, shaped
 
 CREATE_TIMEOUT_S: Final = 60.0
 SEARCH_TIMEOUT_S: Final = 45.0
@@ -78,6 +87,9 @@ class RunpodClient:
         except Unavailable as exc:
             if answer.status < 500 and answer.status != 408:
                 raise  # a redirect or the edge: no pod was made
+            detail = quoted(problem_of(value)) if isinstance(value, dict) else ""
+            if says(detail, NOTHING_MADE_WORDS):
+                raise Refused(status=answer.status, detail=detail) from exc
             raise OutcomeUnknown(f"RunPod answered {answer.status} to a create", key=key) from exc
         row = pod_row(value)
         if row is None:
