@@ -243,6 +243,8 @@ class Catalogue:
             return "host cools down after a loss"
         if (offer.provider, CooldownScope.POOL, offer.pool) in cooling:
             return "a machine was lost or refused there a moment ago"
+        if any((offer.provider, CooldownScope.QUOTA, quota) in cooling for quota in offer.quotas):
+            return "a quota of the account is used up"
         if (offer.provider, CooldownScope.OFFER, offer.offer_id) in cooling:
             return "offer was refused a moment ago"
         why = cooling.get((offer.provider, CooldownScope.PROVIDER, ""))

@@ -272,6 +272,8 @@ def terminate_intent_id(ref: InstanceRef) -> IntentId:
 class CooldownScope(StrEnum):
     HOST = "host"
     POOL = "pool"
+    QUOTA = "quota"
+    """A limit of the account at the provider, shared by many offers."""
     OFFER = "offer"
     PROVIDER = "provider"
 

@@ -107,8 +107,12 @@ def launch_refused(
     detail: str,
     now: datetime,
     retry_after: timedelta | None = None,
+    quota: str = "",
 ) -> Plan:
-    """The provider says that no machine was made; the job looks for the next quote."""
+    """The provider says that no machine was made; the job looks for the next quote.
+
+    `quota` names the limit of the account that is used up, where the provider told which.
+    """
     draft = Draft(world, now)
     if attempt_id not in world.attempts or world.attempts[attempt_id].ref is not None:
         return draft.plan()
@@ -117,7 +121,7 @@ def launch_refused(
     draft.machine_gone(attempt_id)
     if intent is not None:
         draft.put_intent(replace(intent, state=IntentState.FAILED, error=detail))
-    _cool_down(draft, item, failure, detail, retry_after)
+    _cool_down(draft, item, failure, detail, retry_after, quota)
     reason = EndReason.IMAGE_ERROR if failure is LaunchFailure.REJECTED else EndReason.LAUNCH_FAILED
     if failure is LaunchFailure.CONTRACT:
         reason = EndReason.CONTRACT_BROKEN
@@ -125,15 +129,19 @@ def launch_refused(
     return draft.plan()
 
 
-def _cool_down(draft: Draft, item: Attempt, failure: LaunchFailure, detail: str, retry_after: timedelta | None) -> None:
+def _cool_down(
+    draft: Draft, item: Attempt, failure: LaunchFailure, detail: str, retry_after: timedelta | None, quota: str
+) -> None:
     offer = item.quote.offer
     match failure:
         case LaunchFailure.NO_CAPACITY:
             scope, subject, span = CooldownScope.POOL, str(offer.pool), draft.policy.pool_cooldown
         case LaunchFailure.OFFER_GONE:
-            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), OFFER_COOLDOWN
+            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), retry_after or OFFER_COOLDOWN
         case LaunchFailure.PRICE_MOVED:
             scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), PRICE_COOLDOWN
+        case LaunchFailure.QUOTA if offer.quotas:
+            scope, subject, span = CooldownScope.QUOTA, quota or str(offer.quotas[0]), ACCOUNT_COOLDOWN
         case LaunchFailure.QUOTA:
             scope, subject, span = CooldownScope.POOL, str(offer.pool), ACCOUNT_COOLDOWN
         case LaunchFailure.NO_BALANCE | LaunchFailure.AUTH:

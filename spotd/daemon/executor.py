@@ -236,7 +236,7 @@ class Executor:
                 no = answer
                 await self._commit(
                     lambda world, now: outcomes.launch_refused(
-                        world, attempt.id, no.failure, no.detail, now, no.retry_after
+                        world, attempt.id, no.failure, no.detail, now, no.retry_after, no.quota
                     ),
                     (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
                 )

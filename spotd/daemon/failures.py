@@ -17,6 +17,7 @@ class Refusal:
     failure: LaunchFailure
     detail: str
     retry_after: timedelta | None = None
+    quota: str = ""
 
 
 _FAILURES: Final[dict[type[errors.ProviderError], LaunchFailure]] = {
@@ -40,5 +41,10 @@ def refusal_of(error: errors.ProviderError) -> Refusal | None:
     failure = _FAILURES.get(type(error))
     if failure is None:
         return None
-    wait = error.retry_after if isinstance(error, errors.RateLimited) else None
-    return Refusal(failure=failure, detail=str(error) or type(error).__name__, retry_after=wait)
+    wait: timedelta | None = None
+    if isinstance(error, errors.RateLimited):
+        wait = error.retry_after
+    elif isinstance(error, errors.OfferGone):
+        wait = error.lasts
+    quota = error.quota if isinstance(error, errors.QuotaExceeded) else ""
+    return Refusal(failure=failure, detail=str(error) or type(error).__name__, retry_after=wait, quota=quota)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spotd_providers.aws.plugin import PLUGIN
 from spotd_providers.aws.settings import AwsSettings
@@ -34,13 +34,16 @@ class AwsHarness(Harness):
         super().__init__(faults=faults, served=served, folder=folder, clock=clock, credential=f"{ACCESS_KEY}:{CANARY}")
         self.cloud = cloud
         self.fake_clock = clock
+        self.changes: dict[str, Any] = {}
+        """What of the provider's settings is not as usual."""
 
     def later(self, duration: timedelta) -> None:
         """It is `duration` later for everybody."""
         self.fake_clock.advance(duration)
 
     def settings(self) -> AwsSettings:
-        return AwsSettings(endpoint_url=self.served.url, regions=REGIONS, container="none")
+        usual = {"endpoint_url": self.served.url, "regions": REGIONS, "container": "none"}
+        return AwsSettings.model_validate(usual | self.changes)
 
     def secrets(self) -> Sequence[str]:
         # The access key id is a name and travels in the open; the secret key signs and never travels at all.

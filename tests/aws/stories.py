@@ -15,9 +15,10 @@ from tests.aws.harness import AwsHarness, open_harness
 Story = Callable[[AwsHarness, AwsProvider], Awaitable[None]]
 
 
-def play(folder: Path, story: Story, quirks: Quirks | None = None) -> None:
-    """The story is told to its end; no process of its machines is left."""
+def play(folder: Path, story: Story, quirks: Quirks | None = None, **settings: Any) -> None:
+    """The story is told to its end, with these settings of the provider; no process of its machines is left."""
     with open_harness(folder, quirks=quirks) as h:
+        h.changes.update(settings)
 
         async def main() -> None:
             async with h.opened() as provider:

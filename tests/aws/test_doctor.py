@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ def test_without_the_price_list_a_region_with_a_table_is_well_and_another_is_not
     assert "pricing:GetProducts" in lines["us-east-1 prices"].detail
     assert not lines["us-west-2 prices"].ok
     assert "docs/providers/aws.md" in lines["us-west-2 prices"].hint
+
+
+def test_a_clock_more_than_five_seconds_off_is_told(tmp_path: Path) -> None:
+    found: dict[int, CheckLine] = {}
+
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        for ahead_s in (0, 5, -5, 7, -7, 3600):
+            h.cloud.quirks.clock_ahead = timedelta(seconds=ahead_s)
+            found[ahead_s] = next(line for line in await provider.check() if line.name == "clock")
+
+    play(tmp_path, story, regions=("us-east-1",))
+    assert {ahead_s for ahead_s, line in found.items() if line.ok} == {0, 5, -5}
+    assert all(("synchronise" in line.hint) is not line.ok for line in found.values())
+    assert found[0].detail == "0 s from AWS's"
+    assert found[3600].detail in {"3599 s from AWS's", "3600 s from AWS's"}
 
 
 def test_a_new_account_without_vcpus_is_told_to_ask_for_them(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ LAUNCH: list[tuple[str, int, type[ProviderError]]] = [
     ("UnfulfillableCapacity", 400, NoCapacity),
     ("InsufficientHostCapacity", 500, NoCapacity),
     ("InsufficientCapacityOnHost", 400, NoCapacity),
-    ("InsufficientFreeAddressesInSubnet", 400, NoCapacity),
+    ("InsufficientFreeAddressesInSubnet", 400, OfferGone),
     ("SpotMaxPriceTooLow", 400, PriceMoved),
     ("Unsupported", 400, OfferGone),
     ("InvalidInstanceType", 400, OfferGone),

@@ -86,6 +86,25 @@ def test_an_announced_end_is_a_notice_of_two_minutes_while_the_machine_runs(code
     assert told("shutting-down", code=code).notice_at is None
 
 
+def test_an_announced_end_without_a_legible_time_is_two_minutes_after_it_was_seen(tmp_path: Path) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        launched = (await provider.launch(h.request(await cheapest(h, provider)))).instance
+        await h.settle()
+        h.cloud.interrupt(launched.ref.instance_id)
+        status = {"code": "instance-terminated-no-capacity", "updateTime": "soon"}
+        h.cloud.quirks.edit_request[launched.ref.instance_id] = {"status": status}
+        seen_at = h.clock.now()
+        (warned,) = (await provider.instances()).instances
+        assert warned.notice_at is not None
+        assert timedelta(minutes=2) <= warned.notice_at - seen_at < timedelta(minutes=2, seconds=10)
+        await h.advance(timedelta(seconds=40))
+        (again,) = (await provider.instances()).instances
+        assert again.notice_at == warned.notice_at, "it does not move with every look"
+        assert [line.event for line in h.log.lines].count("aws.notice_without_time") == 1
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("code", ["fulfilled", "request-canceled-and-instance-running", "pending-fulfillment", "new"])
 def test_no_other_code_is_a_notice(code: str) -> None:
     assert told("running", code=code).notice_at is None

@@ -9,7 +9,14 @@ import pytest
 from spotd.core.outcomes import LaunchFailure
 from spotd.daemon.failures import refusal_of
 from spotd_providers.contract import errors
-from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited, RequestRejected
+from spotd_providers.contract.errors import (
+    OfferGone,
+    OutcomeUnknown,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    RequestRejected,
+)
 
 LEAVES = sorted(
     (
@@ -54,3 +61,11 @@ def test_a_rate_limit_carries_its_wait() -> None:
 
 def test_a_bare_error_of_no_leaf_is_unknown() -> None:
     assert refusal_of(ProviderError("odd")) is None
+
+
+def test_an_offer_that_is_gone_says_for_how_long_and_a_quota_which() -> None:
+    gone = refusal_of(OfferGone("not in this zone", lasts=timedelta(days=1)))
+    full = refusal_of(QuotaExceeded("used up", quota="east spot G"))
+    assert gone is not None
+    assert full is not None
+    assert (gone.retry_after, full.quota) == (timedelta(days=1), "east spot G")

@@ -228,6 +228,26 @@ def test_a_spot_interruption_is_read_with_a_token_and_its_time(monkeypatch: pyte
         assert 60 < seen[0].at - time.time() < 121
 
 
+@pytest.mark.parametrize("when", [{"time": "soon"}, {"time": ""}, {"time": "99999-99-99"}, {}], ids=str)
+def test_an_interruption_without_a_legible_time_is_two_minutes_away(
+    when: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    imds = Imds()
+    imds.action = {"action": "terminate", **when}
+    seen: list[notices.Notice] = []
+    before = time.time()
+    with Server(imds.answer) as server:
+        watch = notices.ImdsWatch(server.url, seen.append, lambda reason: None)
+        monkeypatch.setattr(notices, "_IMDS_EVERY_S", 0.02)
+        watch.start()
+        until(lambda: seen, "the interruption")
+        watch.close()
+    (notice,) = seen
+    assert notice.at is not None
+    assert before + 120 <= notice.at <= time.time() + 120
+    assert "no time that can be read" in "".join(capfd.readouterr())
+
+
 def test_an_interruption_that_passed_long_ago_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_IMDS_EVERY_S", 0.02)
     imds = Imds()

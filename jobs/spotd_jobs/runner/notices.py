@@ -20,6 +20,7 @@ _IMDS_EVERY_S = 5.0
 _IMDS_TIMEOUT_S = 2.0
 _IMDS_TOKEN_S = 21600
 _STALE_S = 600.0
+_NOTICE_S = 120.0
 
 
 class Notice(NamedTuple):
@@ -113,9 +114,9 @@ class ImdsWatch:
     def _look(self) -> bool:
         action = self._get("/latest/meta-data/spot/instance-action")
         if action is not None:
-            at = as_epoch(str(action["time"])) if action.get("time") else None
+            at = _time_of(action)
             # After a termination that failed, the old announcement stays.
-            if at is None or at > CLOCK.now() - _STALE_S:
+            if at > CLOCK.now() - _STALE_S:
                 self._on_notice(Notice("imds", "spot " + clean(str(action.get("action") or "interruption")), at))
                 return True
         if not self._rebalance_seen:
@@ -147,6 +148,18 @@ class ImdsWatch:
         headers = {"X-aws-ec2-metadata-token": self._token}
         status, _, body = web.request("GET", self._base + path, headers, None, _IMDS_TIMEOUT_S)
         return status, body
+
+
+def _time_of(action: dict[str, Any]) -> float:
+    """When the machine is taken; as soon as AWS ever takes one where the announcement does not say it legibly."""
+    try:
+        return as_epoch(str(action["time"]))
+    except (KeyError, ValueError, OverflowError) as error:
+        say(
+            "the announced interruption has no time that can be read, so it is two minutes from now: "
+            + reason_of(error)
+        )
+        return CLOCK.now() + _NOTICE_S
 
 
 def imds_url(wanted: str | None) -> str | None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from random import Random
 from typing import Final
 
+from spotd_providers.aws.quotas import family_quota, region_quota
 from spotd_providers.aws.sdk import Refused
 from spotd_providers.contract.errors import (
     AuthFailed,
@@ -23,7 +24,7 @@ from spotd_providers.contract.errors import (
     RequestRejected,
     Unavailable,
 )
-from spotd_providers.contract.values import LaunchRequest, Market
+from spotd_providers.contract.values import LaunchRequest
 
 NO_CAPACITY: Final = frozenset(
     {
@@ -31,23 +32,21 @@ NO_CAPACITY: Final = frozenset(
         "UnfulfillableCapacity",
         "InsufficientHostCapacity",
         "InsufficientCapacityOnHost",
-        "InsufficientFreeAddressesInSubnet",
         "ReservationCapacityExceeded",
     }
 )
 PRICE_MOVED: Final = frozenset({"SpotMaxPriceTooLow"})
+SUBNET_FULL: Final = "InsufficientFreeAddressesInSubnet"
+FULL_FOR: Final = timedelta(minutes=5)
+"""How long a full subnet is left alone; addresses come back as machines end."""
+NOT_SOLD_FOR: Final = timedelta(days=1)
+"""Which types a zone has changes every few months."""
 NOT_IN_ZONE: Final = frozenset({"Unsupported", "InvalidInstanceType", "UnsupportedOperation"})
-QUOTA: Final = frozenset(
-    {
-        "MaxSpotInstanceCountExceeded",
-        "VcpuLimitExceeded",
-        "InstanceLimitExceeded",
-        "VolumeLimitExceeded",
-        "MaxIOPSLimitExceeded",
-        "AddressLimitExceeded",
-        "MaxFleetCountExceeded",
-    }
+FAMILY_QUOTA: Final = frozenset({"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"})
+REGION_QUOTA: Final = frozenset(
+    {"VolumeLimitExceeded", "MaxIOPSLimitExceeded", "AddressLimitExceeded", "MaxFleetCountExceeded"}
 )
+QUOTA: Final = FAMILY_QUOTA | REGION_QUOTA
 RATE: Final = frozenset(
     {
         "RequestLimitExceeded",
@@ -114,17 +113,20 @@ def failure(refused: Refused, *, what: str, rng: Random) -> ProviderError:
 def launch_failure(refused: Refused, request: LaunchRequest, *, rng: Random) -> ProviderError:
     """The leaf that a refused launch is; nothing was bought unless it is `OutcomeUnknown`."""
     pool, code = request.offer.pool, refused.code
+    if code == SUBNET_FULL:
+        return OfferGone(f"the subnet for {pool} has no free address", lasts=FULL_FOR)
     if code in NO_CAPACITY:
         return NoCapacity(f"AWS has no capacity for {pool} now: {code}")
     if code in PRICE_MOVED:
         return PriceMoved(f"the spot price of {pool} is above what was agreed")
     if code in NOT_IN_ZONE or "not supported in your requested" in refused.detail:
-        return OfferGone(f"AWS does not sell {pool}: {refused}")
+        return OfferGone(f"AWS does not sell {pool}: {refused}", lasts=NOT_SOLD_FOR)
     if code in QUOTA:
-        kind = "spot" if request.offer.market is Market.SPOT else "on-demand"
-        return QuotaExceeded(
-            f"the account's {kind} quota in {request.offer.region} is used up ({code}); see spotctl doctor"
-        )
+        region = request.offer.region
+        quota = region_quota(region)
+        if code in FAMILY_QUOTA:
+            quota = family_quota(str(pool).partition(":")[0], region, request.offer.market)
+        return QuotaExceeded(f"the account's quota {quota} is used up ({code}); see spotctl doctor", quota=quota)
     common = _common(refused, f"launching {pool}", rng)
     if common is not None and not isinstance(common, Unavailable):
         return common

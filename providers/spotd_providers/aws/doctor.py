@@ -10,6 +10,7 @@ from typing import Any, Final
 from spotd_providers.aws.answers import AUTH, QUOTA, failure
 from spotd_providers.aws.launching import tag_specifications
 from spotd_providers.aws.ondemand import TABLE_DATE, TABLE_REGION
+from spotd_providers.aws.quotas import ON_DEMAND_QUOTAS, SPOT_QUOTAS
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
@@ -19,8 +20,6 @@ from spotd_providers.contract.values import CheckLine
 from spotd_providers.kit.http import AnswerLost
 
 SKEW_MAX: Final = timedelta(seconds=5)
-SPOT_QUOTAS: Final[Mapping[str, str]] = {"G": "L-3819A6DF", "P2-P4": "L-7212CCBC", "P5": "L-C4BD4855"}
-ON_DEMAND_QUOTAS: Final[Mapping[str, str]] = {"G": "L-DB2E81BA", "P": "L-417A185B"}
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
 POLICY_HINT: Final = "attach the policy of docs/providers/aws.md to this user or role"
 QUOTA_HINT: Final = (
@@ -80,7 +79,7 @@ async def _region_lines(sdk: Sdk, region: Region, settings: AwsSettings, service
     async def network() -> str:
         subnets = await region.subnets()
         if not subnets:
-            raise Unavailable("there is no default subnet; create a default VPC, or set subnets")
+            raise Unavailable("there is no default subnet with free addresses; create a default VPC, or set subnets")
         return f"subnets in {len(subnets)} zones"
 
     async def launch() -> str:
@@ -154,9 +153,11 @@ async def _quota(region: Region, code: str) -> float:
 def _clock(answer: Mapping[str, Any], now: datetime) -> list[CheckLine]:
     headers = (answer.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
     try:
-        skew = abs(parsedate_to_datetime(str(headers.get("date", ""))).astimezone(UTC) - now)
+        told = parsedate_to_datetime(str(headers.get("date", ""))).astimezone(UTC)
     except (ValueError, TypeError):
         return []
+    # The header tells whole seconds: their clock shows some instant of the second that begins with it.
+    skew = max(told - now, now - told - timedelta(seconds=1), timedelta(0))
     well = skew <= SKEW_MAX
     hint = "" if well else "synchronise this computer's clock; AWS refuses requests that are five minutes off"
     return [CheckLine(name="clock", ok=well, detail=f"{skew.total_seconds():.0f} s from AWS's", hint=hint)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd_providers.aws.offers import PROVIDER
@@ -77,14 +77,19 @@ def as_instance(
     region: str,
     request: SpotRequestRow | None,
     prices: Mapping[tuple[str, str], MicroUsdPerHour],
+    announced_at: datetime | None = None,
 ) -> Instance:
-    """The machine in the words of the contract. A state nobody documented is unknown, never gone."""
+    """The machine in the words of the contract. A state nobody documented is unknown, never gone.
+
+    `announced_at` is when we first saw an announced interruption, for one whose own time cannot be read.
+    """
     state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
     code = request.Status.Code if request is not None else ""
     zone = row.Placement.AvailabilityZone if row.Placement is not None else ""
-    notice_at = None
-    if state in _RUNS and code in ANNOUNCED and request is not None and request.Status.UpdateTime is not None:
-        notice_at = request.Status.UpdateTime.astimezone(UTC) + NOTICE
+    told_at = announced_at
+    if request is not None and request.Status.UpdateTime is not None:
+        told_at = request.Status.UpdateTime.astimezone(UTC)
+    notice_at = told_at + NOTICE if told_at is not None and is_announced(row, request) else None
     spot = row.InstanceLifecycle == "spot"
     return Instance(
         ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(row.InstanceId), scope=region),
@@ -97,6 +102,12 @@ def as_instance(
         loss=None if state in _RUNS else _loss(row, code),
         detail=clean(" ".join(part for part in (_said(row), code) if part)),
     )
+
+
+def is_announced(row: InstanceRow, request: SpotRequestRow | None) -> bool:
+    """Whether EC2 has said that it takes this machine, which still runs."""
+    state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
+    return state in _RUNS and request is not None and request.Status.Code in ANNOUNCED
 
 
 def _loss(row: InstanceRow, code: str) -> Loss | None:

@@ -12,7 +12,7 @@ from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, user_data
 from spotd_providers.contract.errors import PriceMoved, RequestRejected
 from spotd_providers.contract.money import MICRO
-from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Market
+from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Market, Offer
 
 TOKEN_CHARS_MAX: Final = 64
 TAG_CHARS_MAX: Final = 256
@@ -27,7 +27,16 @@ def client_token(key: AttemptKey) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def run_parameters(request: LaunchRequest, image: MachineImage, settings: AwsSettings) -> dict[str, Any]:
+def check_offer(offer: Offer) -> None:
+    """
+    Raises:
+        RequestRejected: it is no offer that this provider made.
+    """
+    if not {"region", "zone", "type"} <= offer.extra.keys():
+        raise _rejected("offer", "it is not an offer of AWS")
+
+
+def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings) -> dict[str, Any]:
     """The parameters of RunInstances for this request.
 
     Tags are given with the launch, so that no moment exists in which the machine is nobody's. The root disk is the
@@ -38,8 +47,6 @@ def run_parameters(request: LaunchRequest, image: MachineImage, settings: AwsSet
         RequestRejected: it can not be asked for.
     """
     offer = request.offer
-    if not {"region", "zone", "type", "subnet"} <= offer.extra.keys():
-        raise _rejected("offer", "it is not an offer of AWS")
     if len(request.start_script.encode()) > SCRIPT_BYTES_MAX:
         raise _rejected("start_script", f"it has {len(request.start_script.encode())} of {SCRIPT_BYTES_MAX} bytes")
     if len(request.key) > TAG_CHARS_MAX:
@@ -61,7 +68,7 @@ def run_parameters(request: LaunchRequest, image: MachineImage, settings: AwsSet
         "MinCount": 1,
         "MaxCount": 1,
         "ClientToken": client_token(request.key),
-        "SubnetId": offer.extra["subnet"],
+        "SubnetId": subnet,
         "UserData": script,
         "InstanceInitiatedShutdownBehavior": "terminate",
         # A container on a bridge network is one hop further from the metadata service.

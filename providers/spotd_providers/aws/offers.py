@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from spotd_providers.aws.hardware import Hardware
 from spotd_providers.aws.ondemand import OnDemandPrices
+from spotd_providers.aws.quotas import family_quota, region_quota
 from spotd_providers.aws.region import Pool
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import PriceRow, read, spot_price
@@ -62,19 +63,22 @@ def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], li
 def spot_offers(
     prices: Mapping[Pool, MicroUsdPerHour],
     kinds: Mapping[str, Hardware],
-    subnets: Mapping[str, str],
+    zones: Collection[str],
     on_demand: OnDemandPrices,
     settings: AwsSettings,
     scores: Mapping[Pool, int],
 ) -> tuple[list[Offer], list[Rejected]]:
-    """Every priced pool, offered or rejected with a reason; `scores` say how likely AWS gives a machine there."""
-    return _offers(prices, Market.SPOT, kinds, subnets, on_demand, settings, scores)
+    """Every priced pool, offered or rejected with a reason: `zones` are those that machines can be launched in.
+
+    `scores` say how likely AWS gives a machine there.
+    """
+    return _offers(prices, Market.SPOT, kinds, zones, on_demand, settings, scores)
 
 
 def on_demand_offers(
     pools: Iterable[Pool],
     kinds: Mapping[str, Hardware],
-    subnets: Mapping[str, str],
+    zones: Collection[str],
     on_demand: OnDemandPrices,
     settings: AwsSettings,
 ) -> tuple[list[Offer], list[Rejected]]:
@@ -87,7 +91,7 @@ def on_demand_offers(
             rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=on_demand.absence()))
         else:
             priced[pool] = price
-    offers, more = _offers(priced, Market.ON_DEMAND, kinds, subnets, on_demand, settings, {})
+    offers, more = _offers(priced, Market.ON_DEMAND, kinds, zones, on_demand, settings, {})
     return offers, [*rejected, *more]
 
 
@@ -100,7 +104,7 @@ def _offers(
     prices: Mapping[Pool, MicroUsdPerHour],
     market: Market,
     kinds: Mapping[str, Hardware],
-    subnets: Mapping[str, str],
+    zones: Collection[str],
     on_demand: OnDemandPrices,
     settings: AwsSettings,
     scores: Mapping[Pool, int],
@@ -117,14 +121,16 @@ def _offers(
         if market.value not in kind.sold_as:
             rejected.append(Rejected(offer_id=identity, reason=f"the type is not sold {market.value}"))
             continue
-        if zone not in subnets:
-            rejected.append(Rejected(offer_id=identity, reason=f"there is no subnet in {zone}; see subnets"))
+        if zone not in zones:
+            reason = f"there is no subnet with free addresses in {zone}; see subnets"
+            rejected.append(Rejected(offer_id=identity, reason=reason))
             continue
         offers.append(
             Offer(
                 provider=PROVIDER,
                 offer_id=identity,
                 pool=PoolId(f"{pool[0]}:{zone}"),
+                quotas=(family_quota(pool[0], on_demand.region, market), region_quota(on_demand.region)),
                 market=market,
                 interruption=Interruption.NOTICE if market is Market.SPOT else Interruption.NEVER,
                 gpu=kind.gpu,
@@ -140,7 +146,7 @@ def _offers(
                 memory_mb=kind.memory_mb,
                 disk_gb_max=DISK_GB_MAX,
                 capacity_score=scores.get(pool),
-                extra={"region": on_demand.region, "zone": zone, "type": pool[0], "subnet": subnets[zone]},
+                extra={"region": on_demand.region, "zone": zone, "type": pool[0]},
             )
         )
     return offers, rejected

@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 import anyio
 
 from spotd_providers.aws import doctor
-from spotd_providers.aws.answers import failure, launch_failure
-from spotd_providers.aws.instances import INSTALL_TAG, KEY_TAG, as_instance, key_in
-from spotd_providers.aws.launching import client_token, launched_row, run_parameters
+from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, failure, launch_failure
+from spotd_providers.aws.instances import INSTALL_TAG, KEY_TAG, as_instance, is_announced, key_in
+from spotd_providers.aws.launching import check_offer, client_token, launched_row, run_parameters
 from spotd_providers.aws.offers import PROVIDER, current_prices, on_demand_offers, spot_offers
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Refused, Sdk
@@ -25,6 +25,7 @@ from spotd_providers.aws.wire import InstanceRow, SpotRequestRow, read
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
+    OfferGone,
     OutcomeUnknown,
     ProviderError,
     RequestRejected,
@@ -56,6 +57,8 @@ from spotd_providers.kit.pace import Pace
 from spotd_providers.kit.text import clean
 
 NOT_VISIBLE_YET: Final = timedelta(minutes=5)
+AT_ONCE: Final = timedelta(seconds=1)
+"""After a refusal that the next try does not meet again."""
 T = TypeVar("T")
 
 CAPABILITIES: Final[Mapping[Power, Capability]] = {
@@ -90,6 +93,7 @@ class AwsProvider:
         self._regions = {name: self._region(name) for name in settings.regions}
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
         self._ours: dict[str, datetime] = {}
+        self._announced: dict[str, datetime] = {}
 
     @property
     def name(self) -> ProviderName:
@@ -121,10 +125,16 @@ class AwsProvider:
         region = self._regions.get(request.offer.extra.get("region", ""))
         if region is None:
             raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
-        parameters = run_parameters(request, await region.image(), self._settings)
+        check_offer(request.offer)
+        subnet = await self._subnet(region, request.offer)
+        parameters = run_parameters(request, await region.image(), subnet, self._settings)
         try:
             answer = await self._sdk.call("ec2", region.name, "run_instances", **parameters)
         except Refused as exc:
+            if exc.code == SUBNET_FULL:
+                region.subnet_is_full(subnet)
+                other = await self._subnet(region, request.offer)
+                raise OfferGone(f"the subnet {subnet} is full, {other} is next", lasts=AT_ONCE) from None
             raise launch_failure(exc, request, rng=self._services.rng) from None
         except AnswerLost as exc:
             raise OutcomeUnknown(f"{exc}; {request.offer.pool}", key=request.key) from None
@@ -243,6 +253,18 @@ class AwsProvider:
             self._services.log.warning("aws.region_failed", region=name, error=type(exc).__name__, detail=str(exc))
         return answers, sorted(failed)
 
+    async def _subnet(self, region: Region, offer: Offer) -> str:
+        """The subnet to launch this offer in now.
+
+        Raises:
+            OfferGone: every one of its zone is full.
+        """
+        zone = offer.extra.get("zone", "")
+        subnet = (await region.subnets()).get(zone)
+        if subnet is None:
+            raise OfferGone(f"no subnet in {zone} has a free address", lasts=FULL_FOR)
+        return subnet
+
     async def _offers_of(self, region: Region, query: OfferQuery) -> tuple[list[Offer], list[Rejected]]:
         kinds, subnets, on_demand = await region.kinds(), await region.subnets(), await region.on_demand()
         offers: list[Offer] = []
@@ -279,11 +301,26 @@ class AwsProvider:
                 ours.append((row, key))
                 self._ours.setdefault(row.InstanceId, row.LaunchTime or self._services.clock.now())
         requests = await self._spot_requests(region, ours)
-        found = [
-            as_instance(row, key, region=region.name, request=requests.get(row.InstanceId), prices=self._prices)
-            for row, key in ours
-        ]
+        found = []
+        for row, key in ours:
+            said = requests.get(row.InstanceId)
+            announced_at = self._announced_at(row, said)
+            found.append(
+                as_instance(row, key, region=region.name, request=said, prices=self._prices, announced_at=announced_at)
+            )
         return found, readable
+
+    def _announced_at(self, row: InstanceRow, request: SpotRequestRow | None) -> datetime | None:
+        """When we first saw that EC2 takes this machine, if it did not say when it decided so."""
+        if not is_announced(row, request):
+            self._announced.pop(row.InstanceId, None)
+            return None
+        if request is None or request.Status.UpdateTime is not None:
+            return None
+        if row.InstanceId not in self._announced:
+            self._announced[row.InstanceId] = self._services.clock.now()
+            self._services.log.warning("aws.notice_without_time", machine=row.InstanceId, code=request.Status.Code)
+        return self._announced[row.InstanceId]
 
     async def _spot_requests(
         self, region: Region, ours: Sequence[tuple[InstanceRow, AttemptKey]]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final, Generic, TypeVar
 
-from spotd_providers.aws.answers import failure
+from spotd_providers.aws.answers import FULL_FOR, failure
 from spotd_providers.aws.hardware import Hardware, hardware
 from spotd_providers.aws.ondemand import OnDemandPrices
 from spotd_providers.aws.optional import Optional
@@ -78,6 +78,7 @@ class Region:
         self._kinds = Remembered(services, timedelta(hours=6), self._ask_kinds)
         self._pools = Remembered(services, timedelta(hours=6), self._ask_pools)
         self._subnets = Remembered(services, timedelta(hours=1), self._ask_subnets)
+        self._full_until: dict[str, datetime] = {}
         self._image = Remembered(services, timedelta(days=1), self._ask_image)
         self.price_list = Optional[Mapping[str, MicroUsdPerHour]](
             services, self._ask_price_list, without={}, fresh=timedelta(days=1), kept=timedelta(days=14)
@@ -97,8 +98,18 @@ class Region:
         return await self._pools.get()
 
     async def subnets(self) -> Mapping[str, str]:
-        """By zone, the subnet to launch in."""
-        return {row.AvailabilityZone: row.SubnetId for row in await self._subnets.get()}
+        """By zone, the subnet to launch in: of those not found full lately, the one with most free addresses."""
+        now = self._services.clock.now()
+        self._full_until = {name: until for name, until in self._full_until.items() if until > now}
+        return {
+            row.AvailabilityZone: row.SubnetId
+            for row in await self._subnets.get()
+            if row.SubnetId not in self._full_until
+        }
+
+    def subnet_is_full(self, subnet: str) -> None:
+        """Another subnet of its zone is launched in for a while, if there is one."""
+        self._full_until[subnet] = self._services.clock.now() + FULL_FOR
 
     async def image(self) -> MachineImage:
         """What machines boot from here.

@@ -34,7 +34,11 @@ class NoCapacity(ProviderError):
 
 
 class OfferGone(ProviderError):
-    """This very offer no longer exists: take the next quote."""
+    """This very offer no longer exists: take the next quote. `lasts`: how long it stays so, where that is known."""
+
+    def __init__(self, message: str, *, lasts: timedelta | None = None) -> None:
+        super().__init__(message)
+        self.lasts = lasts
 
 
 class PriceMoved(ProviderError):
@@ -42,7 +46,14 @@ class PriceMoved(ProviderError):
 
 
 class QuotaExceeded(ProviderError):
-    """An account limit of the provider is used up: pause there, tell the user which."""
+    """An account limit of the provider is used up: pause there, tell the user which.
+
+    `quota` names it as the offer's `quotas` do; empty is the first of them.
+    """
+
+    def __init__(self, message: str, *, quota: str = "") -> None:
+        super().__init__(message)
+        self.quota = quota
 
 
 class RequestRejected(ProviderError):

@@ -24,6 +24,7 @@ ProviderName = NewType("ProviderName", str)
 OfferId = NewType("OfferId", str)
 HostId = NewType("HostId", str)
 PoolId = NewType("PoolId", str)
+QuotaId = NewType("QuotaId", str)
 InstanceId = NewType("InstanceId", str)
 InstallId = NewType("InstallId", str)
 AttemptKey = NewType("AttemptKey", str)
@@ -57,6 +58,8 @@ class Offer:
         offer_id: the provider's handle, stable between polls while the same thing is sold.
         host_id: the physical machine, where the provider shows it; a loss there cools down every offer of that host.
         pool: offers that are lost together (an AWS type in a zone, a vast machine); the unit of capacity cooldowns.
+        quotas: limits of the account that a machine of this offer counts against, the one that is used up soonest
+            first; offers that share one are not tried in vain while it is used up.
         gpu: canonical name (`spotd_providers.contract.gpus`), or the provider's own spelling if unknown.
         gpu_price: whole machine, GPU part only, before the marketplace's fee. For a bid market: the bid to place.
         on_demand_price: GPU part of the same hardware sold on-demand, where known (the receipt's comparison).
@@ -71,6 +74,7 @@ class Offer:
     offer_id: OfferId
     host_id: HostId | None = None
     pool: PoolId
+    quotas: tuple[QuotaId, ...] = ()
     market: Market
     interruption: Interruption
     gpu: str

@@ -87,18 +87,20 @@ def type_offerings(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str,
 
 def subnets(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
     rows = []
-    for zone in cloud.zones.values():
-        known = {"default-for-az": "true", "subnet-id": zone.subnet, "availability-zone": zone.name}
-        if zone.region == region and _passes(params.filters(), known):
-            if params.many("SubnetId") and zone.subnet not in params.many("SubnetId"):
+    own = [(zone, subnet) for zone in cloud.zones.values() for subnet in zone.subnets if zone.region == region]
+    for zone, subnet in own:
+        default = subnet == zone.subnet
+        known = {"default-for-az": str(default).lower(), "subnet-id": subnet, "availability-zone": zone.name}
+        if _passes(params.filters(), known):
+            if params.many("SubnetId") and subnet not in params.many("SubnetId"):
                 continue
             rows.append(
                 {
-                    "subnetId": zone.subnet,
+                    "subnetId": subnet,
                     "availabilityZone": zone.name,
                     "availabilityZoneId": zone.zone_id,
-                    "availableIpAddressCount": 4091,
-                    "defaultForAz": True,
+                    "availableIpAddressCount": 4091 if default else 251,
+                    "defaultForAz": default,
                     "state": "available",
                 }
             )
@@ -156,6 +158,9 @@ def run_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, 
         if pinned != params.fingerprint():
             raise Refusal("IdempotentParameterMismatch", "The client token was used with other parameters.")
         return _reservation(cloud, [cloud.instances[instance_id]])
+    if (params.get("SubnetId") or zone.subnet) in cloud.quirks.full_subnets:
+        text = "There are not enough free addresses in the subnet to satisfy the requested number of instances."
+        raise Refusal("InsufficientFreeAddressesInSubnet", text)
     max_price = params.get("InstanceMarketOptions.SpotOptions.MaxPrice")
     instance = cloud.launch(
         kind,
@@ -225,7 +230,7 @@ def spot_requests(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, 
         known = {f"tag:{k}": v for k, v in instance.spot.tags.items()}
         known |= {"status-code": instance.spot.code, "instance-id": instance.instance_id, "state": instance.spot.state}
         if _passes(params.filters(), known):
-            rows.append(instance.request_row())
+            rows.append({**instance.request_row(), **cloud.quirks.edit_request.get(instance.instance_id, {})})
     return _paged(cloud, params, "spotInstanceRequestSet", rows)
 
 
@@ -300,7 +305,7 @@ def _zone_of(cloud: Ec2Cloud, region: str, params: Params) -> tuple[Zone, bool]:
     own = [zone for zone in cloud.zones.values() if zone.region == region]
     subnet, name = params.get("SubnetId"), params.get("Placement.AvailabilityZone")
     if subnet:
-        found = [zone for zone in own if zone.subnet == subnet]
+        found = [zone for zone in own if subnet in zone.subnets]
         if not found:
             raise Refusal("InvalidSubnetID.NotFound", f"The subnet ID '{subnet}' does not exist")
         return found[0], True

@@ -83,7 +83,9 @@ class Ec2Api:
                     return response
 
             response = await run_in_threadpool(locked)
-            response.headers["date"] = format_datetime(self.cloud.clock.now(), usegmt=True)
+            response.headers["date"] = format_datetime(
+                self.cloud.clock.now() + self.cloud.quirks.clock_ahead, usegmt=True
+            )
             return response
 
         return endpoint
@@ -131,7 +133,8 @@ class Ec2Api:
             code = body.get("QuotaCode")
             if code not in self.cloud.quotas:
                 raise Refusal("NoSuchResourceException", "no such quota")
-            quota = {"ServiceCode": "ec2", "QuotaCode": code, "Value": self.cloud.quotas[code], "Unit": "None"}
+            value = self.cloud.quotas_in.get((region, code), self.cloud.quotas[code])
+            quota = {"ServiceCode": "ec2", "QuotaCode": code, "Value": value, "Unit": "None"}
             return {"Quota": quota}
         if target == "AWSPriceListService.GetProducts":
             return get_products(self.cloud, region, body)

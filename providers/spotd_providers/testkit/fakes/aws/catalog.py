@@ -30,6 +30,14 @@ class Kind:
     arch: str = "x86_64"
     fraction: float | None = None
 
+    def quota(self, *, spot: bool) -> str:
+        """The Service Quotas code of the limit that it counts against."""
+        if self.name[0] == "g":
+            return "L-3819A6DF" if spot else "L-DB2E81BA"
+        if not spot:
+            return "L-417A185B"
+        return "L-C4BD4855" if self.name.startswith("p5") else "L-7212CCBC"
+
     def row(self) -> dict[str, Any]:
         """The type as DescribeInstanceTypes tells it."""
         gpu: dict[str, Any] = {
@@ -66,7 +74,13 @@ class Zone:
 
     @property
     def subnet(self) -> str:
+        """The default one of the zone."""
         return f"subnet-0{self.zone_id.replace('-', '')}"
+
+    @property
+    def subnets(self) -> tuple[str, str]:
+        """The default one, and a smaller one that somebody added."""
+        return self.subnet, f"{self.subnet}b"
 
 
 KINDS: Final = (

@@ -42,7 +42,7 @@ class Ec2Cloud:
         base_url: where instances find their metadata service; the API fills it in from the first request.
         prices: by pool (`type:zone`), every change of the spot price, oldest first; an unlisted pool is not sold.
         offered: pools that exist on-demand.
-        quotas: vCPUs by Service Quotas code.
+        quotas: vCPUs by Service Quotas code; `quotas_in` where a region has others.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Ec2Cloud:
             "L-DB2E81BA": 64.0,
             "L-417A185B": 0.0,
         }
+        self.quotas_in: dict[tuple[str, str], float] = {}
         self.tokens: dict[tuple[str, str], tuple[object, str]] = {}
         binaries = root / "bin"
         binaries.mkdir(parents=True, exist_ok=True)
@@ -236,6 +237,8 @@ class Ec2Cloud:
                     "Unsupported", f"Your requested instance type ({kind.name}) is not supported in {zone.name}."
                 )
             spot = spot and not self.quirks.sells_on_demand
+            if self.quirks.enforce_quotas:
+                self._check_quota(kind, zone, spot=spot)
             price = self.price_now(pool)
             if spot and price is None:
                 raise no_capacity(kind.name, zone.name)
@@ -297,6 +300,23 @@ class Ec2Cloud:
         return int(disk + max(compute, cost(self.costs(instance, began), timedelta(seconds=60))))
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _check_quota(self, kind: Kind, zone: Zone, *, spot: bool) -> None:
+        """
+        Raises:
+            Refusal: with this machine the account would have more vCPUs of the family in the region than it may.
+        """
+        code = kind.quota(spot=spot)
+        used = sum(
+            i.kind.vcpus
+            for i in self.instances.values()
+            if i.phase.exists and i.zone.region == zone.region and i.kind.quota(spot=i.spot is not None) == code
+        )
+        if used + kind.vcpus <= self.quotas_in.get((zone.region, code), self.quotas[code]):
+            return
+        if spot:
+            raise Refusal("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+        raise Refusal("VcpuLimitExceeded", "You have requested more vCPU capacity than your current vCPU limit.")
 
     def _new(
         self, kind: Kind, zone: Zone, *, image: str, token: str, tags: Mapping[str, str], user_data: str, volume_gb: int

@@ -28,6 +28,10 @@ class Quirks:
         last_token_empty: the last page carries an empty token instead of none.
         edit_instance: by instance id, fields that replace its row's; a value of `None` drops the field.
         scores: by zone id, the placement score of whatever is asked for there.
+        clock_ahead: how far AWS's clock, as its answers tell it, is ahead of everybody's.
+        enforce_quotas: a launch beyond the account's vCPUs of its family is refused, as for real.
+        full_subnets: those without a free address.
+        edit_request: by instance id, fields that replace those of its spot request's row.
         raw_prices: by `type:zone`, the text to answer as its spot price.
     """
 
@@ -46,4 +50,8 @@ class Quirks:
     last_token_empty: bool = True
     edit_instance: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: dict[str, int] = field(default_factory=dict)
+    clock_ahead: timedelta = timedelta(0)
+    enforce_quotas: bool = False
+    full_subnets: set[str] = field(default_factory=set)
+    edit_request: dict[str, dict[str, Any]] = field(default_factory=dict)
     raw_prices: dict[str, str] = field(default_factory=dict)
