@@ -39,7 +39,7 @@ from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import is_left_to_provider
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu
 from spotd_providers.contract.values import Market
 
 _WAITS_FOR_PRICE = frozenset(
@@ -71,6 +71,7 @@ class _Decision:
 
     def run(self) -> Plan:
         self._enforce_budgets()
+        self._enforce_ceilings()
         for job in _serving_order(self.world.jobs.values()):
             if job.state.may_be_placed:
                 self._place(job)
@@ -81,11 +82,26 @@ class _Decision:
 
     # --- machines that run ---
 
-    def _enforce_budgets(self) -> None:
-        running = sorted(
-            (a for a in self.world.attempts.values() if a.state.counts and a.stop is None),
+    def _running(self) -> list[Attempt]:
+        """Those that count and were not told to stop."""
+        return sorted(
+            (a for i, a in self.world.attempts.items() if a.state.counts and self.draft.attempt(i).stop is None),
             key=lambda a: (a.id.job, a.id.number),
         )
+
+    def _enforce_ceilings(self) -> None:
+        """A machine that pays a market's price as it moves is given up once that is more than its job accepted."""
+        for item in self._running():
+            offer = item.quote.offer
+            if offer.market is not Market.SPOT or offer.pays_bid:
+                continue  # its price was fixed when it was bought
+            price = per_gpu(item.meter.rate, offer.gpu_count)
+            if price > item.ceiling:
+                over = f"{per_gpu_words(price)}, accepted were {per_gpu_words(item.ceiling)}"
+                stop_attempt(self.draft, item, EndReason.PRICE_ROSE, over)
+
+    def _enforce_budgets(self) -> None:
+        running = self._running()
         shortage = self.purse.shortage()
         for item in running:
             own = self.purse.job_shortage(self.world.jobs[item.id.job])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
-from spotd.core.metering import settled
+from spotd.core.metering import booked_back, settled
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -176,6 +176,13 @@ class Draft:
         after, charges = settled(self.attempt(attempt), self.now, rate, on_demand_rate)
         self._charges.extend(charges)
         self.put_attempt(after)
+
+    def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:
+        """So much of what is booked for the attempt is not billed after all."""
+        item = self.attempt(attempt)
+        self._charges.extend(booked_back(item, amount, self.now))
+        self.put_attempt(replace(item, meter=replace(item.meter, settled=MicroUsd(item.meter.settled - amount))))
+        self.event("attempt.credited", why, attempt=attempt, amount_microusd=amount)
 
     def owe_termination(
         self,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Final
 
 from spotd.core.model import Attempt, Charge, Job, Meter, World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+
+_TICK: Final = timedelta(microseconds=1)
 
 
 def accrued(meter: Meter, now: datetime, since: datetime | None = None) -> MicroUsd:
@@ -61,6 +64,29 @@ def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]
         midnight = day_start(start.astimezone(UTC).date() + timedelta(days=1))
         yield start, min(end, midnight)
         start = midnight
+
+
+def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Charge, ...]:
+    """So much of what is booked is taken back, from each day what was booked on it."""
+    began = attempt.meter.since or attempt.launched_at or now
+    midnight = day_start(now.astimezone(UTC).date())
+    former = 0
+    if began < midnight:
+        former = amount * ((midnight - began) // _TICK) // max(1, (now - began) // _TICK)
+    parts = [(midnight - _TICK, former), (now, amount - former)]
+    return tuple(
+        Charge(
+            attempt=attempt.id,
+            provider=attempt.provider,
+            day=at.astimezone(UTC).date(),
+            start=at,
+            end=at,
+            amount=MicroUsd(-part),
+            on_demand=MicroUsd(0),
+        )
+        for at, part in parts
+        if part > 0
+    )
 
 
 def settled(

@@ -291,7 +291,10 @@ class Cooldown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """A settled piece of running cost, never across a UTC midnight."""
+    """A settled piece of running cost, never across a UTC midnight; or what of it is taken back, which has no length.
+
+    What is taken back is negative, and would have cost on-demand all the same.
+    """
 
     attempt: AttemptId
     provider: ProviderName

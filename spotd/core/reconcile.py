@@ -42,7 +42,8 @@ from spotd.core.model import (
 from spotd.core.pricing import halted_rate, repriced
 from spotd.core.reports import absorb, exited, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd.core.taking import free_of
+from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
 
 TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
@@ -262,6 +263,7 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         case InstanceState.ENDING:
             draft.put_attempt(replace(item, machine=MachineState.HALTED))
             _rate(draft, attempt_id, MicroUsdPerHour(0), None)
+            _take_back(draft, attempt_id, mine)
         case InstanceState.PENDING | InstanceState.RUNNING | InstanceState.UNKNOWN:
             if item.state is AttemptState.ENDING:
                 _end_again(draft, item)
@@ -273,9 +275,24 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
                 quote = repriced(quote, mine.price)
             _rate(draft, attempt_id, quote.price.total, quote.on_demand)
         case InstanceState.GONE:
+            _rate(draft, attempt_id, MicroUsdPerHour(0), None)
+            _take_back(draft, attempt_id, mine)
             draft.machine_gone(attempt_id)
         case _:
             assert_never(mine.state)
+
+
+def _take_back(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+    """What the provider does not bill, because it took the machine so soon, is booked back."""
+    item = draft.attempt(attempt_id)
+    free = free_of(item, mine, draft.policy, draft.now)
+    if free > 0:
+        span = draft.policy.providers[item.provider].free_if_taken_within
+        minutes = int(span.total_seconds() // 60)
+        why = (
+            f"{item.provider} took the machine within {minutes} minutes, which makes its time free: ${as_usd(free):.4f}"
+        )
+        draft.credit(attempt_id, free, why)
 
 
 def _rate(draft: Draft, attempt_id: AttemptId, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None) -> None:

@@ -208,6 +208,7 @@ class EndReason(StrEnum):
     STALLED = "stalled"
     OVER_BUDGET = "over_budget"
     BUDGET_PAUSED = "budget_paused"
+    PRICE_ROSE = "price_rose"
     MIGRATED = "migrated"
     CANCELLED = "cancelled"
     LEASE_EXPIRED = "lease_expired"
@@ -252,6 +253,9 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     ),
     EndReason.OVER_BUDGET: _row(JobState.EXPIRED, "the job's budget is used up: {detail}"),
     EndReason.BUDGET_PAUSED: _row(JobState.QUEUED, "stopped until there is budget again: {detail}"),
+    EndReason.PRICE_ROSE: _row(
+        JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
+    ),
     EndReason.MIGRATED: _row(JobState.RECOVERING, "moved to a better machine: {detail}", is_recovery=True),
     EndReason.CANCELLED: _row(JobState.CANCELLED, "cancelled by its owner"),
     EndReason.LEASE_EXPIRED: _row(

@@ -5,6 +5,9 @@ ourselves, be it a moment earlier. So once the runner has reported its own end, 
 and nothing of ours computes any more, the order to end such a machine waits until the announced instant has passed.
 The next machine of the job does not wait: this is the one overlap of two machines that spotd means to have. The order
 is durable from the beginning, and given after all if the machine is not taken.
+
+Until a machine is taken nobody knows that it was free, so it is booked like any other, budgets and all. Once the
+provider says that it took it, what it did not bill is booked back, on the days on which it was booked.
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.model import Attempt, IntentState, Policy, World, terminate_intent_id
+from spotd.core.pricing import halted_rate
 from spotd.core.states import AttemptState
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+from spotd_providers.contract.values import Instance, Loss
 
 TAKING: Final = timedelta(seconds=30)
 """Between the announced instant and a listing that shows the machine as ending."""
+_TAKEN: Final = frozenset({Loss.PREEMPTED, Loss.OUTBID})
 LEFT_MAX: Final = timedelta(minutes=3)
 """No notice is longer. Part of what is known of one was written by the host, whose word must not keep it alive."""
 
@@ -29,6 +36,22 @@ def taken_by_provider_until(item: Attempt, policy: Policy, now: datetime) -> dat
     due = item.notice_at + TAKING
     is_free = item.notice_at - item.launched_at < rules.free_if_taken_within
     return due if is_free and now < due <= now + LEFT_MAX else None
+
+
+def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> MicroUsd:
+    """What is booked for this machine and not billed, because its provider took it soon enough; mostly nothing.
+
+    The disk and the traffic cost all the same. What was taken back once is not found again, since what then is booked
+    is no more than they cost.
+    """
+    rules = policy.providers.get(item.provider)
+    if rules is None or item.launched_at is None or mine.loss not in _TAKEN:
+        return MicroUsd(0)
+    if now - item.launched_at >= rules.free_if_taken_within:
+        return MicroUsd(0)
+    price = item.quote.price
+    owed = cost(MicroUsdPerHour(halted_rate(item.quote) + price.upload + price.restore), now - item.intended_at)
+    return MicroUsd(max(0, item.meter.settled - owed))
 
 
 def is_left_to_provider(item: Attempt, world: World) -> bool:

@@ -122,5 +122,6 @@ def _check_charge(charge: Charge, plan: Plan, stored: Stored) -> None:
         raise InvariantBroken(
             f"a charge of attempt {who} from {charge.start} to {charge.end} is not within {charge.day}"
         )
-    if charge.amount < 0:
+    taken_back = charge.start == charge.end and charge.on_demand == 0
+    if charge.amount < 0 and not taken_back:
         raise InvariantBroken(f"a charge of attempt {who} is negative")

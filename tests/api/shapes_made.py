@@ -270,6 +270,7 @@ def attempt_cost(**given: Any) -> AttemptCostShape:
         "started_at": "2026-11-21T08:00:00.000Z",
         "ended_at": "2026-11-21T10:00:00.000Z",
         "seconds": 7200.0,
+        "free_usd": 0.0,
         "spent_usd": 4.62,
         "on_demand_usd": 7.8,
         "reason": "preempted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from spotd_providers.aws.provider import AwsProvider
 from spotd_providers.contract.values import Power
 from spotd_providers.testkit.fakes.aws import Ec2Api
+from spotd_providers.testkit.fakes.aws.catalog import ZONES
 from spotd_providers.testkit.faults import Faults
 from tests.aws.harness import AwsHarness
 from tests.aws.stories import cheapest, play
@@ -64,6 +66,9 @@ def test_a_whole_life_under_that_policy_is_allowed(tmp_path: Path) -> None:
         launched = await provider.launch(h.request(offer))
         await h.settle()
         assert await provider.find(launched.instance.key)
+        old = h.clock.now() - timedelta(days=1)
+        stray = {"spotd:install": "lab", "spotd:key": h.key()}
+        h.cloud.volumes.add(ZONES[0], 8, stray, old, goes_along=False)
         assert (await provider.instances()).complete
         await provider.logs(launched.instance.ref, lines=5)
         await provider.terminate(launched.instance.ref)
@@ -81,6 +86,7 @@ def test_machines_may_be_launched_with_our_tag_only_and_ours_alone_ended() -> No
     assert not any("instance/" in resource for resource in by_sid["LaunchFromThese"]["Resource"])
     ended = by_sid["EndAndReadOnlyOurs"]
     assert "ec2:TerminateInstances" in ended["Action"]
+    assert "ec2:DeleteVolume" in ended["Action"]
     assert ended["Condition"] == {"StringLike": {"aws:ResourceTag/spotd:install": "*"}}
 
 

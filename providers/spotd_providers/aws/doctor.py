@@ -14,6 +14,8 @@ from spotd_providers.aws.quotas import ON_DEMAND_QUOTAS, SPOT_QUOTAS
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.tags import INSTALL_TAG
+from spotd_providers.aws.volumes import Volumes, named
 from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
@@ -22,13 +24,18 @@ from spotd_providers.kit.http import AnswerLost
 SKEW_MAX: Final = timedelta(seconds=5)
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
 POLICY_HINT: Final = "attach the policy of docs/providers/aws.md to this user or role"
+DISKS_HINT: Final = "spotd deletes them within an hour where the policy lets it; otherwise: aws ec2 delete-volume"
 QUOTA_HINT: Final = (
     "ask AWS for spot vCPUs of the G or P family in this region (Service Quotas, EC2); a new account has 0"
 )
 
 
 async def examine(
-    sdk: Sdk, regions: Sequence[Region], settings: AwsSettings, services: Services
+    sdk: Sdk,
+    regions: Sequence[Region],
+    volumes: Mapping[str, Volumes],
+    settings: AwsSettings,
+    services: Services,
 ) -> Sequence[CheckLine]:
     """Key and clock, then each region. A failed check is a line, never an exception."""
     lines: list[CheckLine] = []
@@ -52,11 +59,13 @@ async def examine(
     lines.append(CheckLine(name="balance", ok=True, detail="AWS bills afterwards, so none can run out"))
     lines.extend(_clock(said[0], services.clock.now()))
     for region in regions:
-        lines.extend(await _region_lines(sdk, region, settings, services))
+        lines.extend(await _region_lines(sdk, region, volumes[region.name], settings, services))
     return tuple(lines)
 
 
-async def _region_lines(sdk: Sdk, region: Region, settings: AwsSettings, services: Services) -> list[CheckLine]:
+async def _region_lines(
+    sdk: Sdk, region: Region, volumes: Volumes, settings: AwsSettings, services: Services
+) -> list[CheckLine]:
     async def market() -> str:
         kinds, rows = await region.kinds(), await region.price_rows()
         if not kinds.usable:
@@ -72,9 +81,15 @@ async def _region_lines(sdk: Sdk, region: Region, settings: AwsSettings, service
             return f"on-demand prices of {TABLE_DATE} are built in, AWS's list may not be read (pricing:GetProducts)"
 
     async def machines() -> str:
-        await region.machine_rows("tag:spotd:install", str(services.install))
-        await region.spot_request_rows("tag:spotd:install", str(services.install))
+        await region.machine_rows(f"tag:{INSTALL_TAG}", str(services.install))
+        await region.spot_request_rows(f"tag:{INSTALL_TAG}", str(services.install))
         return "can list machines and spot requests"
+
+    async def disks() -> str:
+        strays = await volumes.strays()
+        if strays:
+            raise Unavailable(named(strays))
+        return "no disk is left of a machine that has ended"
 
     async def network() -> str:
         subnets = await region.subnets()
@@ -97,6 +112,7 @@ async def _region_lines(sdk: Sdk, region: Region, settings: AwsSettings, service
         ("market", market, POLICY_HINT),
         ("prices", prices, POLICY_HINT),
         ("machines", machines, POLICY_HINT),
+        ("disks", disks, DISKS_HINT),
         ("network", network, POLICY_HINT),
         ("launch", launch, POLICY_HINT),
         ("quota", quota, QUOTA_HINT),

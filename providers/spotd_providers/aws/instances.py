@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd_providers.aws.offers import PROVIDER
+from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.wire import InstanceRow, SpotRequestRow
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
@@ -22,8 +23,6 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.text import clean
 
-INSTALL_TAG: Final = "spotd:install"
-KEY_TAG: Final = "spotd:key"
 NOTICE: Final = timedelta(minutes=2)
 STATES: Final[Mapping[str, InstanceState]] = {
     "pending": InstanceState.PENDING,

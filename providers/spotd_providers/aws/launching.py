@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spotd_providers.aws.instances import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.region import MachineImage
 from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, user_data
 from spotd_providers.contract.errors import PriceMoved, RequestRejected
 from spotd_providers.contract.money import MICRO
@@ -77,7 +77,11 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
             "HttpPutResponseHopLimit": 2,
             "InstanceMetadataTags": "disabled",
         },
-        "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": disk}],
+        "BlockDeviceMappings": [
+            {"DeviceName": image.root_device, "Ebs": disk},
+            # The image may say that its other disks outlive the machine, and cost for ever.
+            *({"DeviceName": name, "Ebs": {"DeleteOnTermination": True}} for name in image.other_devices),
+        ],
         "TagSpecifications": tag_specifications(request.install, str(request.key), spot=spot),
     }
     if settings.security_groups:
@@ -85,12 +89,13 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
     if spot:
         if request.price_max < MAX_PRICE_MICRO_USD_MIN:
             raise _rejected("price_max", "AWS takes no spot price of $0.001 or less")
+        capped = {"MaxPrice": f"{request.price_max / MICRO:.6f}"} if settings.max_price == "ceiling" else {}
         parameters["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {
                 "SpotInstanceType": "one-time",
                 "InstanceInterruptionBehavior": "terminate",
-                "MaxPrice": f"{request.price_max / MICRO:.6f}",
+                **capped,
             },
         }
     elif offer.gpu_price > request.price_max:

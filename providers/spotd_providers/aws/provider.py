@@ -15,18 +15,21 @@ import anyio
 
 from spotd_providers.aws import doctor
 from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, failure, launch_failure
-from spotd_providers.aws.instances import INSTALL_TAG, KEY_TAG, as_instance, is_announced, key_in
+from spotd_providers.aws.instances import as_instance, is_announced, key_in
 from spotd_providers.aws.launching import check_offer, client_token, launched_row, run_parameters
 from spotd_providers.aws.offers import PROVIDER, current_prices, on_demand_offers, spot_offers
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
+from spotd_providers.aws.volumes import Volumes
 from spotd_providers.aws.wire import InstanceRow, SpotRequestRow, read
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
     OfferGone,
     OutcomeUnknown,
+    PriceMoved,
     ProviderError,
     RequestRejected,
     Unavailable,
@@ -91,6 +94,7 @@ class AwsProvider:
         self._services = services
         self._pace = Pace(services.clock)
         self._regions = {name: self._region(name) for name in settings.regions}
+        self._volumes = {name: Volumes(region, sdk, services) for name, region in self._regions.items()}
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
         self._ours: dict[str, datetime] = {}
         self._announced: dict[str, datetime] = {}
@@ -128,6 +132,8 @@ class AwsProvider:
         check_offer(request.offer)
         subnet = await self._subnet(region, request.offer)
         parameters = run_parameters(request, await region.image(), subnet, self._settings)
+        if request.offer.market is Market.SPOT and self._settings.max_price == "none":
+            await self._check_price(region, request)
         try:
             answer = await self._sdk.call("ec2", region.name, "run_instances", **parameters)
         except Refused as exc:
@@ -174,7 +180,9 @@ class AwsProvider:
         """Every machine under our install tag, in every region; ended ones as long as AWS tells why they ended."""
 
         async def of(region: Region) -> tuple[list[Instance], bool]:
-            return await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
+            told = await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
+            await self._volumes[region.name].sweep()
+            return told
 
         answers, failed = await self._everywhere(of)
         found = tuple(instance for own, _ in answers.values() for instance in own)
@@ -221,7 +229,9 @@ class AwsProvider:
 
     async def check(self) -> Sequence[CheckLine]:
         """Key, clock, and in each region: reads, permission to launch, quotas."""
-        return await doctor.examine(self._sdk, tuple(self._regions.values()), self._settings, self._services)
+        return await doctor.examine(
+            self._sdk, tuple(self._regions.values()), self._volumes, self._settings, self._services
+        )
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -252,6 +262,20 @@ class AwsProvider:
         for name, exc in failed.items():
             self._services.log.warning("aws.region_failed", region=name, error=type(exc).__name__, detail=str(exc))
         return answers, sorted(failed)
+
+    async def _check_price(self, region: Region, request: LaunchRequest) -> None:
+        """Without a limit AWS sells at whatever the price is by now, so it is looked at once more.
+
+        Raises:
+            PriceMoved: it is above what may be paid.
+        """
+        pool = (request.offer.extra["type"], request.offer.extra["zone"])
+        prices, _ = current_prices(await region.price_rows(pool))
+        self._prices.update(prices)
+        if pool not in prices:
+            raise OfferGone(f"AWS tells no spot price of {request.offer.pool} any more")
+        if prices[pool] > request.price_max:
+            raise PriceMoved(f"the spot price of {request.offer.pool} is above what was agreed")
 
     async def _subnet(self, region: Region, offer: Offer) -> str:
         """The subnet to launch this offer in now.

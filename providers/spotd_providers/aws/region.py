@@ -16,6 +16,7 @@ from spotd_providers.aws.placement import scores_of, sets_of_types
 from spotd_providers.aws.pricelist import endpoint_region, listed_prices, questions
 from spotd_providers.aws.sdk import Refused, Sdk
 from spotd_providers.aws.settings import AwsSettings
+from spotd_providers.aws.tags import INSTALL_TAG
 from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, read, rows_of
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
@@ -59,11 +60,12 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineImage:
-    """What a machine boots from: its root disk cannot be smaller than `disk_gb`."""
+    """What a machine boots from: its root disk cannot be smaller than `disk_gb`, and it may bring other disks along."""
 
     image_id: str
     root_device: str
     disk_gb: int
+    other_devices: tuple[str, ...] = ()
 
 
 class Region:
@@ -119,15 +121,17 @@ class Region:
         """
         return await self._image.get()
 
-    async def price_rows(self) -> Sequence[Any]:
-        """The rows that tell the spot price in force in every zone."""
-        kinds = await self.kinds()
-        if not kinds.usable:
+    async def price_rows(self, pool: Pool | None = None) -> Sequence[Any]:
+        """The rows that tell the spot price in force in every zone, or in one pool."""
+        types = sorted((await self.kinds()).usable) if pool is None else [pool[0]]
+        if not types:
             return ()
+        where = {} if pool is None else {"AvailabilityZone": pool[1]}
         return await self._pages(
             "describe_spot_price_history",
             "SpotPriceHistory",
-            InstanceTypes=sorted(kinds.usable),
+            InstanceTypes=types,
+            **where,
             ProductDescriptions=list(LINUX_PRODUCTS),
             # Without a start AWS sends 90 days of changes; from now on it is one row per type, zone and product.
             StartTime=self._services.clock.now(),
@@ -158,6 +162,14 @@ class Region:
         return await self._pages(
             "describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters, MaxResults=1000
         )
+
+    async def volume_rows(self) -> Sequence[Any]:
+        """Every disk under our install tag that hangs on no machine."""
+        filters = [
+            {"Name": f"tag:{INSTALL_TAG}", "Values": [str(self._services.install)]},
+            {"Name": "status", "Values": ["available"]},
+        ]
+        return await self._pages("describe_volumes", "Volumes", Filters=filters, MaxResults=500)
 
     async def ask(self, service: str, operation: str, *, at: str = "", **params: Any) -> Mapping[str, Any]:
         """The answer to one question without effects, repeated a few times on trouble; `at` names another endpoint.
@@ -283,7 +295,13 @@ class Region:
                 f"AWS shows no machine image {image_id} in {self.name}", field="ami", reason="not found"
             )
         root = [m.Ebs.VolumeSize for m in row.BlockDeviceMappings if m.DeviceName == row.RootDeviceName and m.Ebs]
-        return MachineImage(image_id=row.ImageId, root_device=row.RootDeviceName, disk_gb=max([8, *root]))
+        others = [m.DeviceName for m in row.BlockDeviceMappings if m.Ebs and m.DeviceName != row.RootDeviceName]
+        return MachineImage(
+            image_id=row.ImageId,
+            root_device=row.RootDeviceName,
+            disk_gb=max([8, *root]),
+            other_devices=tuple(dict.fromkeys(name for name in others if name)),
+        )
 
     async def _image_by_parameter(self) -> str:
         for parameter in self._settings.ami_parameters:

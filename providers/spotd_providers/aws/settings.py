@@ -47,6 +47,13 @@ class AwsSettings(BaseModel):
     security_groups: tuple[Name, ...] = Field(
         default=(), max_length=5, description="Security groups of the machines; empty for the VPC's default."
     )
+    max_price: Literal["ceiling", "none"] = Field(
+        default="ceiling",
+        description=(
+            '"ceiling": AWS ends a spot machine whose price passes your ceiling; "none": AWS caps its price at'
+            " on-demand only, and spotd stops it in order when it passes your ceiling."
+        ),
+    )
     volume_mb_per_s: int = Field(
         default=250, ge=125, le=2000, description="Throughput of the disk; loading an image is what it limits."
     )

@@ -141,6 +141,18 @@ class ScoreRow(Row):
     Score: Natural
 
 
+class VolumeRow(Row):
+    VolumeId: Text
+    State: Text
+    Size: Natural = 0
+    CreateTime: datetime
+    Tags: Annotated[list[TagRow] | None, Lenient] = None
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        return {tag.Key: tag.Value for tag in self.Tags or ()}
+
+
 class OfferingRow(Row):
     InstanceType: Text
     Location: Text

@@ -160,7 +160,8 @@ class ProviderTraits:
         ends_itself_at: base URL of the API that `vast` and `runpod` call; empty is the real one.
         notice_imds: base URL of a metadata service on the machines that warns of preemption; empty for none.
         free_if_taken_within: a machine that the provider itself takes back this soon after its launch costs nothing,
-            and costs something when we end it; it is then left to the provider.
+            and costs something when we end it; it is then left to the provider. Once a listing says that it was
+            (`Loss.PREEMPTED`, `Loss.OUTBID`), what was booked for it is booked back, apart from disk and traffic.
     """
 
     start_script_bytes_max: int

@@ -6,7 +6,10 @@ from typing import TypedDict
 
 
 class AttemptCostShape(TypedDict):
-    """One line of a receipt. `seconds` is billed machine time."""
+    """One line of a receipt. `seconds` is metered machine time.
+
+    `free_usd` of it was not billed, as the provider took the machine soon after its launch; it is not in `spent_usd`.
+    """
 
     attempt: int
     provider: str
@@ -20,6 +23,7 @@ class AttemptCostShape(TypedDict):
     ended_at: str | None
     seconds: float
     spent_usd: float
+    free_usd: float
     on_demand_usd: float
     reason: str | None
 

@@ -80,6 +80,7 @@ def show_receipt(receipt: ReceiptShape) -> None:
         ("recoveries", str(receipt["recoveries"])),
         ("lost", f"{minutes(receipt['lost_s'])} of work repeated after losses"),
     ]  # fmt: skip
+    facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
     facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
     stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))
     if receipt["attempts"]:
@@ -102,6 +103,13 @@ def show_receipt(receipt: ReceiptShape) -> None:
                 for line in receipt["attempts"]
             ],
         )
+
+
+def _free_text(line: AttemptCostShape) -> str:
+    free = dollars(line["free_usd"])
+    return clean(
+        f"{free} of attempt {line['attempt']}: {line['provider']} took the machine soon and bills no time of it"
+    )
 
 
 def _fallback_text(one: FallbackShape) -> str:

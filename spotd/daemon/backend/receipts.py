@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from spotd.api.shapes.costs import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
 from spotd.api.words import utc_text
 from spotd.core.budgets import committed
 from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day
-from spotd.core.model import Attempt, Event, JobId, World
+from spotd.core.model import Attempt, Charge, Event, JobId, World
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.render import instant, usd
 from spotd.store import JobView, Reads
@@ -51,7 +52,11 @@ class Receipts:
 
 def _receipt(reads: Reads, view: JobView, fallbacks: list[Event], now: datetime) -> ReceiptShape:
     attempts = reads.attempts_of(view.id)
-    seconds = _billed(reads, view.id, attempts, now)
+    charges = reads.charges_of(view.id)
+    seconds = _billed(charges, attempts, now)
+    free: defaultdict[int, int] = defaultdict(int)
+    for charge in charges:
+        free[charge.attempt.number] += max(0, -charge.amount)
     job = reads.job(view.id)
     total = sum(spent(a, now) for a in attempts)
     compared = sum(on_demand_spent(a, now) for a in attempts)
@@ -65,7 +70,7 @@ def _receipt(reads: Reads, view: JobView, fallbacks: list[Event], now: datetime)
         recoveries=view.recoveries,
         lost_s=view.lost.total_seconds(),
         budget_usd=usd(job.spec.job_budget) if job is not None else None,
-        attempts=[_line(item, seconds[item.id.number], now) for item in attempts],
+        attempts=[_line(item, seconds[item.id.number], free[item.id.number], now) for item in attempts],
         fallbacks=[_fallback(event) for event in fallbacks],
     )
 
@@ -81,10 +86,10 @@ def _fallback(event: Event) -> FallbackShape:
     )
 
 
-def _billed(reads: Reads, job: JobId, attempts: tuple[Attempt, ...], now: datetime) -> defaultdict[int, timedelta]:
-    """Machine time that was paid for, by attempt: what is booked and what still runs."""
+def _billed(charges: Iterable[Charge], attempts: tuple[Attempt, ...], now: datetime) -> defaultdict[int, timedelta]:
+    """Machine time that was metered, by attempt: what is booked and what still runs."""
     spans: defaultdict[int, timedelta] = defaultdict(timedelta)
-    for charge in reads.charges_of(job):
+    for charge in charges:
         spans[charge.attempt.number] += charge.end - charge.start
     for item in attempts:
         if item.meter.since is not None:
@@ -92,7 +97,7 @@ def _billed(reads: Reads, job: JobId, attempts: tuple[Attempt, ...], now: dateti
     return spans
 
 
-def _line(item: Attempt, billed: timedelta, now: datetime) -> AttemptCostShape:
+def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> AttemptCostShape:
     offer = item.quote.offer
     return AttemptCostShape(
         attempt=item.id.number,
@@ -107,6 +112,7 @@ def _line(item: Attempt, billed: timedelta, now: datetime) -> AttemptCostShape:
         ended_at=instant(item.ended_at),
         seconds=billed.total_seconds(),
         spent_usd=as_usd(spent(item, now)),
+        free_usd=as_usd(free),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
         reason=None if item.end_reason is None else item.end_reason.value,
     )

@@ -107,7 +107,7 @@ def subnets(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
     return _paged(cloud, params, "subnetSet", rows)
 
 
-def images(_: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
+def images(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
     for image in params.many("ImageId"):
         if image != AMIS.get(region):
             raise Refusal("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
@@ -116,9 +116,52 @@ def images(_: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
         "imageState": "available",
         "architecture": "x86_64",
         "rootDeviceName": "/dev/xvda",
-        "blockDeviceMapping": [{"deviceName": "/dev/xvda", "ebs": {"volumeSize": IMAGE_GB, "volumeType": "gp3"}}],
+        "blockDeviceMapping": [
+            {"deviceName": name, "ebs": {"volumeSize": gb, "volumeType": "gp3", "deleteOnTermination": goes_along}}
+            for name, (gb, goes_along) in _image_disks(cloud).items()
+        ],
     }
     return {"imagesSet": [row]}
+
+
+def _image_disks(cloud: Ec2Cloud) -> dict[str, tuple[int, bool]]:
+    return {"/dev/xvda": (IMAGE_GB, True), **cloud.quirks.image_disks}
+
+
+def _make_disks(cloud: Ec2Cloud, instance: FakeInstance, params: Params) -> None:
+    """The image's disks with what the launch says of each, and those that only the launch names."""
+    disks = _image_disks(cloud)
+    number = 1
+    while name := params.get(f"BlockDeviceMapping.{number}.DeviceName"):
+        ebs = f"BlockDeviceMapping.{number}.Ebs"
+        gb, goes_along = disks.get(name, (8, False))
+        said = params.get(f"{ebs}.DeleteOnTermination")
+        disks[name] = (int(params.get(f"{ebs}.VolumeSize") or gb), said == "true" if said else goes_along)
+        number += 1
+    for gb, goes_along in disks.values():
+        cloud.volumes.add(
+            instance.zone,
+            gb,
+            params.tags("volume"),
+            instance.launched_at,
+            instance_id=instance.instance_id,
+            goes_along=goes_along,
+        )
+
+
+def describe_volumes(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
+    rows = []
+    for volume in cloud.volumes.all.values():
+        row = volume.row()
+        known = {f"tag:{k}": v for k, v in volume.tags.items()} | {"status": row["status"]}
+        if volume.zone.region == region and _passes(params.filters(), known):
+            rows.append(row)
+    return _paged(cloud, params, "volumeSet", rows)
+
+
+def delete_volume(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, Any]:
+    cloud.volumes.delete(params.get("VolumeId"), region)
+    return {"return": True}
 
 
 def zones(cloud: Ec2Cloud, region: str, _: Params) -> Mapping[str, Any]:
@@ -175,6 +218,7 @@ def run_instances(cloud: Ec2Cloud, region: str, params: Params) -> Mapping[str, 
         max_price=MicroUsdPerHour(micro_usd(max_price)) if max_price else None,
         behaviour=params.get("InstanceInitiatedShutdownBehavior") or "stop",
     )
+    _make_disks(cloud, instance, params)
     if token:
         cloud.tokens[scope] = (params.fingerprint(), instance.instance_id)
     return _reservation(cloud, [instance])
@@ -274,6 +318,8 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "TerminateInstances": terminate_instances,
     "DescribeSpotInstanceRequests": spot_requests,
     "GetConsoleOutput": console_output,
+    "DescribeVolumes": describe_volumes,
+    "DeleteVolume": delete_volume,
     "GetSpotPlacementScores": placement_scores,
 }
 

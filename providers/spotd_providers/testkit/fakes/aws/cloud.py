@@ -24,6 +24,7 @@ from spotd_providers.kit.hosts import HostClock, Ledger, Machines, MachineState,
 from spotd_providers.testkit.fakes.aws.catalog import KINDS, ZONES, Kind, Zone
 from spotd_providers.testkit.fakes.aws.quirks import Quirks
 from spotd_providers.testkit.fakes.aws.records import FakeInstance, Phase, SpotRequest
+from spotd_providers.testkit.fakes.aws.volumes import Volumes
 from spotd_providers.testkit.fakes.aws.wire import Refusal
 
 ACCESS_KEY: Final = "AKIAFAKEFAKEFAKEFAKE"
@@ -65,6 +66,7 @@ class Ec2Cloud:
             "L-417A185B": 0.0,
         }
         self.quotas_in: dict[tuple[str, str], float] = {}
+        self.volumes = Volumes()
         self.tokens: dict[tuple[str, str], tuple[object, str]] = {}
         binaries = root / "bin"
         binaries.mkdir(parents=True, exist_ok=True)
@@ -379,6 +381,7 @@ class Ec2Cloud:
         if not instance.phase.exists:
             return
         self.machines.kill(instance.instance_id)
+        self.volumes.machine_ended(instance.instance_id)
         instance.phase, instance.reason, instance.ended_at = Phase.SHUTTING_DOWN, reason, at
         self.ledger.end(instance.instance_id, at=at, note=reason[0])
         if instance.spot is not None and request_code is not None:

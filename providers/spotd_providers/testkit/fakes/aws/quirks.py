@@ -30,6 +30,8 @@ class Quirks:
         scores: by zone id, the placement score of whatever is asked for there.
         clock_ahead: how far AWS's clock, as its answers tell it, is ahead of everybody's.
         enforce_quotas: a launch beyond the account's vCPUs of its family is refused, as for real.
+        image_disks: by device, size and whether it goes along with its machine, of disks that the machine image
+            brings besides its root.
         full_subnets: those without a free address.
         edit_request: by instance id, fields that replace those of its spot request's row.
         raw_prices: by `type:zone`, the text to answer as its spot price.
@@ -52,6 +54,7 @@ class Quirks:
     scores: dict[str, int] = field(default_factory=dict)
     clock_ahead: timedelta = timedelta(0)
     enforce_quotas: bool = False
+    image_disks: dict[str, tuple[int, bool]] = field(default_factory=dict)
     full_subnets: set[str] = field(default_factory=set)
     edit_request: dict[str, dict[str, Any]] = field(default_factory=dict)
     raw_prices: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,8 @@
+"""The tags on everything that a launch makes; whatever lacks them is not ours."""
+
+from __future__ import annotations
+
+from typing import Final
+
+INSTALL_TAG: Final = "spotd:install"
+KEY_TAG: Final = "spotd:key"

@@ -1,0 +1,98 @@
+"""Disks that outlived their machines: found by our tags in every region, and deleted.
+
+Every disk of a launch is to go with its machine. One may stay all the same: somebody changed that on the running
+machine, or AWS failed half-way through a launch. Nobody else would ever notice, and it costs for ever. What carries
+our tags, hangs on no machine for a while, and whose attempt has no machine any more, is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, timedelta
+from typing import Final
+
+from spotd_providers.aws.answers import failure
+from spotd_providers.aws.instances import STATES
+from spotd_providers.aws.optional import Optional
+from spotd_providers.aws.region import Region
+from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
+from spotd_providers.aws.wire import InstanceRow, VolumeRow, read
+from spotd_providers.contract.errors import Unavailable
+from spotd_providers.contract.provider import Services
+from spotd_providers.contract.values import AttemptKey, InstanceState
+from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.keys import key_of
+
+SWEEP_EVERY: Final = timedelta(hours=1)
+AGE_MIN: Final = timedelta(minutes=15)
+"""A disk is on no machine for a moment while its machine is being made."""
+
+
+class Volumes:
+    """The disks of one region.
+
+    Attributes:
+        left: the last sweep, with the names of what it found and may not judge.
+    """
+
+    def __init__(self, region: Region, sdk: Sdk, services: Services) -> None:
+        self._region = region
+        self._sdk = sdk
+        self._services = services
+        self.left = Optional[Sequence[str]](services, self._sweep, without=(), fresh=SWEEP_EVERY, kept=SWEEP_EVERY)
+
+    async def sweep(self) -> None:
+        """What is left over is deleted if it is time to look for it; trouble with that is told in the log, once."""
+        before = self.left.trouble
+        await self.left.get()
+        if self.left.trouble not in ("", before):
+            self._services.log.warning("aws.volumes_not_swept", region=self._region.name, detail=self.left.trouble)
+
+    async def strays(self) -> Sequence[VolumeRow]:
+        """Our disks that hang on nothing.
+
+        Raises:
+            ProviderError: AWS does not tell.
+        """
+        now = self._services.clock.now()
+        rows = (read(VolumeRow, raw) for raw in await self._region.volume_rows())
+        return [
+            row
+            for row in rows
+            if row is not None
+            and row.State == "available"
+            and row.tags.get(INSTALL_TAG) == self._services.install
+            and now - row.CreateTime.astimezone(UTC) >= AGE_MIN
+        ]
+
+    async def _sweep(self) -> Sequence[str]:
+        left = []
+        for row in await self.strays():
+            key = key_of(row.tags.get(KEY_TAG), self._services.install)
+            if key is None or await self._has_machine(key):
+                left.append(row.VolumeId)
+                continue
+            try:
+                await self._sdk.call("ec2", self._region.name, "delete_volume", VolumeId=row.VolumeId)
+            except Refused as exc:
+                if exc.code != "InvalidVolume.NotFound":
+                    raise failure(exc, what="delete_volume", rng=self._services.rng) from None
+            except AnswerLost as exc:
+                raise Unavailable(str(exc)) from None
+            self._services.log.warning(
+                "aws.stray_volume_deleted", volume=row.VolumeId, region=self._region.name, gb=row.Size, key=key
+            )
+        return left
+
+    async def _has_machine(self, key: AttemptKey) -> bool:
+        rows = [read(InstanceRow, raw) for raw in await self._region.machine_rows(f"tag:{KEY_TAG}", str(key))]
+        return any(
+            row is None or row.State is None or STATES.get(row.State.Name) is not InstanceState.GONE for row in rows
+        )
+
+
+def named(strays: Sequence[VolumeRow]) -> str:
+    """These disks in a few words."""
+    shown = ", ".join(row.VolumeId for row in strays[:3]) + (", ..." if len(strays) > 3 else "")
+    return f"{len(strays)} disks of ended machines are left ({shown}), {sum(row.Size for row in strays)} GB"
