@@ -82,6 +82,12 @@ def test_a_notice_saves_the_job_and_the_next_machine_ends_it_with_the_same_bytes
         until(lambda: not any(m.phase.exists for m in cloud.instances.values()), what="every machine to be gone")
         assert len(cloud.instances) == 2
         assert second.reason is not None
+        bought, (receipt,) = cloud.billed(first.instance_id), found.receipts(job)
+        taken, last = receipt["attempts"]
+        assert taken["free_usd"] > taken["spent_usd"] > 0, "in its first hour EC2 bills the disk of what it takes, only"
+        assert taken["spent_usd"] * 1e6 <= bought, "the image's part of the disk is in no quote"
+        assert last["free_usd"] == 0
+        assert receipt["spent_usd"] == pytest.approx(taken["spent_usd"] + last["spent_usd"])
         assert most_at_once(segments(read_ledger(cloud.ledger_path))) <= 2
         asked = "\n".join(request.url + request.body.decode("latin-1") for request in served.requests)
         assert SECRET not in asked

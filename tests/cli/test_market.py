@@ -74,6 +74,14 @@ def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> No
     )
 
 
+def test_a_receipt_names_the_time_that_was_free(ctl: Ctl) -> None:
+    ctl.backend.rows = [shapes_made.job(state="SUCCEEDED")]
+    taken = shapes_made.attempt_cost(provider="aws", spent_usd=0.01, free_usd=0.4)
+    ctl.backend.receipts = [shapes_made.receipt(attempts=[taken, shapes_made.attempt_cost(attempt=2)])]
+    lines = [line for line in ctl("cost", "llama-lora").out.splitlines() if line.startswith("free:")]
+    assert lines == ["free:       $0.400 of attempt 1: aws took the machine soon and bills no time of it"]
+
+
 def test_a_receipt_tells_which_checkpoint_could_not_be_resumed_from(ctl: Ctl) -> None:
     ctl.backend.rows = [shapes_made.job(state="SUCCEEDED")]
     row = {"attempt": 2, "name": "c9", "reason": "a chunk is gone", "next": "c8", "at": shapes_made.NOW}

@@ -188,6 +188,10 @@ directory = "{self.market_folder}"
     def job(self, ref: str) -> dict[str, Any]:
         return dict(self.api.job(ref)["job"])
 
+    def receipts(self, ref: str) -> list[dict[str, Any]]:
+        """What the job cost, attempt by attempt."""
+        return list(self.api.cost(ref)["receipts"])
+
     def state(self, ref: str) -> str:
         return str(self.job(ref)["state"])
 

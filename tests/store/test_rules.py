@@ -245,6 +245,14 @@ def test_a_charge_that_no_day_can_book_is_refused(store: Store, wrong: object) -
     is_refused(store, v.plan(wrong), "a charge of attempt j1-1")  # type: ignore[arg-type]  # each is a Charge
 
 
+def test_what_is_booked_back_lowers_its_day_and_has_no_length(store: Store) -> None:
+    commit(store, v.running_job(), v.plan(v.charge()))
+    back = replace(v.charge(at=v.NOW + timedelta(hours=1)), amount=MicroUsd(-400), on_demand=MicroUsd(0))
+    is_refused(store, v.plan(back), "is negative")
+    commit(store, v.plan(replace(back, end=back.start)))
+    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).books.by_day == {v.NOW.date(): 600}
+
+
 def test_a_charge_up_to_midnight_belongs_to_the_day_that_ends(store: Store) -> None:
     commit(store, v.running_job())
     late = v.NOW.replace(hour=23, minute=55)
