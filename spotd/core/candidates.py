@@ -39,6 +39,11 @@ SCARCITY_PPM_PER_POINT: Final = 5_000
 """What a point of capacity is worth in price. A pool that refuses costs seconds, but one that is scarce is taken away
 sooner: another loss every ten hours costs a quarter of an hour, some two or three percent of the price."""
 SCARCITY_PPM_MAX: Final = SCARCITY_PPM_PER_POINT * (CAPACITY_SCORE_MAX - 1)
+MINUTES_LOST: Final = 22
+"""What a loss costs in machine time: starting again, and half of a usual checkpoint interval."""
+HAZARD_PPM_MAX: Final = 100_000
+"""No prior counts as more than a loss every ten hours."""
+RAISE_PPM_MAX: Final = SCARCITY_PPM_MAX + HAZARD_PPM_MAX * MINUTES_LOST // 60
 _INTERRUPTION_ORDER: Final[Mapping[Interruption, int]] = {
     Interruption.NEVER: 0,
     Interruption.NOTICE: 1,
@@ -66,6 +71,12 @@ def scarcity_ppm(offer: Offer) -> int:
     )
 
 
+def raise_ppm(offer: Offer) -> int:
+    """How much dearer this offer ranks than it is, for what its provider says of it."""
+    hazard = max(0, min(offer.hazard_ppm or 0, HAZARD_PPM_MAX))
+    return scarcity_ppm(offer) + hazard * MINUTES_LOST // 60
+
+
 def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
     """The highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
     if limit is not None and limit.per_gpu_hour is not None:
@@ -78,9 +89,9 @@ def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Poli
 class ShapeList:
     """The offers that fit one shape, best first, found only as far as somebody asks.
 
-    Best is cheapest, where a scarce offer counts as a little dearer than it is (`scarcity_ppm`). Shelves are sorted by
-    the price of the GPU part, which no total can undercut. So the best is certain as soon as it is at most the lowest
-    GPU part not yet looked at, and most of a market is never priced at all.
+    Best is cheapest, where one that is scarce or often lost counts as a little dearer than it is (`raise_ppm`). Shelves
+    are sorted by the price of the GPU part, which no total can undercut. So the best is certain as soon as it is at
+    most the lowest GPU part not yet looked at, and most of a market is never priced at all.
     """
 
     def __init__(
@@ -122,7 +133,7 @@ class ShapeList:
                 continue
             total = total_per_hour(offer, self.shape.needs, rules.fee_ppm)
             rank = _INTERRUPTION_ORDER[offer.interruption]
-            ranked = total + total * scarcity_ppm(offer) // PPM
+            ranked = total + total * raise_ppm(offer) // PPM
             heapq.heappush(self._priced, (ranked, rank, offer.provider, offer.offer_id, offer))
         if not self._priced:
             return False

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from spotd.core.budgets import Purse
-from spotd.core.candidates import SCARCITY_PPM_MAX, Catalogue, ShapeList, ceiling_for, shape_of
+from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, shape_of
 from spotd.core.draft import Draft
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import (
@@ -182,7 +182,7 @@ class _Decision:
             first = ceiling if first is None else first
             if ceiling is not None and candidate.price.per_gpu <= ceiling:
                 return candidate, ceiling
-            if highest is not None and candidate.price.total > highest + highest * SCARCITY_PPM_MAX // PPM:
+            if highest is not None and candidate.price.total > highest + highest * RAISE_PPM_MAX // PPM:
                 break  # no later one is admissible either, however much it ranks behind its price
         return None, first
 

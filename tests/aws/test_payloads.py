@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from spotd_providers.aws.advisor import read_advisor
 from spotd_providers.aws.offers import LINUX, current_prices, spot_offers
 from spotd_providers.aws.ondemand import OnDemandPrices
 from spotd_providers.aws.region import kinds_of
@@ -88,3 +89,24 @@ def test_every_priced_pool_is_offered_or_rejected_with_a_reason(name: str) -> No
 def test_an_empty_history_is_no_price() -> None:
     answer = recorded(FOLDER / HISTORIES[1] / "p3.2xlarge-empty.json")
     assert current_prices(answer["SpotPriceHistory"]) == ({}, [])
+
+
+def test_the_recorded_spot_advisor_gives_every_type_of_every_region_a_band() -> None:
+    file = FOLDER / "spot-advisor-gpu-2025-07.json.gz"
+    bands = read_advisor(file.read_bytes())
+    told = {(region, kind) for region, systems in recorded(file)["spot_advisor"].items() for kind in systems["Linux"]}
+    counts = Counter(band.label for band in bands.values())
+    print(f"{file.name}: {len({region for region, _ in bands})} regions, {len(bands)} types, {dict(counts)}")
+    assert set(bands) == told
+    assert set(counts) == {"<5%", "5-10%", "10-15%", "15-20%", ">20%"}
+    by_label = {band.label: band.hazard_ppm for band in bands.values()}
+    ordered = [by_label[label] for label in ("<5%", "5-10%", "10-15%", "15-20%", ">20%")]
+    assert ordered == sorted(ordered)
+    assert ordered[0] == 70, "five percent a month are seven in a hundred thousand hours"
+    prices = {(kind, f"{region}a"): micro_usd("0.4") for region, kind in bands if region == "us-west-2"}
+    kinds = {row["InstanceType"]: row for row in types()}
+    usable = kinds_of(list(kinds.values()), OWN_IMAGE, "us-east-1").usable
+    zones = {zone for _, zone in prices}
+    offers, _ = spot_offers(prices, usable, zones, OnDemandPrices(region="us-west-2"), OWN_IMAGE, {}, bands)  # type: ignore[arg-type]  # whole micro-dollars of the test's own
+    assert offers
+    assert all(o.hazard_ppm == bands["us-west-2", o.extra["type"]].hazard_ppm for o in offers)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from spotd_providers.aws.advisor import Band
 from spotd_providers.aws.hardware import Hardware
 from spotd_providers.aws.ondemand import OnDemandPrices
 from spotd_providers.aws.quotas import family_quota, region_quota
@@ -67,12 +68,13 @@ def spot_offers(
     on_demand: OnDemandPrices,
     settings: AwsSettings,
     scores: Mapping[Pool, int],
+    bands: Mapping[tuple[str, str], Band] | None = None,
 ) -> tuple[list[Offer], list[Rejected]]:
     """Every priced pool, offered or rejected with a reason: `zones` are those that machines can be launched in.
 
-    `scores` say how likely AWS gives a machine there.
+    `scores` say how likely AWS gives a machine there, `bands` how often types are interrupted in their regions.
     """
-    return _offers(prices, Market.SPOT, kinds, zones, on_demand, settings, scores)
+    return _offers(prices, Market.SPOT, kinds, zones, on_demand, settings, scores, bands or {})
 
 
 def on_demand_offers(
@@ -91,7 +93,7 @@ def on_demand_offers(
             rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=on_demand.absence()))
         else:
             priced[pool] = price
-    offers, more = _offers(priced, Market.ON_DEMAND, kinds, zones, on_demand, settings, {})
+    offers, more = _offers(priced, Market.ON_DEMAND, kinds, zones, on_demand, settings, {}, {})
     return offers, [*rejected, *more]
 
 
@@ -108,6 +110,7 @@ def _offers(
     on_demand: OnDemandPrices,
     settings: AwsSettings,
     scores: Mapping[Pool, int],
+    bands: Mapping[tuple[str, str], Band],
 ) -> tuple[list[Offer], list[Rejected]]:
     offers: list[Offer] = []
     rejected: list[Rejected] = []
@@ -125,6 +128,7 @@ def _offers(
             reason = f"there is no subnet with free addresses in {zone}; see subnets"
             rejected.append(Rejected(offer_id=identity, reason=reason))
             continue
+        band = bands.get((on_demand.region, pool[0]))
         offers.append(
             Offer(
                 provider=PROVIDER,
@@ -146,6 +150,7 @@ def _offers(
                 memory_mb=kind.memory_mb,
                 disk_gb_max=DISK_GB_MAX,
                 capacity_score=scores.get(pool),
+                hazard_ppm=None if band is None else band.hazard_ppm,
                 extra={"region": on_demand.region, "zone": zone, "type": pool[0]},
             )
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
 
+import anyio
+
+from spotd_providers.aws.advisor import Band, read_advisor
 from spotd_providers.aws.offers import PROVIDER
 from spotd_providers.aws.provider import AwsProvider
 from spotd_providers.aws.sdk import Sdk
@@ -64,9 +67,22 @@ class AwsPlugin:
 async def _opened(settings: AwsSettings, services: Services) -> AsyncIterator[Provider]:
     sdk = Sdk(settings, services.credential)
     try:
-        yield AwsProvider(sdk, settings, services)
+        yield AwsProvider(sdk, settings, services, await _bands(settings, services))
     finally:
         sdk.close()
+
+
+async def _bands(settings: AwsSettings, services: Services) -> Mapping[tuple[str, str], Band]:
+    """What the saved Spot Advisor says. It is only a prior, so nothing stops for want of it."""
+    if not settings.spot_advisor:
+        return {}
+    file = await anyio.Path(settings.spot_advisor).expanduser()
+    try:
+        return read_advisor(await file.read_bytes())
+    except (OSError, ValueError) as exc:
+        detail = exc.strerror if isinstance(exc, OSError) else str(exc)
+        services.log.warning("aws.spot_advisor_unreadable", file=str(file), detail=detail)
+        return {}
 
 
 PLUGIN: Final = AwsPlugin()

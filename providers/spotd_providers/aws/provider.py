@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import anyio
 
 from spotd_providers.aws import doctor
+from spotd_providers.aws.advisor import Band
 from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, failure, launch_failure
 from spotd_providers.aws.instances import as_instance, is_announced, key_in
 from spotd_providers.aws.launching import check_offer, client_token, launched_row, run_parameters
@@ -88,13 +89,20 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = {
 class AwsProvider:
     """The Protocol over one open client and some regions."""
 
-    def __init__(self, sdk: Sdk, settings: AwsSettings, services: Services) -> None:
+    def __init__(
+        self,
+        sdk: Sdk,
+        settings: AwsSettings,
+        services: Services,
+        bands: Mapping[tuple[str, str], Band] | None = None,
+    ) -> None:
         self._sdk = sdk
         self._settings = settings
         self._services = services
         self._pace = Pace(services.clock)
         self._regions = {name: self._region(name) for name in settings.regions}
         self._volumes = {name: Volumes(region, sdk, services) for name, region in self._regions.items()}
+        self._bands = bands or {}
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
         self._ours: dict[str, datetime] = {}
         self._announced: dict[str, datetime] = {}
@@ -296,7 +304,8 @@ class AwsProvider:
         if Market.SPOT in query.markets:
             prices, odd = current_prices(await region.price_rows())
             self._prices.update(prices)
-            good, bad = spot_offers(prices, kinds.usable, subnets, on_demand, self._settings, await region.scores.get())
+            scores = await region.scores.get()
+            good, bad = spot_offers(prices, kinds.usable, subnets, on_demand, self._settings, scores, self._bands)
             offers += good
             rejected += [*odd, *bad]
         if Market.ON_DEMAND in query.markets:

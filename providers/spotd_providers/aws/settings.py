@@ -68,6 +68,11 @@ class AwsSettings(BaseModel):
         allow_inf_nan=False,
         description="Price of traffic out of a machine; 0 if the checkpoint store is S3 in the same region.",
     )
+    spot_advisor: str = Field(
+        default="",
+        max_length=4096,
+        description="A saved copy of AWS's spot-advisor-data.json; decides between offers at the same price.",
+    )
     profile: str = Field(
         default="", max_length=128, description="Profile of AWS's own config files, if api_key is unset."
     )

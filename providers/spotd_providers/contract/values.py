@@ -66,6 +66,7 @@ class Offer:
         pays_bid: in a bid market, whether a machine bills what was bid (vast.ai) or the market's price (AWS).
         disk_gb_max: largest disk that can be asked for; `None` where there is no limit worth naming.
         capacity_score: 1 to 10, how likely the provider says a launch is to succeed now; `None` where it does not say.
+        hazard_ppm: how many machines of this kind are taken away in a million hours, where somebody says; a prior.
         duration_max: how long this machine can be kept at most, where the provider says so.
         extra: what `launch` needs and nobody else reads. Never a secret.
     """
@@ -96,6 +97,7 @@ class Offer:
     download_mbps: float | None = None
     duration_max: timedelta | None = None
     capacity_score: int | None = None
+    hazard_ppm: int | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
