@@ -3,9 +3,8 @@
 The bytes are gathered in a hidden folder beside their place, and only when every chunk of an entry was verified is it
 renamed to its real name: whatever kills this in between, no framework finds half a checkpoint or an unverified byte.
 
-A chunk passes through a block so small that it stays in the processor's cache: it is received, hashed and written from
-there. A chunk that turns out to be bad has been written then, and is written over by the next try, or removed with all
-that is hidden.
+A chunk passes through a block of bounded size: it is received, hashed and written from there. A chunk that turns out to
+be bad has been written then, and is written over by the next try, or removed with all that is hidden.
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ _BAD_TRIES = 3
 _DENIED_TRIES = 6
 _RESTORING = TEMPORARY + "restore-"
 _ASIDE = TEMPORARY + "before-"
-_BLOCK_BYTES = 256 * 1024
-_CONNECTIONS_FACTOR = 2  # over those of an upload: a block each is all the memory that one more costs here
+_BLOCK_BYTES = 4 * 1024 * 1024  # smaller ones cost more: threads that meet at the interpreter's lock, not the cache
+_BLOCKS_BYTES_MAX = 64 * 1024 * 1024
+_CONNECTIONS_FACTOR = 2  # over those of an upload, which holds whole chunks
 _Got = TypeVar("_Got")
 
 
@@ -209,20 +209,21 @@ class Restore:
         waiting = iter(pieces)
         self._error = None
         workers = max(1, min(self._connections * _CONNECTIONS_FACTOR, len(pieces)))
+        block = min(_BLOCK_BYTES, _BLOCKS_BYTES_MAX // workers)
         threads = [
-            threading.Thread(target=self._work, args=(waiting,), name="restore-%d" % number, daemon=True)
+            threading.Thread(target=self._work, args=(waiting, block), name="restore-%d" % number, daemon=True)
             for number in range(1, workers)
         ]
         for thread in threads:
             thread.start()
-        self._work(waiting)
+        self._work(waiting, block)
         for thread in threads:
             thread.join()
         if self._error is not None:
             raise self._error
 
-    def _work(self, waiting: Any) -> None:
-        block = memoryview(bytearray(_BLOCK_BYTES))
+    def _work(self, waiting: Any, block_bytes: int) -> None:
+        block = memoryview(bytearray(block_bytes))
         try:
             while self._error is None:
                 with self._lock:
