@@ -62,12 +62,12 @@ def crowded_lab(folder: Path, *, jobs: int, running: int, poll_s: float = 60.0) 
     """A lab whose daemon, once started, finds so many jobs, some of them on machines that its market never heard of."""
     found = Lab(folder, hosts=DEAR, scale=1.0, virtual0=datetime.now(UTC), poll_s=poll_s)
     with Store.open(found.folder / "state" / "state.sqlite") as store:
-        for plan in _history(datetime.now(UTC) - timedelta(hours=1), jobs=jobs, running=running):
+        for plan in history(datetime.now(UTC) - timedelta(hours=1), jobs=jobs, running=running):
             store.tx(lambda tx, plan=plan: tx.commit(plan))
     return found
 
 
-def _history(at: datetime, *, jobs: int, running: int) -> list[Plan]:
+def history(at: datetime, *, jobs: int, running: int) -> list[Plan]:
     world = World(policy=POLICY, jobs={}, attempts={}, intents={})
     plans: list[Plan] = []
 

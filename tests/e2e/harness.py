@@ -113,7 +113,7 @@ directory = "{self.market_folder}"
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
         if wait:
-            until(self.ready, what="the daemon to answer", within=30)
+            until(self.ready, what="the daemon to answer", within=120)
 
     def ready(self) -> bool:
         assert self.process is not None

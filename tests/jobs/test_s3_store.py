@@ -11,11 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from botocore.utils import parse_timestamp
 
 from spotd_jobs.objects.api import GrantsRefused, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
-from spotd_jobs.objects.s3_client import S3Place
+from spotd_jobs.objects.s3_client import S3Place, parsed_instant
 from spotd_jobs.runner import web
 from spotd_jobs.runner.sinks import SinkDenied
 from spotd_jobs.runner.sinks_s3 import PostSink
@@ -231,3 +232,20 @@ def test_a_store_that_accepts_what_must_be_refused_gets_no_grants(gullible: str)
         store.grant_upload(OWN, expires=soon(), size_max=LIMIT)
     assert CANARY not in str(caught.value)
     store.put("k", b"the daemon itself may still use it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-21T19:00:00.000Z",
+        "2026-11-21T19:00:00Z",
+        "2026-11-21T19:00:00.123456+02:00",
+        "Sat, 21 Nov 2026 19:00:00 GMT",
+        1_795_287_600,
+        "1795287600",
+    ],
+    ids=str,
+)
+def test_an_instant_is_read_as_boto3_itself_would(text: str | int) -> None:
+    assert parsed_instant(text) == parse_timestamp(text)
+    assert parsed_instant(text).utcoffset() is not None
