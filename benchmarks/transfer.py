@@ -50,6 +50,7 @@ for _ in range(int(sys.argv[1])):
 print(time.monotonic() - began, time.process_time() - used)
 """
 TRAINING_ROUNDS = 100_000
+SHARE_QUIET = 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +337,11 @@ def training(folder: Path, data: Path, tool: str, rounds: int) -> None:
             place = folder / f"weed-beside{number}-{is_held}"
             with held_on((everywhere - one or one) if is_held else everywhere), server(place, gives_way=True) as weed:
                 beside[is_held].append(Bench(weed, folder, data, tool).trained_beside(own))
-    lost = 100 * (1 - _middle(t.share for t in beside[True]) / _middle(t.share for t in alone[True]))
+    own_share = _middle(t.share for t in alone[True])
+    lost = 100 * (1 - _middle(t.share for t in beside[True]) / own_share)
     told("training loses of its processor to an upload on it", lost, 2, least=False, unit=" %")
+    if own_share < SHARE_QUIET:
+        print(f"  (not to be relied on: alone, too, it had only {100 * own_share:.0f} % of it: the machine is busy)")
     slower = 100 * (_middle(t.wall_s for t in beside[False]) / _middle(t.wall_s for t in alone[False]) - 1)
     print(f"  {'(wall time on all processors, with the server there':52} {slower:+8.2f} %)", flush=True)
 
