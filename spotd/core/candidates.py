@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from spotd.core.market import MarketSnapshot, Shelf
+from spotd.core.market import MarketSnapshot
 from spotd.core.model import Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
 from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour
 from spotd.core.states import AttemptState
@@ -95,7 +95,7 @@ class ShapeList:
     """
 
     def __init__(
-        self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, Shelf, Sequence[Offer]]], misfits: Counter[str]
+        self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, bool, Sequence[Offer]]], misfits: Counter[str]
     ) -> None:
         self.shape = shape
         self.entries: list[Offer] = []
@@ -124,10 +124,10 @@ class ShapeList:
     def _find_one(self) -> bool:
         while self._next and (not self._priced or self._priced[0][0] >= self._next[0][0]):
             _, number, position = heapq.heappop(self._next)
-            rules, shelf, group = self._groups[number]
+            rules, sells_spot, group = self._groups[number]
             self._await(number, rules, group, position + 1)
             offer = group[position]
-            problem = misfit(offer, self.shape.resources, sells_spot=shelf.has_spot)
+            problem = misfit(offer, self.shape.resources, sells_spot=sells_spot)
             if problem:
                 self.misfits[problem] += 1
                 continue
@@ -179,7 +179,7 @@ class Catalogue:
             if trouble:
                 self.silent[name] = trouble
                 continue
-            self._shelves.append((rules, board.shelf))
+            self._shelves.append((rules, board))
             self.size += board.shelf.size
 
     def list_for(self, shape: Shape) -> ShapeList:
@@ -191,14 +191,14 @@ class Catalogue:
     def _build(self, shape: Shape) -> ShapeList:
         wanted = shape.resources
         misfits: Counter[str] = Counter()
-        groups: list[tuple[ProviderPolicy, Shelf, Sequence[Offer]]] = []
-        for rules, shelf in self._shelves:
+        groups: list[tuple[ProviderPolicy, bool, Sequence[Offer]]] = []
+        for rules, board in self._shelves:
             if wanted.providers and rules.name not in wanted.providers:
-                misfits[f"provider {rules.name} not asked for"] += shelf.size
+                misfits[f"provider {rules.name} not asked for"] += board.shelf.size
                 continue
-            for (gpu, count), group in shelf.by_gpu.items():
+            for (gpu, count), group in board.shelf.by_gpu.items():
                 if self._fits_gpu(wanted, gpu, count):
-                    groups.append((rules, shelf, group))
+                    groups.append((rules, board.sells_spot, group))
                 else:
                     misfits["another GPU or count"] += len(group)
         return ShapeList(shape, groups, misfits)

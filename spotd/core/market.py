@@ -10,20 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from spotd_providers.contract.values import Market, Offer, ProviderName
+from spotd_providers.contract.values import Offer, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """A provider's offers by canonical GPU and count, each list in order of its GPU price.
-
-    Attributes:
-        has_spot: the provider has anything at all on spot. One that has not sells on-demand only, at least now.
-    """
+    """A provider's offers by canonical GPU and count, each list in order of its GPU price."""
 
     by_gpu: Mapping[tuple[str, int], tuple[Offer, ...]] = field(default_factory=dict)
     size: int = 0
-    has_spot: bool = False
 
 
 def build_shelf(offers: tuple[Offer, ...]) -> Shelf:
@@ -36,7 +31,6 @@ def build_shelf(offers: tuple[Offer, ...]) -> Shelf:
             key: tuple(sorted(group, key=lambda o: (o.gpu_price, o.offer_id))) for key, group in sorted(groups.items())
         },
         size=len(offers),
-        has_spot=any(offer.market is Market.SPOT for offer in offers),
     )
 
 
@@ -47,6 +41,8 @@ class Board:
     Attributes:
         at: when the offers on the shelf were asked for; `None` before the first answer.
         error: why the newest poll failed, empty when it did not.
+        sells_spot: the provider has a spot market at all, be it sold out at the moment: what a job without a market
+            waits for. Where there is none, it takes on-demand.
     """
 
     provider: ProviderName
@@ -54,6 +50,7 @@ class Board:
     at: datetime | None = None
     error: str = ""
     error_since: datetime | None = None
+    sells_spot: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

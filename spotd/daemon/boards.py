@@ -82,14 +82,16 @@ class Boards:
         asked_at = self._asked.pop(provider, None)
         self._took[provider] = timedelta(0) if asked_at is None else at - asked_at
 
-    def offers_seen(self, provider: ProviderName, page: OfferPage, *, asked_at: datetime) -> None:
+    def offers_seen(
+        self, provider: ProviderName, page: OfferPage, *, asked_at: datetime, sells_spot: bool = True
+    ) -> None:
         self._bought = {k: sale for k, sale in self._bought.items() if k[0] != provider or asked_at <= sale[1]}
         shown = self._unsold(provider, page)
-        changed = self._shown.get(provider) != shown or bool(self._boards[provider].error)
-        self._pages[provider], self._shown[provider] = page, shown
         board = self._boards[provider]
+        changed = self._shown.get(provider) != shown or bool(board.error) or board.sells_spot != sells_spot
+        self._pages[provider], self._shown[provider] = page, shown
         shelf = build_shelf(shown) if changed else board.shelf
-        self._boards[provider] = Board(provider=provider, shelf=shelf, at=asked_at)
+        self._boards[provider] = Board(provider=provider, shelf=shelf, at=asked_at, sells_spot=sells_spot)
         if changed:
             self._bell.ring()
         if self._keep is not None:

@@ -25,7 +25,7 @@ from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, Logger, Provider
-from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, ProviderName
+from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, Power, ProviderName
 
 T = TypeVar("T")
 
@@ -123,7 +123,8 @@ class Poller:
             self._boards.offers_answered(self.name, at=self._clock.now())
         self._crash(CrashPoint.AFTER_OFFERS)
         self._offers_failures = 0
-        self._boards.offers_seen(self.name, page, asked_at=asked_at)
+        spot = self._provider.capabilities.get(Power.SPOT)
+        self._boards.offers_seen(self.name, page, asked_at=asked_at, sells_spot=spot is not None and spot.available)
         self._came_back()
         return max(self._at_pace(), self.pace.offers_every_min)
 

@@ -80,8 +80,9 @@ def offer(name: str = "o1", *, price: int = 400_000, **changes: Any) -> Offer:
     return replace(base, **changes)
 
 
-def market(*offers: Offer, at: datetime = NOW) -> MarketSnapshot:
-    return MarketSnapshot(boards={SHOP: Board(provider=SHOP, shelf=build_shelf(offers), at=at)})
+def market(*offers: Offer, at: datetime = NOW, sells_spot: bool = True) -> MarketSnapshot:
+    board = Board(provider=SHOP, shelf=build_shelf(offers), at=at, sells_spot=sells_spot)
+    return MarketSnapshot(boards={SHOP: board})
 
 
 def job(number: int = 1, *, ceiling: int | None = 500_000, budget: int | None = None, **changes: Any) -> Job:

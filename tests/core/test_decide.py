@@ -185,14 +185,21 @@ def test_on_demand_is_bought_beside_spot_only_by_jobs_that_accept_it(choice: Mar
 
 
 @pytest.mark.parametrize(
-    ("choice", "bought"),
-    [(None, True), (MarketChoice.SPOT, False), (MarketChoice.AUTO, True), (MarketChoice.ON_DEMAND, True)],
+    ("choice", "sells_spot", "bought"),
+    [
+        (None, False, True),
+        (None, True, False),
+        (MarketChoice.SPOT, False, False),
+        (MarketChoice.AUTO, True, True),
+        (MarketChoice.ON_DEMAND, True, True),
+    ],
 )
-def test_a_job_that_names_no_market_takes_on_demand_of_a_provider_that_has_nothing_on_spot(
-    choice: MarketChoice | None, bought: bool
+def test_a_job_that_names_no_market_takes_on_demand_where_there_is_no_spot_market_and_not_where_it_is_sold_out(
+    choice: MarketChoice | None, sells_spot: bool, bought: bool
 ) -> None:
     wanted = Resources(gpu=(GpuAlternative(name="4090", count=1),), market=choice)
-    plan = decide(world(job(1, resources=wanted)), market(offer(market=Market.ON_DEMAND)), NOW)
+    sold = market(offer(market=Market.ON_DEMAND), sells_spot=sells_spot)
+    plan = decide(world(job(1, resources=wanted)), sold, NOW)
     assert bool(launched(plan)) is bought
 
 

@@ -39,7 +39,7 @@ class Resources:
     regions: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
     market: MarketChoice | None = None
-    """Absent: spot, and on-demand at providers that have nothing on spot."""
+    """Absent: spot, and on-demand at providers without a spot market."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
