@@ -169,6 +169,7 @@ def test_a_limit_on_volumes_stops_the_whole_region(tmp_path: Path) -> None:
         bought = await buyer.buy()
         assert bought is not None
         assert [offer.region for offer in buyer.tried] == ["us-east-1", "us-west-2"]
+        assert [c.subject for c in buyer.world.cooldowns] == ["us-east-1 volumes and addresses"], "on-demand, too"
 
     told(tmp_path, story, MarketChoice.AUTO, no_volumes)
 
