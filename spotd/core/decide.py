@@ -37,7 +37,7 @@ from spotd.core.model import (
 from spotd.core.pricing import PPM, gpu_price_limit, repriced
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.taking import is_left_to_provider
+from spotd.core.taking import is_left_to_provider, machines_in_use
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu
 from spotd_providers.contract.values import Market
@@ -66,7 +66,7 @@ class _Decision:
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
             self.attempts_by_job[attempt.id.job].append(attempt)
-        self.machines = sum(1 for a in world.attempts.values() if a.state.counts or a.machine.may_compute)
+        self.machines = machines_in_use(world)
         self.launches = 0
 
     def run(self) -> Plan:

@@ -54,6 +54,15 @@ def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> Mic
     return MicroUsd(max(0, item.meter.settled - owed))
 
 
+def machines_in_use(world: World) -> int:
+    """How many count against the limit on machines. One that only waits to be taken does nothing and costs nothing."""
+    return sum(
+        1
+        for item in world.attempts.values()
+        if item.state.counts or (item.machine.may_compute and not is_left_to_provider(item, world))
+    )
+
+
 def is_left_to_provider(item: Attempt, world: World) -> bool:
     """Whether the machine only waits to be taken: its runner has ended, and no order to end it was tried yet."""
     if item.state is not AttemptState.ENDING or item.ref is None or item.notice_at is None or item.phase != "done":

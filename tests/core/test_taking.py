@@ -70,8 +70,10 @@ def test_a_machine_whose_runner_has_not_reported_its_end_is_not_left_alone() -> 
     assert order(plan).not_before is None
 
 
-def test_the_next_machine_does_not_wait_for_one_that_is_only_left_to_be_taken() -> None:
+@pytest.mark.parametrize("machines_max", [8, 1])
+def test_the_next_machine_does_not_wait_for_one_that_is_only_left_to_be_taken(machines_max: int) -> None:
     world = told()
+    world = replace(world, policy=replace(world.policy, machines_max=machines_max))
     world = applied(world, saved(world))
     plan = decide(world, market(offer("o2", price=300_000)), NOW)
     assert [a.id.number for a in plan.attempts.values()] == [2]

@@ -11,6 +11,7 @@ from spotd.api.words import utc_text
 from spotd.core.budgets import committed
 from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day
 from spotd.core.model import Attempt, Charge, Event, JobId, World
+from spotd.core.taking import machines_in_use
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.render import instant, usd
 from spotd.store import JobView, Reads
@@ -122,7 +123,6 @@ def budget_shapes(world: World, now: datetime) -> list[BudgetShape]:
     """The day, the month and the number of machines, each with what is promised on top of what is used."""
     policy = world.policy
     promised = as_usd(sum(committed(world, a) for a in world.attempts.values()))
-    machines = sum(1 for a in world.attempts.values() if a.state.counts or a.machine.may_compute)
     return [
         BudgetShape(
             name="day", used=as_usd(spent_on_day(world, now)), committed=promised, limit=usd(policy.budget_day)
@@ -130,5 +130,7 @@ def budget_shapes(world: World, now: datetime) -> list[BudgetShape]:
         BudgetShape(
             name="month", used=as_usd(spent_in_month(world, now)), committed=promised, limit=usd(policy.budget_month)
         ),
-        BudgetShape(name="machines", used=float(machines), committed=0.0, limit=float(policy.machines_max)),
+        BudgetShape(
+            name="machines", used=float(machines_in_use(world)), committed=0.0, limit=float(policy.machines_max)
+        ),
     ]
