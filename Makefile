@@ -18,7 +18,7 @@ help: ## list what make can do
 demo: $(VENV)/.demo ## watch real training processes being bought, taken away and resumed (two minutes, no account)
 	@$(BIN)/spotd demo $(ARGS)
 
-test: $(VENV)/.dev ## run the test suite (about ten minutes on two cores)
+test: $(VENV)/.dev ## run the test suite (about twelve minutes on two cores)
 	@echo "running the tests; longer swarms are 'make swarm'"
 	@$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 

@@ -180,11 +180,9 @@ def measure(folder: Path, losses: int, poll_s: float) -> None:
     code.mkdir()
     for source in (REPO / "examples" / "numpy" / "train.py", REPO / "benchmarks" / "first_step.py"):
         shutil.copy(source, code)
-    # Machines that AWS has announced to take count until it does; here that is one every quarter of a minute.
-    more = "spot = true\n[budget]\nmachines = 40\n"
     # The clouds' clock is the wall's: a runner sets its own by the metadata service of its machine.
     now = datetime.now(UTC)
-    with three_clouds(folder, scale=1.0, poll_s=poll_s, virtual0=now, more=more) as found:
+    with three_clouds(folder, scale=1.0, poll_s=poll_s, virtual0=now, more="spot = true\n") as found:
         stock(found, losses)
         found.lab.start()
         results: dict[str, list[dict[str, float]] | BaseException] = {}

@@ -82,6 +82,9 @@ def test_a_notice_saves_the_job_and_the_next_machine_ends_it_with_the_same_bytes
         until(lambda: not any(m.phase.exists for m in cloud.instances.values()), what="every machine to be gone")
         assert len(cloud.instances) == 2
         assert second.reason is not None
+        assert first.interrupted, first.reason
+        # What was free is known only when a list of machines says who ended this one.
+        until(lambda: found.receipts(job)[0]["attempts"][0]["free_usd"], what="the free time to be booked back")
         bought, (receipt,) = cloud.billed(first.instance_id), found.receipts(job)
         taken, last = receipt["attempts"]
         assert taken["free_usd"] > taken["spent_usd"] > 0, "in its first hour EC2 bills the disk of what it takes, only"
