@@ -40,7 +40,7 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.pricing import halted_rate, repriced
-from spotd.core.reports import absorb, exited, note_notice
+from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import free_of
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
@@ -394,9 +394,10 @@ def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None
     if report is None or item.launched_at is None:
         return
     if item.heartbeat_seen_at is not None:
-        silent_at = item.heartbeat_seen_at + draft.policy.silence_max
+        seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
+        silent_at = seen_at + draft.policy.silence_max
         if draft.now >= silent_at:
-            silence = int((draft.now - item.heartbeat_seen_at).total_seconds())
+            silence = int((draft.now - seen_at).total_seconds())
             end(EndReason.HOST_LOST, f"no sign of life for {silence} s")
         else:
             draft.wake(silent_at)

@@ -41,8 +41,11 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
             heartbeat_seen_at=report.looked_at,
             phase=report.phase or item.phase,
         )
-    elif report.beat_at is not None and item.heartbeat_seen_at is not None and report.beat_at > item.heartbeat_seen_at:
-        item = replace(item, heartbeat_seen_at=report.beat_at)
+    elif item.heartbeat_seen_at is not None:
+        # A thousand hosts that only beat are not written down at each look: the next one tells the same.
+        seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
+        if seen_at - item.heartbeat_seen_at >= draft.policy.silence_max:
+            item = replace(item, heartbeat_seen_at=seen_at)
     if not report.glance:
         item = replace(item, looked_at=report.looked_at)
     if report.resumed_from is not None and item.resumed_from is None:
@@ -61,6 +64,11 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
         if item.state is AttemptState.INTENDED and item.ref is None:
             return  # the machine speaks before its launch was answered; its listing will name it
         _running(draft, attempt_id)
+
+
+def last_sign_of_life(written: datetime, report: HostReport) -> datetime:
+    """The later of what is on record and what the hosts' beats showed since."""
+    return written if report.beat_at is None else max(written, report.beat_at)
 
 
 def _running(draft: Draft, attempt_id: AttemptId) -> None:

@@ -46,6 +46,18 @@ def test_a_beat_is_a_sign_of_life_though_its_heartbeat_was_not_read() -> None:
     assert plan.attempts[ATTEMPT].heartbeat_seq == world.attempts[ATTEMPT].heartbeat_seq
 
 
+def test_hosts_that_only_beat_are_written_down_once_in_a_while_and_judged_by_their_newest_beat() -> None:
+    world = world_with(A.RUNNING, heartbeat_seen_at=NOW - timedelta(seconds=40))
+    beating = report(glance=True, beat_at=NOW - timedelta(seconds=1))
+    assert reconcile(world, listing(*RUNS), beating, NOW).is_empty
+    later = NOW + timedelta(seconds=40)
+    assert reconcile(world, listing(*RUNS), beating, later).look_closer == frozenset()
+    silent = NOW + timedelta(seconds=44)
+    assert reconcile(world, listing(*RUNS), beating, silent).look_closer == {ATTEMPT}
+    looked = reconcile(world, listing(*RUNS), report(beat_at=NOW - timedelta(seconds=1)), silent)
+    assert looked.attempts[ATTEMPT].end_detail == "no sign of life for 45 s"
+
+
 def test_an_old_beat_does_not_put_the_last_sign_of_life_back() -> None:
     world = world_with(A.RUNNING)
     plan = reconcile(world, listing(*RUNS), report(glance=True, beat_at=NOW - timedelta(minutes=5)), NOW)
