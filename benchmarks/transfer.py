@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from spotd_jobs.wire.grant import CHUNK_BYTES_DEFAULT, Grant, Restore, Transfer
 from tests import seaweed
 from tests.runner.bucket import BucketStore
 from tests.runner.rig import Machine, Rig, until
-from tests.seaweed import BUCKET, Weed
+from tests.seaweed import BUCKET, ROLE, Weed
 
 MIB = 1 << 20
 LONG_S = 3600.0
@@ -116,7 +116,9 @@ class Bench:
         self._folder = folder
         self._data = data
         self._tool = tool
-        self._findings: Findings = S3Store(weed.place("probe/")).findings()
+        self._findings: dict[str | None, Findings] = {
+            role: S3Store(weed.place("probe/", role=role)).findings() for role in (None, ROLE)
+        }
         self._number = 0
 
     def s5cmd(self, source: str, target: str) -> Cost:
@@ -135,11 +137,13 @@ class Bench:
         return Cost(time.monotonic() - began, cpu_s, memory_mb)
 
     @contextlib.contextmanager
-    def rig(self) -> Iterator[Rig]:
+    def rig(self, role: str | None = None) -> Iterator[Rig]:
+        """A store whose grants are forms or, with a role, temporary credentials."""
         self._number += 1
         folder = self._folder / f"rig{self._number}"
         folder.mkdir()
-        store = S3Store(self._weed.place(f"rig{self._number}/"), findings=self._findings)
+        place = self._weed.place(f"rig{self._number}/", role=role)
+        store = S3Store(place, findings=self._findings[role])
         with Rig(folder, store=BucketStore(store)) as rig:
             yield rig
         shutil.rmtree(folder)
@@ -163,8 +167,8 @@ class Bench:
         save = "mkdir $SPOTD_CHECKPOINT_DIR/{0}; cd $SPOTD_CHECKPOINT_DIR/{0}; ln {1}/* .; touch DONE"
         return "; ".join(save.format(name, self._data) for name in names)
 
-    def round(self, *, own_first: bool) -> tuple[Cost, Cost, Cost, Cost]:
-        """Up and down, by s5cmd and by the runner; each way by both in this order."""
+    def round(self, *, own_first: bool) -> tuple[Cost, Cost, Cost, Cost, Cost]:
+        """Up by s5cmd, by the runner with forms and with credentials; down by both. Every second time the other way."""
         number = self._number
         there, back = f"s3://{BUCKET}/s5cmd/{number}/", self._folder / "back"
         with self.rig() as rig:
@@ -176,6 +180,10 @@ class Bench:
                 again = self.grant(rig, "exit 0", attempt=2, restore=rig.restores(1))
                 return self.own(rig, again, "restored")
 
+            def own_up_by_credentials() -> Cost:
+                with self.rig(ROLE) as other:
+                    return self.own(other, self.grant(other, self.saving("s")), "checkpoint")
+
             def up() -> Cost:
                 return self.s5cmd(f"{self._data}/", there)
 
@@ -184,9 +192,14 @@ class Bench:
                 shutil.rmtree(back)
                 return cost
 
-            ups = [own_up(), up()][::-1] if own_first else [up(), own_up()]
-            downs = [own_down(), down()][::-1] if own_first else [down(), own_down()]
-        return ups[0], ups[1], downs[0], downs[1]
+            def in_turn(*transfers: Callable[[], Cost]) -> list[Cost]:
+                ways = transfers[::-1] if own_first else transfers
+                costs = [way() for way in ways]
+                return costs[::-1] if own_first else costs
+
+            ups = in_turn(up, own_up, own_up_by_credentials)
+            downs = in_turn(down, own_down)
+        return ups[0], ups[1], ups[2], downs[0], downs[1]
 
     def own(self, rig: Rig, grant: Grant, kind: str) -> Cost:
         os.sync()
@@ -273,19 +286,26 @@ def told(title: str, value: float, limit: float, *, least: bool, unit: str = "x"
     print(f"  {title:52} {value:8.2f}{unit}  {words} {limit:g}{unit}: {'met' if good else 'NOT MET'}", flush=True)
 
 
-def report(rounds: list[tuple[Cost, Cost, Cost, Cost]], size_mib: float) -> None:
-    up, own_up, down, own_down = (list(column) for column in zip(*rounds, strict=True))
-    for title, costs in (("s5cmd up", up), ("spotd up", own_up), ("s5cmd down", down), ("spotd down", own_down)):
+def report(rounds: list[tuple[Cost, Cost, Cost, Cost, Cost]], size_mib: float) -> None:
+    up, own_up, own_put, down, own_down = (list(column) for column in zip(*rounds, strict=True))
+    for title, costs in (
+        ("s5cmd up", up),
+        ("spotd up, forms", own_up),
+        ("spotd up, credentials", own_put),
+        ("s5cmd down", down),
+        ("spotd down", own_down),
+    ):
         rates = ", ".join(f"{size_mib / cost.wall_s:.0f}" for cost in costs)
         cpu = statistics.median(cost.cpu_s for cost in costs)
-        print(f"  {title:12} {rates} MiB/s, {cpu:.2f} s of processor, {max(c.memory_mb for c in costs):.0f} MB")
+        print(f"  {title:22} {rates} MiB/s, {cpu:.2f} s of processor, {max(c.memory_mb for c in costs):.0f} MB")
 
     def ratio(theirs: list[Cost], own: list[Cost]) -> float:
         return statistics.median(a.wall_s / b.wall_s for a, b in zip(theirs, own, strict=True))
 
-    cpu = statistics.median(b.cpu_s / a.cpu_s for a, b in zip(up, own_up, strict=True))
-    told("upload, speed against s5cmd", ratio(up, own_up), 1.0, least=True)
-    told("upload, processor time against s5cmd", cpu, 0.6, least=False)
+    for title, own in (("by forms", own_up), ("by credentials", own_put)):
+        cpu = statistics.median(b.cpu_s / a.cpu_s for a, b in zip(up, own, strict=True))
+        told(f"upload {title}, speed against s5cmd", ratio(up, own), 1.0, least=True)
+        told(f"upload {title}, processor time against s5cmd", cpu, 0.6, least=False)
     told("restore with verification, speed", ratio(down, own_down), 0.9, least=True)
     told("memory of the runner", max(c.memory_mb for c in [*own_up, *own_down]), 150, least=False, unit=" MB")
 
