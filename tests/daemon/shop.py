@@ -62,6 +62,7 @@ class Shop:
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.always: dict[str, Fault] = {}
         self.complete = True
+        self.sells_spot = True
         self.sells_once = False
         """Like a marketplace of physical machines: what was sold is refused, though the shelf still shows it."""
         self.sold: set[str] = set()
@@ -69,7 +70,8 @@ class Shop:
 
     @property
     def capabilities(self) -> Mapping[Power, Capability]:
-        return {Power.LOGS: Capability(available=False, reason="the shop keeps no logs")}
+        spot = Capability(available=self.sells_spot, reason="" if self.sells_spot else "the shop has no spot market")
+        return {Power.SPOT: spot, Power.LOGS: Capability(available=False, reason="the shop keeps no logs")}
 
     def alive(self) -> list[Instance]:
         return [m for m in self.machines.values() if m.state in {InstanceState.PENDING, InstanceState.RUNNING}]

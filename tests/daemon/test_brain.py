@@ -20,7 +20,7 @@ from spotd_providers.contract.errors import (
     RateLimited,
     Unavailable,
 )
-from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss, Market
 from tests.core.builders import job, offer
 from tests.daemon.rig import Rig
 from tests.daemon.shop import Garbage, Hang
@@ -40,6 +40,23 @@ async def test_a_job_is_launched_runs_and_its_machine_is_gone_when_it_succeeds(r
         await rig.until(lambda: not rig.shop.not_gone())
     assert [c.name for c in rig.job(name).checkpoints] == ["step-1"]
     assert rig.attempts(name)[0].end_reason is EndReason.DONE
+
+
+async def test_a_job_without_a_market_pays_on_demand_where_the_provider_has_no_spot_market(rig: Rig) -> None:
+    rig.shop.shelf = [offer("fixed", market=Market.ON_DEMAND)]
+    rig.shop.sells_spot = False
+    async with rig.running():
+        await rig.until_running(await rig.submit(), 1)
+
+
+async def test_a_job_without_a_market_waits_for_a_spot_market_that_is_sold_out(rig: Rig) -> None:
+    rig.shop.shelf = [offer("fixed", market=Market.ON_DEMAND)]
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until(lambda: rig.shop.counts["offers"] >= 3)
+        rig.shop.shelf.append(offer("bid"))
+        await rig.until_running(name, 1)
+    assert [request.offer.offer_id for request in rig.shop.requests] == ["bid"]
 
 
 async def test_an_outbid_machine_is_destroyed_and_the_job_goes_on_elsewhere(rig: Rig) -> None:

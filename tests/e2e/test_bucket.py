@@ -42,6 +42,17 @@ signer_secret_key = {{ env = "SIGNER_SECRET" }}
 """
 
 
+def store_keys(weed: Weed) -> dict[str, str]:
+    """The environment that `store_section` reads its keys from."""
+    place = weed.place("lab/")
+    return {
+        "STORE_ACCESS": str(place.access_key),
+        "STORE_SECRET": str(place.secret_key),
+        "SIGNER_ACCESS": str(place.signer_key),
+        "SIGNER_SECRET": str(place.signer_secret),
+    }
+
+
 def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
 
@@ -56,13 +67,7 @@ def test_a_preempted_job_resumes_from_the_bucket_with_the_same_bits_and_no_key_r
     run = f"env > environment.txt; RELEASE={release} {sys.executable} slow_train.py {flags} --pace 0.01"
     hosts = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(4)) + store_section(weed)
     with lab(tmp_path / "lab", hosts=hosts, scale=SCALE) as found:
-        place = weed.place("lab/")
-        found.environment = {
-            "STORE_ACCESS": str(place.access_key),
-            "STORE_SECRET": str(place.secret_key),
-            "SIGNER_ACCESS": str(place.signer_key),
-            "SIGNER_SECRET": str(place.signer_secret),
-        }
+        found.environment = store_keys(weed)
         found.start()
         job = found.submit("net", run, workdir=code, secret_values={})
         until(lambda: found.job(job)["checkpoint"], what="the first checkpoint in the bucket", within=120, every=0.1)
@@ -84,7 +89,7 @@ def test_a_preempted_job_resumes_from_the_bucket_with_the_same_bits_and_no_key_r
         assert_books_are_clean(found, reconcile_s=2 * SCALE)
         found.stop()
 
-        store = S3Store(place)
+        store = S3Store(weed.place("lab/"))
         stored = {info.key: store.get(info.key, bytes_max=MUCH) for info in store.list("")}
         on_hosts = files_below(found.market_folder)
         assert any(b"SPOTD_CHECKPOINT_DIR" in content for content in on_hosts.values()), "no environment was seen"

@@ -23,8 +23,7 @@ from spotd_providers.testkit.fakes.vastai import Ask
 from tests import seaweed
 from tests.e2e.clouds import GPUS, KIND, Clouds, three_clouds
 from tests.e2e.harness import FINAL, straight_sha256, training_folder, until
-from tests.e2e.test_bucket import store_section
-from tests.seaweed import Weed
+from tests.e2e.test_bucket import store_keys, store_section
 
 pytestmark = pytest.mark.e2e
 BALLAST = 12_000_000
@@ -51,7 +50,10 @@ def carry(folder: Path, *, seed: int, kills: int) -> Counter[str]:
     release = folder / "release"
     flags = f"--steps {400 + 150 * kills} --save-every 15"
     run = f"RELEASE={release} BALLAST={BALLAST} SAVE_S=0.1 {sys.executable} slow_train.py {flags} --pace 0.03"
-    with seaweed.running(folder) as weed, three_clouds(folder, more=store_section(weed), environment=keys(weed)) as f:
+    with (
+        seaweed.running(folder) as weed,
+        three_clouds(folder, more=store_section(weed), environment=store_keys(weed)) as f,
+    ):
         stock(f)
         f.lab.start()
         job = f.lab.submit(
@@ -97,7 +99,7 @@ class Course:
     def kill_one(self, *, in_restore: bool) -> None:
         cloud, machine, attempt = until(self._next_machine, what="the next machine", within=180, every=0.05)
         wanted = "restore" if in_restore and self._newest() is not None else "upload"
-        pieces = self._rng.randint(4, 9)  # a checkpoint is three
+        pieces = self._rng.randint(7, 12)  # a checkpoint is three, and an older one must be there to be wrong
         kind = until(
             lambda: self._in_restore(cloud, machine) if wanted == "restore" else self._in_upload(attempt, pieces),
             what=f"attempt {attempt} in its {wanted}",
@@ -171,16 +173,6 @@ class Course:
 def _names_below(folder: Path) -> list[str]:
     """Names of what is somewhere below a folder that changes meanwhile."""
     return [name for _, folders, files in os.walk(folder) for name in (*folders, *files)]
-
-
-def keys(weed: Weed) -> dict[str, str]:
-    place = weed.place("lab/")
-    return {
-        "STORE_ACCESS": str(place.access_key),
-        "STORE_SECRET": str(place.secret_key),
-        "SIGNER_ACCESS": str(place.signer_key),
-        "SIGNER_SECRET": str(place.signer_secret),
-    }
 
 
 def stock(found: Clouds) -> None:

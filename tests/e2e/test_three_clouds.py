@@ -20,7 +20,7 @@ from tests import seaweed
 from tests.e2e.clouds import ASK, AWS_SECRET, GPUS, KEYS, POOLS, PROVIDER_KEYS, Clouds, three_clouds
 from tests.e2e.ctl import assert_no_traceback, spotctl
 from tests.e2e.harness import straight_sha256, training_folder, until
-from tests.e2e.test_bucket import files_below, store_section
+from tests.e2e.test_bucket import files_below, store_keys, store_section
 from tests.seaweed import CANARY, Weed
 
 pytestmark = pytest.mark.e2e
@@ -72,13 +72,6 @@ def test_a_job_is_outbid_at_vast_saves_in_aws_two_minutes_and_ends_at_runpod(tmp
 
 
 def journey(tmp_path: Path, weed: Weed) -> None:
-    place = weed.place("lab/")
-    store_keys = {
-        "STORE_ACCESS": str(place.access_key),
-        "STORE_SECRET": str(place.secret_key),
-        "SIGNER_ACCESS": str(place.signer_key),
-        "SIGNER_SECRET": str(place.signer_secret),
-    }
     release = tmp_path / "release"
     known = hashlib.sha256(JOB_SECRET.encode()).hexdigest()
     run = (
@@ -87,7 +80,7 @@ def journey(tmp_path: Path, weed: Weed) -> None:
         'env -u WANDB_API_KEY > environment.txt; echo "my key is $WANDB_API_KEY"; '
         f"RELEASE={release} {sys.executable} slow_train.py {FLAGS} --pace 0.1"
     )
-    with three_clouds(tmp_path, more=store_section(weed), environment=store_keys) as found:
+    with three_clouds(tmp_path, more=store_section(weed), environment=store_keys(weed)) as found:
         found.lab.start()
         job = found.lab.submit(
             "net",
@@ -99,7 +92,7 @@ def journey(tmp_path: Path, weed: Weed) -> None:
             secrets=["WANDB_API_KEY"],
             secret_values={"WANDB_API_KEY": JOB_SECRET},
         )
-        store = S3Store(place)
+        store = S3Store(weed.place("lab/"))
 
         in_progress(found, job, "vast", 1)
         assert_secrets_are_kept(found, store, job, attempt=1)
