@@ -61,8 +61,9 @@ def _problem(detail: ErrorDetails, path: Sequence[str], model: type[BaseModel]) 
 
 def _hint_for(model: type[BaseModel], place: Sequence[str | int]) -> str:
     field = model.model_fields.get(str(place[0])) if len(place) == 1 else None
-    if field is not None and isinstance(field.default, str | int | float) and not isinstance(field.default, bool):
-        return f"the default is {field.default}"
+    default = None if field is None else field.default
+    if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
+        return f"the default is {default}"
     return _SEE
 
 

@@ -34,6 +34,7 @@ class MarketSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     base_url: str = "https://market.example"
+    proxy: str = ""
     regions: tuple[str, ...] = ()
     zones: tuple[Zone, ...] = ()
     pages: int = Field(default=3, ge=1)
@@ -87,7 +88,7 @@ def problems_of(tmp_path: Path, text: str, environ: Mapping[str, str] = NOWHERE)
         read(tmp_path, text, environ)
     found = {problem.key: problem for problem in caught.value.problems}
     assert len(found) == len(caught.value.problems), "one problem a key"
-    assert all(problem.hint for problem in found.values())
+    assert all(problem.hint and not problem.hint.endswith(" ") for problem in found.values())
     assert str(caught.value).startswith(str(tmp_path / "config.toml"))
     return found
 
@@ -288,6 +289,11 @@ BAD = [
         id="real",
     ),
 ]
+
+
+def test_a_key_that_is_empty_by_default_is_explained_and_no_empty_default_named(tmp_path: Path) -> None:
+    found = problems_of(tmp_path, "[providers.market]\nproxy = 5\n")
+    assert "spotd config example" in found["providers.market.proxy"].hint
 
 
 @pytest.mark.parametrize(("text", "key", "message", "hint"), BAD)
