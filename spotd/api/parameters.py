@@ -18,6 +18,9 @@ from spotd_providers.contract.values import Market
 
 BODY_BYTES_MAX: Final = 2 * 2**20
 SECRET_BYTES_MAX: Final = 64 * 1024
+SECRETS_BYTES_MAX: Final = 2**20
+"""All of one job: Linux gives a program at most 2 MiB for its arguments and its environment together."""
+NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
 _COUNT_MAX: Final = 1_000_000
 EVERY_S_MAX: Final = 366 * 86_400
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -79,6 +82,10 @@ def read_secrets(body: Mapping[str, Any]) -> dict[str, str]:
     for name, value in secrets.items():
         if len(value.encode()) > SECRET_BYTES_MAX:
             raise Invalid(f"the secret {name} is larger than 64 KiB")
+        if "\0" in value:
+            raise Invalid(f"the secret {name} holds a NUL character", hint=NUL_HINT)
+    if sum(len(value.encode()) for value in secrets.values()) > SECRETS_BYTES_MAX:
+        raise Invalid("the secrets are larger than 1 MiB together", hint="a program takes no larger environment")
     return secrets
 
 

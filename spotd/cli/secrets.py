@@ -14,6 +14,7 @@ from spotd.cli.failures import CommandFailed
 
 _BYTES_MAX: Final = 1_000_000
 _LINE: Final = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
+_ENCODE: Final = "encode the value, for example with base64, and decode it in the job"
 _READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
@@ -28,14 +29,16 @@ def collect(names: Sequence[str], *, file: Path | None, environ: Mapping[str, st
     missing: list[tuple[str, str]] = []
     for name in names:
         value = filed.get(name) or environ.get(name, "")
-        if value:
+        if "\0" in value or not _is_text(value):
+            missing.append((f"the secret {name} holds a NUL or bytes that are not UTF-8 text", _ENCODE))
+        elif value:
             values[name] = value
         else:
             empty = name in filed or name in environ
             message = f"the secret {name} is {'empty' if empty else 'not set'}"
             missing.append((message, f"export {name}=..., or put {name}=... into a file and give --secret-file"))
     if missing:
-        raise CommandFailed("a secret has no value", code=ExitCode.USAGE, rows=missing)
+        raise CommandFailed("a secret has no usable value", code=ExitCode.USAGE, rows=missing)
     if unused := sorted(set(filed) - set(names)):
         stderr.note(f"not sent, since the job does not name them as secrets: {', '.join(unused)}")
     return values
@@ -79,6 +82,15 @@ def read_file(path: Path) -> dict[str, str]:
             )
         values[match["name"]] = _unquoted(match["value"])
     return values
+
+
+def _is_text(value: str) -> bool:
+    """Whether a variable of the environment is UTF-8: Python keeps other bytes as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unquoted(value: str) -> str:

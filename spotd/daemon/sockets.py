@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from spotd.paths import SOCKET_PATH_BYTES_MAX
+from spotd.paths import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 
 PROBE_TIMEOUT_S: Final = 1.0
 BACKLOG: Final = 128
@@ -46,8 +46,9 @@ class Bound:
 def bind(path: Path) -> Bound:
     """A listening socket at the path, mode 0600, in a folder that only its owner may enter.
 
-    One that a dead daemon left behind is replaced. The folder is made 0700 when it is made here; one that exists is
-    accepted only when it is ours, because whoever owns the folder can swap the socket.
+    One that a dead daemon left behind is replaced. The folder is made 0700 when it is made here. One that exists is
+    never changed, since other programs may use it; it is accepted only when it is ours and closed to others, because
+    anyone who can write to the folder can swap the socket.
 
     Raises:
         SocketRefused: a live daemon answers there, or the place cannot be used.
@@ -83,13 +84,13 @@ def _own_folder(folder: Path) -> None:
         raise SocketRefused(f"cannot use the folder {folder}: {exc.strerror}", hint="set SPOTD_SOCKET") from exc
     if found.st_uid != os.getuid():
         raise SocketRefused(f"the folder {folder} belongs to another user", hint="set SPOTD_SOCKET to a path of yours")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        try:
-            folder.chmod(0o700)
-        except OSError as exc:
-            raise SocketRefused(
-                f"others may enter the folder {folder}: {exc.strerror}", hint=f"run: chmod 700 {folder}"
-            ) from exc
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
+        raise SocketRefused(
+            f"others may enter the folder {folder} (mode {mode:04o}), and secrets travel over the socket in it",
+            hint=f"set SPOTD_SOCKET to {folder / 'spotd' / SOCKET_NAME}, whose folder spotd makes for itself, "
+            f"or, if nothing else uses {folder}, run: chmod 700 {folder}",
+        )
 
 
 def _remove_stale(path: Path) -> None:

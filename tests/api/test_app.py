@@ -184,6 +184,24 @@ def test_a_secret_that_is_too_large_is_named_and_not_shown(place: Served) -> Non
     assert "hunter2" not in json.dumps(answer)
 
 
+@pytest.mark.parametrize(
+    ("secrets", "words"),
+    [
+        pytest.param({"TOKEN": "hunter2\0x"}, "the secret TOKEN holds a NUL character", id="NUL"),
+        pytest.param({"TOKEN": "\0"}, "the secret TOKEN holds a NUL character", id="only NUL"),
+        pytest.param({f"T{n}": "hunter2" * 9000 for n in range(17)}, "larger than 1 MiB together", id="too much"),
+    ],
+)
+def test_a_secret_that_no_environment_can_hold_is_refused_and_not_shown(
+    place: Served, secrets: dict[str, str], words: str
+) -> None:
+    status, answer = ask(place, "POST", "/v1/jobs", {"draft": {}, "secrets": secrets})
+    assert status == 422
+    assert words in answer["error"]["message"]
+    assert "hunter2" not in json.dumps(answer)
+    assert place.backend.submissions == []
+
+
 def test_code_is_stored_under_its_hash_and_found_again(place: Served) -> None:
     data = b"archive" * 10_000
     sha256 = hashlib.sha256(data).hexdigest()

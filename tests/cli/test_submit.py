@@ -191,6 +191,7 @@ def test_a_secret_file_that_others_can_read_is_warned_about(ctl: Ctl, job_file: 
         pytest.param(b"\xff\xfe", "is not UTF-8 text", id="binary"),
         pytest.param(b"B=1\n", "the secret A is not set", id="another name"),
         pytest.param(b"A=\n", "the secret A is empty", id="empty"),
+        pytest.param(b"A=hunter2\0\n", "the secret A holds a NUL", id="NUL"),
     ],
 )
 def test_a_secret_without_a_value_stops_the_submission_without_showing_any(
@@ -205,6 +206,15 @@ def test_a_secret_without_a_value_stops_the_submission_without_showing_any(
     assert message in result.err
     assert "hunter2" not in result.err
     assert ctl.backend.submissions == []
+
+
+def test_a_variable_that_is_not_utf8_is_not_sent(ctl: Ctl, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A", "hunter2\udcff")
+    result = ctl("submit", "train.toml", "--secret", "A", "-y")
+    assert result.code == 2
+    assert "the secret A holds a NUL or bytes that are not UTF-8 text" in result.err
+    assert "base64" in result.err
+    assert "hunter2" not in result.err
 
 
 def test_nothing_under_the_ceiling_is_exit_3_when_waiting_is_not_wanted(ctl: Ctl, job_file: Path) -> None:

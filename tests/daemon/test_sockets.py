@@ -30,10 +30,17 @@ def test_only_the_owner_may_enter_the_folder_and_use_the_socket(tmp_path: Path) 
     assert not bound.path.exists()
 
 
-def test_an_open_folder_of_ours_is_closed_to_others(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir(mode=0o755)
-    bind(tmp_path / "run" / "spotd.sock").close()
-    assert mode(tmp_path / "run") == 0o700
+@pytest.mark.parametrize("bits", [0o755, 0o710, 0o701, 0o1777, 0o720])
+def test_a_folder_that_others_may_enter_is_refused_and_never_changed(tmp_path: Path, bits: int) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(bits)
+    with pytest.raises(SocketRefused, match=f"mode {bits:04o}") as refused:
+        bind(folder / "s.sock")
+    assert mode(folder) == bits
+    assert list(folder.iterdir()) == []
+    assert f"SPOTD_SOCKET to {folder}/spotd/spotd.sock" in refused.value.hint
+    bind(folder / "spotd" / "spotd.sock").close()
 
 
 def test_a_socket_that_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:

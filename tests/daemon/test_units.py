@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 UNITS = Path(__file__).parents[2] / "systemd"
+NAMES = ["spotd.service", "spotd-user.service"]
 EXPOSURE_MAX = 15
 """Tenths: 1.5."""
 
@@ -21,19 +22,21 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @analyze
-def test_the_service_is_exposed_no_more_than_the_goal() -> None:
-    unit = str(UNITS / "spotd.service")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_unit_is_exposed_no_more_than_the_goal(name: str) -> None:
+    unit = str(UNITS / name)
     done = _run("security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", "--no-pager", unit)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
 
 
 @analyze
-def test_the_service_has_no_key_that_systemd_does_not_know() -> None:
-    done = _run("verify", "--man=no", str(UNITS / "spotd.service"))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_unit_has_no_key_that_systemd_does_not_know(name: str) -> None:
+    done = _run("verify", "--man=no", str(UNITS / name))
     assert "Unknown" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("name", ["spotd.service", "spotd-user.service"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_unit_speaks_the_daemons_language(name: str) -> None:
     parser = RawConfigParser(strict=False, allow_no_value=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys of units are case-sensitive
@@ -44,3 +47,4 @@ def test_a_unit_speaks_the_daemons_language(name: str) -> None:
     assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert int(service["WatchdogSec"]) >= 30
     assert int(service["TimeoutStopSec"]) > 30
+    assert service["LimitCORE"] == "0", "a core file holds the keys of providers and stores"
