@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
@@ -52,6 +52,7 @@ MISSING_LOOKS_MAX: Final = 5
 """How often a manifest whose chunks are absent is looked at again before it is given up."""
 HEADS_MAX: Final = 16
 """With more unknown chunks than this, one listing is cheaper than a question for each."""
+NOTICE_SPAN_MAX: Final = timedelta(days=30)
 _NAME: Final = re.compile(r"[0-9]{1,32}\.json")
 
 _CAUSES: Final = {
@@ -151,10 +152,15 @@ def report_of(
         exit_cause=_CAUSES[ended.outcome] if ended is not None else None,
         exit_code=_exit_code(ended),
         exit_detail=ended.reason if ended is not None else "",
-        notice_at=None if notice is None else virtual(notice.at) if notice.at is not None else at,
+        notice_at=None if notice is None else _near(virtual(notice.at), at) if notice.at is not None else at,
         notes=tuple(view.notes),
         fallbacks=tuple(view.fallbacks),
     )
+
+
+def _near(stated: datetime, at: datetime) -> datetime:
+    """When the machine goes, as its host states it, no further from now than any provider announces it."""
+    return min(max(stated, at - NOTICE_SPAN_MAX), at + NOTICE_SPAN_MAX)
 
 
 def _exit_code(ended: Exit | None) -> int | None:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from spotd_jobs.wire.fields import BYTES_MAX
 from spotd_jobs.wire.reports import Heartbeat, Phase
 
 SAMPLES: Final = 10
 LEFT_S_MAX: Final = 10 * 366 * 86400.0
+SPAN_S_MIN: Final = 0.001
 
 
 class TransferKind(StrEnum):
@@ -72,7 +74,7 @@ class TransferMeter:
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         rate = bare.rate
         if last_s > first_s:
-            rate = int((last - first) / (last_s - first_s))
+            rate = min(int((last - first) / max(last_s - first_s, SPAN_S_MIN)), BYTES_MAX)
         left = max(0, bare.total - bare.done)
         left_s = None if not rate else min(left / rate, LEFT_S_MAX)
         return Transfer(

@@ -30,6 +30,7 @@ from spotd_jobs.objects.api import (
     StoreUnavailable,
     UploadGrant,
 )
+from spotd_jobs.wire.fields import INSTANT_MAX
 
 TEMPORARY_PREFIX: Final = ".spotd-"
 """File names that begin so are unfinished writes, the runner's too: no objects, never listed, refused in keys."""
@@ -38,6 +39,8 @@ _SPOOL: Final = f"{TEMPORARY_PREFIX}spool"
 _SPOOL_KEPT: Final = timedelta(days=1)
 _KEY_MAX: Final = 1024
 _NAME_MAX: Final = 255
+_MODIFIED_MAX_S: Final = INSTANT_MAX.timestamp()
+"""Whoever writes a file chooses its time of change, and no later one fits every calendar."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PASSING: Final = frozenset({errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.EAGAIN})
 
@@ -334,5 +337,5 @@ def _info(key: str, found: os.stat_result) -> ObjectInfo:
         key=key,
         size=found.st_size,
         etag=f"{found.st_mtime_ns:x}-{found.st_size:x}-{found.st_ino:x}",
-        modified=datetime.fromtimestamp(found.st_mtime, UTC),
+        modified=datetime.fromtimestamp(min(max(found.st_mtime, 0.0), _MODIFIED_MAX_S), UTC),
     )

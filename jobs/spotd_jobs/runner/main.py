@@ -32,6 +32,8 @@ DONE = "done"
 END = "end.json"
 BOOT = "boot"
 EXIT_BUSY = 3
+BOOT_MAX = 8 * 10**9
+"""Times the numbers of each boot it has at most 16 digits, to which names of reports are filled up."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,7 +96,9 @@ def _next_boot(home: str) -> tuple[bool, int]:
     path = os.path.join(home, BOOT)
     text = (read_text(path, 64) or "").strip()
     before = int(text) if text.isdigit() else 0
-    boot = max(before + 1, int(CLOCK.now()))
+    now = int(CLOCK.now())
+    # A clock that is centuries ahead must not make numbers longer than their places in a name.
+    boot = max(before + 1, now if now < BOOT_MAX else 0)
     write_whole(path, str(boot).encode(), durable=True)
     return before > 0, boot
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -17,6 +17,11 @@ NAME_BYTES_MAX: Final = 255
 PATH_BYTES_MAX: Final = 4096
 OBJECT_BYTES_MAX: Final = 5 * 1000**3
 """The largest single object that every S3-compatible store takes in one request."""
+BYTES_MAX: Final = 10**15
+"""No sum of bytes that a host states is larger: a thousand times the largest disk that anybody rents out."""
+INSTANT_MIN: Final = datetime(2000, 1, 1, tzinfo=UTC)
+INSTANT_MAX: Final = datetime(2200, 1, 1, tzinfo=UTC)
+_MILLISECONDS: Final = 3
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
@@ -52,10 +57,19 @@ def _job_id(text: str) -> str:
     return text
 
 
-def _aware(instant: datetime) -> datetime:
+def _instant(instant: datetime) -> datetime:
+    """The instant, held to a range in which sums of instants and spans cannot overflow.
+
+    It is moved and not refused: the clock of a healthy host may be centuries off, and its reports still count.
+    """
     if instant.utcoffset() != timedelta(0):
         raise ValueError("must be in UTC")
-    return instant
+    return min(max(instant, INSTANT_MIN), INSTANT_MAX)
+
+
+def _whole_milliseconds(seconds: float) -> float:
+    """Differences of two spans are zero or at least a millisecond, so that a rate over them stays finite."""
+    return round(seconds, _MILLISECONDS)
 
 
 def relative_path(text: str) -> str:
@@ -105,10 +119,10 @@ RelativePath = Annotated[str, AfterValidator(relative_path)]
 StoreKey = Annotated[str, AfterValidator(_key)]
 StorePrefix = Annotated[str, AfterValidator(_prefix)]
 EntryName = Annotated[str, AfterValidator(_entry_name)]
-Instant = Annotated[datetime, AfterValidator(_aware)]
-Size = Annotated[int, Field(ge=0, le=2**60)]
+Instant = Annotated[datetime, AfterValidator(_instant)]
+Size = Annotated[int, Field(ge=0, le=BYTES_MAX)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Seconds = Annotated[float, Field(ge=0, le=10 * 366 * 86400)]
+Seconds = Annotated[float, Field(ge=0, le=10 * 366 * 86400), AfterValidator(_whole_milliseconds)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=8192), AfterValidator(_printable)]
 Line = Annotated[str, StringConstraints(max_length=500), AfterValidator(_printable)]
 """One line for a person, safe to print on any terminal."""

@@ -2,14 +2,17 @@
 
 A host is a stranger's computer. These parsers take any bytes, of any length and content, and either return a bounded,
 strictly typed value or raise `WireError`, nothing else. All instants are the host's own word, good for display only.
+Every number and instant is in a range in which sums, rates and spans of them stay finite. Figures of the machine that
+are out of range are unknown; any other value out of range makes the document unusable.
 """
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from spotd_jobs.wire.fields import (
     Count,
@@ -28,7 +31,22 @@ HEARTBEAT_BYTES_MAX: Final = 64 * 1024
 EVENT_BYTES_MAX: Final = 16 * 1024
 LOG_OBJECT_BYTES_MAX: Final = 1024 * 1024
 Attempt = Annotated[int, Field(ge=1, le=10**9)]
-Finite = Annotated[float, Field(ge=-1e15, le=1e15)]
+
+
+def _known(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """`None` for what is no figure: drivers print odd ones, and the rest of the report still counts."""
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+Percent = Annotated[Annotated[float, Field(ge=0, le=100)] | None, WrapValidator(_known)]
+Megabytes = Annotated[Annotated[float, Field(ge=0, le=1e9)] | None, WrapValidator(_known)]
+WholeMegabytes = Annotated[Annotated[int, Field(ge=0, le=10**12)] | None, WrapValidator(_known)]
+Watts = Annotated[Annotated[float, Field(ge=0, le=1e5)] | None, WrapValidator(_known)]
+Celsius = Annotated[Annotated[float, Field(ge=-273, le=1000)] | None, WrapValidator(_known)]
+Load = Annotated[Annotated[float, Field(ge=0, le=1e6)] | None, WrapValidator(_known)]
 
 
 class Phase(StrEnum):
@@ -102,22 +120,22 @@ class Gpu(WireModel):
 
     index: Annotated[int, Field(ge=0, le=1024)]
     name: Line
-    util_pct: Finite | None
-    mem_used_mb: Finite | None
-    mem_total_mb: Finite | None
-    power_w: Finite | None
-    temp_c: Finite | None
+    util_pct: Percent
+    mem_used_mb: Megabytes
+    mem_total_mb: Megabytes
+    power_w: Watts
+    temp_c: Celsius
 
 
 class HostFigures(WireModel):
     """The machine as the runner sees it."""
 
     cpus: Annotated[int, Field(ge=0, le=10**5)]
-    load1: Finite | None
-    mem_total_mb: Size | None
-    mem_available_mb: Size | None
-    disk_total_mb: Size | None
-    disk_free_mb: Size | None
+    load1: Load
+    mem_total_mb: WholeMegabytes
+    mem_available_mb: WholeMegabytes
+    disk_total_mb: WholeMegabytes
+    disk_free_mb: WholeMegabytes
 
 
 class NoticeSeen(WireModel):
@@ -187,7 +205,9 @@ class EventKind(StrEnum):
     EXIT = "exit"
 
 
-Scalar = Line | bool | int | float | None
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Real = Annotated[float, Field(ge=-1e18, le=1e18)]
+Scalar = Line | bool | Whole | Real | None
 
 
 class Event(WireModel):
@@ -206,8 +226,8 @@ class Event(WireModel):
         if self.kind is not EventKind.EXIT:
             return None
         try:
-            return Exit.model_validate(self.data, strict=False)
-        except ValidationError:
+            return Exit.model_validate_json(json.dumps(self.data))
+        except (ValidationError, ValueError):
             return None
 
 
