@@ -18,15 +18,16 @@ _UNSAFE: Final = re.compile(
     "\U000e0000-\U000e007f]"
 )
 _SPACES: Final = re.compile(r"\s+")
+# A string ends at the next control that could begin another sequence, as it does in a terminal. So no character is
+# looked at by more than two of the searches, and a text of nothing but beginnings costs no more than any other.
+_STRING: Final = "(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x18\x1a\x1b\x80-\x9f]*"  # OSC, DCS, SOS, PM, APC
 _SEQUENCE: Final = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
-    "|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # OSC, DCS, SOS, PM, APC
+    f"|{_STRING}(?:\x07|\x1b\\\\|\x9c)"
     "|\x1b[ -/]+[0-~]"  # two-part escapes, such as the choice of a character set
     "|\x1b[0-OQ-WYZ\\\\`-~]"  # the rest, but not what begins one of the above
 )
-_UNFINISHED: Final = re.compile(
-    "(?:(?:\x1b\\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*\x1b?|\x1b[ -/]*)\\Z"
-)
+_UNFINISHED: Final = re.compile(f"(?:(?:\x1b\\[|\x9b)[0-?]*[ -/]*|{_STRING}\x1b?|\x1b[ -/]*)\\Z")
 _HELD_MAX: Final = 4096
 
 

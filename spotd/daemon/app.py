@@ -20,7 +20,7 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.core.model import Policy
-from spotd.daemon import collecting, sockets
+from spotd.daemon import collecting, sockets, spools
 from spotd.daemon import log as logs
 from spotd.daemon.backend import DaemonBackend, Parts
 from spotd.daemon.bell import Bell
@@ -247,6 +247,7 @@ class _Daemon:
         self.retention = Retention(objects, commits=commits, database=database, clock=clock, log=logs.get("retention"))
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
+        spools.clear(spool)
         self.parts = Parts(
             clock=clock,
             wall=wall,

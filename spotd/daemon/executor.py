@@ -116,6 +116,8 @@ class Executor:
 
     def take(self, plan: Plan, world: World) -> None:
         """The launches of a plan that this process has just committed are on their way, each exactly once."""
+        # What is settled is never open again, so it need not be struck off any longer.
+        self._launched.intersection_update(world.intents)
         for intent in plan.intents.values():
             if intent.kind is not IntentKind.LAUNCH or intent.state is not IntentState.OPEN:
                 continue

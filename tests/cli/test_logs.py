@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +155,46 @@ def test_a_sequence_that_is_cut_anywhere_does_not_get_through(raw: str, shown: s
         assert pieces == shown
     stripper = Stripper()
     assert "".join(stripper.feed(char) for char in raw) + stripper.end() == shown
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\x9d",
+        "\x90",
+        "\x9b",
+        "\x1b]",
+        "\x1b[",
+        "\x1b",
+        "\x1b ",
+        "\x9b0",
+        "\x9d0;",
+        "\x9b0 ",
+        "\x1b]0;x",
+        "\x9d\x1b",
+        " ",
+        "0;",
+    ],
+)
+@pytest.mark.parametrize("first", ["", "\x9d", "\x9b", "\x1b[", "\x1b "])
+def test_eight_times_the_text_costs_about_eight_times_the_work(piece: str, first: str) -> None:
+    """A sequence that never ends is looked for once, not again from each of its characters."""
+
+    def cost(size: int) -> float:
+        text = first + piece * (size // len(piece))
+        best = float("inf")
+        for _ in range(3):
+            begun = time.process_time()
+            Stripper().feed(text)
+            clean(text)
+            best = min(best, time.process_time() - begun)
+        return best
+
+    assert cost(16_000) < 20 * max(cost(2_000), 0.0005), "quadratic work is sixty-four times as much"
+
+
+def test_a_string_that_another_sequence_breaks_off_hides_nothing_behind_it() -> None:
+    assert clean("a\x9d0;title\x9b31mred\x9d1;x\x07b") == "a0;titleredb"
 
 
 def test_a_single_line_stays_a_single_line() -> None:
