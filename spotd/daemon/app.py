@@ -36,6 +36,7 @@ from spotd.daemon.grants import Grants, RunnerBundle
 from spotd.daemon.historian import Historian
 from spotd.daemon.hosting import Hosting
 from spotd.daemon.ids import JobIds
+from spotd.daemon.install import require_same_install
 from spotd.daemon.lifecycle import Lifecycle, Reload, signals
 from spotd.daemon.log import Redactor
 from spotd.daemon.policy import build_policy
@@ -87,6 +88,7 @@ class App:
         bound = sockets.bind(settings.socket)
         try:
             async with self._state() as store, signals() as received:
+                require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
                 objects = await anyio.to_thread.run_sync(settings.open_objects)
                 await self._serve(_Daemon(self, store, objects, clock), bound.socket, received)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ STATE_FILE: Final = "state.sqlite"
 STORE_FOLDER: Final = "store"
 INSTALL_FILE: Final = "install"
 INSTALL_LENGTH: Final = 8
+DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) -> Settings:
@@ -147,18 +149,21 @@ def _own_install(state_dir: Path) -> str:
     """A label made up once: two daemons that never heard of each other must not own each other's machines."""
     path = state_dir / INSTALL_FILE
     try:
+        if path.exists():
+            return path.read_text(encoding="ascii").strip()
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_name(f"{INSTALL_FILE}.{os.getpid()}")
-        draft.write_text("".join(secrets.choice(ALPHABET) for _ in range(INSTALL_LENGTH)), encoding="ascii")
         try:
+            draft.write_text("".join(secrets.choice(ALPHABET) for _ in range(INSTALL_LENGTH)), encoding="ascii")
             path.hardlink_to(draft)
         except FileExistsError:
             pass
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
         return path.read_text(encoding="ascii").strip()
     except OSError as exc:
-        raise BadConfig(
-            f"the state folder {state_dir} cannot be used: {exc.strerror}\n\n"
-            "hint: set STATE_DIRECTORY to a folder that this user may write"
-        ) from exc
+        if exc.errno in DISK_FULL:
+            hint = "free some space there; nothing was half-written"
+        else:
+            hint = "set STATE_DIRECTORY to a folder that this user may write"
+        raise BadConfig(f"the state folder {state_dir} cannot be used: {exc.strerror}\n\nhint: {hint}") from exc

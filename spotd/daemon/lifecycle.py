@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 import anyio
@@ -104,6 +105,11 @@ class Lifecycle:
             self._log.error("config.refused", error=str(exc), kept="the config that was in force")
         else:
             at_once, restart = changes(self._settings, fresh)
+            if fresh.install != self._settings.install:
+                # Machines carry the label: it stays for as long as this process runs.
+                kept = self._settings.install
+                self._log.warning("config.install_kept", kept=kept, configured=fresh.install)
+                fresh = replace(fresh, install=kept)
             self._apply(fresh)
             self._settings = fresh
             self._log.info("config.reloaded", changed=at_once, needs_restart=restart)

@@ -14,7 +14,7 @@ from spotd.core.states import InvariantBroken
 from spotd.daemon import log as logs
 from spotd.daemon.app import App
 from spotd.daemon.clock import ClockFileBroken
-from spotd.daemon.configured import load_settings
+from spotd.daemon.configured import DISK_FULL, load_settings
 from spotd.daemon.crash import CrashPoints, never
 from spotd.daemon.lifecycle import BadConfig
 from spotd.daemon.log import Redactor
@@ -51,9 +51,16 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
         if any(words is None for words in known):
             logs.get("daemon").critical("daemon.crashed", exc_info=exc)
             raise
-        broken = any(isinstance(one, InvariantBroken) for one in _leaves(exc))
-        return _fail("\n".join(dict.fromkeys(words for words in known if words)), BROKEN if broken else CANNOT_START)
+        return _fail("\n".join(dict.fromkeys(words for words in known if words)), _code(exc))
     return OK
+
+
+def _code(error: BaseException) -> int:
+    """The exit code of a known failure: the gravest of several."""
+    leaves = tuple(_leaves(error))
+    if any(isinstance(one, InvariantBroken) for one in leaves):
+        return BROKEN
+    return BAD_CONFIG if any(isinstance(one, BadConfig) for one in leaves) else CANNOT_START
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -72,6 +79,13 @@ def _words(error: BaseException) -> str | None:
             return f"{error.message}\n\nhint: {error.hint}"
         case ClockFileBroken() | ObjectsError():
             return str(error)
+        case BadConfig():
+            return str(error)
+        case OSError() if error.filename is not None:
+            # The disk of the state folder is full, or a folder cannot be written: nothing that is wrong with spotd.
+            full = error.errno in DISK_FULL
+            hint = "free some space there" if full else "check its owner, its mode and its disk"
+            return f"{error.filename}: {error.strerror}\n\nhint: {hint}"
         case InvariantBroken():
             return f"spotd stopped to be safe: {error}\n\nhint: nothing was written; report this with the log"
         case _:

@@ -1,7 +1,12 @@
-"""The API's socket: bound by us, because a server that binds it itself makes it writable for everybody."""
+"""The API's socket: bound by us, because a server that binds it itself makes it writable for everybody.
+
+A lock file beside the socket is held for as long as the socket is: of several daemons that find one stale socket,
+exactly one replaces it, and none removes the socket of another.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -31,16 +36,20 @@ class Bound:
     socket: socket.socket
     path: Path
     inode: tuple[int, int]
+    lock: int
+    """Descriptor of the lock file, which stays: removing it would let two daemons lock different files."""
 
     def close(self) -> None:
         """Nobody is answered any more, and the path is free, unless another daemon's socket is there by now."""
         self.socket.close()
         try:
             found = self.path.lstat()
+            if (found.st_dev, found.st_ino) == self.inode:
+                self.path.unlink(missing_ok=True)
         except OSError:
-            return
-        if (found.st_dev, found.st_ino) == self.inode:
-            self.path.unlink(missing_ok=True)
+            pass  # the folder is gone, and the socket with it
+        finally:
+            os.close(self.lock)
 
 
 def bind(path: Path) -> Bound:
@@ -59,7 +68,33 @@ def bind(path: Path) -> Bound:
             hint="set SPOTD_SOCKET to a shorter path",
         )
     _own_folder(path.parent)
-    _remove_stale(path)
+    lock = _lock(path)
+    try:
+        _remove_stale(path)
+        return _bound(path, lock)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _lock(path: Path) -> int:
+    """The only daemon that may bind or remove this socket is this process, until the descriptor is closed."""
+    beside = path.with_name(f"{path.name}.lock")
+    try:
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        raise SocketRefused(f"cannot lock {beside}: {exc.strerror}", hint="set SPOTD_SOCKET to another path") from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(descriptor)
+        raise SocketRefused(
+            f"another spotd daemon answers at {path}", hint="stop it first, or set SPOTD_SOCKET to another path"
+        ) from exc
+    return descriptor
+
+
+def _bound(path: Path, lock: int) -> Bound:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     before = os.umask(0o177)
     try:
@@ -73,7 +108,7 @@ def bind(path: Path) -> Bound:
     sock.listen(BACKLOG)
     sock.settimeout(0)
     made = path.lstat()
-    return Bound(socket=sock, path=path, inode=(made.st_dev, made.st_ino))
+    return Bound(socket=sock, path=path, inode=(made.st_dev, made.st_ino), lock=lock)
 
 
 def _own_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from spotd.store.errors import (
 )
 from spotd.store.points import StorePoint
 from spotd.store.store import Reads, Store, Tx
-from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView
+from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView, MachineView
 
 __all__ = [
     "AmbiguousJob",
@@ -18,6 +18,7 @@ __all__ = [
     "CostView",
     "EventView",
     "JobView",
+    "MachineView",
     "Reads",
     "Store",
     "StoreCorrupt",

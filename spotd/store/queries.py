@@ -8,18 +8,31 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
 
-from spotd.core.model import OF_ANOTHER_JOB, Attempt, AttemptId, Charge, Checkpoint, Event, Intent, Job, JobId
+from spotd.core.model import (
+    OF_ANOTHER_JOB,
+    Attempt,
+    AttemptId,
+    Charge,
+    Checkpoint,
+    Event,
+    Intent,
+    IntentState,
+    Job,
+    JobId,
+)
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, maybe_instant_in
 from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, EVENTS, INTENTS, JOBS
-from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView
+from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView, MachineView
 from spotd.store.world import load_checkpoints
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey
 
 AMBIGUOUS_MAX: Final = 10
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
+_NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
+_OPEN_INTENT: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes"})
 _OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
 _OTHER: Final = CHECKPOINTS.alias()
@@ -167,6 +180,18 @@ def attempt_by_key(connection: Connection, key: AttemptKey) -> Attempt | None:
     """The attempt whose machine carries this key."""
     row = connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.key == key)).one_or_none()
     return None if row is None else rows.attempt_in(row, rows.quote_in(row.quote))
+
+
+def open_machines(connection: Connection) -> tuple[MachineView, ...]:
+    """Every machine that the state has to look after, or may have to, in order of its key."""
+    attempts = select(ATTEMPTS.c.key, ATTEMPTS.c.provider, ATTEMPTS.c.ref_id).where(ATTEMPTS.c.state.in_(_NOT_ENDED))
+    intents = select(INTENTS.c.key, INTENTS.c.provider, INTENTS.c.ref_id).where(INTENTS.c.state.in_(_OPEN_INTENT))
+    found: dict[str, MachineView] = {}
+    for query in (intents, attempts):
+        for key, provider, ref in connection.execute(query):
+            if key not in found or ref is not None:
+                found[key] = MachineView(key=AttemptKey(key), provider=provider, instance=ref)
+    return tuple(found[key] for key in sorted(found))
 
 
 def intents_of(connection: Connection, job_id: JobId) -> tuple[Intent, ...]:

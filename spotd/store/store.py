@@ -28,7 +28,7 @@ from spotd.store.memory import Memory
 from spotd.store.migrate import migrate
 from spotd.store.points import AtPoint, StorePoint, pass_on
 from spotd.store.tables import META
-from spotd.store.views import AmbiguousJob, CostView, EventView, JobView
+from spotd.store.views import AmbiguousJob, CostView, EventView, JobView, MachineView
 from spotd.store.world import load_world
 from spotd_providers.contract.values import AttemptKey
 
@@ -99,6 +99,10 @@ class Reads:
     def intents_of(self, job_id: JobId) -> tuple[Intent, ...]:
         """Every paid call for a job, settled ones too, oldest first."""
         return self._ask(queries.intents_of, job_id)
+
+    def open_machines(self) -> tuple[MachineView, ...]:
+        """Every machine that the state has to look after, or may have to, in order of its key."""
+        return self._ask(queries.open_machines)
 
     def checkpoints_of(self, job_id: JobId) -> tuple[Checkpoint, ...]:
         """The accepted checkpoints of a job, newest first."""

@@ -9,7 +9,7 @@ from spotd.core.metering import accrued
 from spotd.core.model import AttemptId, Checkpoint, Event, JobId, Meter
 from spotd.core.states import AttemptState, JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour, cost
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.values import AttemptKey, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,15 @@ class AmbiguousJob:
 
     text: str
     candidates: tuple[JobView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineView:
+    """A machine that the state owns or may own. `instance` is the provider's name for it, once it is known."""
+
+    key: AttemptKey
+    provider: ProviderName
+    instance: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from spotd.core.states import AttemptState
+from spotd.daemon.install import require_same_install
 from spotd.daemon.lifecycle import SHUTTING_DOWN, BadConfig, Lifecycle
 from spotd.daemon.sdnotify import Notify
 from spotd.daemon.settings import Settings
@@ -179,3 +180,36 @@ async def test_a_bad_config_keeps_the_old_one_and_says_why(rig: Rig) -> None:
     assert line["event"] == "config.refused"
     assert "must be above 0" in line["error"]
     assert desk.told.heard == ["RELOADING=1", "READY=1"]
+
+
+async def test_on_a_reload_the_label_of_the_machines_stays_with_a_warning(rig: Rig) -> None:
+    desk = Desk(rig)
+    desk.next = replace(settings(rig.folder), install=InstallId("other"), budget_day=MicroUsd(5_000_000))
+    for _ in range(2):
+        desk.lifecycle.reload()
+        assert desk.applied[-1].install == "lab"
+        warning, told = rig.log.lines[-2:]
+        assert (warning["event"], warning["kept"], warning["configured"]) == ("config.install_kept", "lab", "other")
+        assert "[daemon] install" in told["needs_restart"]
+    assert desk.applied[-1].budget_day == 5_000_000
+
+
+async def test_a_renamed_install_is_refused_while_machines_run_and_names_them(rig: Rig) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+    machines = rig.store.read(lambda reads: reads.open_machines())
+    require_same_install(InstallId("lab"), machines)
+    for other in ("la", "lab-2", "mine"):
+        with pytest.raises(BadConfig, match=r"m1 at shop \(spotd-lab-j1-1\)") as caught:
+            require_same_install(InstallId(other), machines)
+        assert 'write install = "lab" again' in str(caught.value)
+
+
+async def test_an_install_may_be_renamed_once_no_machine_is_left(rig: Rig) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        host.exit("succeeded")
+        await rig.until(lambda: not rig.shop.not_gone() and not rig.store.read(lambda reads: reads.open_machines()))
+    require_same_install(InstallId("mine"), rig.store.read(lambda reads: reads.open_machines()))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd.daemon import sockets
 from spotd.daemon.sockets import SocketRefused, bind
 
 pytestmark = pytest.mark.enable_socket
@@ -60,14 +61,43 @@ def test_a_live_daemon_is_not_pushed_aside(tmp_path: Path) -> None:
     first.close()
 
 
-def test_closing_leaves_the_socket_of_a_successor_alone(tmp_path: Path) -> None:
+def test_closing_leaves_a_socket_that_is_not_its_own(tmp_path: Path) -> None:
     path = tmp_path / "spotd.sock"
     first = bind(path)
     path.unlink()
-    second = bind(path)
+    second = socket.socket(socket.AF_UNIX)
+    second.bind(str(path))
     first.close()
     assert path.exists()
     second.close()
+
+
+def test_of_two_starts_at_one_stale_socket_one_wins_and_keeps_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "spotd.sock"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    others: list[object] = []
+    real = sockets._remove_stale
+
+    def interrupted(stale: Path) -> None:
+        # The other daemon starts after this one found the stale socket and before it binds its own.
+        real(stale)
+        monkeypatch.setattr(sockets, "_remove_stale", real)
+        try:
+            others.append(bind(path))
+        except SocketRefused as exc:
+            others.append(exc)
+
+    monkeypatch.setattr(sockets, "_remove_stale", interrupted)
+    first = bind(path)
+    assert [type(one) for one in others] == [SocketRefused]
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    first.close()
+    bind(path).close()
 
 
 def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
