@@ -25,7 +25,7 @@ from spotd.daemon.secretfiles import SecretFiles
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
-from spotd_jobs.wire.fields import beat_name, is_printable
+from spotd_jobs.wire.fields import beat_name
 from spotd_jobs.wire.grant import (
     Beat,
     Blob,
@@ -42,6 +42,7 @@ from spotd_jobs.wire.grant import (
     Upload,
     UploadMethod,
 )
+from spotd_jobs.wire.names import is_printable
 from spotd_providers.contract.provider import Clock, ProviderTraits
 from spotd_providers.contract.values import ProviderName
 

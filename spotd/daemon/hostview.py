@@ -17,8 +17,6 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from pydantic import ValidationError
-
 from spotd.core.model import Attempt, Checkpoint, ExitCause, Fallback, HostReport, Job
 from spotd.daemon import layout
 from spotd.daemon.metrics import metric_of
@@ -32,6 +30,7 @@ from spotd_jobs.wire.manifest import (
     ManifestKind,
     Refused,
     checkpoint_prefix,
+    parse_manifest,
     verify_manifest,
 )
 from spotd_jobs.wire.reports import (
@@ -281,7 +280,7 @@ def _judge(
     if draft is not None and view.serial_known is not None and draft.serial <= view.serial_known:
         return None
     heads = _Heads(objects, view, attempt, draft)
-    verdict = verify_manifest(data, attempt.id.job, attempt.id.number, heads)
+    verdict = verify_manifest(data, attempt.id.job, attempt.id.number, heads, parsed=draft)
     if isinstance(verdict, AcceptedManifest) and verdict.kind is not ManifestKind.CHECKPOINT:
         return Refused(reason="it is no manifest of a checkpoint")
     return verdict
@@ -312,8 +311,8 @@ def _serial_of_newest_known(objects: ObjectStore, attempt: Attempt, job: Job) ->
 
 def _parsed(data: bytes) -> Manifest | None:
     try:
-        return Manifest.model_validate_json(data)
-    except (ValidationError, ValueError, RecursionError, OverflowError):
+        return parse_manifest(data)
+    except WireError:
         return None
 
 
@@ -322,7 +321,7 @@ class _Heads:
 
     def __init__(self, objects: ObjectStore, view: HostView, attempt: Attempt, draft: Manifest | None) -> None:
         self._objects = objects
-        keys = {c.key: c.size for entry in draft.files for c in entry.chunks} if draft is not None else {}
+        keys = draft.chunk_sizes() if draft is not None else {}
         self._proved = {key: size for key, size in keys.items() if key in view.chunks}
         own = layout.data_prefix(attempt.id)
         unknown = [key for key in keys if key not in view.chunks and key.startswith(own)]

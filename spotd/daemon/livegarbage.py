@@ -18,12 +18,11 @@ from datetime import timedelta
 from itertools import islice
 from typing import Final
 
-from pydantic import ValidationError
-
 from spotd.core.model import AttemptId
 from spotd.daemon import layout
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix
+from spotd_jobs.wire.fields import WireError
+from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix, parse_manifest
 
 SETTLED: Final = timedelta(minutes=2)
 """So far apart the clocks of a store's own machines may be."""
@@ -64,15 +63,15 @@ def live_garbage(
         if place >= WINDOW and info.modified < horizon and not is_news:
             garbage.append(info)
         elif manifest is not None:
-            needed |= {chunk.key for entry in manifest.files for chunk in entry.chunks}
+            needed |= set(manifest.chunk_sizes())
     written = islice(objects.list(layout.data_prefix(attempt)), CHUNKS_MAX)
     return [*garbage, *(info for info in written if info.key not in needed and info.modified < horizon)]
 
 
 def _parsed(objects: ObjectStore, key: str) -> Manifest | None:
     try:
-        return Manifest.model_validate_json(objects.get(key, bytes_max=MANIFEST_BYTES_MAX))
+        return parse_manifest(objects.get(key, bytes_max=MANIFEST_BYTES_MAX))
     except StoreUnavailable:
         raise
-    except (StoreError, ValidationError, ValueError, RecursionError, OverflowError):
+    except (StoreError, WireError):
         return None

@@ -48,7 +48,7 @@ def _document(objects: ObjectStore, entry: Entry) -> object:
             return None
         if hashlib.sha256(data).hexdigest() != chunk.sha256:
             return None
-        pieces.append(data)
+        pieces.append(chunk.part_of(data))
     try:
         document: object = json.loads(b"".join(pieces))
     except (ValueError, RecursionError):

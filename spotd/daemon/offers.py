@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import quote as url_quote
 
@@ -21,13 +20,7 @@ from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import layout
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.grant import Restore
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, Manifest, restore_of, verify_manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Size:
-    size: int
-    sha256: str | None = None
+from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, restore_of, verify_manifest
 
 
 class Offers:
@@ -77,9 +70,8 @@ class Offers:
             data = None if first is None else self._read(checkpoint, first)
         if data is None:
             return None
-        sizes = {c.key: c.size for entry in Manifest.model_validate_json(data).files for c in entry.chunks}
         owner = layout.owner_of(checkpoint.manifest_key)
-        verdict = verify_manifest(data, owner.job, owner.number, lambda key: _Size(size=sizes[key]))
+        verdict = verify_manifest(data, owner.job, owner.number, None)
         return verdict if isinstance(verdict, AcceptedManifest) else None
 
     def _read(self, checkpoint: Checkpoint, version: str | None) -> bytes | None:

@@ -26,7 +26,6 @@ from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
-from pydantic import ValidationError
 
 from spotd.core.model import AttemptId, Checkpoint, Job, JobId, Plan, World
 from spotd.core.retention import open_numbers, trim
@@ -38,7 +37,8 @@ from spotd.daemon.livegarbage import SETTLED, live_garbage
 from spotd.store import Reads
 from spotd.store import StoreError as StateError
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix
+from spotd_jobs.wire.fields import WireError
+from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix, parse_manifest
 from spotd_providers.contract.provider import Clock, Logger
 
 T = TypeVar("T")
@@ -323,13 +323,13 @@ def _manifest(objects: ObjectStore, checkpoint: Checkpoint) -> Manifest:
     if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
         raise StoreError(f"the manifest {key} is not the one that was accepted: nothing is deleted")
     try:
-        return Manifest.model_validate_json(data)
-    except ValidationError as exc:
+        return parse_manifest(data)
+    except WireError as exc:
         raise StoreError(f"the manifest {key} cannot be read: nothing is deleted") from exc
 
 
 def _chunks_of(manifest: Manifest) -> set[str]:
-    return {chunk.key for entry in manifest.files for chunk in entry.chunks}
+    return set(manifest.chunk_sizes())
 
 
 def _chunks_of_outputs(objects: ObjectStore, attempt: AttemptId) -> set[str]:
@@ -338,6 +338,6 @@ def _chunks_of_outputs(objects: ObjectStore, attempt: AttemptId) -> set[str]:
     except ObjectMissing:
         return set()
     try:
-        return _chunks_of(Manifest.model_validate_json(data))
-    except (ValidationError, ValueError, RecursionError, OverflowError):
+        return _chunks_of(parse_manifest(data))
+    except WireError:
         return set()  # it never was a manifest, so it needs nothing

@@ -23,7 +23,7 @@ from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner.known import WINDOW as RUNNERS_WINDOW
 from spotd_jobs.runner.known import KnownChunks, new_mark
 from spotd_jobs.spec.model import CheckpointPolicy
-from spotd_jobs.wire.manifest import WINDOW, AcceptedManifest, Manifest, checkpoint_prefix, verify_manifest
+from spotd_jobs.wire.manifest import WINDOW, AcceptedManifest, checkpoint_prefix, parse_manifest, verify_manifest
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.core.builders import NOW, job, world_with
 from tests.daemon.host import Host, text
@@ -234,7 +234,7 @@ class History:
         return self._chunks(item.manifest_key)
 
     def _chunks(self, key: str) -> list[str]:
-        manifest = Manifest.model_validate_json(self.objects.get(key, bytes_max=MUCH))
+        manifest = parse_manifest(self.objects.get(key, bytes_max=MUCH))
         return [chunk.key for entry in manifest.files for chunk in entry.chunks]
 
     def _id(self, number: int) -> AttemptId:

@@ -6,11 +6,12 @@ What a host wrote is a stranger's text. Each type here is bounded, so that a mod
 from __future__ import annotations
 
 import re
-import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from spotd_jobs.wire.names import is_printable
 
 KEY_BYTES_MAX: Final = 1024
 NAME_BYTES_MAX: Final = 255
@@ -38,11 +39,6 @@ class WireModel(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True, defer_build=True
     )
-
-
-def is_printable(text: str) -> bool:
-    """No control, format (bidi, zero width), surrogate, private or line-separating character."""
-    return not any(unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"} for character in text)
 
 
 def _printable(text: str) -> str:

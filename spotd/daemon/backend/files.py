@@ -69,7 +69,7 @@ class Files:
     def _piece(self, path: str, chunk: Chunk) -> bytes:
         """In a worker thread, the hash too: it is work, and others wait for the loop."""
         try:
-            return piece(self._parts.objects, chunk)
+            return chunk.part_of(piece(self._parts.objects, chunk))
         except Damaged as exc:
             raise Unavailable(
                 f"{path} is damaged in the store", hint="pull an older checkpoint: spotctl checkpoints JOB"
