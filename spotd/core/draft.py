@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
+from spotd.core.bounds import COOLDOWN_MAX, span_within
 from spotd.core.metering import booked_back, settled
 from spotd.core.model import (
     Attempt,
@@ -131,9 +132,8 @@ class Draft:
         self._intents[intent.id] = intent
 
     def cool(self, provider: ProviderName, scope: CooldownScope, subject: str, span: timedelta, why: str) -> None:
-        self._cooldowns.append(
-            Cooldown(provider=provider, scope=scope, subject=subject, until=self.now + span, reason=why)
-        )
+        until = self.now + span_within(span, COOLDOWN_MAX)
+        self._cooldowns.append(Cooldown(provider=provider, scope=scope, subject=subject, until=until, reason=why))
 
     def event(
         self,

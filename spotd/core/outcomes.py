@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
+from spotd.core.bounds import span_within
 from spotd.core.draft import Draft
 from spotd.core.model import (
     Attempt,
@@ -33,7 +34,8 @@ OUTAGE_COOLDOWN: Final = timedelta(seconds=30)
 BROKEN_COOLDOWN: Final = timedelta(hours=6)
 WINDOW_DEFAULT: Final = timedelta(minutes=3)
 TERMINATE_BACKOFF_FIRST: Final = timedelta(seconds=2)
-TERMINATE_BACKOFF_MAX: Final = timedelta(minutes=5)
+TERMINATE_RETRY_MAX: Final = timedelta(minutes=2)
+"""A machine that should be gone bills: its end is ordered again this often, whatever wait the provider asks for."""
 
 
 class LaunchFailure(StrEnum):
@@ -234,8 +236,8 @@ def terminate_failed(
     intent = world.intents.get(intent_id)
     if intent is None or not _is_pending(intent):
         return draft.plan()
-    backoff = min(TERMINATE_BACKOFF_MAX, TERMINATE_BACKOFF_FIRST * 2 ** min(intent.tries, 10))
-    not_before = now + max(backoff, retry_after or timedelta(0))
+    backoff = TERMINATE_BACKOFF_FIRST * 2 ** min(max(intent.tries, 0), 10)
+    not_before = now + span_within(max(backoff, retry_after or timedelta(0)), TERMINATE_RETRY_MAX)
     draft.put_intent(replace(intent, tries=intent.tries + 1, not_before=not_before, error=detail))
     if intent.tries == 0:
         draft.event(

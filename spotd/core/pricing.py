@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.bounds import bytes_within, hourly_within, per_hour
 from spotd.core.model import Job, Policy, PriceBreakdown, Quote
 from spotd_providers.contract.money import (
     HOURS_PER_STORAGE_MONTH,
@@ -39,14 +40,13 @@ class Needs:
 def needs_of(job: Job, policy: Policy) -> Needs:
     """What the job's newest checkpoint says about its traffic; none is known before the first."""
     spec = job.spec
-    size = job.checkpoints[0].bytes if job.checkpoints else 0
+    size = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
     interval = max(spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, timedelta(minutes=1))
     stay = max(policy.expected_stay, timedelta(minutes=1))
-    hour = timedelta(hours=1)
     return Needs(
         disk_gb=spec.resources.disk_gb,
-        upload_bytes_per_hour=size * hour // interval,
-        restore_bytes_per_hour=(size + job.code_bytes) * hour // stay,
+        upload_bytes_per_hour=per_hour(size, interval),
+        restore_bytes_per_hour=per_hour(size + bytes_within(job.code_bytes), stay),
     )
 
 
@@ -59,7 +59,7 @@ def storage_per_hour(offer: Offer, disk_gb: int) -> MicroUsdPerHour:
 
 
 def _traffic(bytes_per_hour: int, price: MicroUsdPerGb) -> MicroUsdPerHour:
-    return MicroUsdPerHour(_up(bytes_per_hour * price, GB))
+    return MicroUsdPerHour(hourly_within(_up(bytes_per_hour * price, GB)))
 
 
 def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int) -> int:
@@ -67,9 +67,9 @@ def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int) -> int:
     base = offer.gpu_price + _up(offer.storage_price * needs.disk_gb, HOURS_PER_STORAGE_MONTH)
     total = base + _up(base * (fee_ppm - PPM), PPM)
     if needs.upload_bytes_per_hour:
-        total += _up(needs.upload_bytes_per_hour * offer.upload_price, GB)
+        total += _traffic(needs.upload_bytes_per_hour, offer.upload_price)
     if needs.restore_bytes_per_hour:
-        total += _up(needs.restore_bytes_per_hour * offer.download_price, GB)
+        total += _traffic(needs.restore_bytes_per_hour, offer.download_price)
     return total
 
 

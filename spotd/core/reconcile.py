@@ -385,8 +385,8 @@ def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None
         else:
             draft.end_attempt(attempt_id, reason, detail)
 
-    patience = timedelta(0) if report is not None else draft.policy.lease
-    if item.stop is not None and draft.now >= item.stop.deadline + patience:
+    if item.stop is not None and draft.now >= item.stop.deadline:
+        # An end needs the provider only: while the store is away it could not take another checkpoint either.
         end(item.stop.reason, item.stop.detail)
         return
     if item.stop is not None:

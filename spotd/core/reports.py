@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final, assert_never
 
+from spotd.core.bounds import notice_within
 from spotd.core.draft import Draft
 from spotd.core.model import AttemptId, ExitCause, HostReport
 from spotd.core.retention import tell_fallbacks, with_fresh
@@ -92,6 +93,7 @@ def note_notice(draft: Draft, attempt_id: AttemptId, at: datetime) -> None:
     item = draft.attempt(attempt_id)
     if item.notice_at is not None:
         return
+    at = notice_within(at, draft.now)
     draft.put_attempt(replace(item, notice_at=at))
     seconds = max(0, int((at - draft.now).total_seconds()))
     draft.event("attempt.notice", f"the provider will take the machine in {seconds} s", attempt=attempt_id)

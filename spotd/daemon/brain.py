@@ -37,8 +37,10 @@ from spotd.store import StoreError
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
 
-CYCLE_GAP_S: Final = 0.02
+CYCLE_GAP_S: Final = 0.05
 """However often it rings, the loop leaves the machine to others in between."""
+PAUSE_FLOOR_S: Final = 0.2
+"""Without a ring, whatever is due already: what this cycle could not settle the next will not settle a moment later."""
 HOLD_S: Final = 2.0
 LOOK_SHARED_S: Final = 1.0
 LOOK_NETWORK: Final = timedelta(seconds=10)
@@ -121,7 +123,7 @@ class Brain:
             InvariantBroken: a rule the safety of money rests on did not hold; nothing was written.
         """
         while True:
-            pause_s = await self.cycle()
+            pause_s = max(PAUSE_FLOOR_S, await self.cycle())
             self._alive()
             await anyio.sleep(CYCLE_GAP_S)
             await self._bell.wait(seconds=pause_s)

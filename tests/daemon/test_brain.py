@@ -210,6 +210,28 @@ async def test_a_silent_store_of_checkpoints_ends_no_attempt(rig: Rig, monkeypat
     assert rig.log.events().count("checkpoint_store.back") == 1
 
 
+async def test_a_store_that_goes_away_during_a_stop_delays_no_end_and_costs_no_cycles(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spotd_jobs.objects.api import StoreUnavailable
+
+    def down(*_args: object, **_kwargs: object) -> bytes:
+        raise StoreUnavailable("no answer")
+
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        for call in ("get", "list", "head", "put"):
+            monkeypatch.setattr(rig.objects, call, down)
+        await rig.cancel(name)
+        since, before = rig.clock.now(), rig.brain.cycles
+        await rig.until(lambda: not rig.shop.not_gone())
+        assert rig.clock.now() - since <= timedelta(minutes=4), "stop_grace, the time for saving and one pause"
+        await rig.clock.sleep(timedelta(minutes=30))
+        took_s = (rig.clock.now() - since).total_seconds()
+        assert rig.brain.cycles - before <= took_s, "never more than a cycle a second where nothing happens"
+
+
 async def test_a_state_that_cannot_be_written_holds_everything_and_is_told_once(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
