@@ -5,7 +5,10 @@ world again. What woke the loop does not matter. The order inside a cycle does: 
 the look at what the hosts wrote, so a host that a listing shows as dead has had its last word read; and paid calls are
 handed over only after the commit that owes them has returned.
 
-When the state cannot be written the loop holds: it launches nothing, says so once, and goes on trying.
+When the state cannot be written the loop holds: it launches nothing, says so once, and goes on trying. What the core
+would have decided meanwhile is kept in memory (`_unsaved`), and only that of it is acted on which needs no row to be
+safe: stop orders go out through the grants, and machines that it would end are ended, since ending one twice does no
+harm. So a lease is never renewed beyond what the budgets allow, and a cancelled machine ends in time.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from spotd.core.states import InvariantBroken, JobState
 from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
 from spotd.daemon.clock import virtual_at_least
-from spotd.daemon.commits import Commits, Committed, cycle_points
+from spotd.daemon.commits import Commits, Committed, Decide, cycle_points
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.executor import Executor
 from spotd.daemon.granter import Granter
@@ -42,6 +45,7 @@ CYCLE_GAP_S: Final = 0.05
 PAUSE_FLOOR_S: Final = 0.2
 """Without a ring, whatever is due already: what this cycle could not settle the next will not settle a moment later."""
 HOLD_S: Final = 2.0
+NOT_WRITABLE: Final = "the state cannot be written"
 LOOK_SHARED_S: Final = 1.0
 LOOK_NETWORK: Final = timedelta(seconds=10)
 LOOK_FLOOR_S: Final = 0.25
@@ -96,6 +100,10 @@ class Brain:
         self._closely: frozenset[AttemptId] = frozenset()
         """Whose hosts the next cycle looks at completely, since something about them cannot be decided otherwise."""
         self._held = False
+        self._durable: World | None = None
+        """What was read from the state since it could be written last."""
+        self._unsaved: World | None = None
+        """What the world would be, had the decisions since the state was written last been written, too."""
         self.state: BrainState | None = None
         self.cycles = 0
         self.only_reconciles = False
@@ -157,6 +165,7 @@ class Brain:
             committed = await self._commits.commit(think, cycle_points)
         except StoreError as exc:
             self._hold(exc)
+            await self._act_unsaved(think)
             return HOLD_S
         except InvariantBroken as exc:
             self._log.error("invariant.broken", error=str(exc))
@@ -213,6 +222,27 @@ class Brain:
             pause_s = min(pause_s, self._watchdog_s / WATCHDOG_SHARE)
         return pause_s
 
+    async def _act_unsaved(self, think: Decide) -> None:
+        """Stop and end what the core would, without a row for it; launch nothing."""
+        if self.state is None:
+            return
+        try:
+            durable = await self._commits.world()
+        except StoreError:
+            durable = self._durable or self.state.world
+        if self._unsaved is None or self._durable is None or not _same_rows(durable, self._durable):
+            self._unsaved = durable
+        self._durable = durable
+        world = self._unsaved
+        held = replace(world.policy, launches_paused=NOT_WRITABLE)
+        plan = think(replace(world, policy=held), self._clock.now())
+        self._unsaved = applied(world, plan)
+        self._closely = plan.look_closer
+        for provider in sorted(plan.look_again):
+            self._look_again(provider)
+        self._granter.update(self._unsaved)
+        self._executor.end_unsaved(self._unsaved)
+
     def _hold(self, trouble: StoreError) -> None:
         if not self._held:
             self._log.error("state.held", error=trouble.message, hint=trouble.hint)
@@ -222,6 +252,7 @@ class Brain:
         if self._held:
             self._log.info("state.back")
         self._held = False
+        self._unsaved = self._durable = None
 
     def _tell(
         self, committed: Committed, listings: Mapping[ProviderName, Listing], reports: Mapping[AttemptId, HostReport]
@@ -242,6 +273,10 @@ class Brain:
             "took_ms": round(self._clock.real_seconds(self._clock.now() - committed.at) * 1000, 1),
         }
         self._log.info("brain.decided", **{name: value for name, value in fields.items() if value not in ([], {})})
+
+
+def _same_rows(one: World, other: World) -> bool:
+    return (one.jobs, one.attempts, one.intents) == (other.jobs, other.attempts, other.intents)
 
 
 def _is_new(kind: IntentKind, state: IntentState, wanted: IntentKind) -> bool:

@@ -55,6 +55,15 @@ class Commits:
         self._clock = clock
         self._crash = crash
 
+    async def world(self) -> World:
+        """The newest durable world.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        policy, now = self._policy.current, self._clock.now()
+        return await self._database.read(lambda reads: reads.world(policy, now))
+
     async def commit(self, decide: Decide, points: Points | Callable[[Plan], Points]) -> Committed:
         """What the core decided about the newest world is written, in one transaction.
 

@@ -7,7 +7,7 @@ the same calls run inline, so that a test's order of events is the program's and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -18,40 +18,61 @@ from spotd.store.errors import StoreError
 T = TypeVar("T")
 
 
+PROOF: Final = "written"
+"""A fact in the state that says nothing: writing it shows that the state can be written again."""
+
+
 class Database:
-    """`trouble` says in one sentence why the last transaction failed, and is empty when it did not."""
+    """`trouble` says in one sentence why the state cannot be written or read, and is empty when it can."""
 
     def __init__(self, store: Store, *, inline: bool = False) -> None:
         self._store = store
         self._inline = inline
         self._one: anyio.CapacityLimiter | None = None
-        self.trouble = ""
+        self._writing = ""
+        self._reading = ""
+
+    @property
+    def trouble(self) -> str:
+        return self._writing or self._reading
 
     async def tx(self, work: Callable[[Tx], T]) -> T:
         """What the work returned, durably committed.
 
         A transaction that has begun is never abandoned: a cancelled caller waits for its end, because "maybe
-        committed" is what the intents exist to avoid.
+        committed" is what the intents exist to avoid. After a failure the next one must write something, since one
+        that has nothing to write succeeds on a full disk, too.
 
         Raises:
             StoreError: nothing of it was written.
         """
-        return await self._run(lambda: self._store.tx(work))
+
+        def proven(tx: Tx) -> T:
+            result = work(tx)
+            tx.set_meta(PROOF, "1")
+            return result
+
+        try:
+            result = await self._run(lambda: self._store.tx(proven if self._writing else work))
+        except StoreError as exc:
+            self._writing = exc.message
+            raise
+        self._writing = ""
+        return result
 
     async def read(self, work: Callable[[Reads], T]) -> T:
         """What the work read, from one consistent state."""
-        return await self._run(lambda: self._store.read(work))
+        try:
+            result = await self._run(lambda: self._store.read(work))
+        except StoreError as exc:
+            self._reading = exc.message
+            raise
+        self._reading = ""
+        return result
 
     async def _run(self, call: Callable[[], T]) -> T:
-        try:
-            if self._inline:
-                result = call()
-            else:
-                if self._one is None:
-                    self._one = anyio.CapacityLimiter(1)
-                result = await anyio.to_thread.run_sync(call, limiter=self._one)
-        except StoreError as exc:
-            self.trouble = exc.message
-            raise
-        self.trouble = ""
-        return result
+        if self._inline:
+            return call()
+        if self._one is None:
+            self._one = anyio.CapacityLimiter(1)
+        return await anyio.to_thread.run_sync(call, limiter=self._one)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
 import anyio
@@ -31,11 +31,12 @@ from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.start import ScriptTooLong
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, Logger, Provider
-from spotd_providers.contract.values import InstallId, Instance, LaunchRequest, Offer, ProviderName
+from spotd_providers.contract.values import InstallId, Instance, InstanceRef, LaunchRequest, Offer, ProviderName
 
 LAUNCH_DEADLINE_S: Final = 90.0
 TERMINATE_DEADLINE_S: Final = 60.0
 CALLS_PER_PROVIDER: Final = 4
+END_UNSAVED_EVERY: Final = timedelta(minutes=1)
 COMMIT_RETRY_FIRST_S: Final = 0.5
 COMMIT_RETRY_MAX_S: Final = 15.0
 
@@ -93,6 +94,8 @@ class Executor:
         self._end_turns: defaultdict[ProviderName, anyio.Semaphore] = defaultdict(_turns)
         self._launched: set[IntentId] = set()
         self._ending: set[IntentId] = set()
+        self._unsaved: dict[IntentId, datetime] = {}
+        """When each machine was ended last while nothing could be written."""
         self._launching = 0
         self._idle = Bell()
         self._retired = False
@@ -148,6 +151,37 @@ class Executor:
                 continue
             self._ending.add(intent.id)
             self._group.start_soon(self._terminate, intent, name=f"terminate-{intent.id}")
+
+    def end_unsaved(self, world: World) -> None:
+        """Machines that are owed their end are ended although nothing can be written, each once in a while.
+
+        The world is one that no commit has made durable. Nothing is recorded of the calls: ending a machine twice does
+        no harm, and once the state can be written again the next listing tells what became of it. Machines that no
+        attempt of ours owns are left alone: whether they are ours was never written down.
+        """
+        now = self._clock.now()
+        for intent in world.intents.values():
+            if intent.kind is not IntentKind.TERMINATE or intent.attempt is None or intent.ref is None:
+                continue
+            if intent.provider not in self._providers or self._group is None or self._retired:
+                continue
+            last = self._unsaved.get(intent.id)
+            waits = intent.not_before is not None and intent.not_before > now and intent.tries == 0
+            if waits or (last is not None and now - last < END_UNSAVED_EVERY):
+                continue
+            self._unsaved[intent.id] = now
+            self._group.start_soon(self._terminate_unsaved, intent, intent.ref, name=f"terminate-{intent.id}")
+        self._unsaved = {i: at for i, at in self._unsaved.items() if i in world.intents}
+
+    async def _terminate_unsaved(self, intent: Intent, ref: InstanceRef) -> None:
+        async with self._end_turns[intent.provider]:
+            detail, _ = await self._call_terminate(intent, ref)
+        fields = {"key": intent.key, "provider": intent.provider, "instance": ref.instance_id}
+        if detail:
+            self._log.warning("terminate.failed", detail=detail, **fields)
+        else:
+            self._look_again(intent.provider)
+            self._log.info("terminate.accepted_unsaved", **fields)
 
     async def drain(self, *, seconds: float) -> bool:
         """No new terminations begin; returns whether every call under way was finished and committed in time."""
@@ -272,6 +306,18 @@ class Executor:
         if intent.ref is None:
             return
         ref = intent.ref
+        detail, wait = await self._call_terminate(intent, ref)
+        if detail:
+            await self._terminate_failed(intent, detail, wait)
+            return
+        await self._commit(
+            lambda world, now: outcomes.terminate_accepted(world, intent.id, now),
+            (CrashPoint.BEFORE_COMMIT_TERMINATE_ACCEPTED, CrashPoint.AFTER_COMMIT_TERMINATE_ACCEPTED),
+        )
+        self._log.info("terminate.accepted", key=intent.key, provider=intent.provider, instance=ref.instance_id)
+
+    async def _call_terminate(self, intent: Intent, ref: InstanceRef) -> tuple[str, timedelta | None]:
+        """Why the provider did not accept the end, and how long it asks to wait; empty when it did."""
         self._crash(CrashPoint.BEFORE_TERMINATE)
         detail, wait = "", None
         try:
@@ -286,14 +332,7 @@ class Executor:
             self._log.error("provider.broke_contract", provider=intent.provider, call="terminate", exc_info=exc)
             detail = f"the plugin failed with {type(exc).__name__}"
         self._crash(CrashPoint.AFTER_TERMINATE)
-        if detail:
-            await self._terminate_failed(intent, detail, wait)
-            return
-        await self._commit(
-            lambda world, now: outcomes.terminate_accepted(world, intent.id, now),
-            (CrashPoint.BEFORE_COMMIT_TERMINATE_ACCEPTED, CrashPoint.AFTER_COMMIT_TERMINATE_ACCEPTED),
-        )
-        self._log.info("terminate.accepted", key=intent.key, provider=intent.provider, instance=ref.instance_id)
+        return detail, wait
 
     async def _terminate_failed(self, intent: Intent, detail: str, wait: timedelta | None) -> None:
         await self._commit(
