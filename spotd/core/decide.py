@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
+from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import Purse
 from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, shape_of
 from spotd.core.draft import Draft
@@ -39,7 +40,7 @@ from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import is_left_to_provider, machines_in_use
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Market
 
 _WAITS_FOR_PRICE = frozenset(
@@ -90,14 +91,10 @@ class _Decision:
         )
 
     def _enforce_ceilings(self) -> None:
-        """A machine that pays a market's price as it moves is given up once that is more than its job accepted."""
+        """A machine that costs more than its job accepted is given up, by its price or by what it uploads."""
         for item in self._running():
-            offer = item.quote.offer
-            if offer.market is not Market.SPOT or offer.pays_bid:
-                continue  # its price was fixed when it was bought
-            price = per_gpu(item.meter.rate, offer.gpu_count)
-            if price > item.ceiling:
-                over = f"{per_gpu_words(price)}, accepted were {per_gpu_words(item.ceiling)}"
+            over = words_over_ceiling(item)
+            if over:
                 stop_attempt(self.draft, item, EndReason.PRICE_ROSE, over)
 
     def _enforce_budgets(self) -> None:

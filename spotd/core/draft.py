@@ -32,6 +32,7 @@ from spotd.core.model import (
     World,
     terminate_intent_id,
 )
+from spotd.core.proof import with_limit
 from spotd.core.states import (
     AttemptState,
     Blame,
@@ -171,9 +172,18 @@ class Draft:
         if state is not before.state:
             self.event(kind or f"job.{state.value.lower()}", reason, job=job, state=state.value)
 
-    def set_rate(self, attempt: AttemptId, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None) -> None:
-        """What the attempt cost so far is booked; from now on it costs this per hour."""
-        after, charges = settled(self.attempt(attempt), self.now, rate, on_demand_rate)
+    def set_rate(
+        self,
+        attempt: AttemptId,
+        rate: MicroUsdPerHour,
+        on_demand_rate: MicroUsdPerHour | None,
+        *,
+        at: datetime | None = None,
+    ) -> None:
+        """Book what the attempt cost up to `at`, by default now; from there on it costs this per hour."""
+        item = self.attempt(attempt)
+        item = with_limit(item, self.job(attempt.job), self.policy)
+        after, charges = settled(item, at or self.now, rate, on_demand_rate)
         self._charges.extend(charges)
         self.put_attempt(after)
 

@@ -13,12 +13,24 @@ from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
 _TICK: Final = timedelta(microseconds=1)
 
 
-def accrued(meter: Meter, now: datetime, since: datetime | None = None) -> MicroUsd:
-    """What runs on the meter and is not settled yet, optionally only the part after `since`."""
+def metered_until(meter: Meter, now: datetime) -> datetime:
+    """The instant up to which the meter may book: now, or where the last proof of the machine ends."""
+    return now if meter.until is None else min(now, meter.until)
+
+
+def running_time(meter: Meter, now: datetime) -> timedelta:
+    """Machine time on the meter that is not settled yet."""
     if meter.since is None:
-        return MicroUsd(0)
+        return timedelta(0)
+    return max(timedelta(0), metered_until(meter, now) - meter.since)
+
+
+def accrued(meter: Meter, now: datetime, since: datetime | None = None) -> MicroUsd:
+    """What runs on the meter and is not settled yet, optionally only the time after `since`."""
+    if meter.since is None:
+        return meter.traffic
     start = meter.since if since is None else max(meter.since, since)
-    return cost(meter.rate, now - start)
+    return MicroUsd(cost(meter.rate, metered_until(meter, now) - start) + meter.traffic)
 
 
 def spent(attempt: Attempt, now: datetime) -> MicroUsd:
@@ -28,11 +40,13 @@ def spent(attempt: Attempt, now: datetime) -> MicroUsd:
 
 def on_demand_spent(attempt: Attempt, now: datetime) -> MicroUsd:
     """What its time would have cost on-demand; its own cost where that price is unknown, so nothing is claimed."""
-    meter = attempt.meter
-    if meter.since is None:
-        return attempt.on_demand_settled
+    return MicroUsd(attempt.on_demand_settled + on_demand_accrued(attempt.meter, now))
+
+
+def on_demand_accrued(meter: Meter, now: datetime) -> MicroUsd:
+    """The same for what is not settled yet. Its traffic would have cost as much."""
     rate = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate
-    return MicroUsd(attempt.on_demand_settled + cost(rate, now - meter.since))
+    return MicroUsd(cost(rate, running_time(meter, now)) + meter.traffic)
 
 
 def job_spent(world: World, job: Job, now: datetime) -> MicroUsd:
@@ -92,26 +106,49 @@ def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Char
 def settled(
     attempt: Attempt, now: datetime, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None
 ) -> tuple[Attempt, tuple[Charge, ...]]:
-    """The attempt with everything up to now booked, running on at the new rates; a rate of 0 stops the meter."""
+    """Book everything up to now and run on at the new rates; a rate of 0 stops the meter.
+
+    A meter that begins after now, since the clock was set back, books no time and begins now.
+    """
     meter = attempt.meter
-    charges: list[Charge] = []
-    if meter.since is not None:
-        for start, end in _days(meter.since, now):
-            amount = cost(meter.rate, end - start)
-            charges.append(
-                Charge(
-                    attempt=attempt.id,
-                    provider=attempt.provider,
-                    day=start.astimezone(UTC).date(),
-                    start=start,
-                    end=end,
-                    amount=amount,
-                    on_demand=None if meter.on_demand_rate is None else cost(meter.on_demand_rate, end - start),
-                )
-            )
+    spans = () if meter.since is None else tuple(_days(meter.since, metered_until(meter, now)))
+    charges = [
+        Charge(
+            attempt=attempt.id,
+            provider=attempt.provider,
+            day=start.astimezone(UTC).date(),
+            start=start,
+            end=end,
+            amount=cost(meter.rate, end - start),
+            on_demand=None if meter.on_demand_rate is None else cost(meter.on_demand_rate, end - start),
+        )
+        for start, end in spans
+    ]
+    if meter.traffic:
+        charges.append(_traffic(attempt, now))
     total = MicroUsd(meter.settled + sum(c.amount for c in charges))
     compared = MicroUsd(
         attempt.on_demand_settled + sum(c.amount if c.on_demand is None else c.on_demand for c in charges)
     )
-    fresh = Meter(settled=total, rate=rate, on_demand_rate=on_demand_rate, since=now if rate > 0 else None)
+    fresh = Meter(
+        settled=total,
+        rate=rate,
+        on_demand_rate=on_demand_rate,
+        since=now if rate > 0 else None,
+        until=None if meter.until is None or rate <= 0 else max(meter.until, now),
+    )
     return replace(attempt, meter=fresh, on_demand_settled=compared), tuple(charges)
+
+
+def _traffic(attempt: Attempt, now: datetime) -> Charge:
+    """What was moved since the last settlement; on-demand it would have cost the same."""
+    amount = attempt.meter.traffic
+    return Charge(
+        attempt=attempt.id,
+        provider=attempt.provider,
+        day=now.astimezone(UTC).date(),
+        start=now,
+        end=now,
+        amount=amount,
+        on_demand=amount,
+    )

@@ -104,13 +104,19 @@ class Quote:
 class Meter:
     """Running cost: `settled` is closed and booked, the rest accrues at `rate` since `since`.
 
-    `on_demand_rate` is what the same hardware would have cost on-demand over the same time; `None` where unknown.
+    Attributes:
+        on_demand_rate: what the same hardware would have cost on-demand over the same time; `None` where unknown.
+        until: time is booked up to here and no further, until something shows that the machine exists after it;
+            `None` where it bills until its end is confirmed.
+        traffic: measured traffic that is not in `settled` yet.
     """
 
     settled: MicroUsd = NOTHING
     rate: MicroUsdPerHour = FREE
     on_demand_rate: MicroUsdPerHour | None = None
     since: datetime | None = None
+    until: datetime | None = None
+    traffic: MicroUsd = NOTHING
 
 
 class MachineState(StrEnum):
@@ -153,6 +159,11 @@ class Attempt:
         price_max: GPU part of the whole machine given to the launch call; the bid in a bid market.
         heartbeat_seen_at: when the daemon last saw the heartbeat's sequence number move, by its own clock.
         looked_at: the last complete look at what this attempt wrote.
+        listed_at: the newest listing that showed the machine, while that matters: it starts, or costs too much.
+        over_ceiling_at: the first of the consecutive listings whose price is above the ceiling.
+        uploaded_bytes, restored_bytes: traffic of this attempt that the daemon measured.
+        traffic_since, traffic_spent: when it uploaded last, and what then was left of the debt of its uploads.
+        bill_tries: how often the provider's own bill was asked for after the end; -1 once it was compared.
     """
 
     id: AttemptId
@@ -182,6 +193,13 @@ class Attempt:
     end_reason: EndReason | None = None
     end_detail: str = ""
     exit_code: int | None = None
+    listed_at: datetime | None = None
+    over_ceiling_at: datetime | None = None
+    uploaded_bytes: int = 0
+    restored_bytes: int = 0
+    traffic_since: datetime | None = None
+    traffic_spent: MicroUsd = NOTHING
+    bill_tries: int = 0
 
     @property
     def provider(self) -> ProviderName:
@@ -255,6 +273,10 @@ class Intent:
     not_before: datetime | None = None
     accepted_at: datetime | None = None
     error: str = ""
+    stray_rate: MicroUsdPerHour = FREE
+    """Of a machine that no attempt owns: what it costs per hour, as listed when its end was first owed."""
+    stray_since: datetime | None = None
+    """Of the same: when it was made, as far as it is known."""
 
     @property
     def is_open(self) -> bool:
@@ -332,6 +354,8 @@ class ProviderPolicy:
         fee_ppm: fee multiplier in parts per million; 1.20 is 1_200_000.
         unusable: a sentence when nothing may be launched there (no key, the store cannot reach its hosts).
         free_if_taken_within: a machine that the provider takes back this soon after its launch costs nothing.
+        bills_from_running: a machine that only starts costs its disk and nothing else.
+        ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
     """
 
     name: ProviderName
@@ -341,6 +365,8 @@ class ProviderPolicy:
     provision_timeout: timedelta
     unusable: str = ""
     free_if_taken_within: timedelta = timedelta(0)
+    bills_from_running: bool = False
+    ends_itself: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,6 +464,10 @@ class HostReport:
         exit_cause: set once the runner reported its end.
         notes: sentences for the event log (a checkpoint refused, a disk nearly full).
         fallbacks: what could not be restored, newest first.
+        alive_at: when the host gave its newest sign of life, by its own clock, never after the look.
+        exit_at: when the runner reported its end, by the same clock.
+        uploads: bytes that each of `checkpoints` added to the store, by manifest key; all of its bytes where absent.
+        restored_bytes: what the host has downloaded of its checkpoint so far.
     """
 
     attempt: AttemptId
@@ -456,6 +486,10 @@ class HostReport:
     flood: str = ""
     """What the host wrote too much of, in words; empty while it is within its limits."""
     fallbacks: tuple[Fallback, ...] = ()
+    alive_at: datetime | None = None
+    exit_at: datetime | None = None
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    restored_bytes: int = 0
 
 
 class VerdictKind(StrEnum):

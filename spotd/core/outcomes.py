@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from spotd.core.bounds import span_within
+from spotd.core.billing import began, first_meter
 from spotd.core.draft import Draft
 from spotd.core.model import (
     Attempt,
@@ -18,7 +19,6 @@ from spotd.core.model import (
     IntentKind,
     IntentState,
     MachineState,
-    Meter,
     Plan,
     World,
     launch_intent_id,
@@ -68,8 +68,7 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
         return draft.plan()
     if item.ref is not None:
         return draft.plan()
-    # It bills from when it was made, which is before its answer came; a clock that is off must not make that a debt.
-    since = min(max(instance.created_at or now, item.intended_at), now)
+    since = began(item, instance.created_at, now, now)
     draft.put_attempt(
         replace(
             item,
@@ -78,7 +77,7 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
             launched_at=now,
             machine=MachineState.LIVE,
             state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
-            meter=Meter(rate=item.quote.price.total, on_demand_rate=item.quote.on_demand, since=since),
+            meter=first_meter(item, instance.state, since, draft),
         )
     )
     draft.event(

@@ -16,6 +16,7 @@ from spotd.core.bounds import bytes_within, hourly_within, per_hour
 from spotd.core.model import Job, Policy, PriceBreakdown, Quote
 from spotd_providers.contract.money import (
     HOURS_PER_STORAGE_MONTH,
+    MicroUsd,
     MicroUsdPerGb,
     MicroUsdPerGpuHour,
     MicroUsdPerHour,
@@ -125,6 +126,24 @@ def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHo
     while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.per_gpu > ceiling:
         limit -= 1
     return MicroUsdPerHour(max(0, limit))
+
+
+def metered_rate(agreed: Quote) -> MicroUsdPerHour:
+    """What the machine's time costs: all of the price but the traffic, which is measured."""
+    price = agreed.price
+    return MicroUsdPerHour(price.total - price.upload - price.restore)
+
+
+def on_demand_rate(agreed: Quote) -> MicroUsdPerHour | None:
+    """What the time of the same hardware would cost on-demand, without the traffic either."""
+    if agreed.on_demand is None:
+        return None
+    return MicroUsdPerHour(max(0, agreed.on_demand - agreed.price.upload - agreed.price.restore))
+
+
+def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> MicroUsd:
+    """What so many bytes cost at the prices of the offer, rounded up."""
+    return MicroUsd(_up(uploaded_bytes * offer.upload_price, GB) + _up(restored_bytes * offer.download_price, GB))
 
 
 def halted_rate(agreed: Quote) -> MicroUsdPerHour:

@@ -25,6 +25,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, assert_never
 
+from spotd.core.billing import (
+    began,
+    bill_until_ended,
+    first_meter,
+    is_starting,
+    note_ceiling,
+    note_listed,
+    set_rate,
+    start_billing,
+)
 from spotd.core.draft import Draft
 from spotd.core.model import (
     Attempt,
@@ -39,7 +49,7 @@ from spotd.core.model import (
     launch_intent_id,
     terminate_intent_id,
 )
-from spotd.core.pricing import halted_rate, repriced
+from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import free_of
@@ -148,7 +158,7 @@ def _judge(
     if mine is not None and item.ref is None:
         _adopt(draft, attempt_id, mine)
     if mine is not None and (mine.state is InstanceState.GONE or not _outdated(draft, item, listing)):
-        _observe(draft, attempt_id, mine)
+        _observe(draft, attempt_id, mine, draft.now if listing is None else listing.at)
     item = draft.attempt(attempt_id)
     if item.state.counts and report is not None and report.exit_cause is not None:
         exited(draft, attempt_id, report)
@@ -220,7 +230,7 @@ def _pick(draft: Draft, item: Attempt, found: tuple[Instance, ...]) -> Instance 
 def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     """A launch whose answer we never had is found to have happened."""
     item = draft.attempt(attempt_id)
-    since = mine.created_at or item.intended_at
+    since = began(item, mine.created_at, draft.now, item.intended_at)
     item = replace(
         item,
         ref=mine.ref,
@@ -228,9 +238,7 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         launched_at=since,
         machine=MachineState.LIVE,
         state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
-        meter=replace(
-            item.meter, rate=item.quote.price.total, on_demand_rate=item.quote.on_demand, since=min(since, draft.now)
-        ),
+        meter=first_meter(item, mine.state, since, draft),
     )
     draft.put_attempt(item)
     for intent in draft.intents():
@@ -245,7 +253,7 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         draft.owe_termination(mine.ref, mine.key, attempt_id, why="it was launched after its attempt had ended")
 
 
-def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance, at: datetime) -> None:
     """What the listing says of a machine we know: price, notice, whether it can still compute."""
     item = draft.attempt(attempt_id)
     if not item.ever_listed or item.missing_since is not None:
@@ -258,6 +266,7 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         case InstanceState.PAUSED:
             # It may wake up by itself, so it counts as able to compute until its end is accepted.
             _rate(draft, attempt_id, halted_rate(item.quote), None)
+            bill_until_ended(draft, attempt_id)
             if item.state is AttemptState.ENDING:
                 _end_again_if_forgotten(draft, item, "its disk is still kept after its end was accepted")
         case InstanceState.ENDING:
@@ -273,7 +282,13 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
             quote = item.quote
             if mine.price is not None and mine.price != quote.price.gpu:
                 quote = repriced(quote, mine.price)
-            _rate(draft, attempt_id, quote.price.total, quote.on_demand)
+            is_over = quote.price.per_gpu > item.ceiling
+            if mine.state is InstanceState.RUNNING:
+                start_billing(draft, attempt_id)
+            note_listed(draft, attempt_id, at, exactly=is_over or item.running_at is None)
+            note_ceiling(draft, attempt_id, at, is_over=is_over)
+            if not is_starting(draft.attempt(attempt_id), draft.policy):
+                set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote), at)
         case InstanceState.GONE:
             _rate(draft, attempt_id, MicroUsdPerHour(0), None)
             _take_back(draft, attempt_id, mine)
@@ -295,10 +310,10 @@ def _take_back(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         draft.credit(attempt_id, free, why)
 
 
-def _rate(draft: Draft, attempt_id: AttemptId, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None) -> None:
+def _rate(draft: Draft, attempt_id: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
     meter = draft.attempt(attempt_id).meter
     if meter.rate != rate or (meter.since is None) != (rate == 0):
-        draft.set_rate(attempt_id, rate, on_demand_rate)
+        draft.set_rate(attempt_id, rate, compared)
 
 
 def _end_again(draft: Draft, item: Attempt) -> None:
@@ -309,13 +324,13 @@ def _end_again(draft: Draft, item: Attempt) -> None:
     if intent is not None and intent.state is IntentState.OPEN and item.meter.rate <= halted_rate(item.quote):
         # It was halted and bills in full again, so an order that waits for its turn to be repeated waits no longer.
         draft.put_intent(replace(intent, not_before=None))
-        _rate(draft, item.id, item.quote.price.total, item.quote.on_demand)
+        _rate(draft, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
         draft.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
     elif intent is None or not intent.is_open:
         draft.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
     elif _end_again_if_forgotten(draft, item, "it still runs after its end was accepted"):
         draft.put_attempt(replace(draft.attempt(item.id), machine=MachineState.LIVE))
-        _rate(draft, item.id, item.quote.price.total, item.quote.on_demand)
+        _rate(draft, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
 
 
 def _end_again_if_forgotten(draft: Draft, item: Attempt, seen: str) -> bool:

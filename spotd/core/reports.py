@@ -7,10 +7,12 @@ from datetime import datetime
 from typing import Final, assert_never
 
 from spotd.core.bounds import notice_within
+from spotd.core.billing import prove_by_report, start_billing
 from spotd.core.draft import Draft
 from spotd.core.model import AttemptId, ExitCause, HostReport
 from spotd.core.retention import tell_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.traffic import meter_traffic
 
 _RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
 
@@ -57,8 +59,14 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
             attempt=attempt_id,
             name=report.resumed_from,
         )
+    moved = report.seq > draft.attempt(attempt_id).heartbeat_seq
     if item is not draft.attempt(attempt_id):
         draft.put_attempt(item)
+    if moved:
+        start_billing(draft, attempt_id)
+    prove_by_report(draft, attempt_id, report, moved=moved)
+    meter_traffic(draft, attempt_id, report)
+    item = draft.attempt(attempt_id)
     if report.notice_at is not None:
         note_notice(draft, attempt_id, report.notice_at)
     if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:

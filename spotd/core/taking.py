@@ -16,9 +16,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.model import Attempt, IntentState, Policy, World, terminate_intent_id
-from spotd.core.pricing import halted_rate
+from spotd.core.pricing import halted_rate, traffic_cost
 from spotd.core.states import AttemptState
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+from spotd_providers.contract.money import MicroUsd, cost
 from spotd_providers.contract.values import Instance, Loss
 
 TAKING: Final = timedelta(seconds=30)
@@ -49,9 +49,9 @@ def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> Mic
         return MicroUsd(0)
     if now - item.launched_at >= rules.free_if_taken_within:
         return MicroUsd(0)
-    price = item.quote.price
-    owed = cost(MicroUsdPerHour(halted_rate(item.quote) + price.upload + price.restore), now - item.intended_at)
-    return MicroUsd(max(0, item.meter.settled - owed))
+    owed = cost(halted_rate(item.quote), now - item.intended_at)
+    moved = traffic_cost(item.quote.offer, item.uploaded_bytes, item.restored_bytes)
+    return MicroUsd(max(0, item.meter.settled - owed - moved))
 
 
 def machines_in_use(world: World) -> int:

@@ -12,10 +12,11 @@ from sqlalchemy.dialects.sqlite import insert as upsert_into
 from spotd.core.model import AttemptId, Checkpoint, Cooldown, CooldownScope, IntentState, Job, JobId, Plan
 from spotd.core.states import AttemptState, InvariantBroken, JobState
 from spotd.store import rows
+from spotd.store.charges import append_charges
 from spotd.store.memory import Memory
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.rules import Stored, check_plan
-from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, COOLDOWNS, EVENTS, INTENTS, JOBS
+from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, EVENTS, INTENTS, JOBS
 from spotd.store.world import chunks, load_checkpoints
 
 
@@ -48,7 +49,7 @@ def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint
     at_point(StorePoint.INTENTS)
     _upsert(connection, COOLDOWNS, [rows.cooldown_out(cooldown) for cooldown in _longest(plan.cooldowns)])
     at_point(StorePoint.COOLDOWNS)
-    _append(connection, CHARGES, [rows.charge_out(charge) for charge in plan.charges])
+    append_charges(connection, plan.charges)
     at_point(StorePoint.CHARGES)
     last = _append_events(connection, plan)
     at_point(StorePoint.EVENTS)

@@ -219,6 +219,15 @@ def attempt_out(attempt: Attempt, quote_text: str) -> Columns:
         "end_reason": None if attempt.end_reason is None else attempt.end_reason.value,
         "end_detail": words_out(attempt.end_detail),
         "exit_code": attempt.exit_code,
+        "meter_until": maybe_instant_out(meter.until),
+        "meter_traffic": meter.traffic,
+        "listed_at": maybe_instant_out(attempt.listed_at),
+        "over_ceiling_at": maybe_instant_out(attempt.over_ceiling_at),
+        "uploaded_bytes": attempt.uploaded_bytes,
+        "restored_bytes": attempt.restored_bytes,
+        "traffic_since": maybe_instant_out(attempt.traffic_since),
+        "traffic_spent": attempt.traffic_spent,
+        "bill_tries": attempt.bill_tries,
     }
 
 
@@ -228,6 +237,8 @@ def meter_in(row: Row) -> Meter:
         rate=row.meter_rate,
         on_demand_rate=row.meter_on_demand_rate,
         since=maybe_instant_in(row.meter_since),
+        until=maybe_instant_in(row.meter_until),
+        traffic=row.meter_traffic,
     )
 
 
@@ -263,6 +274,13 @@ def attempt_in(row: Row, quote: Quote) -> Attempt:
         end_reason=None if row.end_reason is None else EndReason(row.end_reason),
         end_detail=row.end_detail,
         exit_code=row.exit_code,
+        listed_at=maybe_instant_in(row.listed_at),
+        over_ceiling_at=maybe_instant_in(row.over_ceiling_at),
+        uploaded_bytes=row.uploaded_bytes,
+        restored_bytes=row.restored_bytes,
+        traffic_since=maybe_instant_in(row.traffic_since),
+        traffic_spent=row.traffic_spent,
+        bill_tries=row.bill_tries,
     )
 
 
@@ -284,6 +302,8 @@ def intent_out(intent: Intent) -> Columns:
         "not_before": maybe_instant_out(intent.not_before),
         "accepted_at": maybe_instant_out(intent.accepted_at),
         "error": words_out(intent.error),
+        "stray_rate": intent.stray_rate,
+        "stray_since": maybe_instant_out(intent.stray_since),
     }
 
 
@@ -307,6 +327,8 @@ def intent_in(row: Row) -> Intent:
         not_before=maybe_instant_in(row.not_before),
         accepted_at=maybe_instant_in(row.accepted_at),
         error=row.error,
+        stray_rate=row.stray_rate,
+        stray_since=maybe_instant_in(row.stray_since),
     )
 
 

@@ -60,6 +60,10 @@ def _big(*, primary_key: bool = False, nullable: bool = False, index: bool = Fal
     )
 
 
+def _zero() -> Any:
+    return Field(sa_column=Column(BigInteger, nullable=False, server_default=text("0")))
+
+
 class JobRow(Base, table=True):
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_name_submitted_at", "name", "submitted_at"),)
@@ -140,6 +144,15 @@ class AttemptRow(Base, table=True):
     end_reason: str | None = _text(nullable=True)
     end_detail: str = _text()
     exit_code: int | None = _big(nullable=True)
+    meter_until: int | None = _big(nullable=True)
+    meter_traffic: int = _zero()
+    listed_at: int | None = _big(nullable=True)
+    over_ceiling_at: int | None = _big(nullable=True)
+    uploaded_bytes: int = _zero()
+    restored_bytes: int = _zero()
+    traffic_since: int | None = _big(nullable=True)
+    traffic_spent: int = _zero()
+    bill_tries: int = _zero()
 
 
 class CheckpointRow(Base, table=True):
@@ -180,6 +193,8 @@ class IntentRow(Base, table=True):
     not_before: int | None = _big(nullable=True)
     accepted_at: int | None = _big(nullable=True)
     error: str = _text()
+    stray_rate: int = _zero()
+    stray_since: int | None = _big(nullable=True)
 
 
 class CooldownRow(Base, table=True):
@@ -193,7 +208,7 @@ class CooldownRow(Base, table=True):
 
 
 class ChargeRow(Base, table=True):
-    """Append-only. The key makes booking the same span twice impossible."""
+    """Append-only; `charges.append_charges` keeps two of one attempt from beginning at one instant."""
 
     __tablename__ = "charges"
     __table_args__ = (ForeignKeyConstraint(["job_id", "attempt"], ["attempts.job_id", "attempts.number"]),)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from spotd.core.metering import accrued
+from spotd.core.metering import accrued, on_demand_accrued
 from spotd.core.model import AttemptId, Checkpoint, Event, JobId, Meter
 from spotd.core.states import AttemptState, JobState
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour, cost
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, ProviderName
 
 
@@ -43,10 +43,7 @@ class AttemptView:
 
     def on_demand_at(self, now: datetime) -> MicroUsd:
         """What its time would have cost on-demand; its own cost where that price is unknown."""
-        if self.meter.since is None:
-            return self.on_demand_settled
-        rate = self.meter.rate if self.meter.on_demand_rate is None else self.meter.on_demand_rate
-        return MicroUsd(self.on_demand_settled + cost(rate, now - self.meter.since))
+        return MicroUsd(self.on_demand_settled + on_demand_accrued(self.meter, now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

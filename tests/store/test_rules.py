@@ -225,9 +225,13 @@ def test_a_charge_of_an_attempt_that_is_not_stored_is_refused(store: Store) -> N
     is_refused(store, v.plan(v.charge()), "a charge for attempt j1-1, which is not stored")
 
 
-def test_the_same_span_is_never_booked_twice(store: Store) -> None:
-    commit(store, v.running_job(), v.plan(v.charge()))
-    is_refused(store, v.plan(v.charge(amount=5)), "UNIQUE constraint failed")
+def test_charges_that_begin_at_one_instant_are_both_kept(store: Store) -> None:
+    commit(store, v.running_job(), v.plan(v.charge(amount=3)))
+    commit(store, v.plan(v.charge(amount=5), v.charge(amount=7)))
+    kept = store.read(lambda r: r.charges_of(J1))
+    assert [charge.amount for charge in kept] == [3, 5, 7]
+    assert len({charge.start for charge in kept}) == 3
+    assert store.read(lambda r: r.world(v.POLICY, v.NOW)).books.by_day == {v.NOW.date(): 15}
 
 
 @pytest.mark.parametrize(

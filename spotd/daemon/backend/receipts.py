@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from spotd.api.shapes.costs import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
 from spotd.api.words import utc_text
 from spotd.core.budgets import committed
-from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day
+from spotd.core.metering import on_demand_spent, running_time, spent, spent_in_month, spent_on_day
 from spotd.core.model import Attempt, Charge, Event, JobId, World
 from spotd.core.taking import machines_in_use
 from spotd.daemon.backend.parts import Parts
@@ -93,8 +93,7 @@ def _billed(charges: Iterable[Charge], attempts: tuple[Attempt, ...], now: datet
     for charge in charges:
         spans[charge.attempt.number] += charge.end - charge.start
     for item in attempts:
-        if item.meter.since is not None:
-            spans[item.id.number] += max(timedelta(0), now - item.meter.since)
+        spans[item.id.number] += running_time(item.meter, now)
     return spans
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sqlalchemy as sa  # noqa: F401  # for the columns below
-from alembic import op  # noqa: F401  # for the columns below
+import sqlalchemy as sa
+from alembic import op
 
 revision: str = "0003"
 down_revision: str | None = "0002"
@@ -15,3 +15,16 @@ depends_on: str | Sequence[str] | None = None
 
 def upgrade() -> None:
     """Add what the tables have beyond revision 0002."""
+    # What measures a machine's bill: until when it is proven, its traffic, the listings that showed it.
+    _add("attempts", "meter_until", "listed_at", "over_ceiling_at", "traffic_since")
+    _add("attempts", "meter_traffic", "uploaded_bytes", "restored_bytes", "traffic_spent", "bill_tries", nullable=False)
+    # What a machine costs that no attempt owns.
+    _add("intents", "stray_since")
+    _add("intents", "stray_rate", nullable=False)
+
+
+def _add(table: str, *names: str, nullable: bool = True) -> None:
+    """Whole numbers, and instants as microseconds; 0 in the rows that are there where none may be missing."""
+    default = None if nullable else sa.text("0")
+    for name in names:
+        op.add_column(table, sa.Column(name, sa.BigInteger(), nullable=nullable, server_default=default))

@@ -1,0 +1,159 @@
+"""From when, up to when and at which rate a machine bills, as far as anything shows it.
+
+Theory. A machine bills from the launch that was intended, never earlier, whatever instant its provider states. Its disk
+bills at once, the rest from the state in which the provider bills. It bills for as long as something shows that it
+exists: a listing in which it runs, or a sign of life of its host. Without either it cannot outlive its lease, so
+nothing is booked beyond that (`Meter.until`) until it is seen again: then the time between was its own, and is booked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.draft import Draft
+from spotd.core.model import Attempt, AttemptId, HostReport, Meter, Policy
+from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate
+from spotd.core.proof import outlives, proven_until
+from spotd.core.words import per_gpu_words
+from spotd_providers.contract.money import MicroUsdPerHour, per_gpu
+from spotd_providers.contract.values import InstanceState, Market
+
+PROOF_STEP: Final = timedelta(minutes=2)
+"""How far the newest proof of a machine may move before it is written down."""
+GAP: Final = timedelta(minutes=5)
+"""After so long without a proof, a host's own word says when it lived in between."""
+ENDING_TAKES: Final = timedelta(minutes=1)
+"""From the report of the runner's end to the end of its machine."""
+
+
+def began(item: Attempt, created_at: datetime | None, now: datetime, default: datetime) -> datetime:
+    """When the machine was made: not before it was intended and not in the future, whatever the provider states."""
+    return min(max(created_at or default, item.intended_at), now)
+
+
+def first_meter(item: Attempt, state: InstanceState, since: datetime, draft: Draft) -> Meter:
+    """The meter of a machine that is known for the first time."""
+    rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
+    if state is InstanceState.PENDING and _bills_from_running(item, draft.policy):
+        rate, compared = halted_rate(item.quote), MicroUsdPerHour(0)
+    return replace(
+        item.meter,
+        rate=rate,
+        on_demand_rate=compared,
+        since=since,
+        until=proven_until(item, draft.job(item.id.job), draft.policy, draft.now),
+    )
+
+
+def _bills_from_running(item: Attempt, policy: Policy) -> bool:
+    rules = policy.providers.get(item.provider)
+    return rules is not None and rules.bills_from_running
+
+
+def prove(draft: Draft, attempt: AttemptId, at: datetime) -> None:
+    """The machine existed at this instant, so it is booked up to it, and beyond it for as long as its lease."""
+    item = draft.attempt(attempt)
+    known = item.meter.until
+    if item.meter.since is None or known is None:
+        return
+    until = proven_until(item, draft.job(attempt.job), draft.policy, at)
+    if until is None or until - known >= PROOF_STEP or (until > known and draft.now >= known):
+        draft.put_attempt(replace(item, meter=replace(item.meter, until=until)))
+
+
+def prove_by_report(draft: Draft, attempt: AttemptId, report: HostReport, *, moved: bool) -> None:
+    """Its host gave a sign of life, or came to its end, since it was looked at last."""
+    item = draft.attempt(attempt)
+    span, known = outlives(item, draft.job(attempt.job), draft.policy), item.meter.until
+    if span is None or known is None or item.meter.since is None:
+        return
+    proven = known - span
+    if report.exit_at is not None and proven < report.exit_at <= draft.now:
+        until = report.exit_at + ENDING_TAKES
+        if until < known:
+            draft.put_attempt(replace(item, meter=replace(item.meter, until=until)))
+        return
+    at = report.looked_at if moved else report.beat_at
+    if at is not None and at - proven > GAP:
+        at = report.alive_at if report.alive_at is not None and report.alive_at <= report.looked_at else None
+    if at is not None:
+        prove(draft, attempt, at)
+
+
+def note_listed(draft: Draft, attempt: AttemptId, at: datetime, *, exactly: bool) -> None:
+    """A listing of this instant showed the machine as it is."""
+    item = draft.attempt(attempt)
+    if exactly and (item.listed_at is None or at > item.listed_at):
+        draft.put_attempt(replace(item, listed_at=at))
+    prove(draft, attempt, at)
+
+
+def set_rate(
+    draft: Draft, attempt: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None, at: datetime
+) -> None:
+    """The machine runs, by a listing of this instant, and costs so much."""
+    meter = draft.attempt(attempt).meter
+    if meter.rate == rate and meter.since is not None:
+        return
+    draft.set_rate(attempt, rate, compared)
+    item = draft.attempt(attempt)
+    if item.meter.until is None and item.meter.since is not None:
+        until = proven_until(item, draft.job(attempt.job), draft.policy, at)
+        draft.put_attempt(replace(item, meter=replace(item.meter, until=until)))
+
+
+def bill_until_ended(draft: Draft, attempt: AttemptId) -> None:
+    """What is left of the machine bills until its end is confirmed, since no lease ends it."""
+    item = draft.attempt(attempt)
+    if item.meter.until is not None:
+        draft.put_attempt(replace(item, meter=replace(item.meter, until=None)))
+
+
+def start_billing(draft: Draft, attempt: AttemptId) -> None:
+    """The machine runs: it bills in full since the last listing in which it only started."""
+    item = draft.attempt(attempt)
+    meter = item.meter
+    if meter.since is None or not is_starting(item, draft.policy):
+        return
+    since = min(draft.now, max(meter.since, item.listed_at or item.launched_at or meter.since))
+    draft.set_rate(attempt, metered_rate(item.quote), on_demand_rate(item.quote), at=since)
+
+
+def is_starting(item: Attempt, policy: Policy) -> bool:
+    """Whether the machine only starts, which its provider does not bill."""
+    return (
+        item.state.counts
+        and item.running_at is None
+        and item.meter.since is not None
+        and item.meter.on_demand_rate == 0
+        and _bills_from_running(item, policy)
+    )
+
+
+def note_ceiling(draft: Draft, attempt: AttemptId, at: datetime, *, is_over: bool) -> None:
+    """A listing states a price above the ceiling, or one that is not."""
+    item = draft.attempt(attempt)
+    if is_over and item.over_ceiling_at is None:
+        draft.put_attempt(replace(item, over_ceiling_at=at))
+    elif not is_over and item.over_ceiling_at is not None:
+        draft.put_attempt(replace(item, over_ceiling_at=None))
+
+
+def words_over_ceiling(item: Attempt) -> str:
+    """How far the machine's price is above what its job accepted; empty while it is not.
+
+    The price of a spot market moves, so one listing is believed. A bid and an on-demand price do not: a second listing
+    must state it, since one may be wrong.
+    """
+    offer, price = item.quote.offer, item.quote.price
+    total = item.meter.rate + price.upload + price.restore
+    per_gpu_now = per_gpu(MicroUsdPerHour(total), offer.gpu_count)
+    if per_gpu_now <= item.ceiling:
+        return ""
+    is_fixed = offer.market is not Market.SPOT or offer.pays_bid
+    first, last = item.over_ceiling_at, item.listed_at
+    if is_fixed and (first is None or last is None or last <= first):
+        return ""
+    return f"{per_gpu_words(per_gpu_now)}, accepted were {per_gpu_words(item.ceiling)}"

@@ -1,0 +1,37 @@
+"""How long a machine may live, and bill, after the newest proof that it exists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from spotd.core.model import Attempt, Job, Policy
+from spotd.core.pricing import halted_rate
+
+
+def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
+    """How long the machine may live after its last proof; `None` where nothing ends it but an order."""
+    rules = policy.providers.get(item.provider)
+    if rules is not None and not rules.ends_itself:
+        return None
+    starting = timedelta(0)
+    if item.heartbeat_seen_at is None and rules is not None:
+        starting = rules.provision_timeout
+    return policy.lease + job.spec.checkpoint.stop_grace + policy.save_allowance + starting
+
+
+def proven_until(item: Attempt, job: Job, policy: Policy, at: datetime) -> datetime | None:
+    """Up to when the machine is booked if nothing shows it after this instant."""
+    span = outlives(item, job, policy)
+    return None if span is None else at + span
+
+
+def with_limit(item: Attempt, job: Job, policy: Policy) -> Attempt:
+    """The attempt with a limit to its meter, from what is on record where the meter does not hold one."""
+    meter = item.meter
+    if meter.until is not None or meter.since is None or meter.rate <= halted_rate(item.quote):
+        return item
+    known = [at for at in (item.launched_at, item.heartbeat_seen_at, item.listed_at) if at is not None]
+    if not known:
+        return item
+    return replace(item, meter=replace(meter, until=proven_until(item, job, policy, max(known))))

@@ -1,0 +1,90 @@
+"""What a machine uploads and restores, as money: metered, and held to the ceiling.
+
+Theory. A ceiling is a price per hour with the traffic in it, so what is uploaded must stay within what the price of the
+machine's time leaves of it. Uploads come in lumps: each is a debt that is paid off at that rate, with a small
+tolerance. A machine is given up when it uploads again while more than a window of debt is left, so neither one large
+checkpoint nor a few in quick succession end it, and a pace that costs more than the ceiling always does.
+
+The bytes are those of manifests whose chunks the daemon found in the store, and of checkpoints that it offered to
+restore; no figure of a host is taken further than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from spotd.core.draft import Draft
+from spotd.core.model import Attempt, AttemptId, HostReport, Job
+from spotd.core.pricing import DEFAULT_CHECKPOINT_INTERVAL, PPM, traffic_cost
+from spotd.core.requests import stop_attempt
+from spotd.core.states import EndReason
+from spotd.core.words import per_gpu_words
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
+
+WINDOW_MIN: Final = timedelta(hours=1)
+TOLERANCE_PPM: Final = 50_000
+"""How much of the ceiling traffic may cost above it: a machine whose time costs the whole ceiling saves, too."""
+BOOKED_AT: Final = 10_000
+"""A cent of traffic becomes a charge; less waits for more."""
+
+
+def meter_traffic(draft: Draft, attempt: AttemptId, report: HostReport) -> None:
+    """Book what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
+    item = draft.attempt(attempt)
+    uploaded = sum(max(0, report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
+    restored = max(item.restored_bytes, _restored(item, draft.job(attempt.job), report))
+    if not uploaded and restored == item.restored_bytes:
+        return
+    offer = item.quote.offer
+    before = traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)
+    after = traffic_cost(offer, item.uploaded_bytes + uploaded, restored)
+    meter = item.meter
+    draft.put_attempt(
+        replace(
+            item,
+            uploaded_bytes=item.uploaded_bytes + uploaded,
+            restored_bytes=restored,
+            meter=replace(meter, traffic=MicroUsd(meter.traffic + after - before)),
+        )
+    )
+    if meter.traffic + after - before >= BOOKED_AT:
+        draft.set_rate(attempt, meter.rate, meter.on_demand_rate)
+    if uploaded:
+        _hold_to_ceiling(draft, attempt, traffic_cost(offer, uploaded, 0))
+
+
+def _restored(item: Attempt, job: Job, report: HostReport) -> int:
+    """What was downloaded of the checkpoints that this attempt was offered, and of the code."""
+    offered = [saved for saved in job.checkpoints if saved.attempt != item.id.number]
+    size = max((saved.bytes for saved in offered), default=0)
+    done = next((saved.bytes for saved in offered if saved.name == (report.resumed_from or item.resumed_from)), 0)
+    moved = max(done, min(report.restored_bytes, size))
+    return moved + (job.code_bytes if item.heartbeat_seen_at is not None else 0)
+
+
+def _hold_to_ceiling(draft: Draft, attempt: AttemptId, added: MicroUsd) -> None:
+    item = draft.attempt(attempt)
+    every = draft.job(attempt.job).spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL
+    paid_off_per_hour = left_for_uploads(item)
+    debt = 0
+    if item.traffic_since is not None:
+        debt = max(0, item.traffic_spent - cost(paid_off_per_hour, draft.now - item.traffic_since))
+    draft.put_attempt(replace(item, traffic_since=draft.now, traffic_spent=MicroUsd(debt + added)))
+    if item.stop is None and item.state.counts and debt > cost(paid_off_per_hour, max(WINDOW_MIN, every)):
+        accepted = per_gpu_words(item.ceiling)
+        moved = traffic_cost(item.quote.offer, item.uploaded_bytes, 0)
+        stop_attempt(
+            draft,
+            draft.attempt(attempt),
+            EndReason.PRICE_ROSE,
+            f"its uploads have cost ${as_usd(moved):.4f}, which with the machine is more than {accepted}",
+        )
+
+
+def left_for_uploads(item: Attempt) -> MicroUsdPerHour:
+    """What the ceiling leaves per hour for uploads beside the machine's time, with the tolerance."""
+    whole = item.ceiling * item.quote.offer.gpu_count
+    time = max(item.meter.rate, 0)
+    return MicroUsdPerHour(max(0, whole - time - item.quote.price.restore) + whole * TOLERANCE_PPM // PPM)
