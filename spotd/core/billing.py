@@ -63,13 +63,20 @@ def prove(draft: Draft, attempt: AttemptId, at: datetime) -> None:
         draft.put_attempt(replace(item, meter=replace(item.meter, until=until)))
 
 
-def prove_by_report(draft: Draft, attempt: AttemptId, report: HostReport, *, moved: bool) -> None:
-    """Its host gave a sign of life, or came to its end, since it was looked at last."""
-    item = draft.attempt(attempt)
-    span, known = outlives(item, draft.job(attempt.job), draft.policy), item.meter.until
-    if span is None or known is None or item.meter.since is None:
+def prove_by_report(draft: Draft, before: Attempt, report: HostReport, *, moved: bool) -> None:
+    """Its host gave a sign of life, or came to its end, since it was looked at last, when it was as `before`."""
+    attempt, job = before.id, draft.job(before.id.job)
+    known = before.meter.until
+    span = outlives(before, job, draft.policy)
+    if span is None or known is None or before.meter.since is None:
         return
     proven = known - span
+    item = draft.attempt(attempt)
+    if before.heartbeat_seen_at is None and item.heartbeat_seen_at is not None:
+        # It has a lease from now on, which is shorter than the time it had for its start.
+        known = proven_until(item, job, draft.policy, max(proven, min(report.looked_at, draft.now))) or known
+        item = replace(item, meter=replace(item.meter, until=known))
+        draft.put_attempt(item)
     if report.exit_at is not None and proven < report.exit_at <= draft.now:
         until = report.exit_at + ENDING_TAKES
         if until < known:

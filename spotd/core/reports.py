@@ -59,12 +59,13 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
             attempt=attempt_id,
             name=report.resumed_from,
         )
-    moved = report.seq > draft.attempt(attempt_id).heartbeat_seq
-    if item is not draft.attempt(attempt_id):
+    before = draft.attempt(attempt_id)
+    moved = report.seq > before.heartbeat_seq
+    if item is not before:
         draft.put_attempt(item)
+    prove_by_report(draft, before, report, moved=moved)
     if moved:
         start_billing(draft, attempt_id)
-    prove_by_report(draft, attempt_id, report, moved=moved)
     meter_traffic(draft, attempt_id, report)
     item = draft.attempt(attempt_id)
     if report.notice_at is not None:

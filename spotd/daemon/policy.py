@@ -73,6 +73,8 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         provision_timeout=virtual_at_least(clock, traits.provision_timeout, real_s=PROVISION_FLOOR_S),
         unusable=unusable,
         free_if_taken_within=traits.free_if_taken_within,
+        bills_from_running=traits.bills_from_running,
+        ends_itself=bool(traits.ends_itself_by),
     )
 
 

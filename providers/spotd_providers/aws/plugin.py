@@ -54,6 +54,7 @@ class AwsPlugin:
             ends_itself_by="file",
             # Counted by EC2 from `running`, by us from the launch before it: never too long.
             free_if_taken_within=timedelta(hours=1),
+            bills_from_running=True,
             # A fake cloud tells each machine its own address in the environment.
             notice_imds="" if local else IMDS,
         )

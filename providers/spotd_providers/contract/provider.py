@@ -162,6 +162,7 @@ class ProviderTraits:
         free_if_taken_within: a machine that the provider itself takes back this soon after its launch costs nothing,
             and costs something when we end it; it is then left to the provider. Once a listing says that it was
             (`Loss.PREEMPTED`, `Loss.OUTBID`), what was booked for it is booked back, apart from disk and traffic.
+        bills_from_running: only its disk is billed until a listing shows the machine as `RUNNING`.
     """
 
     start_script_bytes_max: int
@@ -175,6 +176,7 @@ class ProviderTraits:
     ends_itself_at: str = ""
     notice_imds: str = ""
     free_if_taken_within: timedelta = timedelta(0)
+    bills_from_running: bool = False
 
 
 class ProviderPlugin(Protocol):

@@ -56,6 +56,7 @@ class VastPlugin:
             default_fee_multiplier=DEFAULT_FEE_MULTIPLIER,
             ends_itself_by="vast",
             ends_itself_at=settings.base_url,
+            bills_from_running=True,
         )
 
     def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
