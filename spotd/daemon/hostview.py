@@ -21,6 +21,7 @@ from spotd.core.model import Attempt, Checkpoint, ExitCause, Fallback, HostRepor
 from spotd.daemon import layout
 from spotd.daemon.metrics import metric_of
 from spotd.daemon.transfers import TransferMeter
+from spotd.daemon.uploads import uploaded_bytes
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import (
@@ -87,11 +88,14 @@ class HostView:
     heartbeat: Heartbeat | None = None
     transfers: TransferMeter = field(default_factory=TransferMeter)
     exit: Exit | None = None
+    exit_at: datetime | None = None
     resumed_from: str | None = None
     events_read: str = ""
     serial_known: int | None = None
     accepted: dict[str, Checkpoint] = field(default_factory=dict)
     """By manifest key: a checkpoint that its framework writes anew under one name (`last.ckpt`) comes several times."""
+    uploads: dict[str, int] = field(default_factory=dict)
+    """Bytes that each of them added to the store."""
     settled: dict[str, str] = field(default_factory=dict)
     """Manifest keys that need no second reading, with the etag they had."""
     misses: dict[str, int] = field(default_factory=dict)
@@ -154,6 +158,10 @@ def report_of(
         notice_at=None if notice is None else _near(virtual(notice.at), at) if notice.at is not None else at,
         notes=tuple(view.notes),
         fallbacks=tuple(view.fallbacks),
+        alive_at=None if beat is None else virtual(beat.at),
+        exit_at=None if view.exit_at is None else virtual(view.exit_at),
+        uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
+        restored_bytes=beat.restore.bytes_done if beat is not None and beat.restore is not None else 0,
     )
 
 
@@ -182,7 +190,7 @@ def _read_heartbeat(objects: ObjectStore, view: HostView, attempt: Attempt) -> N
     view.heartbeat = beat
     view.transfers.take(beat)
     if beat.exit is not None:
-        view.exit = beat.exit
+        view.exit, view.exit_at = beat.exit, view.exit_at or beat.at
 
 
 def _read_events(objects: ObjectStore, view: HostView, attempt: Attempt, *, first: bool) -> None:
@@ -206,7 +214,7 @@ def _read_events(objects: ObjectStore, view: HostView, attempt: Attempt, *, firs
 def _take_event(view: HostView, event: Event, *, tell: bool) -> None:
     ended = event.exit()
     if ended is not None:
-        view.exit = ended
+        view.exit, view.exit_at = ended, event.at
     if event.kind is EventKind.RESTORED and isinstance(event.data.get("name"), str):
         view.resumed_from = str(event.data["name"])
     if event.kind is EventKind.CHECKPOINT_FALLBACK and tell:
@@ -233,7 +241,7 @@ def _read_manifests(
 ) -> None:
     prefix = checkpoint_prefix(attempt.id.job, attempt.id.number)
     if view.serial_known is None:
-        view.serial_known = _serial_of_newest_known(objects, attempt, job)
+        view.serial_known = _serial_of_newest_known(objects, view, attempt, job)
     found: list[tuple[AcceptedManifest, ObjectInfo]] = []
     for info in _listed(objects, prefix):
         if view.settled.get(info.key) == info.etag or not info.key.endswith(".json"):
@@ -252,6 +260,7 @@ def _read_manifests(
         # Not before here: a store that goes away in the middle of a look must not make a checkpoint old news.
         view.settled[info.key] = info.etag
         view.serial_known = max(view.serial_known, accepted.serial)
+        view.uploads[info.key] = uploaded_bytes(accepted, view.chunks, layout.data_prefix(attempt.id))
         view.chunks.update(accepted.chunk_keys)
         saved_at = min(at, max(attempt.intended_at, virtual(accepted.created_at)))
         view.accepted[info.key] = Checkpoint(
@@ -297,8 +306,8 @@ def _refuse(view: HostView, info: ObjectInfo, verdict: Refused) -> None:
         view.unfinished = True
 
 
-def _serial_of_newest_known(objects: ObjectStore, attempt: Attempt, job: Job) -> int:
-    """After a restart: below and at this, nothing is news."""
+def _serial_of_newest_known(objects: ObjectStore, view: HostView, attempt: Attempt, job: Job) -> int:
+    """After a restart: below and at this, nothing is news, nor are the chunks of that checkpoint."""
     newest = next((c for c in job.checkpoints if c.attempt == attempt.id.number), None)
     if newest is None:
         return -1
@@ -306,7 +315,10 @@ def _serial_of_newest_known(objects: ObjectStore, attempt: Attempt, job: Job) ->
         draft = _parsed(objects.get(newest.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
     except ObjectMissing:
         draft = None
-    return draft.serial if draft is not None else -1
+    if draft is None:
+        return -1
+    view.chunks.update(draft.chunk_sizes())
+    return draft.serial
 
 
 def _parsed(data: bytes) -> Manifest | None:
@@ -374,6 +386,7 @@ def told(view: HostView, report: HostReport) -> None:
     view.fallbacks = view.fallbacks[len(report.fallbacks) :]
     for checkpoint in report.checkpoints:
         view.accepted.pop(checkpoint.manifest_key, None)
+        view.uploads.pop(checkpoint.manifest_key, None)
 
 
 def with_job(report: HostReport, job: Job) -> HostReport:

@@ -197,3 +197,35 @@ async def test_threads_report_what_one_thread_would(objects: FolderStore, host: 
     host.beat("run")
     threaded = Storekeeper(objects, clock=Still(), wall=Still(), log=Log())
     assert (await threaded.look(WORLD))[ATTEMPT].seq == 0
+
+
+async def test_a_report_counts_the_bytes_that_each_checkpoint_added_to_the_store(
+    objects: FolderStore, keeper: Storekeeper, host: Host
+) -> None:
+    host.checkpoint("first", b"seven b")
+    assert sum((await look(keeper)).uploads.values()) == 7
+    host.checkpoint("second", b"seven b")
+    host.checkpoint("third", b"another")
+    first = await look(keeper)
+    assert sorted(first.uploads.values()) == [0, 7]
+    assert {saved.manifest_key for saved in first.checkpoints} == set(first.uploads)
+    assert not (await look(keeper)).uploads
+
+
+async def test_a_restarted_daemon_does_not_count_the_chunks_of_the_checkpoint_it_knows(
+    objects: FolderStore, keeper: Storekeeper, host: Host
+) -> None:
+    host.checkpoint("first", b"seven b")
+    saved = (await look(keeper)).checkpoints
+    (job,) = WORLD.jobs.values()
+    world = replace(WORLD, jobs={job.id: replace(job, checkpoints=saved)})
+    again = Storekeeper(objects, clock=Still(), wall=Still(), log=Log(), inline=True)
+    host.checkpoint("second", b"seven b")
+    assert list((await look(again, world)).uploads.values()) == [0]
+
+
+async def test_the_instants_of_its_host_come_with_a_report(keeper: Storekeeper, host: Host) -> None:
+    host.beat("run", at=text(NOW - timedelta(minutes=3)))
+    assert (await look(keeper)).alive_at == NOW - timedelta(minutes=3)
+    host.exit()
+    assert (await look(keeper)).exit_at == NOW
