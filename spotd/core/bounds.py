@@ -12,6 +12,10 @@ from typing import Final
 
 BYTES_MAX: Final = 10**15
 """Ten times the largest checkpoint that is promised to work."""
+MOVED_MAX: Final = 2**62
+"""Bytes that one machine can have moved in all."""
+MOVED_COST_MAX: Final = 10**15
+"""Micro-dollars for them: a thousand million dollars."""
 HOURLY_MAX: Final = 10**12
 """Micro-dollars per hour for one machine: a million dollars."""
 COOLDOWN_MAX: Final = timedelta(hours=24)

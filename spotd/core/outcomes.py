@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
-from spotd.core.bounds import span_within
 from spotd.core.billing import began, first_meter
+from spotd.core.bounds import span_within
 from spotd.core.draft import Draft
 from spotd.core.model import (
     Attempt,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.bounds import bytes_within, hourly_within, per_hour
+from spotd.core.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
 from spotd.core.model import Job, Policy, PriceBreakdown, Quote
 from spotd_providers.contract.money import (
     HOURS_PER_STORAGE_MONTH,
@@ -143,7 +143,8 @@ def on_demand_rate(agreed: Quote) -> MicroUsdPerHour | None:
 
 def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> MicroUsd:
     """What so many bytes cost at the prices of the offer, rounded up."""
-    return MicroUsd(_up(uploaded_bytes * offer.upload_price, GB) + _up(restored_bytes * offer.download_price, GB))
+    exact = _up(uploaded_bytes * offer.upload_price, GB) + _up(restored_bytes * offer.download_price, GB)
+    return MicroUsd(min(exact, MOVED_COST_MAX))
 
 
 def halted_rate(agreed: Quote) -> MicroUsdPerHour:

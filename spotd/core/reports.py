@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final, assert_never
 
-from spotd.core.bounds import notice_within
 from spotd.core.billing import prove_by_report, start_billing
+from spotd.core.bounds import notice_within
 from spotd.core.draft import Draft
 from spotd.core.model import AttemptId, ExitCause, HostReport
 from spotd.core.retention import tell_fallbacks, with_fresh

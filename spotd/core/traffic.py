@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
+from spotd.core.bounds import MOVED_MAX, bytes_within
 from spotd.core.draft import Draft
 from spotd.core.model import Attempt, AttemptId, HostReport, Job
 from spotd.core.pricing import DEFAULT_CHECKPOINT_INTERVAL, PPM, traffic_cost
@@ -33,7 +34,8 @@ BOOKED_AT: Final = 10_000
 def meter_traffic(draft: Draft, attempt: AttemptId, report: HostReport) -> None:
     """Book what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
     item = draft.attempt(attempt)
-    uploaded = sum(max(0, report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
+    added = sum(bytes_within(report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
+    uploaded = min(added, MOVED_MAX - item.uploaded_bytes)
     restored = max(item.restored_bytes, _restored(item, draft.job(attempt.job), report))
     if not uploaded and restored == item.restored_bytes:
         return
