@@ -12,12 +12,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
+from spotd.core import lineage
 from spotd.core.bounds import COOLDOWN_MAX, span_within
 from spotd.core.metering import booked_back, settled
 from spotd.core.model import (
     Attempt,
     AttemptId,
     Charge,
+    Checkpoint,
     Cooldown,
     CooldownScope,
     Event,
@@ -270,7 +272,9 @@ class Draft:
         self.put_attempt(item)
         self.event(f"attempt.{reason.value}", sentence, attempt=attempt, reason=reason.value)
         self._blame(item, traits.blame, sentence)
+        source = lineage.source_of(self.job(attempt.job), item)
         self._move_job_on(item, reason, sentence)
+        self._doubt(source, item, reason)
         if item.machine is MachineState.GONE:
             self._close(item)
         elif item.ref is not None:
@@ -322,6 +326,26 @@ class Draft:
             lost=job.lost + (self._lost(item, job) if traits.is_recovery else timedelta(0)),
             exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,
         )
+
+    def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:
+        """What the attempt resumed from may be why it failed: then the next one begins with what is older."""
+        before = self.job(item.id.job)
+        after = lineage.with_doubt(before, source, item, reason, self.now)
+        if after is before:
+            return
+        self.put_job(after)
+        turned = lineage.setback(after)
+        if turned is None or after.state.is_final:
+            return
+        newest, older = turned
+        why = (
+            f"attempts that resumed from the checkpoints of attempt {newest.attempt} failed before they had saved "
+            f"anything newer: the next one begins with {older.name} of attempt {older.attempt}"
+        )
+        self.event(
+            "checkpoint.doubted", why, job=after.id, name=newest.name, of_attempt=newest.attempt, next=older.name
+        )
+        self.put_job(replace(after, reason=f"{after.reason}; {why}"))
 
     def _lost(self, item: Attempt, job: Job) -> timedelta:
         """Work since the newest checkpoint of this attempt, or since its command began."""

@@ -32,7 +32,7 @@ def find_checkpoint(job: Job, checkpoints: Sequence[Checkpoint], text: str) -> C
 
 def borrowed(checkpoint: Checkpoint) -> Checkpoint:
     """The same content, as the list of another job names it."""
-    return replace(checkpoint, attempt=OF_ANOTHER_JOB, pinned=False)
+    return replace(checkpoint, attempt=OF_ANOTHER_JOB, pinned=False, proven_by=None, doubted_by=())
 
 
 def pin(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime, *, pinned: bool) -> Plan:

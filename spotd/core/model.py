@@ -58,6 +58,9 @@ class Checkpoint:
         sha256: of the manifest's bytes.
         metric: what the job measured with it, where the job names a metric and the checkpoint tells it.
         pinned: its owner wants it to stay, whatever `keep` says.
+        host: where it was written, if the provider names hosts.
+        proven_by: the attempt that resumed from it and got further.
+        doubted_by: attempts that resumed from it and failed without getting further, oldest first.
     """
 
     name: str
@@ -69,6 +72,9 @@ class Checkpoint:
     sha256: str
     metric: float | None = None
     pinned: bool = False
+    host: str = ""
+    proven_by: int | None = None
+    doubted_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Final, assert_never
 from spotd.core.billing import prove_by_report, start_billing
 from spotd.core.bounds import notice_within
 from spotd.core.draft import Draft
+from spotd.core.lineage import with_progress
 from spotd.core.model import AttemptId, ExitCause, HostReport
 from spotd.core.retention import tell_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
@@ -68,6 +69,9 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
         start_billing(draft, attempt_id)
     meter_traffic(draft, attempt_id, report)
     item = draft.attempt(attempt_id)
+    if report.checkpoints:
+        job = draft.job(attempt_id.job)
+        draft.put_job(with_progress(job, item, draft.now))
     if report.notice_at is not None:
         note_notice(draft, attempt_id, report.notice_at)
     if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:

@@ -6,8 +6,9 @@ needs. An attempt may restore what the list held before it was intended, and the
 for as long as its machine exists. What it may have been offered therefore stays on the list until it has ended:
 the newest few of the attempts before it, which no later event can change, since only one attempt counts at a time.
 
-Beside the newest, the list keeps what its owner pinned and, where the job names a metric, the checkpoint that is best
-by it. Both are told by the list itself, so that every rule here stays a function of the job and its open attempts.
+Beside the newest, the list keeps what its owner pinned, where the job names a metric the checkpoint that is best by it,
+and of earlier attempts what no later one has made needless (`spotd.core.lineage`). All of it is told by the list
+itself, so that every rule here stays a function of the job and its open attempts.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from spotd.core import lineage
 from spotd.core.draft import Draft
 from spotd.core.model import AttemptId, Checkpoint, Fallback, Job, Plan, World
 from spotd_jobs.spec.model import MetricBest
 
-FALLBACKS: Final = 3
-"""So many choices an attempt has at least: the newest may turn out to be damaged when it is fetched."""
+FALLBACKS: Final = lineage.CHOICES
 REMEMBERED: Final = 50
 """How many checkpoints one attempt can have on the list: how many a host publishes is a stranger's choice."""
 
 
 def offered(job: Job) -> tuple[Checkpoint, ...]:
-    """What a grant that is written now may offer, newest first."""
-    return job.checkpoints[: _depth(job)]
+    """What a grant that is written now may offer, first choice first."""
+    order = lineage.restore_order(job.checkpoints, lineage.doubts_allowed(job))
+    return tuple(order[: _depth(job)])
 
 
 def with_fresh(job: Job, attempt: int, fresh: Collection[Checkpoint]) -> tuple[Checkpoint, ...]:
@@ -45,7 +47,8 @@ def with_fresh(job: Job, attempt: int, fresh: Collection[Checkpoint]) -> tuple[C
 def kept(job: Job, open_attempts: Collection[int]) -> tuple[Checkpoint, ...]:
     """What stays on the list while these attempts of the job have not ended."""
     best = best_of(job, job.checkpoints)
-    chosen = {*job.checkpoints[: job.spec.checkpoint.keep], *in_reach(job, open_attempts)}
+    newest = job.checkpoints[: job.spec.checkpoint.keep]
+    chosen = {*newest, *in_reach(job, open_attempts), *lineage.witnesses(job.checkpoints)}
     return tuple(c for c in job.checkpoints if c in chosen or c.pinned or c == best)
 
 
@@ -53,8 +56,13 @@ def in_reach(job: Job, open_attempts: Collection[int]) -> frozenset[Checkpoint]:
     """What a machine of one of these attempts may read: nobody may take it away, not even its owner."""
     depth = _depth(job)
     reach = set(job.checkpoints[:depth] if open_attempts else ())
-    for number in open_attempts:
-        reach.update([c for c in job.checkpoints if c.attempt < number][:depth])
+    # How many doubts were allowed when a grant was written is not known any more: it was one of these.
+    for allowed in (1, lineage.DOUBTS):
+        for number in open_attempts:
+            order = lineage.restore_order(job.checkpoints, allowed, before=number)
+            reach.update(order[:depth])
+        if open_attempts:
+            reach.update(lineage.restore_order(job.checkpoints, allowed)[:depth])
     return frozenset(reach)
 
 

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
+from spotd.core.lineage import host_name
 from spotd.core.model import Attempt, Checkpoint, ExitCause, Fallback, HostReport, Job
 from spotd.daemon import layout
 from spotd.daemon.metrics import metric_of
@@ -272,6 +273,7 @@ def _read_manifests(
             manifest_key=info.key,
             sha256=accepted.sha256,
             metric=value,
+            host=host_name(attempt),
         )
 
 

@@ -154,6 +154,9 @@ def checkpoint_out(job: JobId, ordinal: int, checkpoint: Checkpoint) -> Columns:
         "sha256": checkpoint.sha256,
         "metric": checkpoint.metric,
         "pinned": checkpoint.pinned,
+        "host": words_out(checkpoint.host),
+        "proven_by": checkpoint.proven_by,
+        "doubted_by": json.dumps(checkpoint.doubted_by) if checkpoint.doubted_by else "",
     }
 
 
@@ -168,6 +171,9 @@ def checkpoint_in(row: Row) -> Checkpoint:
         sha256=row.sha256,
         metric=row.metric,
         pinned=bool(row.pinned),
+        host=row.host,
+        proven_by=row.proven_by,
+        doubted_by=tuple(int(number) for number in json.loads(row.doubted_by or "[]")),
     )
 
 

@@ -171,6 +171,10 @@ class CheckpointRow(Base, table=True):
     sha256: str = _text()
     metric: float | None = Field(sa_column=Column(Float, nullable=True))
     pinned: bool = Field(sa_column=Column(Boolean, nullable=False, server_default=false()))
+    host: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
+    proven_by: int | None = _big(nullable=True)
+    doubted_by: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
+    """Numbers of attempts, in JSON."""
 
 
 class IntentRow(Base, table=True):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spotd.core.lineage import EARLIER_KEPT, UNPROVEN_KEPT
 from spotd.core.model import AttemptId, Checkpoint, Job, World
 from spotd.core.retention import FALLBACKS, REMEMBERED, kept, offered, trim, with_fresh
 from spotd.core.states import AttemptState, JobState
@@ -189,6 +190,19 @@ class History:
         self.unread = []
         self.offers[self.counting] = offered(self.job)[:FALLBACKS]
 
+    def judge(self) -> None:
+        """The attempt that counts proves what it resumed from, or fails from it."""
+        number = self.counting
+        if number is None or not self.offers[number]:
+            return
+        chosen = self.random.choice(self.offers[number])
+        if chosen.attempt == number:
+            return
+        proof = self.random.random() < 0.5
+        judged = replace(chosen, proven_by=number) if proof else replace(chosen, doubted_by=(number,))
+        self.job = replace(self.job, checkpoints=tuple(judged if c == chosen else c for c in self.job.checkpoints))
+        self.offers = {n: tuple(judged if c == chosen else c for c in some) for n, some in self.offers.items()}
+
     def stop_counting(self) -> None:
         self.unread, self.counting = [], None
 
@@ -279,6 +293,7 @@ def lives(random: Random) -> list[str]:
         for _ in range(random.randint(0, 7)):
             life += random.choice([[], [], [], ["restart_runner"], ["fail_to_publish"]])
             life += ["publish", "accept"][: random.choice([1, 2, 2, 2])]
+        life += random.choice([[], ["judge"]])
         life += random.choice([[], ["store_outputs"]])
         life += random.choice([["end_one"], ["end_one"], ["stop_counting"], ["stop_counting", "begin", "end_one"]])
         for step in life:
@@ -306,7 +321,7 @@ def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_ga
         history.check()
         if len(list(objects.list(""))) == before:
             break
-    assert len(history.job.checkpoints) <= keep
+    assert len(history.job.checkpoints) <= keep + EARLIER_KEPT + UNPROVEN_KEPT
     needed = {c.manifest_key for c in history.job.checkpoints} | history.outputs
     needed |= {chunk for key in set(needed) for chunk in history._chunks(key)}
     assert {info.key for info in objects.list("")} == needed
@@ -448,7 +463,7 @@ async def test_a_dropped_checkpoint_does_not_come_back_as_the_newest(rig: Rig) -
 
 
 @pytest.mark.anyio
-async def test_a_job_over_many_machines_keeps_only_what_it_asked_for(rig: Rig) -> None:
+async def test_a_job_over_many_machines_keeps_what_it_asked_for_and_what_nothing_has_made_needless(rig: Rig) -> None:
     keeper = retention(rig)
     async with rig.running():
         name = await rig.submit()
@@ -463,8 +478,8 @@ async def test_a_job_over_many_machines_keeps_only_what_it_asked_for(rig: Rig) -
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
         await keeper.round()
         await keeper.round()
-    assert names(rig.job(name).checkpoints) == ["c3b", "c3a", "c2b"]
-    assert [len(data_keys(rig, number)) for number in (1, 2, 3)] == [0, 1, 2]
+    assert names(rig.job(name).checkpoints) == ["c3b", "c3a", "c2b", "c1b", "c1a"]
+    assert [len(data_keys(rig, number)) for number in (1, 2, 3)] == [2, 1, 2]
     assert "retention.swept" in rig.log.events()
 
 

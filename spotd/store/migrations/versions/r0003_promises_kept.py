@@ -21,6 +21,10 @@ def upgrade() -> None:
     # What a machine costs that no attempt owns.
     _add("intents", "stray_since")
     _add("intents", "stray_rate", nullable=False)
+    # What shows that a checkpoint is worth something, or nothing.
+    op.add_column("checkpoints", sa.Column("host", sa.Text(), nullable=False, server_default=""))
+    op.add_column("checkpoints", sa.Column("proven_by", sa.BigInteger(), nullable=True))
+    op.add_column("checkpoints", sa.Column("doubted_by", sa.Text(), nullable=False, server_default=""))
 
 
 def _add(table: str, *names: str, nullable: bool = True) -> None:
