@@ -42,7 +42,11 @@ class DaemonSection(Section):
     """Where jobs, attempts and spending are recorded: "sqlite" below the state directory, or "sqlite:////path/file"."""
 
     poll_every: Interval = timedelta(seconds=60)
-    """How often prices and machines are asked for; each provider can have its own."""
+    """How often prices are asked for; each provider can have its own."""
+
+    machines_every: Interval = timedelta(seconds=12)
+    """How often the machines are listed while any lives, which is how a loss is seen. Never less often than
+    prices, nor more often than the provider allows; `spotctl providers` shows the requests. Each can have its own."""
 
     time_scale: Scale = 1.0
     """How much faster than the wall the daemon's whole clock runs. Only for the local market, which follows it."""
@@ -195,6 +199,9 @@ class ProviderSection(Section):
 
     poll_every: Interval | None = None
     """How often this provider is asked. Absent: as in [daemon]."""
+
+    machines_every: Interval | None = None
+    """How often machines are listed there while any lives. Absent: as in [daemon]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,11 @@ from spotd_providers.contract.values import AttemptKey, Instance, InstanceState,
 TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
 """A machine still listed as running so long after its end was accepted is ended again: some providers forget."""
 
+LATE_PARTS: Final = 3
+LATE_WHOLE: Final = 5
+"""A host is late after this part of the silence that would end it: well before two heartbeats were missed."""
+LATE_FOR: Final = timedelta(minutes=2)
+
 _LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
     Loss.PREEMPTED: EndReason.PREEMPTED,
     Loss.OUTBID: EndReason.OUTBID,
@@ -416,12 +421,25 @@ def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None
             end(EndReason.HOST_LOST, f"no sign of life for {silence} s")
         else:
             draft.wake(silent_at)
+        _look_when_late(draft, item, seen_at)
     elif rules is not None:
         late_at = item.launched_at + rules.provision_timeout
         if draft.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:
             draft.wake(late_at)
+
+
+def _look_when_late(draft: Draft, item: Attempt, seen_at: datetime) -> None:
+    """A heartbeat is late: its provider may know that the machine is gone, and is asked now and for a while.
+
+    The poller bounds the requests; later its usual pace is enough.
+    """
+    late_at = seen_at + draft.policy.silence_max * LATE_PARTS // LATE_WHOLE
+    if draft.now < late_at:
+        draft.wake(late_at)
+    elif draft.now < late_at + LATE_FOR:
+        draft.look_again(item.provider)
 
 
 # --- machines nobody expects -----------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ STORE_FOLDER: Final = "store"
 INSTALL_FILE: Final = "install"
 INSTALL_LENGTH: Final = 8
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FEE_LEAST: Final = Decimal("0.5")
+FEE_MOST: Final = Decimal(5)
 
 
 def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) -> Settings:
@@ -130,19 +132,33 @@ def _provider(one: ProviderConfig, config: Config, environ: Mapping[str, str]) -
             trouble = f"{exc}; {exc.hint}"
     elif one.plugin.needs_credential:
         trouble = f'no key is configured; put api_key = {{ file = "..." }} under [providers.{one.name}]'
-    traits = one.plugin.traits(one.settings)
     fee = one.common.fee_multiplier
+    if fee is None:
+        fee, odd = _usual_fee(one)
+        trouble = trouble or odd
     return ProviderSettings(
         name=ProviderName(one.name),
         title=one.plugin.title,
         enabled=one.common.enabled,
-        fee_ppm=int(Decimal(traits.default_fee_multiplier) * MICRO) if fee is None else fee,
+        fee_ppm=fee,
         poll_every=one.common.poll_every or config.daemon.poll_every,
+        machines_every=one.common.machines_every or config.daemon.machines_every,
         plugin=one.plugin,
         settings=one.settings,
         credential=credential,
         trouble=trouble,
     )
+
+
+def _usual_fee(one: ProviderConfig) -> tuple[int, str]:
+    """The fee that the plugin states, or 1 and what is wrong with it: a plugin that fails ends nothing else."""
+    try:
+        stated: object = one.plugin.traits(one.settings).default_fee_multiplier
+        if isinstance(stated, str) and FEE_LEAST <= (fee := Decimal(stated)) <= FEE_MOST:
+            return int(fee * MICRO), ""
+    except Exception as exc:  # noqa: BLE001 - as it says
+        return MICRO, f"the plugin failed with {type(exc).__name__}, which is a bug in it"
+    return MICRO, f"the plugin states a fee that is no text from {FEE_LEAST} to {FEE_MOST}, which is a bug in it"
 
 
 def _own_install(state_dir: Path) -> str:

@@ -25,6 +25,7 @@ from spotd.daemon.bell import Bell
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.failures import Refusal, refusal_of
+from spotd.daemon.guarded import Guarded, guarded
 from spotd.daemon.secretfiles import SecretsMissing
 from spotd.store import StoreError as StateError
 from spotd_jobs.objects.api import StoreError as ObjectsError
@@ -234,17 +235,14 @@ class Executor:
         self._crash(CrashPoint.BEFORE_LAUNCH)
         try:
             with anyio.fail_after(LAUNCH_DEADLINE_S):
-                made = await self._providers[attempt.provider].launch(request)
+                made = await self._provider(attempt.provider).launch(request)
         except OutcomeUnknown as exc:
             return str(exc) or "the answer was lost"
         except ProviderError as exc:
             self._crash(CrashPoint.AFTER_LAUNCH)
-            return refusal_of(exc) or f"{type(exc).__name__}: {exc}"
+            return refusal_of(exc) or str(exc)
         except TimeoutError:
             return f"no answer within {LAUNCH_DEADLINE_S:.0f} s"
-        except Exception as exc:  # noqa: BLE001 - a plugin broke its contract in the middle of a paid call: unknown
-            self._log.error("provider.broke_contract", provider=attempt.provider, call="launch", exc_info=exc)
-            return f"the plugin failed with {type(exc).__name__}"
         self._crash(CrashPoint.AFTER_LAUNCH)
         if made.instance.key != attempt.key:
             self._log.error("provider.wrong_key", provider=attempt.provider, key=attempt.key, got=made.instance.key)
@@ -322,15 +320,12 @@ class Executor:
         detail, wait = "", None
         try:
             with anyio.fail_after(TERMINATE_DEADLINE_S):
-                await self._providers[intent.provider].terminate(ref)
+                await self._provider(intent.provider).terminate(ref)
         except TimeoutError:
             detail = f"no answer within {TERMINATE_DEADLINE_S:.0f} s"
         except ProviderError as exc:
             detail = str(exc) or type(exc).__name__
             wait = exc.retry_after if isinstance(exc, RateLimited) else None
-        except Exception as exc:  # noqa: BLE001 - a failing plugin must not end the daemon while a machine bills
-            self._log.error("provider.broke_contract", provider=intent.provider, call="terminate", exc_info=exc)
-            detail = f"the plugin failed with {type(exc).__name__}"
         self._crash(CrashPoint.AFTER_TERMINATE)
         return detail, wait
 
@@ -341,6 +336,9 @@ class Executor:
         )
         if intent.tries == 0:
             self._log.warning("terminate.failed", key=intent.key, provider=intent.provider, detail=detail)
+
+    def _provider(self, name: ProviderName) -> Guarded:
+        return guarded(self._providers[name], clock=self._clock, log=self._log)
 
     # --- outcomes ---
 

@@ -19,6 +19,10 @@ from spotd.daemon import log as logs
 from spotd.daemon.backend import ProviderEntry
 from spotd.daemon.boards import Boards
 from spotd.daemon.crash import CrashPoints
+from spotd.daemon.guarded import guarded
+from spotd.daemon.pluginvalues import Malformed
+from spotd.daemon.pluginvalues import text as plain_text
+from spotd.daemon.pluginvalues import traits as plain_traits
 from spotd.daemon.pollers import Pace, Poller
 from spotd.daemon.settings import ProviderSettings, Settings
 from spotd_providers.contract.errors import ProviderError
@@ -55,8 +59,8 @@ class Hosting:
         self.entries: dict[ProviderName, ProviderEntry] = {}
         self._tried: dict[ProviderName, anyio.Event] = {}
         for one in settings.providers:
-            traits = _traits(one)
-            trouble = one.trouble or ("" if traits is not None else "its settings are not usable")
+            traits, odd = _traits(one)
+            trouble = one.trouble or odd
             self.entries[one.name] = ProviderEntry(
                 name=one.name,
                 title=one.title,
@@ -81,6 +85,7 @@ class Hosting:
             one.name in self._tried
             or one.plugin is None
             or one.trouble
+            or self.entries[one.name].traits is None
             or not (one.enabled or self._has_machines(one.name))
         ):
             return
@@ -149,30 +154,46 @@ class Hosting:
             state_dir=folder,
             credential=one.credential,
         )
-        opened = False
+        ours: BaseException | None = None
+        """What ended the polling, if that is our own failure and not the plugin's."""
         try:
             with anyio.fail_after(OPEN_DEADLINE_S) as limit:
                 async with plugin.open(one.settings, services) as provider:
                     limit.deadline = float("inf")
-                    opened = True
-                    await self._poll(one, provider)
+                    called = plain_text(provider.name)
+                    if called != one.name:
+                        return f"the plugin calls itself {called!r}, which is a bug in it"
+                    try:
+                        await self._poll(one, provider)
+                    except Exception as exc:
+                        ours = exc
+                        raise
         except ProviderError as exc:
-            if opened:
+            if exc is ours:
                 raise
-            return str(exc) or type(exc).__name__
-        except TimeoutError:
+            return plain_text(str(exc)) or type(exc).__name__
+        except TimeoutError as exc:
+            if exc is ours:
+                raise
             return f"it did not open within {OPEN_DEADLINE_S:.0f} s"
-        except Exception as exc:
-            if opened:
+        except (Exception, SystemExit) as exc:
+            if exc is ours:
                 raise
             self._log.error("provider.broke_contract", provider=one.name, call="open", exc_info=exc)
-            return f"the plugin failed with {type(exc).__name__}"
+            return f"the plugin failed with {type(exc).__name__}, which is a bug in it"
         return "it closed by itself"
 
     def _pace(self, one: ProviderSettings) -> Pace:
-        return Pace(poll_every=one.poll_every, offers_every_min=self.traits[one.name].offers_every_min)
+        traits = self.traits[one.name]
+        return Pace(
+            poll_every=one.poll_every,
+            machines_every=one.machines_every,
+            offers_every_min=traits.offers_every_min,
+            machines_every_min=traits.machines_every_min,
+        )
 
-    async def _poll(self, one: ProviderSettings, provider: Provider) -> None:
+    async def _poll(self, one: ProviderSettings, opened: Provider) -> None:
+        provider = guarded(opened, clock=self._clock, log=self._log, name=one.name)
         poller = Poller(
             provider,
             boards=self._boards,
@@ -201,8 +222,13 @@ class Hosting:
         return OfferQuery(disk_gb=max(disks, default=OfferQuery().disk_gb))
 
 
-def _traits(one: ProviderSettings) -> ProviderTraits | None:
+def _traits(one: ProviderSettings) -> tuple[ProviderTraits | None, str]:
+    """The plugin's traits, or why there are none."""
     if one.plugin is None or (one.trouble and one.settings is None):
-        return None
-    traits: ProviderTraits = one.plugin.traits(one.settings)
-    return traits
+        return None, "its settings are not usable"
+    try:
+        return plain_traits(one.plugin.traits(one.settings)), ""
+    except Malformed as exc:
+        return None, f"the plugin's {exc}, which is a bug in it"
+    except Exception as exc:  # noqa: BLE001 - a plugin that fails is a provider that cannot be used, and nothing else
+        return None, f"the plugin failed with {type(exc).__name__}, which is a bug in it"

@@ -4,9 +4,11 @@ Theory. Pollers share nothing but the boards, so one that hangs delays nobody. E
 seconds, since a dead connection does not know of an accelerated clock. A listing is dated by the moment it was asked
 for, not answered: a machine bought in between is then never taken for missing.
 
-Machines are listed at the poll's pace where we have or may have any, and otherwise by a slow sweep (the first at
-once), so that a machine nobody remembers is found however it came to be. A launch whose outcome is unknown is looked
-up by its key besides, because a provider's list may lag behind its search.
+Machines are listed more often than offers where we have or may have any, since a loss may be seen nowhere else, and
+otherwise by a slow sweep (the first at once), so that a machine nobody remembers is found however it came to be. A
+request to list them at once (a heartbeat is late, a launch is unknown) is granted after a few seconds at the earliest,
+which bounds the requests however often it comes. A launch whose outcome is unknown is looked up by its key besides,
+because a provider's list may lag behind its search.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.guarded import guarded
+from spotd.daemon.tally import Tally
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, Logger, Provider
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, Power, ProviderName
@@ -33,6 +37,12 @@ READ_DEADLINE_S: Final = 60.0
 """A slow provider may take half a minute for a page; beyond this it counts as away."""
 POLL_FLOOR_REAL_S: Final = 0.2
 SWEEP_EVERY: Final = timedelta(minutes=10)
+MACHINES_EVERY: Final = timedelta(seconds=12)
+"""A machine that is gone bills a replacement's wait, and its list is one request at most providers."""
+MACHINES_GAP: Final = timedelta(seconds=4)
+"""Least time between two lists, whoever asks for the second: fifteen a minute at most."""
+MACHINES_REST_MAX: Final = timedelta(minutes=5)
+"""However long a provider asks not to be called, its machines bill meanwhile: they are listed so often all the same."""
 BACKOFF_MAX: Final = 4
 JITTER: Final = 0.1
 """Providers must not be asked in step. The pace is a promise, so its pauses are only made shorter; what a failing
@@ -46,9 +56,21 @@ class Pace:
     """How often one provider is asked."""
 
     poll_every: timedelta
+    machines_every: timedelta = MACHINES_EVERY
     offers_every_min: timedelta = timedelta(0)
+    machines_every_min: timedelta = timedelta(0)
     sweep_every: timedelta = SWEEP_EVERY
     deadline_s: float = READ_DEADLINE_S
+
+    @property
+    def machines(self) -> timedelta:
+        """From one list of the machines to the next while any lives."""
+        return max(min(self.machines_every, self.poll_every), self.machines_every_min)
+
+    @property
+    def machines_gap(self) -> timedelta:
+        """The same when a list is asked for."""
+        return max(min(MACHINES_GAP, self.machines), self.machines_every_min)
 
 
 class Poller:
@@ -66,8 +88,8 @@ class Poller:
         query: Callable[[], OfferQuery],
         crash: CrashPoints,
     ) -> None:
-        self.name: ProviderName = provider.name
-        self._provider = provider
+        self._provider = guarded(provider, clock=clock, log=log)
+        self.name: ProviderName = self._provider.name
         self._boards = boards
         self._clock = clock
         self._rng = rng
@@ -79,10 +101,13 @@ class Poller:
         self._offers_failures = 0
         self._machines_failures = 0
         self._listing_done = anyio.Event()
+        self._resting = False
+        """The provider asked for a rest, or refuses the key: no request to list comes through."""
+        self.tally = Tally()
         self.pace = pace
 
     def look_again(self) -> None:
-        """The machines are listed again at once."""
+        """The machines are listed again as soon as the provider may be asked."""
         self._machines_bell.ring()
 
     def ask_again(self) -> None:
@@ -105,7 +130,9 @@ class Poller:
     async def machines_loop(self) -> None:
         while True:
             wait = await self.poll_machines()
-            await self._pause_machines(wait)
+            deaf = wait if self._resting else min(self.pace.machines_gap, wait)
+            await self._clock.sleep(virtual_at_least(self._clock, deaf, real_s=POLL_FLOOR_REAL_S))
+            await self._pause_machines(wait - deaf)
 
     async def poll_offers(self) -> timedelta:
         """The board shows the newest answer, or what is wrong. Returns the pause until the next poll."""
@@ -118,15 +145,16 @@ class Poller:
             self._offers_failures += 1
             self._boards.offers_failed(self.name, _sentence(exc), at=asked_at)
             self._went_away("offers", exc, asked_at)
-            return self._after_failure(exc, self._offers_failures)
+            return self._after_failure(exc, self._offers_failures, self.pace.poll_every)
         finally:
+            self._note_requests()
             self._boards.offers_answered(self.name, at=self._clock.now())
         self._crash(CrashPoint.AFTER_OFFERS)
         self._offers_failures = 0
         spot = self._provider.capabilities.get(Power.SPOT)
         self._boards.offers_seen(self.name, page, asked_at=asked_at, sells_spot=spot is not None and spot.available)
         self._came_back()
-        return max(self._at_pace(), self.pace.offers_every_min)
+        return max(self._at_pace(self.pace.poll_every), self.pace.offers_every_min)
 
     async def poll_machines(self) -> timedelta:
         """The newest listing is on the board, or what is wrong. Returns the pause until the next one."""
@@ -141,13 +169,16 @@ class Poller:
             self._machines_failures += 1
             self._boards.machines_failed(self.name, _sentence(exc), at=asked_at)
             self._went_away("instances", exc, asked_at)
-            return self._after_failure(exc, self._machines_failures)
+            self._resting = isinstance(exc, RateLimited | AuthFailed)
+            wait = self._after_failure(exc, self._machines_failures, self.pace.machines)
+            return min(wait, MACHINES_REST_MAX) if isinstance(exc, RateLimited) else wait
         finally:
+            self._note_requests()
             self._listing_done.set()
-        self._machines_failures = 0
+        self._machines_failures, self._resting = 0, False
         self._boards.machines_listed(self.name, _merged(listing, found, asked_at))
         self._came_back()
-        return self._at_pace()
+        return self._at_pace(self.pace.machines)
 
     async def _find(self, key: AttemptKey) -> tuple[Instance, ...]:
         self._crash(CrashPoint.BEFORE_FIND)
@@ -161,11 +192,6 @@ class Poller:
                 return await call()
         except TimeoutError as exc:
             raise _Silent(f"no answer within {self.pace.deadline_s:.0f} s") from exc
-        except ProviderError:
-            raise
-        except Exception as exc:
-            self._log.error("provider.broke_contract", provider=self.name, error=type(exc).__name__, exc_info=exc)
-            raise _Silent(f"the plugin failed with {type(exc).__name__}, which is a bug in it") from exc
 
     async def _pause_machines(self, wait: timedelta) -> None:
         """Waits for the next listing; where nothing of ours can be, only the sweep or a request ends the wait."""
@@ -174,16 +200,19 @@ class Poller:
             return
         await self._machines_bell.wait(seconds=self._real_pause(max(wait, self.pace.sweep_every)))
 
+    def _note_requests(self) -> None:
+        self.tally.note(self._provider.requests_sent, at=self._clock.now())
+
     def _real_pause(self, wait: timedelta) -> float:
         return self._clock.real_seconds(virtual_at_least(self._clock, wait, real_s=POLL_FLOOR_REAL_S))
 
-    def _at_pace(self) -> timedelta:
-        return self.pace.poll_every * (1 - JITTER * self._rng.random())
+    def _at_pace(self, every: timedelta) -> timedelta:
+        return every * (1 - JITTER * self._rng.random())
 
-    def _after_failure(self, failure: ProviderError, failures: int) -> timedelta:
-        wait: timedelta = self.pace.poll_every * min(BACKOFF_MAX, 2 ** (failures - 1))
+    def _after_failure(self, failure: ProviderError, failures: int, every: timedelta) -> timedelta:
+        wait: timedelta = min(every * 2 ** min(failures - 1, 16), max(every, self.pace.poll_every * BACKOFF_MAX))
         if isinstance(failure, RateLimited):
-            wait = max(self.pace.poll_every, failure.retry_after)
+            wait = max(every, failure.retry_after)
         elif isinstance(failure, AuthFailed):
             wait = max(wait, AUTH_PAUSE)
         return wait * (1 + JITTER * self._rng.random())

@@ -29,6 +29,7 @@ class ProviderSettings:
     enabled: bool
     fee_ppm: int
     poll_every: timedelta
+    machines_every: timedelta = timedelta(seconds=12)
     plugin: ProviderPlugin | None = None
     settings: Any = None
     credential: str | None = field(default=None, repr=False)
@@ -94,8 +95,13 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
         if one is None or two is None:
             restart.append(f"[providers.{name}]")
             continue
-        if (one.enabled, one.fee_ppm, one.poll_every) != (two.enabled, two.fee_ppm, two.poll_every):
+        if _soft(one) != _soft(two):
             at_once.append(f"[providers.{name}]")
         if one.settings != two.settings or one.credential != two.credential:
             restart.append(f"[providers.{name}] settings")
     return at_once, restart
+
+
+def _soft(one: ProviderSettings) -> tuple[object, ...]:
+    """What a reload changes while the provider stays open."""
+    return one.enabled, one.fee_ppm, one.poll_every, one.machines_every

@@ -307,6 +307,8 @@ def provider(**given: Any) -> ProviderShape:
         "last_poll_at": "2026-11-21T09:59:30.000Z",
         "last_listing_at": NOW,
         "fee_multiplier": 1.2,
+        "requests_h": 372,
+        "requests_min": 7,
         "capabilities": [
             {"power": "bid_change", "available": True, "reason": ""},
             {"power": "notices", "available": False, "reason": "vast.ai stops machines without a word"},

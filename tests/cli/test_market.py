@@ -125,10 +125,10 @@ def test_providers_show_health_in_one_line_each(ctl: Ctl) -> None:
     ]
     result = ctl("providers", "--explain")
     assert result.out == (
-        "PROVIDER  HEALTH   OFFERS  MACHINES   POLLED    FEE  CAN         DETAIL\n"
-        "vast      ok           64         1  30s ago  x1.20  bid_change  64 offers\n"
-        "aws       failing       0         1        -  x1.20  bid_change  the key is wrong\n"
-        "runpod    off          64         1  30s ago  x1.20  bid_change  not enabled\n"
+        "PROVIDER  HEALTH   OFFERS  MACHINES   POLLED  REQ/H  REQ/MIN    FEE  CAN         DETAIL\n"
+        "vast      ok           64         1  30s ago    372        7  x1.20  bid_change  64 offers\n"
+        "aws       failing       0         1        -    372        7  x1.20  bid_change  the key is wrong\n"
+        "runpod    off          64         1  30s ago    372        7  x1.20  bid_change  not enabled\n"
         "vast: no notices: vast.ai stops machines without a word\n"
         "aws: no notices: vast.ai stops machines without a word\n"
         "runpod: no notices: vast.ai stops machines without a word\n"

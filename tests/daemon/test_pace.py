@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
 
@@ -13,8 +13,9 @@ from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
 from spotd.daemon.crash import never
 from spotd.daemon.pollers import Pace, Poller
+from spotd.daemon.tally import Tally
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
-from spotd_providers.contract.values import OfferPage, OfferQuery
+from spotd_providers.contract.values import Listing, OfferPage, OfferQuery
 from tests.daemon.clocks import VirtualClock
 from tests.daemon.rig import Log
 from tests.daemon.shop import Shop
@@ -97,3 +98,97 @@ async def test_a_failing_provider_is_never_asked_again_before_its_rest_is_over(
     pauses = await pauses_s(shop, hours=3)
     assert len(pauses) > 10
     assert all(pause >= least_s for pause in pauses), pauses
+
+
+class Listed(Shop):
+    """Notes when it is asked for its machines."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.listed_s: list[float] = []
+
+    async def instances(self) -> Listing:
+        self.listed_s.append(anyio.current_time())
+        return await super().instances()
+
+
+async def ring_for_machines(poller: Poller, *, every_s: float) -> None:
+    while True:
+        await anyio.sleep(every_s)
+        poller.look_again()
+
+
+async def lists_s(
+    shop: Listed, *, minutes: float, pace: Pace = EVERY_MINUTE, rings_every_s: float = 0.0, inhabited: bool = True
+) -> list[float]:
+    """Seconds between one list of the machines and the next."""
+    clock = VirtualClock()
+    boards = Boards(Bell())
+    boards.open(shop.name)
+    boards.inhabited = frozenset({shop.name} if inhabited else ())
+    poller = Poller(
+        shop, boards=boards, clock=clock, rng=Random(1), log=Log(), pace=pace, query=OfferQuery, crash=never
+    )
+    async with anyio.create_task_group() as group:
+        if rings_every_s:
+            group.start_soon(lambda: ring_for_machines(poller, every_s=rings_every_s))
+        with anyio.move_on_after(minutes * 60):
+            await poller.machines_loop()
+        group.cancel_scope.cancel()
+    return [after - before for before, after in pairwise(shop.listed_s)]
+
+
+async def test_machines_are_listed_every_twelve_seconds_while_any_lives_and_seldom_otherwise() -> None:
+    pauses = await lists_s(Listed(VirtualClock()), minutes=30)
+    assert 150 <= len(pauses) <= 170, len(pauses)
+    assert max(pauses) <= 12.3
+    assert len(await lists_s(Listed(VirtualClock()), minutes=30, inhabited=False)) == 2
+
+
+async def test_machines_are_never_listed_less_often_than_prices_nor_more_often_than_the_provider_allows() -> None:
+    hasty = Pace(poll_every=timedelta(seconds=5))
+    assert max(await lists_s(Listed(VirtualClock()), minutes=5, pace=hasty)) <= 5.3
+    counted = Pace(poll_every=MINUTE, machines_every_min=timedelta(seconds=30))
+    assert min(await lists_s(Listed(VirtualClock()), minutes=30, pace=counted)) >= 27
+    assert min(await lists_s(Listed(VirtualClock()), minutes=30, pace=counted, rings_every_s=0.5)) >= 27
+
+
+async def test_a_list_that_is_asked_for_comes_within_seconds_and_fifteen_times_a_minute_at_most() -> None:
+    pauses = await lists_s(Listed(VirtualClock()), minutes=10, rings_every_s=0.1)
+    assert all(4 <= pause <= 4.5 for pause in pauses), pauses
+
+
+@pytest.mark.parametrize(
+    ("failure", "least_s", "most_s"),
+    [
+        pytest.param(RateLimited("slow down", retry_after=timedelta(seconds=90)), 90, 100, id="a-rest"),
+        pytest.param(RateLimited("slow down", retry_after=timedelta(days=1)), 290, 301, id="a-rest-of-a-day"),
+        pytest.param(AuthFailed("no"), 600, 660, id="refused"),
+        pytest.param(Unavailable("down"), 4, 265, id="away"),
+    ],
+)
+async def test_a_provider_that_wants_a_rest_gets_it_but_its_machines_are_listed_within_minutes(
+    failure: ProviderError, least_s: float, most_s: float
+) -> None:
+    shop = Listed(VirtualClock())
+    shop.always["instances"] = failure
+    pauses = await lists_s(shop, minutes=60, rings_every_s=0 if isinstance(failure, Unavailable) else 1)
+    assert len(pauses) > 4
+    assert all(least_s <= pause <= most_s for pause in pauses), pauses
+
+
+def test_requests_are_counted_by_the_hour_and_projected_before_one_has_passed() -> None:
+    at = datetime(2026, 3, 2, tzinfo=UTC)
+    tally = Tally()
+    for minute in range(10):
+        tally.note(5 * (minute + 1), at=at + minute * MINUTE)
+    now = at + 10 * MINUTE
+    assert (tally.per_hour(now), tally.last_minute(now)) == (300, 0)
+    assert tally.last_minute(now - timedelta(seconds=1)) == 5
+    tally.note(3, at=now)  # it was opened anew: its own count began again
+    assert tally.last_minute(now) == 3
+    tally.note(4, at=at - timedelta(hours=8))  # the clock was set back
+    assert tally.per_hour(at - timedelta(hours=8)) >= 1
+    later = now + timedelta(hours=9)
+    tally.note(5, at=later)
+    assert tally.per_hour(later) == 1

@@ -140,6 +140,14 @@ class Bills(Protocol):
     async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]: ...
 
 
+@runtime_checkable
+class CountsRequests(Protocol):
+    """Optional: how many requests it has sent since it was opened, for `spotctl providers`."""
+
+    @property
+    def requests_sent(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderTraits:
     """Facts about a provider that the daemon's own rules depend on.
@@ -152,6 +160,8 @@ class ProviderTraits:
         quote_ttl: an offer older than this does not exist.
         offers_every_min: the provider answers no more frequent questions for offers; a shorter `poll_every` counts
             as this one there, so that polls come evenly instead of in bursts with a pause. Machines are not meant.
+        machines_every_min: machines are not listed more often than this. While any runs they are listed every 12
+            seconds; give more where a list costs several requests or the provider counts them.
         hosts_share_filesystem: the machines can read this computer's files (the local market, fakes on loopback), so
             a folder store can serve them.
         default_fee_multiplier: marketplace fee on top of the listed price, as a decimal string.
@@ -170,6 +180,7 @@ class ProviderTraits:
     provision_timeout: timedelta = timedelta(minutes=20)
     quote_ttl: timedelta = timedelta(minutes=5)
     offers_every_min: timedelta = timedelta(0)
+    machines_every_min: timedelta = timedelta(0)
     hosts_share_filesystem: bool = False
     default_fee_multiplier: str = "1.00"
     ends_itself_by: str = ""

@@ -111,20 +111,38 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferQuery:
-    """What the queue needs now, so that a provider can narrow its search. Empty tuples mean anything."""
+    """What the queue needs now, so that a provider can narrow its search. Empty tuples mean anything.
+
+    A provider may answer with more than was asked for. One whose answers are short (a marketplace that cuts a search
+    off) asks for `gpus` first and says `complete` only of an answer that holds every offer of them.
+
+    Attributes:
+        gpus: canonical names that jobs wait for, the most urgent first.
+        gpu_counts: how many GPUs in one machine those jobs ask for.
+        watched: canonical names that only a ceiling of the config names: nobody waits for them now.
+        vram_mb_min: least memory of a GPU for jobs that name none; `None` when there is no such job.
+    """
 
     gpus: tuple[str, ...] = ()
     disk_gb: int = 10
     markets: tuple[Market, ...] = (Market.SPOT, Market.ON_DEMAND)
+    gpu_counts: tuple[int, ...] = ()
+    watched: tuple[str, ...] = ()
+    vram_mb_min: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferPage:
-    """All offers of one poll. `complete` is false when the provider cut or garbled the answer."""
+    """All offers of one poll. `complete` is false when the provider cut or garbled the answer.
+
+    Attributes:
+        note: what a person should know of an answer that is not complete: which part of the market it shows.
+    """
 
     offers: tuple[Offer, ...]
     rejected: tuple[Rejected, ...] = ()
     complete: bool = True
+    note: str = ""
     at: datetime
 
 
@@ -212,11 +230,16 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What exists under our install label. Absence from an incomplete listing means nothing."""
+    """What exists under our install label. Absence from an incomplete listing means nothing.
+
+    Attributes:
+        rejected: rows that could not be read as machines, and why; they make the listing incomplete.
+    """
 
     instances: tuple[Instance, ...]
     complete: bool
     at: datetime
+    rejected: tuple[Rejected, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

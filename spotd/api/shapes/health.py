@@ -14,7 +14,12 @@ class CapabilityShape(TypedDict):
 
 
 class ProviderShape(TypedDict):
-    """Health of one provider. `detail` says in one line what is wrong, or how many offers it shows."""
+    """Health of one provider. `detail` says in one line what is wrong, or how many offers it shows.
+
+    Attributes:
+        requests_h: requests of the last hour; before one has passed, as many as there would be at the pace so far.
+        requests_min: requests of the last minute.
+    """
 
     name: str
     title: str
@@ -26,6 +31,8 @@ class ProviderShape(TypedDict):
     last_poll_at: str | None
     last_listing_at: str | None
     fee_multiplier: float
+    requests_h: int
+    requests_min: int
     capabilities: list[CapabilityShape]
 
 

@@ -32,6 +32,8 @@ from spotd.daemon.backend.oddities import notes_of, oddities_of
 from spotd.daemon.backend.parts import Parts, ProviderEntry
 from spotd.daemon.backend.render import board_shapes, instant, quote_shape
 from spotd.daemon.backend.surroundings import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
+from spotd.daemon.guarded import guarded
+from spotd.daemon.tally import Tally
 from spotd.history import DISK_GB, HistoryUnavailable
 from spotd.store import Reads
 from spotd_jobs.objects.api import StoreError as ObjectsError
@@ -114,13 +116,17 @@ class Health:
                 last_poll_at=None,
                 last_listing_at=None,
                 fee_multiplier=entry.fee_ppm / 1_000_000,
+                requests_h=0,
+                requests_min=0,
                 capabilities=[],
             )
+        now = self._parts.clock.now()
+        tally = Tally() if entry.poller is None else entry.poller.tally
         board = boards.snapshot().boards[entry.name]
         seen = boards.machines(entry.name)
         machines = 0 if seen.listing is None else sum(m.state is not InstanceState.GONE for m in seen.listing.instances)
         rules = self._parts.policy.current.providers.get(entry.name)
-        odd = oddities_of(boards, entry.name, self._parts.clock, self._parts.clock.now())
+        odd = oddities_of(boards, entry.name, self._parts.clock, now)
         trouble = (rules.unusable if rules is not None else "") or board.error or seen.error
         offers = f"{board.shelf.size} offers" if board.at is not None else "no answer yet"
         return ProviderShape(
@@ -134,6 +140,8 @@ class Health:
             last_poll_at=instant(board.at),
             last_listing_at=instant(seen.listing.at) if seen.listing is not None else None,
             fee_multiplier=(rules.fee_ppm if rules is not None else entry.fee_ppm) / 1_000_000,
+            requests_h=tally.per_hour(now),
+            requests_min=tally.last_minute(now),
             capabilities=[
                 CapabilityShape(power=power.value, available=has.available, reason=has.reason)
                 for power, has in sorted(entry.provider.capabilities.items())
@@ -230,11 +238,9 @@ class Health:
         if rules is not None and rules.unusable:
             rows.append(row_of(entry.name, "usable", rules.unusable, ok=False))
         try:
-            lines = await entry.provider.check()
+            lines = await guarded(entry.provider, clock=self._parts.clock, log=self._parts.log).check()
         except ProviderError as exc:
             return [*rows, row_of(entry.name, "answers", str(exc) or type(exc).__name__, ok=False)]
-        except Exception as exc:  # noqa: BLE001 - a finding is a row, and so is a plugin that breaks its contract
-            return [*rows, row_of(entry.name, "answers", f"the plugin failed with {type(exc).__name__}", ok=False)]
         return [*rows, *(row_of(entry.name, one.name, one.detail, ok=one.ok, hint=one.hint) for one in lines)]
 
     async def reconcile(self) -> ReconcileShape:

@@ -13,7 +13,7 @@ from typing import Final
 
 from spotd.daemon.boards import Boards
 from spotd_providers.contract.provider import Clock
-from spotd_providers.contract.values import InstanceState, OfferPage, ProviderName
+from spotd_providers.contract.values import InstanceState, Listing, OfferPage, ProviderName
 
 SLOW_REAL_S: Final = 10.0
 """Longer than any of the marketplaces needs for its largest page; half a minute is patience, not health."""
@@ -47,7 +47,7 @@ def oddities_of(boards: Boards, name: ProviderName, clock: Clock, now: datetime)
     seen = boards.machines(name)
     if seen.listing is not None and not seen.error:
         if not seen.listing.complete:
-            words.append("its list of machines is not complete, and proves no machine's end")
+            words.append("its list of machines is not complete, and proves no machine's end" + _why(seen.listing))
             unusable = True
         odd = [m for m in seen.listing.instances if m.state is InstanceState.UNKNOWN]
         if odd:
@@ -68,9 +68,14 @@ def notes_of(boards: Boards, clock: Clock) -> dict[ProviderName, str]:
     return notes
 
 
+def _why(listing: Listing) -> str:
+    refused = listing.rejected
+    return f" ({len(refused)} rows cannot be read: {refused[0].reason})" if refused else ""
+
+
 def _nonsense(page: OfferPage) -> str:
     if not page.rejected:
-        return "" if page.complete else "its answer about prices is cut off or garbled"
+        return "" if page.complete else page.note or "its answer about prices is cut off or garbled"
     rows = len(page.rejected)
     reason = Counter(row.reason for row in page.rejected).most_common(1)[0][0]
     return f"{rows} of {rows + len(page.offers)} rows about prices cannot be used, most often: {reason}"
