@@ -479,8 +479,9 @@ def traits(value: Any) -> ProviderTraits:
         word = getattr(value, name)
         if not isinstance(word, str) or len(word) > TEXT_CHARS_MAX or _UNPRINTABLE.search(word):
             raise Malformed(f"{name}: not a short text")
-    if type(value.hosts_share_filesystem) is not bool:
-        raise Malformed("hosts_share_filesystem: neither true nor false")
+    for one in fields(ProviderTraits):
+        if isinstance(one.default, bool) and type(getattr(value, one.name)) is not bool:
+            raise Malformed(f"{one.name}: neither true nor false")
     return value
 
 
