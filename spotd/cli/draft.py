@@ -51,6 +51,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "checkpoint.stop_grace": "--stop-grace",
     "schedule.priority": "--priority",
     "retry.errors": "--retries",
+    "retry.starts": "--starts",
 }
 """The flag of each key that has one."""
 _MISSING: Final = "is missing"

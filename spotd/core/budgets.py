@@ -8,11 +8,20 @@ everything at that moment keeps the budget; when it no longer does, that moment 
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
-from spotd.core.metering import job_spent, spent_in_month, spent_on_day
-from spotd.core.model import Attempt, Job, JobId, Quote, VerdictKind, World
+from spotd.core.draft import Draft
+from spotd.core.metering import day_start, job_spent, spent_in_month, spent_on_day
+from spotd.core.model import EVERYWHERE, Attempt, CooldownScope, Job, JobId, Quote, VerdictKind, World
+from spotd.core.usefulness import useful_run
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
+from spotd_providers.contract.values import Offer
+
+MONTH: Final = timedelta(days=32)
+BUDGET_NOISE: Final = 100
+"""A budget that grew by no more than one part in so many is taken for the same."""
 
 
 def committed(world: World, item: Attempt) -> MicroUsd:
@@ -28,7 +37,12 @@ def _horizon(world: World, job: Job) -> timedelta:
 
 
 class Purse:
-    """The budgets during one decision; `commit` is told of each launch."""
+    """The budgets during one decision; `commit` is called for each launch.
+
+    What is set aside has two sizes. To end a machine safely is the smaller one, and running out of it stops machines.
+    A launch is admitted only beside the larger one, in which every machine has a useful run besides: else the last
+    money of a day would buy many machines, none of which gets anywhere.
+    """
 
     def __init__(self, world: World, now: datetime) -> None:
         self._world = world
@@ -37,11 +51,14 @@ class Purse:
         self._day = spent_on_day(world, now) if policy.budget_day is not None else MicroUsd(0)
         self._month = spent_in_month(world, now) if policy.budget_month is not None else MicroUsd(0)
         self._committed = 0
+        self._promised = 0
         self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
         for item in world.attempts.values():
             aside = committed(world, item)
             self._committed += aside
             self._committed_by_job[item.id.job] += aside
+            self._promised += aside + still_to_run(world, item, now)
+        self._held = {c.subject for c in world.cooldowns if c.scope is CooldownScope.BUDGET and c.until > now}
 
     def shortage(self) -> tuple[VerdictKind, str] | None:
         """The budget that would be broken unless every machine is stopped now."""
@@ -54,44 +71,97 @@ class Purse:
 
     def job_shortage(self, job: Job) -> str:
         """Why the job's own budget would be broken unless its machine is stopped now; empty if it is not."""
-        budget = job.spec.job_budget
+        budget = job.budget
         if budget is None:
             return ""
         total = job_spent(self._world, job, self._now)
         if total + self._committed_by_job[job.id] <= budget:
             return ""
-        return _used("job", MicroUsd(budget), total)
+        return _used("job", budget, total)
 
-    def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str, bool] | None:
-        """Why this launch may not be made, and whether the job can never be launched again for it."""
+    def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str] | None:
+        """Why this launch may not be made now."""
         policy = self._world.policy
-        needed = cost(quote.price.total, _horizon(self._world, job) + policy.useful_run)
-        budget = job.spec.job_budget
+        needed = self._needed(job, quote.offer, quote.price.total)
+        budget = job.budget
         if budget is not None:
             total = job_spent(self._world, job, self._now)
             if total + needed > budget:
-                return (
-                    VerdictKind.BUDGET_JOB,
-                    f"{_used('job', MicroUsd(budget), total)}; a launch needs ${as_usd(needed):.4f} more",
-                    total > 0,
-                )
-        if policy.budget_day is not None and self._day + self._committed + needed > policy.budget_day:
-            why = _used("day", policy.budget_day, self._day)
-            return (
-                VerdictKind.BUDGET_DAY,
-                f"{why}, ${as_usd(self._committed):.4f} promised; waits for midnight UTC",
-                False,
-            )
-        if policy.budget_month is not None and self._month + self._committed + needed > policy.budget_month:
-            why = _used("month", policy.budget_month, self._month)
-            return VerdictKind.BUDGET_MONTH, f"{why}, ${as_usd(self._committed):.4f} promised; waits for the 1st", False
+                why = f"{_used('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
+                return VerdictKind.BUDGET_JOB, f"{why}; waits for a lower price, or for spotctl budget {job.name} +USD"
+        for kind, what, limit, spent, until in (
+            (VerdictKind.BUDGET_DAY, "day", policy.budget_day, self._day, "midnight UTC"),
+            (VerdictKind.BUDGET_MONTH, "month", policy.budget_month, self._month, "the 1st"),
+        ):
+            if limit is None:
+                continue
+            why = _used(what, limit, spent)
+            if self.is_held(kind, limit):
+                return kind, f"{why}, and machines were stopped for it; waits for {until}, or for a larger budget"
+            if spent + self._promised + needed > limit:
+                return kind, f"{why}, ${as_usd(self._promised):.4f} promised; waits for {until}"
         return None
+
+    def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:
+        """Machines are being stopped for this budget in this decision."""
+        self._held.add(_subject(kind, limit))
+
+    def is_held(self, kind: VerdictKind, limit: MicroUsd) -> bool:
+        """Whether machines were stopped for this budget, which has hardly grown since."""
+        what = _subject(kind, limit).partition(":")[0]
+        amounts = [amount for held, _, amount in (s.partition(":") for s in self._held) if held == what]
+        return any(a.isdecimal() and limit <= int(a) + int(a) // BUDGET_NOISE for a in amounts)
+
+    def is_hopeless(self, job: Job, rates: Iterable[int], *, unspent: bool = False) -> str:
+        """Why no machine at any of these prices could do useful work for what is left; empty if one could.
+
+        A queued job that has spent nothing waits: what it is too poor for may be the price of this moment.
+        """
+        budget = job.budget
+        if budget is None:
+            return ""
+        total = job_spent(self._world, job, self._now)
+        if total == 0 and not unspent:
+            return ""
+        lowest = min(rates, default=None)
+        if lowest is None and total < budget:
+            return ""
+        needed = self._needed(job, None, MicroUsdPerHour(lowest or 0))
+        if total < budget and total + needed <= budget:
+            return ""
+        return f"{_used('job', budget, total)}; a useful run needs ${as_usd(needed):.4f} even at a low price"
+
+    def _needed(self, job: Job, offer: Offer | None, rate: MicroUsdPerHour) -> MicroUsd:
+        return cost(rate, _horizon(self._world, job) + useful_run(job, offer, self._world.policy))
 
     def commit(self, job: Job, quote: Quote) -> None:
         """A launch was admitted: its money is promised."""
         aside = cost(quote.price.total, _horizon(self._world, job))
         self._committed += aside
         self._committed_by_job[job.id] += aside
+        self._promised += self._needed(job, quote.offer, quote.price.total)
+
+
+def still_to_run(world: World, item: Attempt, now: datetime) -> MicroUsd:
+    """What the rest of a useful run of this machine costs; nothing once it has had one, or was told to stop."""
+    if not item.state.counts or item.stop is not None or not item.machine.may_compute:
+        return MicroUsd(0)
+    offer = item.quote.offer
+    left = useful_run(world.jobs[item.id.job], offer, world.policy) - (now - item.intended_at)
+    return cost(MicroUsdPerHour(max(item.meter.rate, item.quote.price.total)), max(timedelta(0), left))
+
+
+def hold(draft: Draft, kind: VerdictKind, limit: MicroUsd, why: str) -> None:
+    """Nothing more is bought on this budget before it begins anew, since machines were stopped for it."""
+    today = draft.now.astimezone(UTC).date()
+    ends_on = today + timedelta(days=1)
+    if kind is VerdictKind.BUDGET_MONTH:
+        ends_on = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    draft.cool(EVERYWHERE, CooldownScope.BUDGET, _subject(kind, limit), day_start(ends_on) - draft.now, why, most=MONTH)
+
+
+def _subject(kind: VerdictKind, limit: MicroUsd) -> str:
+    return f"{'day' if kind is VerdictKind.BUDGET_DAY else 'month'}:{limit}"
 
 
 def _used(what: str, budget: MicroUsd, total: MicroUsd) -> str:

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from spotd.core.cooling import cooling_until
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
+from spotd.core.model import EVERYWHERE, Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
 from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour
 from spotd.core.states import AttemptState
 from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
 from spotd_providers.contract import gpus
-from spotd_providers.contract.money import MicroUsdPerGpuHour
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
     HostId,
@@ -127,7 +128,7 @@ class ShapeList:
             rules, sells_spot, group = self._groups[number]
             self._await(number, rules, group, position + 1)
             offer = group[position]
-            problem = misfit(offer, self.shape.resources, sells_spot=sells_spot)
+            problem = misfit(offer, self.shape.resources, self.shape.needs.disk_gb, sells_spot=sells_spot)
             if problem:
                 self.misfits[problem] += 1
                 continue
@@ -157,7 +158,16 @@ class Catalogue:
         self._now = now
         self._lists: dict[Shape, ShapeList] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
-        self._cooling = {(c.provider, c.scope, c.subject): c.reason for c in cooldowns if c.until > now}
+        self._lows = market.lows
+        self._cooling: dict[tuple[ProviderName, CooldownScope, str], str] = {}
+        self.waits: list[datetime] = []
+        """When something that cools down may be tried again."""
+        newest = {(c.provider, c.scope, c.subject): c for c in cooldowns}
+        for subject, cooldown in newest.items():
+            ends_at = cooling_until(cooldown, market.boards.get(cooldown.provider))
+            if ends_at > now:
+                self._cooling[subject] = cooldown.reason
+                self.waits.append(ends_at)
         self._taken: set[tuple[ProviderName, HostId]] = set()
         self._buying = {
             (item.quote.offer.provider, item.quote.offer.host_id)
@@ -241,6 +251,16 @@ class Catalogue:
             offers.walked += 1
         return None
 
+    def lows(self, wanted: Resources) -> Iterator[MicroUsdPerHour]:
+        """The lowest price of the GPU part of each kind of machine that this asks for, of the last days."""
+        for (gpu, count), price in self._lows.items():
+            if self._fits_gpu(wanted, gpu, count):
+                yield price
+
+    def paused(self) -> str:
+        """Why nothing can be launched anywhere for now, or an empty string."""
+        return self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""), "")
+
     def blocked(self, offer: Offer) -> str:
         """Why this offer may not be bought in this decision, or an empty string."""
         if offer.host_id is not None and (offer.provider, offer.host_id) in self._taken:
@@ -286,7 +306,7 @@ def resolve_gpu(name: str) -> frozenset[str]:
         return frozenset({name})
 
 
-def misfit(offer: Offer, wanted: Resources, *, sells_spot: bool) -> str:
+def misfit(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool) -> str:
     """Why this offer cannot carry the job, apart from its GPU and price; empty if it can."""
     if offer.market is not Market.SPOT and (
         wanted.market is MarketChoice.SPOT or (wanted.market is None and sells_spot)
@@ -296,7 +316,7 @@ def misfit(offer: Offer, wanted: Resources, *, sells_spot: bool) -> str:
         return "not an on-demand offer"
     if wanted.min_vram_mb is not None and (offer.gpu_vram_mb or 0) < wanted.min_vram_mb:
         return "too little GPU memory"
-    if offer.disk_gb_max is not None and offer.disk_gb_max < wanted.disk_gb:
+    if offer.disk_gb_max is not None and offer.disk_gb_max < disk_gb:
         return "too little disk"
     if wanted.cpus is not None and (offer.cpus or 0) < wanted.cpus:
         return "too few CPUs"

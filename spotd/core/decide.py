@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from spotd.core.billing import words_over_ceiling
-from spotd.core.budgets import Purse
+from spotd.core.budgets import Purse, hold
 from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, shape_of
 from spotd.core.draft import Draft
 from spotd.core.market import MarketSnapshot
@@ -36,7 +36,9 @@ from spotd.core.model import (
     launch_intent_id,
 )
 from spotd.core.pricing import PPM, gpu_price_limit, repriced
+from spotd.core.prospects import plausible_rates
 from spotd.core.requests import stop_attempt
+from spotd.core.setbacks import pause_left
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import is_left_to_provider, machines_in_use
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
@@ -78,7 +80,7 @@ class _Decision:
                 self._place(job)
             elif not job.state.is_final:
                 self._explain_running(job)
-        self.draft.wake(self.now + self.policy.recheck_every)
+        self.draft.wake(min([self.now + self.policy.recheck_every, *self.catalogue.waits]))
         return replace(self.draft.plan(), verdicts=self.verdicts)
 
     # --- machines that run ---
@@ -106,6 +108,12 @@ class _Decision:
                 stop_attempt(self.draft, item, EndReason.OVER_BUDGET, own)
             elif shortage:
                 stop_attempt(self.draft, item, EndReason.BUDGET_PAUSED, shortage[1])
+        if shortage and running:
+            kind, why = shortage
+            limit = self.policy.budget_day if kind is VerdictKind.BUDGET_DAY else self.policy.budget_month
+            if limit is not None and not self.purse.is_held(kind, limit):
+                hold(self.draft, kind, limit, why)
+                self.purse.held_now(kind, limit)
 
     def _explain_running(self, job: Job) -> None:
         item = next((a for a in self.attempts_by_job[job.id] if a.state.counts), None)
@@ -121,6 +129,14 @@ class _Decision:
     # --- jobs that want a machine ---
 
     def _place(self, job: Job) -> None:
+        used_up = ""
+        if job.budget is not None:
+            used_up = self.purse.is_hopeless(job, plausible_rates(self.catalogue, job, self.policy))
+        if used_up:
+            sentence = f"the job's budget is used up: {used_up}; spotctl budget {job.name} +USD, then spotctl retry"
+            self.draft.move_job(job.id, JobState.EXPIRED, sentence)
+            self._wait(job, VerdictKind.BUDGET_JOB, sentence)
+            return
         gate = self._gate(job)
         if gate is not None:
             self._wait(job, *gate)
@@ -142,10 +158,7 @@ class _Decision:
         agreed, price_max = self._agree(chosen, ceiling)
         refusal = self.purse.refusal(job, agreed)
         if refusal is not None:
-            kind, why, is_final = refusal
-            if is_final:
-                self.draft.move_job(job.id, JobState.EXPIRED, EndReason.OVER_BUDGET.traits.sentence.format(detail=why))
-            self._wait(job, kind, why, best=chosen, ceiling=ceiling)
+            self._wait(job, *refusal, best=chosen, ceiling=ceiling)
             return
         self._launch(job, agreed, ceiling, price_max)
 
@@ -153,6 +166,13 @@ class _Decision:
         """What keeps any machine from being bought for this job, whatever it costs."""
         if self.policy.launches_paused:
             return VerdictKind.PAUSED, self.policy.launches_paused
+        if paused := self.catalogue.paused():
+            return VerdictKind.PAUSED, f"no launch can be prepared: {paused}"
+        longest = self.policy.lease + job.spec.checkpoint.stop_grace + self.policy.save_allowance
+        left = pause_left(job, self.now, longest)
+        if left:
+            self.draft.wake(self.now + left)
+            return VerdictKind.BACKING_OFF, f"tried again in {max(1, round(left.total_seconds()))} s: {job.reason}"
         for item in self.attempts_by_job[job.id]:
             # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
             saving = job.spec.checkpoint.stop_grace + self.policy.save_allowance
@@ -231,7 +251,8 @@ class _Decision:
                 attempt=identity,
             )
         )
-        self.draft.put_job(replace(self.draft.job(job.id), attempts_made=number))
+        rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
+        self.draft.put_job(replace(self.draft.job(job.id), attempts_made=number, rate_low=MicroUsdPerHour(rate_low)))
         sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the cheapest that fits now"
         self.draft.move_job(job.id, JobState.PROVISIONING, sentence)
         self.draft.event(

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from spotd.core import lineage
 from spotd.core.bounds import COOLDOWN_MAX, span_within
+from spotd.core.disk import disk_gb_after
 from spotd.core.metering import booked_back, settled
 from spotd.core.model import (
     Attempt,
@@ -22,6 +23,7 @@ from spotd.core.model import (
     Checkpoint,
     Cooldown,
     CooldownScope,
+    CoolingEnd,
     Event,
     Intent,
     IntentId,
@@ -35,6 +37,7 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.proof import with_limit
+from spotd.core.setbacks import did_start, doubled, has_saved, setback
 from spotd.core.states import (
     AttemptState,
     Blame,
@@ -58,6 +61,16 @@ def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, 
 
 _COUNTED: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
 """What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
+_NOTHING_BOUGHT: Final = frozenset({EndReason.LAUNCH_FAILED, EndReason.NEVER_LAUNCHED, EndReason.NOT_PREPARED})
+POOL_COOLDOWNS_MAX: Final = 4
+"""A pool that refuses or loses machines again and again cools down for so many times its usual span at most."""
+
+
+def _in_a_row(before: Cooldown, now: datetime) -> bool:
+    """Whether a new refusal belongs to this one: it came while it lasted, or no later after it than it had lasted."""
+    if before.since is None or before.since > now:
+        return False
+    return now - before.until <= before.until - before.since
 
 
 class Draft:
@@ -134,9 +147,39 @@ class Draft:
     def put_intent(self, intent: Intent) -> None:
         self._intents[intent.id] = intent
 
-    def cool(self, provider: ProviderName, scope: CooldownScope, subject: str, span: timedelta, why: str) -> None:
-        until = self.now + span_within(span, COOLDOWN_MAX)
-        self._cooldowns.append(Cooldown(provider=provider, scope=scope, subject=subject, until=until, reason=why))
+    def cool(
+        self,
+        provider: ProviderName,
+        scope: CooldownScope,
+        subject: str,
+        span: timedelta,
+        why: str,
+        *,
+        longest: timedelta | None = None,
+        ends: CoolingEnd = CoolingEnd.TIME,
+        most: timedelta = COOLDOWN_MAX,
+    ) -> None:
+        """Nothing of this is bought for a while, and for twice as long each time in a row, up to `longest`."""
+        known = [*self._world.cooldowns, *self._cooldowns]
+        same = [c for c in known if c.subject == subject and c.scope is scope and c.provider == provider]
+        before = same[-1] if same else None
+        strikes = 0 if before is None or not _in_a_row(before, self.now) else before.strikes + 1
+        span = span_within(span, most)
+        until = self.now + doubled(span, strikes, span_within(max(span, longest or span), most))
+        if before is not None:
+            until = max(until, before.until)  # it may be prolonged, never cut short
+        self._cooldowns.append(
+            Cooldown(
+                provider=provider,
+                scope=scope,
+                subject=subject,
+                until=until,
+                reason=why,
+                since=self.now,
+                strikes=strikes,
+                ends=ends,
+            )
+        )
 
     def event(
         self,
@@ -289,21 +332,32 @@ class Draft:
         if blame is Blame.NOBODY or blame is Blame.USER:
             return
         if offer.host_id is None or blame is Blame.POOL:
-            if item.end_reason is EndReason.HOST_LOST and self._got_somewhere(item):
+            if item.end_reason is EndReason.HOST_LOST and has_saved(item, self.job(item.id.job)):
                 return  # one host of many that nobody can name: what else the pool has is as good as it was
-            self.cool(offer.provider, CooldownScope.POOL, offer.pool, self.policy.pool_cooldown, why)
+            self.cool(
+                offer.provider,
+                CooldownScope.POOL,
+                offer.pool,
+                self.policy.pool_cooldown,
+                why,
+                longest=POOL_COOLDOWNS_MAX * self.policy.pool_cooldown,
+            )
             return
-        span = self.policy.host_cooldown if blame is Blame.HOST else self.policy.pool_cooldown
+        briefly = blame is not Blame.HOST or self._suspects_job(item)
+        span = self.policy.pool_cooldown if briefly else self.policy.host_cooldown
         self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why)
 
-    def _got_somewhere(self, item: Attempt) -> bool:
-        return any(saved.attempt == item.id.number for saved in self.job(item.id.job).checkpoints)
+    def _suspects_job(self, item: Attempt) -> bool:
+        """Whether the job failed to start on another machine just before: a bad job must not use up the good hosts."""
+        job = self.job(item.id.job)
+        return job.failed_starts > 0 and not did_start(item, job, self.now)
 
     def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
         job = self.job(item.id.job)
         traits = reason.traits
         errors = job.errors + (1 if reason in _COUNTED else 0)
         image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
+        back = setback(job, item, reason, self.now)
         state = traits.next_state
         if job.cancel_requested and state is not JobState.SUCCEEDED:
             state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
@@ -311,17 +365,24 @@ class Draft:
             left = job.spec.retry_errors - errors + 1
             state = JobState.RECOVERING if left > 0 else JobState.FAILED
             sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"
-        elif reason in {EndReason.LAUNCH_FAILED, EndReason.NEVER_LAUNCHED} and job.started_at is None:
-            state = JobState.QUEUED
         elif image_errors >= self.policy.image_errors_max:
             state = JobState.FAILED
             sentence += f"; it failed on {image_errors} machines in a row"
+        elif back.gives_up:
+            state = JobState.FAILED
+            sentence += f"; {back.failed_starts} starts in a row failed, as many as [retry] starts allows"
+        elif reason in _NOTHING_BOUGHT and job.started_at is None:
+            state = JobState.QUEUED
         self.move_job(
             job.id,
             state or JobState.RECOVERING,
             sentence,
             errors=errors,
             image_errors=image_errors,
+            idle_launches=back.idle_launches,
+            failed_starts=back.failed_starts,
+            not_before=back.not_before,
+            disk_gb_seen=disk_gb_after(job, reason),
             recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
             lost=job.lost + (self._lost(item, job) if traits.is_recovery else timedelta(0)),
             exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,

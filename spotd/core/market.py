@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Offer, ProviderName
 
 
@@ -43,6 +44,8 @@ class Board:
         error: why the newest poll failed, empty when it did not.
         sells_spot: the provider has a spot market at all, be it sold out at the moment: what a job without a market
             waits for. Where there is none, it takes on-demand.
+        credit_at: when the account's balance was last seen to have risen.
+        key_at: when the provider last took the key, or was given another one.
     """
 
     provider: ProviderName
@@ -51,10 +54,17 @@ class Board:
     error: str = ""
     error_since: datetime | None = None
     sells_spot: bool = True
+    credit_at: datetime | None = None
+    key_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSnapshot:
-    """All boards at one time."""
+    """All boards at one time.
+
+    Attributes:
+        lows: the lowest price of the GPU part of the last days, by canonical GPU and count.
+    """
 
     boards: Mapping[ProviderName, Board] = field(default_factory=dict)
+    lows: Mapping[tuple[str, int], MicroUsdPerHour] = field(default_factory=dict)

@@ -221,6 +221,12 @@ class Job:
         attempts_made: number of the newest attempt, 0 before the first.
         errors: failures of the user's own code so far.
         image_errors: attempts in a row whose image did not start.
+        idle_launches: launches in a row after which the job got nowhere, whatever the reason.
+        failed_starts: those of them that may be the job's own fault; `[retry] starts` bounds them.
+        not_before: no machine is bought for it earlier.
+        budget_set: what its owner changed the budget to; the spec's own counts while this is `None`.
+        rate_low: the lowest price of a whole machine at which it was ever launched.
+        disk_gb_seen: a disk of less than this was too small for it.
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended.
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
@@ -247,6 +253,19 @@ class Job:
     ended_at: datetime | None = None
     exit_code: int | None = None
     cancel_requested: bool = False
+    idle_launches: int = 0
+    failed_starts: int = 0
+    not_before: datetime | None = None
+    budget_set: MicroUsd | None = None
+    rate_low: MicroUsdPerHour | None = None
+    disk_gb_seen: int = 0
+
+    @property
+    def budget(self) -> MicroUsd | None:
+        """What all attempts together may cost."""
+        if self.budget_set is not None:
+            return self.budget_set
+        return None if self.spec.job_budget is None else MicroUsd(self.spec.job_budget)
 
 
 class IntentKind(StrEnum):
@@ -304,17 +323,46 @@ class CooldownScope(StrEnum):
     """A limit of the account at the provider, shared by many offers."""
     OFFER = "offer"
     PROVIDER = "provider"
+    STORE = "store"
+    """No launch can be prepared anywhere, since the checkpoint store takes no grant."""
+    BUDGET = "budget"
+    """A budget of all jobs together is used up for its day or month."""
+
+
+EVERYWHERE: Final = ProviderName("")
+"""The provider of a cool-down that concerns all of them."""
+
+
+class CoolingEnd(StrEnum):
+    """What ends a cool-down before its time.
+
+    TIME: nothing. SHOWN: a list of offers that was asked for after the refusal and shows the offer again. CREDIT: the
+    account's balance rose. KEY: the provider took the key again.
+    """
+
+    TIME = "time"
+    SHOWN = "shown"
+    CREDIT = "credit"
+    KEY = "key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cooldown:
-    """Something not to be bought before `until`."""
+    """Something not to be bought before `until`, or before what ended it is known.
+
+    Attributes:
+        since: when it was refused last; `None` in rows of an older spotd.
+        strikes: how often in a row it had been refused before.
+    """
 
     provider: ProviderName
     scope: CooldownScope
     subject: str
     until: datetime
     reason: str
+    since: datetime | None = None
+    strikes: int = 0
+    ends: CoolingEnd = CoolingEnd.TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,6 +493,8 @@ class ExitCause(StrEnum):
     NOTICE = "notice"
     LEASE = "lease"
     SETUP_FAILED = "setup_failed"
+    CODE_UNUSABLE = "code_unusable"
+    DISK_FULL = "disk_full"
     RUNNER_FAILED = "runner_failed"
 
 
@@ -508,6 +558,7 @@ class VerdictKind(StrEnum):
     NO_OFFERS = "no_offers"
     TAKEN = "taken"
     COOLING = "cooling"
+    BACKING_OFF = "backing_off"
     BUDGET_JOB = "budget_job"
     BUDGET_DAY = "budget_day"
     BUDGET_MONTH = "budget_month"

@@ -9,11 +9,13 @@ from typing import Final, assert_never
 
 from spotd.core.billing import began, first_meter
 from spotd.core.bounds import span_within
-from spotd.core.draft import Draft
+from spotd.core.draft import POOL_COOLDOWNS_MAX, Draft
 from spotd.core.model import (
+    EVERYWHERE,
     Attempt,
     AttemptId,
     CooldownScope,
+    CoolingEnd,
     Intent,
     IntentId,
     IntentKind,
@@ -28,9 +30,17 @@ from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance, ProviderName
 
 OFFER_COOLDOWN: Final = timedelta(minutes=10)
+"""At most: a newer list that shows the offer ends it."""
 PRICE_COOLDOWN: Final = timedelta(seconds=30)
+ACCOUNT_COOLDOWN_FIRST: Final = timedelta(minutes=1)
 ACCOUNT_COOLDOWN: Final = timedelta(minutes=15)
 OUTAGE_COOLDOWN: Final = timedelta(seconds=30)
+OUTAGE_COOLDOWN_MAX: Final = timedelta(minutes=5)
+RATE_LIMIT_MAX: Final = timedelta(minutes=15)
+"""However long a provider asks to be left alone, a launch is tried again after this."""
+STORE_COOLDOWN: Final = timedelta(seconds=5)
+STORE_COOLDOWN_MAX: Final = timedelta(minutes=1)
+REJECTED_COOLDOWN: Final = timedelta(minutes=1)
 BROKEN_COOLDOWN: Final = timedelta(hours=6)
 WINDOW_DEFAULT: Final = timedelta(minutes=3)
 TERMINATE_BACKOFF_FIRST: Final = timedelta(seconds=2)
@@ -52,7 +62,9 @@ class LaunchFailure(StrEnum):
     UNAVAILABLE = "unavailable"
     CONTRACT = "contract"
     NOT_PREPARED = "not_prepared"
-    """The grant could not be written, so the provider was never asked."""
+    """Something of the job's own is missing or wrong, so the provider was never asked."""
+    STORE_AWAY = "store_away"
+    """The checkpoint store took no grant, so the provider was never asked."""
 
 
 def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datetime) -> Plan:
@@ -126,6 +138,8 @@ def launch_refused(
     reason = EndReason.IMAGE_ERROR if failure is LaunchFailure.REJECTED else EndReason.LAUNCH_FAILED
     if failure is LaunchFailure.CONTRACT:
         reason = EndReason.CONTRACT_BROKEN
+    elif failure is LaunchFailure.NOT_PREPARED:
+        reason = EndReason.NOT_PREPARED
     draft.end_attempt(attempt_id, reason, detail)
     return draft.plan()
 
@@ -134,28 +148,41 @@ def _cool_down(
     draft: Draft, item: Attempt, failure: LaunchFailure, detail: str, retry_after: timedelta | None, quota: str
 ) -> None:
     offer = item.quote.offer
+    provider, scope, subject, ends = offer.provider, CooldownScope.OFFER, str(offer.offer_id), CoolingEnd.TIME
+    longest: timedelta | None = None
     match failure:
+        case LaunchFailure.NOT_PREPARED:
+            return  # the job's own fault, which cools down the job alone
         case LaunchFailure.NO_CAPACITY:
             scope, subject, span = CooldownScope.POOL, str(offer.pool), draft.policy.pool_cooldown
+            longest = POOL_COOLDOWNS_MAX * span
+        case LaunchFailure.OFFER_GONE if retry_after is not None:
+            span, longest = retry_after, max(retry_after, OFFER_COOLDOWN)
         case LaunchFailure.OFFER_GONE:
-            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), retry_after or OFFER_COOLDOWN
+            span, ends = OFFER_COOLDOWN, CoolingEnd.SHOWN
         case LaunchFailure.PRICE_MOVED:
-            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), PRICE_COOLDOWN
-        case LaunchFailure.QUOTA if offer.quotas:
-            scope, subject, span = CooldownScope.QUOTA, quota or str(offer.quotas[0]), ACCOUNT_COOLDOWN
+            span, longest, ends = PRICE_COOLDOWN, OFFER_COOLDOWN, CoolingEnd.SHOWN
         case LaunchFailure.QUOTA:
-            scope, subject, span = CooldownScope.POOL, str(offer.pool), ACCOUNT_COOLDOWN
+            scope, subject = CooldownScope.POOL, str(offer.pool)
+            if offer.quotas:
+                scope, subject = CooldownScope.QUOTA, quota or str(offer.quotas[0])
+            span, longest = ACCOUNT_COOLDOWN_FIRST, ACCOUNT_COOLDOWN
         case LaunchFailure.NO_BALANCE | LaunchFailure.AUTH:
-            scope, subject, span = CooldownScope.PROVIDER, "", ACCOUNT_COOLDOWN
-        case LaunchFailure.RATE_LIMITED | LaunchFailure.UNAVAILABLE | LaunchFailure.NOT_PREPARED:
-            scope, subject, span = CooldownScope.PROVIDER, "", retry_after or OUTAGE_COOLDOWN
+            scope, subject, span, longest = CooldownScope.PROVIDER, "", ACCOUNT_COOLDOWN_FIRST, ACCOUNT_COOLDOWN
+            ends = CoolingEnd.CREDIT if failure is LaunchFailure.NO_BALANCE else CoolingEnd.KEY
+        case LaunchFailure.RATE_LIMITED | LaunchFailure.UNAVAILABLE:
+            scope, subject, longest = CooldownScope.PROVIDER, "", OUTAGE_COOLDOWN_MAX
+            span = OUTAGE_COOLDOWN if retry_after is None else min(retry_after, RATE_LIMIT_MAX)
+        case LaunchFailure.STORE_AWAY:
+            provider, scope, subject = EVERYWHERE, CooldownScope.STORE, ""
+            span, longest = STORE_COOLDOWN, STORE_COOLDOWN_MAX
         case LaunchFailure.REJECTED:
-            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), BROKEN_COOLDOWN
+            span, longest = REJECTED_COOLDOWN, BROKEN_COOLDOWN
         case LaunchFailure.CONTRACT:
-            scope, subject, span = CooldownScope.OFFER, str(offer.offer_id), BROKEN_COOLDOWN
+            span = BROKEN_COOLDOWN
         case _:
             assert_never(failure)
-    draft.cool(offer.provider, scope, subject, span, detail)
+    draft.cool(provider, scope, subject, span, detail, longest=longest, ends=ends)
 
 
 def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:

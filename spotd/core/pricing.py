@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
+from spotd.core.disk import disk_gb_for
 from spotd.core.model import Job, Policy, PriceBreakdown, Quote
 from spotd_providers.contract.money import (
     HOURS_PER_STORAGE_MONTH,
@@ -45,7 +46,7 @@ def needs_of(job: Job, policy: Policy) -> Needs:
     interval = max(spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, timedelta(minutes=1))
     stay = max(policy.expected_stay, timedelta(minutes=1))
     return Needs(
-        disk_gb=spec.resources.disk_gb,
+        disk_gb=disk_gb_for(job),
         upload_bytes_per_hour=per_hour(size, interval),
         restore_bytes_per_hour=per_hour(size + bytes_within(job.code_bytes), stay),
     )

@@ -142,6 +142,10 @@ def exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
             draft.end_attempt(attempt_id, EndReason.LEASE_EXPIRED)
         case ExitCause.SETUP_FAILED:
             draft.end_attempt(attempt_id, EndReason.USER_ERROR, detail or "setup failed")
+        case ExitCause.CODE_UNUSABLE:
+            draft.end_attempt(attempt_id, EndReason.CODE_ERROR, detail)
+        case ExitCause.DISK_FULL:
+            draft.end_attempt(attempt_id, EndReason.DISK_FULL, detail)
         case ExitCause.RUNNER_FAILED:
             draft.end_attempt(attempt_id, EndReason.HOST_LOST, detail)
         case _:

@@ -68,6 +68,18 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
         raise InvariantBroken(f"job {job.id} is {job.state}, only a final job can be retried")
     jobs = {**world.jobs, job.id: job}
     draft = Draft(replace(world, jobs=jobs), now)
-    draft.put_job(replace(job, errors=0, image_errors=0, cancel_requested=False, ended_at=None, exit_code=None))
+    draft.put_job(
+        replace(
+            job,
+            errors=0,
+            image_errors=0,
+            idle_launches=0,
+            failed_starts=0,
+            not_before=None,
+            cancel_requested=False,
+            ended_at=None,
+            exit_code=None,
+        )
+    )
     draft.move_job(job.id, JobState.QUEUED, "queued again by its owner", kind="job.retried")
     return draft.plan()

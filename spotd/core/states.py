@@ -184,6 +184,7 @@ class EndTraits:
     Attributes:
         next_state: of the job; `None` for a user error, where the retries left decide.
         is_recovery: the job goes on elsewhere and the loss shows in its `recoveries`.
+        is_failed_start: the job itself may be at fault if its command did not run for a while; see `setbacks`.
         sentence: for the user; `{detail}` is filled in.
     """
 
@@ -191,6 +192,7 @@ class EndTraits:
     is_recovery: bool
     blame: Blame
     sentence: str
+    is_failed_start: bool = False
 
 
 class EndReason(StrEnum):
@@ -215,6 +217,10 @@ class EndReason(StrEnum):
     CONTRACT_BROKEN = "contract_broken"
     PROVIDER_BALANCE = "provider_balance"
     FLOODED = "flooded"
+    CODE_ERROR = "code_error"
+    DISK_FULL = "disk_full"
+    NOT_PREPARED = "not_prepared"
+    FORGOTTEN = "forgotten"
 
     @property
     def traits(self) -> EndTraits:
@@ -222,9 +228,20 @@ class EndReason(StrEnum):
 
 
 def _row(
-    next_state: JobState | None, sentence: str, *, is_recovery: bool = False, blame: Blame = Blame.NOBODY
+    next_state: JobState | None,
+    sentence: str,
+    *,
+    is_recovery: bool = False,
+    blame: Blame = Blame.NOBODY,
+    is_failed_start: bool = False,
 ) -> EndTraits:
-    return EndTraits(next_state=next_state, is_recovery=is_recovery, blame=blame, sentence=sentence)
+    return EndTraits(
+        next_state=next_state,
+        is_recovery=is_recovery,
+        blame=blame,
+        sentence=sentence,
+        is_failed_start=is_failed_start,
+    )
 
 
 _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
@@ -236,22 +253,39 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
         JobState.RECOVERING, "somebody bid more for the machine", is_recovery=True, blame=Blame.HOST_BRIEFLY
     ),
     EndReason.HOST_LOST: _row(
-        JobState.RECOVERING, "the machine was lost: {detail}", is_recovery=True, blame=Blame.HOST
+        JobState.RECOVERING,
+        "the machine was lost: {detail}",
+        is_recovery=True,
+        blame=Blame.HOST,
+        is_failed_start=True,
     ),
     EndReason.USER_ERROR: _row(None, "the command failed: {detail}", blame=Blame.USER),
     EndReason.IMAGE_ERROR: _row(
-        JobState.RECOVERING, "the image did not start: {detail}", is_recovery=True, blame=Blame.HOST_BRIEFLY
+        JobState.RECOVERING,
+        "the image did not start: {detail}",
+        is_recovery=True,
+        blame=Blame.HOST_BRIEFLY,
+        is_failed_start=True,
     ),
     EndReason.PROVISION_TIMEOUT: _row(
-        JobState.RECOVERING, "the machine did not come up in time", is_recovery=True, blame=Blame.HOST
+        JobState.RECOVERING,
+        "the machine did not come up in time",
+        is_recovery=True,
+        blame=Blame.HOST,
+        is_failed_start=True,
     ),
     # What cools down depends on the refusal: see `outcomes`.
     EndReason.LAUNCH_FAILED: _row(JobState.RECOVERING, "the launch was refused: {detail}"),
     EndReason.NEVER_LAUNCHED: _row(JobState.RECOVERING, "the launch did not take effect: {detail}"),
     EndReason.STALLED: _row(
-        JobState.RECOVERING, "the job made no progress: {detail}", is_recovery=True, blame=Blame.HOST
+        JobState.RECOVERING,
+        "the job made no progress: {detail}",
+        is_recovery=True,
+        blame=Blame.HOST,
+        is_failed_start=True,
     ),
-    EndReason.OVER_BUDGET: _row(JobState.EXPIRED, "the job's budget is used up: {detail}"),
+    # Whether it can go on at all with what is left is decided where offers are known.
+    EndReason.OVER_BUDGET: _row(JobState.QUEUED, "the job's budget is used up: {detail}"),
     EndReason.BUDGET_PAUSED: _row(JobState.QUEUED, "stopped until there is budget again: {detail}"),
     EndReason.PRICE_ROSE: _row(
         JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
@@ -259,7 +293,10 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.MIGRATED: _row(JobState.RECOVERING, "moved to a better machine: {detail}", is_recovery=True),
     EndReason.CANCELLED: _row(JobState.CANCELLED, "cancelled by its owner"),
     EndReason.LEASE_EXPIRED: _row(
-        JobState.RECOVERING, "the machine had not heard from spotd for too long and ended itself", is_recovery=True
+        JobState.RECOVERING,
+        "the machine had not heard from spotd for too long and ended itself",
+        is_recovery=True,
+        is_failed_start=True,
     ),
     EndReason.CONTRACT_BROKEN: _row(
         JobState.RECOVERING, "the provider did not sell what was asked: {detail}", blame=Blame.HOST
@@ -269,5 +306,21 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     ),
     EndReason.FLOODED: _row(
         None, "the machine wrote more into the checkpoint store than it may: {detail}", blame=Blame.HOST
+    ),
+    EndReason.CODE_ERROR: _row(
+        JobState.RECOVERING,
+        "the job's code could not be unpacked: {detail}",
+        is_recovery=True,
+        blame=Blame.HOST_BRIEFLY,
+        is_failed_start=True,
+    ),
+    EndReason.DISK_FULL: _row(
+        JobState.RECOVERING, "the disk was full: {detail}", is_recovery=True, is_failed_start=True
+    ),
+    EndReason.NOT_PREPARED: _row(
+        JobState.RECOVERING, "nothing was bought, the launch cannot be prepared: {detail}", is_failed_start=True
+    ),
+    EndReason.FORGOTTEN: _row(
+        JobState.RECOVERING, "its owner gave the machine up without seeing its end: {detail}", is_recovery=True
     ),
 }

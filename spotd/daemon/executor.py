@@ -18,6 +18,7 @@ import anyio
 import anyio.abc
 
 from spotd.core import outcomes
+from spotd.core.disk import disk_gb_for
 from spotd.core.model import Attempt, AttemptId, Fallback, Intent, IntentId, IntentKind, IntentState, Job, Plan, World
 from spotd.core.outcomes import LaunchFailure
 from spotd.core.retention import passed_over
@@ -206,8 +207,10 @@ class Executor:
         answer: Instance | Refusal | str
         try:
             script = await self._grants.prepare(attempt, job)
-        except (ObjectsError, SecretsMissing, ScriptTooLong) as exc:
+        except (SecretsMissing, ScriptTooLong) as exc:
             answer = Refusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
+        except ObjectsError as exc:
+            answer = Refusal(failure=LaunchFailure.STORE_AWAY, detail=str(exc))
         else:
             await self._tell_passed_over(attempt)
             answer = await self._buy(attempt, job, script)
@@ -229,7 +232,7 @@ class Executor:
             offer=attempt.quote.offer,
             price_max=attempt.price_max,
             image=job.spec.image,
-            disk_gb=job.spec.resources.disk_gb,
+            disk_gb=disk_gb_for(job),
             start_script=script,
         )
         self._crash(CrashPoint.BEFORE_LAUNCH)

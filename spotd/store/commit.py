@@ -81,7 +81,7 @@ def _stored(connection: Connection, plan: Plan) -> Stored:
 def _upsert_statement(table: Table) -> Insert:
     statement = upsert_into(table)
     changed: dict[str, Any] = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
-    where = statement.excluded.until > COOLDOWNS.c.until if table is COOLDOWNS else None
+    where = statement.excluded.until >= COOLDOWNS.c.until if table is COOLDOWNS else None
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed, where=where)
 
 

@@ -17,6 +17,7 @@ from spotd.core.model import (
     Checkpoint,
     Cooldown,
     CooldownScope,
+    CoolingEnd,
     Event,
     Intent,
     IntentId,
@@ -112,6 +113,12 @@ def job_out(job: Job, spec_text: str) -> Columns:
         "ended_at": maybe_instant_out(job.ended_at),
         "exit_code": job.exit_code,
         "cancel_requested": job.cancel_requested,
+        "idle_launches": job.idle_launches,
+        "failed_starts": job.failed_starts,
+        "not_before": maybe_instant_out(job.not_before),
+        "budget_set": job.budget_set,
+        "rate_low": job.rate_low,
+        "disk_gb_seen": job.disk_gb_seen,
     }
 
 
@@ -138,6 +145,12 @@ def job_in(row: Row, spec: JobSpec, checkpoints: tuple[Checkpoint, ...]) -> Job:
         ended_at=maybe_instant_in(row.ended_at),
         exit_code=row.exit_code,
         cancel_requested=row.cancel_requested,
+        idle_launches=row.idle_launches,
+        failed_starts=row.failed_starts,
+        not_before=maybe_instant_in(row.not_before),
+        budget_set=row.budget_set,
+        rate_low=row.rate_low,
+        disk_gb_seen=row.disk_gb_seen,
     )
 
 
@@ -345,6 +358,9 @@ def cooldown_out(cooldown: Cooldown) -> Columns:
         "subject": cooldown.subject,
         "until": instant_out(cooldown.until),
         "reason": words_out(cooldown.reason),
+        "since": maybe_instant_out(cooldown.since),
+        "strikes": cooldown.strikes,
+        "ends": cooldown.ends.value,
     }
 
 
@@ -355,6 +371,9 @@ def cooldown_in(row: Row) -> Cooldown:
         subject=row.subject,
         until=instant_in(row.until),
         reason=row.reason,
+        since=maybe_instant_in(row.since),
+        strikes=row.strikes,
+        ends=CoolingEnd(row.ends),
     )
 
 

@@ -89,6 +89,12 @@ class JobRow(Base, table=True):
     ended_at: int | None = _big(nullable=True)
     exit_code: int | None = _big(nullable=True)
     cancel_requested: bool = Field(sa_column=Column(Boolean, nullable=False))
+    idle_launches: int = _zero()
+    failed_starts: int = _zero()
+    not_before: int | None = _big(nullable=True)
+    budget_set: int | None = _big(nullable=True)
+    rate_low: int | None = _big(nullable=True)
+    disk_gb_seen: int = _zero()
 
 
 class AttemptRow(Base, table=True):
@@ -209,6 +215,9 @@ class CooldownRow(Base, table=True):
     subject: str = _text(primary_key=True)
     until: int = _big(index=True)
     reason: str = _text()
+    since: int | None = _big(nullable=True)
+    strikes: int = _zero()
+    ends: str = Field(sa_column=Column(Text, nullable=False, server_default="time"))
 
 
 class ChargeRow(Base, table=True):

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, func, or_, select
 
+from spotd.core.cooling import COOLDOWNS_REMEMBERED
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -104,7 +105,7 @@ def _intents(connection: Connection) -> dict[IntentId, Intent]:
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
     query = (
         select(COOLDOWNS)
-        .where(COOLDOWNS.c.until > instant_out(now))
+        .where(COOLDOWNS.c.until > instant_out(now - COOLDOWNS_REMEMBERED))
         .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
     )
     return tuple(rows.cooldown_in(row) for row in rows.fetch(connection, query))

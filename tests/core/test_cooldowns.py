@@ -40,25 +40,25 @@ def next_offers(world: World, *offers: Offer, after: timedelta = timedelta(0)) -
 def test_a_used_up_quota_keeps_every_offer_that_counts_against_it_from_being_tried() -> None:
     first = offer("o1", quotas=(EAST_G, EAST))
     world, cooling = refused(first, LaunchFailure.QUOTA)
-    assert cooling == [(CooldownScope.QUOTA, EAST_G, 15 * MINUTE)]
+    assert cooling == [(CooldownScope.QUOTA, EAST_G, MINUTE)]
     kin, stranger = offer("o2", price=300_000, quotas=(EAST_G, EAST)), offer("o3", quotas=(EAST,))
     assert next_offers(world, first, kin, stranger) == ["o3"]
     plan = decide(world, market(first, kin), NOW)
     (verdict,) = plan.verdicts.values()
     assert verdict.kind is VerdictKind.COOLING
     assert "a quota of the account is used up" in verdict.sentence
-    assert next_offers(world, first, kin, after=16 * MINUTE) == ["o2"]
+    assert next_offers(world, first, kin, after=2 * MINUTE) == ["o2"]
 
 
 def test_the_provider_may_name_another_quota_than_the_nearest() -> None:
     world, cooling = refused(offer("o1", quotas=(EAST_G, EAST)), LaunchFailure.QUOTA, quota=EAST)
-    assert cooling == [(CooldownScope.QUOTA, EAST, 15 * MINUTE)]
+    assert cooling == [(CooldownScope.QUOTA, EAST, MINUTE)]
     assert next_offers(world, offer("o3", quotas=(QuotaId("east spot P"), EAST)), offer("o4")) == ["o4"]
 
 
 def test_without_a_named_quota_the_pool_is_what_cools_down() -> None:
     world, cooling = refused(offer("o1"), LaunchFailure.QUOTA, quota="of some kind")
-    assert cooling == [(CooldownScope.POOL, "pool-o1", 15 * MINUTE)]
+    assert cooling == [(CooldownScope.POOL, "pool-o1", MINUTE)]
     assert next_offers(world, offer("o1"), offer("o2")) == ["o2"]
 
 

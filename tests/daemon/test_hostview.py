@@ -134,7 +134,8 @@ async def test_the_exit_event_comes_with_everything_published_before_it(keeper: 
     [
         ("succeeded", ExitCause.FINISHED),
         ("setup_failed", ExitCause.SETUP_FAILED),
-        ("code_unusable", ExitCause.RUNNER_FAILED),
+        ("code_unusable", ExitCause.CODE_UNUSABLE),
+        ("disk_full", ExitCause.DISK_FULL),
         ("preempted", ExitCause.NOTICE),
         ("stopped", ExitCause.STOPPED),
         ("lease_expired", ExitCause.LEASE),

@@ -40,6 +40,7 @@ SPECS = st.builds(
     ),
     price=st.none() | st.builds(PriceLimit, machine_hour=COUNTS),
     job_budget=st.none() | COUNTS,
+    retry_starts=COUNTS,
     checkpoint=st.builds(CheckpointPolicy, every=st.none() | DURATIONS, settle=DURATIONS, stop_grace=DURATIONS),
     priority=st.integers(-1000, 1000),
 )

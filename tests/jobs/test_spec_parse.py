@@ -58,6 +58,7 @@ stop_grace = "90s"
 priority = -3
 [retry]
 errors = 2
+starts = 7
 """
 LEAST: Mapping[str, Any] = {"name": "j", "run": "true", "image": "busybox", "resources": {"gpu": "H100"}}
 
@@ -111,6 +112,7 @@ def test_the_whole_job_file_is_understood() -> None:
         ),
         priority=-3,
         retry_errors=2,
+        retry_starts=7,
     )
 
 

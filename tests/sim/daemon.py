@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 from spotd.core import outcomes, requests
+from spotd.core.cooling import COOLDOWNS_REMEMBERED
 from spotd.core.decide import decide
 from spotd.core.invariants import check
 from spotd.core.market import Board, MarketSnapshot, build_shelf
@@ -292,8 +293,8 @@ class Daemon:
         self.act()
 
     def forget_cooldowns(self) -> None:
-        if any(c.until <= self.now for c in self.world.cooldowns):
-            kept = tuple(c for c in self.world.cooldowns if c.until > self.now)
+        if any(c.until <= self.now - COOLDOWNS_REMEMBERED for c in self.world.cooldowns):
+            kept = tuple(c for c in self.world.cooldowns if c.until > self.now - COOLDOWNS_REMEMBERED)
             self.world = replace(self.world, cooldowns=kept)
 
     def write_grants(self) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 
 import pytest
 
+from spotd.core.cooling import COOLDOWNS_REMEMBERED
 from spotd.core.model import AttemptId, IntentState, JobId, Plan, World
 from spotd.core.states import AttemptState, JobState
 from spotd.store import Store, Tx
@@ -47,11 +48,12 @@ def test_an_intent_is_there_until_it_is_settled(store: Store, state: IntentState
     assert (item.id in world(store).intents) is item.is_open
 
 
-def test_a_cooldown_is_there_until_it_is_over(store: Store) -> None:
+def test_a_cooldown_is_remembered_for_a_while_after_it_is_over(store: Store) -> None:
     item = v.cooldown(until=v.NOW)
     commit(store, v.plan(item))
-    assert world(store, v.NOW - timedelta(microseconds=1)).cooldowns == (item,)
-    assert world(store, v.NOW).cooldowns == ()
+    forgotten_at = v.NOW + COOLDOWNS_REMEMBERED
+    assert world(store, forgotten_at - timedelta(microseconds=1)).cooldowns == (item,)
+    assert world(store, forgotten_at).cooldowns == ()
 
 
 def test_the_books_are_those_of_the_utc_month_by_day(store: Store) -> None:

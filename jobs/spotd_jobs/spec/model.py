@@ -87,6 +87,7 @@ class JobSpec:
         secrets: names only; the values never enter a spec.
         job_budget: micro-dollars for all attempts together.
         retry_errors: how many failures of the user's own code are tried again.
+        retry_starts: how many launches in a row may come to nothing before the job is given up.
     """
 
     name: str
@@ -103,3 +104,4 @@ class JobSpec:
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     priority: int = 0
     retry_errors: int = 1
+    retry_starts: int = 5

@@ -29,7 +29,7 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
     "budget": frozenset({"job"}),
     "checkpoint": frozenset({"path", "every", "keep", "metric", "best", "settle", "stop_signal", "stop_grace"}),
     "schedule": frozenset({"priority"}),
-    "retry": frozenset({"errors"}),
+    "retry": frozenset({"errors", "starts"}),
 }
 """Every key a job file may hold, by table."""
 
@@ -89,6 +89,7 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         checkpoint=_checkpoint(tables["checkpoint"]),
         priority=tables["schedule"].take("priority", integer(least=-1000, most=1000, example="priority = 0"), 0),
         retry_errors=tables["retry"].take("errors", integer(least=0, most=100, example="errors = 1"), 1),
+        retry_starts=tables["retry"].take("starts", integer(least=1, most=100, example="starts = 5"), 5),
     )
     if problems:
         raise SpecError(source, problems)

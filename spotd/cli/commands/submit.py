@@ -78,6 +78,7 @@ def _job_options(function: F) -> F:
         ("--stop-grace", "checkpoint__stop_grace", text, False, "SPAN", "Time to save after that, say 90s."),
         ("--priority", "schedule__priority", number, False, "N", "-1000 to 1000."),
         ("--retries", "retry__errors", number, False, "N", "Tries after failures of the job's own code."),
+        ("--starts", "retry__starts", number, False, "N", "Failed starts in a row that end the job; 5 unless given."),
     ]  # fmt: skip
     for flag, name, kind, multiple, metavar, help_text in reversed(rows):
         option = click.option(flag, name, type=kind, multiple=multiple, metavar=metavar, help=help_text)

@@ -11,11 +11,13 @@ from typing import Final
 
 from spotd.api.backend import Draft, Invalid, Problem
 from spotd.api.shapes.plans import PlanShape
+from spotd.core.budgets import Purse
 from spotd.core.candidates import Catalogue, ceiling_for, resolve_gpu, shape_of
 from spotd.core.decide import decide
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import Checkpoint, Job, JobId, Quote, Verdict, VerdictKind, World
 from spotd.core.plans import applied
+from spotd.core.prospects import plausible_rates
 from spotd.core.requests import submit
 from spotd.core.states import JobState
 from spotd.daemon.backend.render import (
@@ -104,6 +106,8 @@ class Outlook:
     job: Job
     verdict: Verdict | None
     plan: PlanShape
+    too_poor: str
+    """Why its budget can never pay for a useful run; empty if it may."""
 
 
 def outlook(
@@ -135,6 +139,7 @@ def outlook(
     return Outlook(
         job=job,
         verdict=verdict,
+        too_poor=Purse(with_job, now).is_hopeless(job, plausible_rates(catalogue, job, world.policy), unspent=True),
         plan=PlanShape(
             name=spec.name,
             spec=spec_shape(spec),

@@ -25,7 +25,7 @@ from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
 from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
 from spotd.core import requests
 from spotd.core.candidates import ceiling_for
-from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, VerdictKind, World
+from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, World
 from spotd.core.states import JobState
 from spotd.daemon import layout
 from spotd.daemon.backend.oddities import notes_of
@@ -120,9 +120,9 @@ class Queue:
         _check_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
         origin = await find_origin(parts, submission.resume_from)
-        verdict = self._outlook(spec).verdict
-        if verdict is not None and verdict.kind is VerdictKind.BUDGET_JOB:
-            raise OverBudget(verdict.sentence, hint="raise [budget] job, or lower max_price")
+        too_poor = self._outlook(spec).too_poor
+        if too_poor:
+            raise OverBudget(too_poor, hint="raise [budget] job, or lower max_price")
         job_id = await self._free_id(spec.name)
         parts.secrets.write(job_id, submission.secrets)
 
@@ -240,7 +240,7 @@ class Queue:
             priority=job.spec.priority,
             lost_s=job.lost.total_seconds(),
             ceiling_usd_gpu_h=usd(ceiling),
-            budget_usd=usd(job.spec.job_budget),
+            budget_usd=usd(job.budget),
             phase=phase,
         )
 

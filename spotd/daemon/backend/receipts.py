@@ -70,7 +70,7 @@ def _receipt(reads: Reads, view: JobView, fallbacks: list[Event], now: datetime)
         saved_usd=as_usd(compared - total),
         recoveries=view.recoveries,
         lost_s=view.lost.total_seconds(),
-        budget_usd=usd(job.spec.job_budget) if job is not None else None,
+        budget_usd=usd(job.budget) if job is not None else None,
         attempts=[_line(item, seconds[item.id.number], free[item.id.number], now) for item in attempts],
         fallbacks=[_fallback(event) for event in fallbacks],
     )

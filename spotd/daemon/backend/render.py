@@ -251,7 +251,7 @@ def spec_shape(spec: JobSpec) -> dict[str, Any]:
                 "stop_grace": format_duration(rules.stop_grace),
             },
             "schedule": {"priority": spec.priority},
-            "retry": {"errors": spec.retry_errors},
+            "retry": {"errors": spec.retry_errors, "starts": spec.retry_starts},
         }
     )
 

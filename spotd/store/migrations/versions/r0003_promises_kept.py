@@ -25,6 +25,12 @@ def upgrade() -> None:
     op.add_column("checkpoints", sa.Column("host", sa.Text(), nullable=False, server_default=""))
     op.add_column("checkpoints", sa.Column("proven_by", sa.BigInteger(), nullable=True))
     op.add_column("checkpoints", sa.Column("doubted_by", sa.Text(), nullable=False, server_default=""))
+    # What a job's failures, its budget and its disk need.
+    _add("jobs", "idle_launches", "failed_starts", "disk_gb_seen", nullable=False)
+    _add("jobs", "not_before", "budget_set", "rate_low")
+    _add("cooldowns", "since")
+    _add("cooldowns", "strikes", nullable=False)
+    op.add_column("cooldowns", sa.Column("ends", sa.Text(), nullable=False, server_default="time"))
 
 
 def _add(table: str, *names: str, nullable: bool = True) -> None:

@@ -1,0 +1,28 @@
+"""What a machine for a job may plausibly be had for soon, whatever the price of this moment is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spotd.core.candidates import Catalogue, shape_of
+from spotd.core.model import Job, Policy
+
+PLAUSIBLE_PERCENT: Final = 75
+"""Of the lowest price that is known: so much cheaper a machine may become while a job waits."""
+UNKNOWN_DROP: Final = 8
+"""Where the price of this moment is all that is known, it may be so many times what is usual."""
+
+
+def plausible_rates(catalogue: Catalogue, job: Job, policy: Policy) -> list[int]:
+    """Whole machines per hour: a bit below what is asked now, was asked lately, and was paid for this job before.
+
+    Offers that cool down or were taken a moment ago count, since they come back.
+    """
+    offers = catalogue.list_for(shape_of(job, policy))
+    known: list[int] = [*catalogue.lows(job.spec.resources)]
+    if job.rate_low is not None:
+        known.append(job.rate_low)
+    if offers.at(0) is not None:
+        now = catalogue.quote_at(offers, 0).price.total
+        known.append(now if known else now // UNKNOWN_DROP)
+    return [rate * PLAUSIBLE_PERCENT // 100 for rate in known]

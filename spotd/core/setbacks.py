@@ -1,0 +1,107 @@
+"""What an attempt that came to nothing costs its job: when it is tried again, and when it is given up.
+
+Theory. Every launch costs calls, and most cost money, so a job that gets nowhere must ask less and less often. Two
+counts are kept on the job. `idle_launches` counts launches in a row without progress, whoever was to blame; the first
+few are repeated at once, since the next offer may be better, and then the pause doubles. `failed_starts` counts those
+of them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the
+machine): each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress resets both: a
+new checkpoint, or a command that ran for a while.
+
+What is the host's, the offer's, the pool's, the account's or the provider's fault cools those down instead; see
+`outcomes` and `Draft`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.model import Attempt, Job
+from spotd.core.states import EndReason
+
+RAN_FOR_A_WHILE: Final = timedelta(minutes=5)
+"""A command that ran so long did start."""
+GOT_SOMEWHERE: Final = timedelta(minutes=30)
+"""A machine that ran so long was worth its launch, even without a checkpoint."""
+TRIES_AT_ONCE: Final = 3
+RETRY_FIRST: Final = timedelta(seconds=5)
+RETRY_MAX: Final = timedelta(minutes=2)
+FAULT_FIRST: Final = timedelta(seconds=5)
+FAULT_MAX: Final = timedelta(minutes=10)
+LAUNCHES_PER_HOUR_MAX: Final = 40
+"""No job is launched more often within any hour without progress; follows from the pauses above."""
+_DOUBLINGS_MAX: Final = 20
+
+_COUNTED_AS_ERROR: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
+_NO_SETBACK: Final = frozenset(
+    {
+        EndReason.DONE,
+        EndReason.CANCELLED,
+        EndReason.OVER_BUDGET,
+        EndReason.BUDGET_PAUSED,
+        EndReason.MIGRATED,
+        EndReason.FORGOTTEN,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """The job's counts after an attempt, when it may be launched again, and whether it is given up."""
+
+    idle_launches: int
+    failed_starts: int
+    not_before: datetime | None
+    gives_up: bool = False
+
+
+def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:
+    """A pause that doubles so many times, up to a longest."""
+    factor: int = 2 ** max(0, min(times, _DOUBLINGS_MAX))
+    return min(longest, first * factor)
+
+
+def did_start(item: Attempt, job: Job, now: datetime) -> bool:
+    """Whether the command ran for a while or saved something."""
+    return _ran(item, now) >= RAN_FOR_A_WHILE or has_saved(item, job)
+
+
+def has_saved(item: Attempt, job: Job) -> bool:
+    """Whether the attempt has written a checkpoint that the job still has."""
+    return any(saved.attempt == item.id.number for saved in job.checkpoints)
+
+
+def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setback:
+    """What follows for the job from this end of its newest attempt."""
+    if reason in _NO_SETBACK:
+        return Setback(idle_launches=job.idle_launches, failed_starts=job.failed_starts, not_before=None)
+    got_somewhere = has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE
+    idle = 0 if got_somewhere else job.idle_launches + 1
+    starts = 0 if did_start(item, job, now) else job.failed_starts + int(reason.traits.is_failed_start)
+    faults = starts if reason.traits.is_failed_start else job.errors + 1 if reason in _COUNTED_AS_ERROR else 0
+    pause = timedelta(0)
+    if not got_somewhere and faults > 0:
+        pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)
+    if idle > TRIES_AT_ONCE:
+        pause = max(pause, doubled(RETRY_FIRST, idle - TRIES_AT_ONCE - 1, RETRY_MAX))
+    return Setback(
+        idle_launches=idle,
+        failed_starts=starts,
+        not_before=now + pause if pause else None,
+        gives_up=reason.traits.is_failed_start and starts >= job.spec.retry_starts,
+    )
+
+
+def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:
+    """How long the job still waits before it is launched again.
+
+    An instant further ahead than any pause can be was written by a clock that ran ahead, and is not waited for.
+    """
+    if job.not_before is None or job.not_before - now > max(FAULT_MAX, longest):
+        return timedelta(0)
+    return max(timedelta(0), job.not_before - now)
+
+
+def _ran(item: Attempt, now: datetime) -> timedelta:
+    return timedelta(0) if item.running_at is None else now - item.running_at

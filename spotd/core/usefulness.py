@@ -1,0 +1,40 @@
+"""How long a machine must run before it is worth its launch: it boots, it restores, and only then it works."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from spotd.core.bounds import bytes_within
+from spotd.core.model import Job, Policy
+from spotd_providers.contract.values import Offer
+
+BOOT: Final = timedelta(minutes=3)
+"""From the launch until the runner speaks: renting, image and start script."""
+RESTORE_BYTES_PER_S: Final = 25_000_000
+"""Where an offer states no bandwidth, and at the least: what hosts of marketplaces do on a bad day."""
+RESTORE_BYTES_PER_S_MAX: Final = 250_000_000
+_BYTES_PER_MBIT: Final = 125_000
+_MBPS_MAX: Final = 1e6
+
+
+def restore_time(job: Job, offer: Offer | None) -> timedelta:
+    """How long the newest checkpoint and the code take to arrive."""
+    newest = job.checkpoints[0].bytes if job.checkpoints else 0
+    rate = RESTORE_BYTES_PER_S
+    stated = None if offer is None else offer.download_mbps
+    if stated is not None and 0 < stated < _MBPS_MAX:
+        # Half of what is stated: it is shared, and measured on a good day.
+        rate = max(rate, min(RESTORE_BYTES_PER_S_MAX, int(stated * _BYTES_PER_MBIT / 2)))
+    return timedelta(seconds=(bytes_within(newest) + bytes_within(job.code_bytes)) // rate)
+
+
+def startup(job: Job, offer: Offer | None) -> timedelta:
+    """What passes on a new machine before the job's own work begins."""
+    return BOOT + restore_time(job, offer)
+
+
+def useful_run(job: Job, offer: Offer | None, policy: Policy) -> timedelta:
+    """The shortest run that is worth a launch: at least as much work as there is waiting before it."""
+    waiting = startup(job, offer)
+    return waiting + max(policy.useful_run, waiting)
