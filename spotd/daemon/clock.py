@@ -1,9 +1,12 @@
 """The door through which time comes into the daemon.
 
-Two clocks exist. The system's is what production uses. The accelerated one belongs to a local market whose prices
-and ledger run faster than the wall: the whole daemon then lives in that virtual time, so that prices x time, budgets
-and events agree with the market's books. Its parameters are written once into the state folder, because a restart,
-or the market's own process, must compute the same instant from the same second.
+Three clocks exist. The steady one is what production uses: it is dated once, by the wall clock, and then counts the
+computer's uptime, sleep included, so that no setting of the wall clock changes a span (`core.dating` says how it
+follows). The system's own is for what others compare with their clocks, above all the expiry of signed URLs. The
+accelerated one belongs to a local market whose prices and ledger run faster than the wall: the whole daemon then lives
+in that virtual time, so that prices x time, budgets and events agree with the market's books. Its parameters are
+written once into the state folder, because a restart, or the market's own process, must compute the same instant from
+the same second.
 """
 
 from __future__ import annotations
@@ -28,6 +31,52 @@ SCALE_MAX: Final = 1_000_000.0
 
 class ClockFileBroken(Exception):
     """The state folder's clock file cannot be used; guessing another time would falsify every ledger."""
+
+
+def _uptime_s() -> float:
+    """Seconds that never go back and go on while the computer sleeps, where the kernel can tell."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def _boot_id() -> str:
+    """What tells one uptime of the computer from the next; empty where nothing does."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _wall() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computer:
+    """The clocks of the computer that the daemon runs on."""
+
+    wall: Callable[[], datetime] = _wall
+    uptime_s: Callable[[], float] = _uptime_s
+    boot_id: Callable[[], str] = _boot_id
+
+
+class SteadyClock:
+    """Real time that no setting of the wall clock moves."""
+
+    def __init__(self, at: datetime, *, uptime_s: Callable[[], float] = _uptime_s, since_s: float | None = None) -> None:
+        """`at` is the instant when the computer had been up for `since_s`, which is now by default."""
+        self._at = at
+        self._uptime_s = uptime_s
+        self._since_s = uptime_s() if since_s is None else since_s
+
+    def now(self) -> datetime:
+        return self._at + timedelta(seconds=self._uptime_s() - self._since_s)
+
+    async def sleep(self, duration: timedelta) -> None:
+        await anyio.sleep(max(0.0, duration.total_seconds()))
+
+    def real_seconds(self, duration: timedelta) -> float:
+        return duration.total_seconds()
 
 
 class SystemClock:

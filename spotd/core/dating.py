@@ -1,0 +1,196 @@
+"""Dates for a timeline that the wall clock does not move, and what a new date changes.
+
+Theory. Every span of the daemon is measured on one timeline that only grows, by the computer's own uptime, sleep
+included. The wall clock says which date it has. Both agree until the wall clock is set; then the timeline is dated anew:
+each instant of what is still open is moved by the same step, after its meter was settled, so that every span stays as
+it was and only dates change.
+
+The timeline is continued after a restart of the daemon in the same uptime. After a restart of the computer its length
+is not known, and the wall clock is taken, unless it is behind what was written down before: such a clock was not set
+yet. Then the timeline begins at the last known instant. When the clock is set, what was written before the restart
+has its date already, and only what came after it is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from spotd.core.metering import settled
+from spotd.core.model import Attempt, Charge, Cooldown, Event, Intent, Job, Plan, World
+from spotd.core.states import AttemptState
+
+TOLERANCE: Final = timedelta(seconds=10)
+"""A wall clock that differs by less from the timeline is in order: no date needs to be better."""
+UNSET_FOR: Final = timedelta(minutes=10)
+"""A clock that is behind for so long after a start of the computer is believed: then it was ahead before."""
+OLDEST: Final = datetime(2025, 1, 1, tzinfo=UTC)
+"""No clock that shows an earlier date was ever set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """The timeline showed `at` when the computer, in this uptime of its, had been up for `boot_s`.
+
+    Attributes:
+        unset_since: the instant at which the timeline began in this uptime, while the wall clock is behind it.
+        issued_ahead: how far the instants that only order grants are ahead of the timeline: they never go back.
+    """
+
+    boot_id: str
+    boot_s: float
+    at: datetime
+    unset_since: datetime | None = None
+    issued_ahead: timedelta = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dated:
+    """The anchor from now on, and by how much what was written on the old one is moved."""
+
+    anchor: Anchor
+    step: timedelta = timedelta(0)
+    only_after: datetime | None = None
+    """What is dated up to here has its date already."""
+
+
+def dated(known: Anchor | None, newest: datetime | None, boot_id: str, boot_s: float, wall: datetime) -> Dated:
+    """Date the timeline by what was known of it, the newest instant in the state, and the two clocks."""
+    if known is not None and known.boot_id == boot_id and boot_s >= known.boot_s:
+        return _continued(known, boot_s, wall)
+    ahead = timedelta(0) if known is None else known.issued_ahead
+    last = max((at for at in (newest, None if known is None else known.at) if at is not None), default=wall)
+    if wall >= last - TOLERANCE:
+        return Dated(
+            anchor=Anchor(boot_id=boot_id, boot_s=boot_s, at=max(wall, last), issued_ahead=ahead),
+        )
+    return Dated(anchor=Anchor(boot_id=boot_id, boot_s=boot_s, at=last, unset_since=last, issued_ahead=ahead))
+
+
+def _continued(known: Anchor, boot_s: float, wall: datetime) -> Dated:
+    now = known.at + timedelta(seconds=boot_s - known.boot_s)
+    here = replace(known, boot_s=boot_s, at=now)
+    step = wall - now
+    if abs(step) <= TOLERANCE:
+        return Dated(anchor=replace(here, unset_since=None))
+    if known.unset_since is not None and step < timedelta(0):
+        if now - known.unset_since < UNSET_FOR or wall < OLDEST:
+            return Dated(anchor=here)
+        return _moved(here, step, None)
+    return _moved(here, step, known.unset_since)
+
+
+def _moved(here: Anchor, step: timedelta, only_after: datetime | None) -> Dated:
+    ahead = here.issued_ahead + max(timedelta(0), -step)
+    return Dated(
+        anchor=replace(here, at=here.at + step, unset_since=None, issued_ahead=ahead), step=step, only_after=only_after
+    )
+
+
+def wants_new_date(anchor: Anchor, now: datetime, wall: datetime) -> bool:
+    """Whether the wall clock was set, so that `dated` would move something now."""
+    elapsed = (now - anchor.at).total_seconds()
+    return _continued(anchor, anchor.boot_s + elapsed, wall).step != timedelta(0)
+
+
+def redated(world: World, step: timedelta, now: datetime, only_after: datetime | None = None) -> Plan:
+    """Move every instant of what is open by the step; `now` is the end of the old dates.
+
+    The cooldowns of the plan are all there are, and replace those that were.
+    """
+
+    def moved(at: datetime | None) -> datetime | None:
+        return at if at is None or (only_after is not None and at <= only_after) else _plus(at, step)
+
+    def sure(at: datetime) -> datetime:
+        return moved(at) or at
+
+    attempts: list[Attempt] = []
+    charges: list[Charge] = []
+    for item in world.attempts.values():
+        after = item
+        since = item.meter.since
+        if since is not None and (only_after is None or since > only_after):
+            after, booked = settled(item, now, item.meter.rate, item.meter.on_demand_rate)
+            charges.extend(booked)
+        attempts.append(_attempt(after, moved, sure))
+    return Plan(
+        jobs={job.id: _job(job, moved, sure) for job in world.jobs.values() if not job.state.is_final},
+        attempts={item.id: item for item in attempts if item.state is not AttemptState.ENDED},
+        intents={intent.id: _intent(intent, moved, sure) for intent in world.intents.values()},
+        cooldowns=tuple(_cooldown(cooldown, sure) for cooldown in world.cooldowns),
+        charges=tuple(charges),
+        events=(_event(step, now),),
+    )
+
+
+_Maybe = Callable[[datetime | None], datetime | None]
+_Sure = Callable[[datetime], datetime]
+
+
+def _attempt(item: Attempt, moved: _Maybe, sure: _Sure) -> Attempt:
+    stop = item.stop
+    return replace(
+        item,
+        intended_at=sure(item.intended_at),
+        launched_at=moved(item.launched_at),
+        running_at=moved(item.running_at),
+        ended_at=moved(item.ended_at),
+        meter=replace(item.meter, since=moved(item.meter.since), until=moved(item.meter.until)),
+        missing_since=moved(item.missing_since),
+        heartbeat_seen_at=moved(item.heartbeat_seen_at),
+        looked_at=moved(item.looked_at),
+        notice_at=moved(item.notice_at),
+        stop=None
+        if stop is None
+        else replace(stop, ordered_at=sure(stop.ordered_at), deadline=sure(stop.deadline)),
+        listed_at=moved(item.listed_at),
+        over_ceiling_at=moved(item.over_ceiling_at),
+        traffic_since=moved(item.traffic_since),
+    )
+
+
+def _job(job: Job, moved: _Maybe, sure: _Sure) -> Job:
+    return replace(
+        job,
+        submitted_at=sure(job.submitted_at),
+        state_since=sure(job.state_since),
+        started_at=moved(job.started_at),
+        checkpoints=tuple(replace(saved, at=sure(saved.at)) for saved in job.checkpoints),
+    )
+
+
+def _intent(intent: Intent, moved: _Maybe, sure: _Sure) -> Intent:
+    return replace(
+        intent,
+        created_at=sure(intent.created_at),
+        not_before=moved(intent.not_before),
+        accepted_at=moved(intent.accepted_at),
+        stray_since=moved(intent.stray_since),
+    )
+
+
+def _cooldown(cooldown: Cooldown, sure: _Sure) -> Cooldown:
+    return replace(cooldown, until=sure(cooldown.until))
+
+
+def _plus(at: datetime, step: timedelta) -> datetime:
+    try:
+        return at + step
+    except OverflowError:
+        return at
+
+
+def _event(step: timedelta, now: datetime) -> Event:
+    seconds = step.total_seconds()
+    way = "ahead" if seconds > 0 else "back"
+    shown = timedelta(seconds=round(abs(seconds)))
+    fresh = _plus(now, step)
+    return Event(
+        at=fresh,
+        kind="clock.stepped",
+        message=f"the computer's clock was set {way} by {shown}: dates follow it, and no span changes",
+        data={"old": now.isoformat(), "new": fresh.isoformat(), "by_s": seconds},
+    )
