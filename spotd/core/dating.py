@@ -1,9 +1,9 @@
 """Dates for a timeline that the wall clock does not move, and what a new date changes.
 
 Theory. Every span of the daemon is measured on one timeline that only grows, by the computer's own uptime, sleep
-included. The wall clock says which date it has. Both agree until the wall clock is set; then the timeline is dated anew:
-each instant of what is still open is moved by the same step, after its meter was settled, so that every span stays as
-it was and only dates change.
+included. The wall clock says which date it has. Both agree until the wall clock is set; then the timeline gets another
+date: each instant of what is still open is moved by the same step, after its meter was settled, so that every span
+stays as it was and only dates change.
 
 The timeline is continued after a restart of the daemon in the same uptime. After a restart of the computer its length
 is not known, and the wall clock is taken, unless it is behind what was written down before: such a clock was not set
@@ -58,7 +58,7 @@ class Dated:
 
 def dated(known: Anchor | None, newest: datetime | None, boot_id: str, boot_s: float, wall: datetime) -> Dated:
     """Date the timeline by what was known of it, the newest instant in the state, and the two clocks."""
-    if known is not None and known.boot_id == boot_id and boot_s >= known.boot_s:
+    if known is not None and boot_id and known.boot_id == boot_id and boot_s >= known.boot_s:
         return _continued(known, boot_s, wall)
     ahead = timedelta(0) if known is None else known.issued_ahead
     last = max((at for at in (newest, None if known is None else known.at) if at is not None), default=wall)
@@ -143,9 +143,7 @@ def _attempt(item: Attempt, moved: _Maybe, sure: _Sure) -> Attempt:
         heartbeat_seen_at=moved(item.heartbeat_seen_at),
         looked_at=moved(item.looked_at),
         notice_at=moved(item.notice_at),
-        stop=None
-        if stop is None
-        else replace(stop, ordered_at=sure(stop.ordered_at), deadline=sure(stop.deadline)),
+        stop=None if stop is None else replace(stop, ordered_at=sure(stop.ordered_at), deadline=sure(stop.deadline)),
         listed_at=moved(item.listed_at),
         over_ceiling_at=moved(item.over_ceiling_at),
         traffic_since=moved(item.traffic_since),

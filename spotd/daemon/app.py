@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final
@@ -26,10 +27,11 @@ from spotd.daemon.backend import DaemonBackend, Parts
 from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
 from spotd.daemon.brain import Brain, look_pace_s
-from spotd.daemon.clock import SystemClock, open_clock
+from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock
 from spotd.daemon.commits import Commits, PolicyBox
 from spotd.daemon.crash import CrashPoints
 from spotd.daemon.database import Database
+from spotd.daemon.dating import Timeline, begin_timeline
 from spotd.daemon.executor import Executor
 from spotd.daemon.granter import Granter
 from spotd.daemon.grants import Grants, RunnerBundle
@@ -62,21 +64,42 @@ API_CLOSE_S: Final = 3.0
 HISTORY_FILE: Final = "prices.sqlite"
 
 
+class Ended(Enum):
+    """Why a run of the daemon is over."""
+
+    BY_SIGNAL = "by_signal"
+    CLOCK_SET = "clock_set"
+    """The next run gives the timeline its new date."""
+
+
 class App:
-    """One daemon over one state folder."""
+    """One daemon over one state folder, for one run.
+
+    Attributes:
+        reloaded: the settings with which a next run begins.
+    """
 
     def __init__(
-        self, settings: Settings, *, load: Reload, redactor: Redactor, crash: CrashPoints, notify: Notify | None = None
+        self,
+        settings: Settings,
+        *,
+        load: Reload,
+        redactor: Redactor,
+        crash: CrashPoints,
+        notify: Notify | None = None,
+        computer: Computer | None = None,
     ) -> None:
         self.settings = settings
+        self.reloaded = settings
+        self.computer = computer or Computer()
         self.redactor = redactor
         self.crash = crash
         self.notify = notify or Notify()
         self.log = logs.get("daemon")
         self._load = load
 
-    async def run(self) -> None:
-        """Runs until a signal ends it.
+    async def run(self) -> Ended:
+        """Runs until a signal ends it, or until the computer's clock was set.
 
         Raises:
             SocketRefused, StoreError, objects.StoreError, ClockFileBroken: it could not start.
@@ -90,7 +113,12 @@ class App:
             async with self._state() as store, signals() as received:
                 require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
                 objects = await anyio.to_thread.run_sync(settings.open_objects)
-                await self._serve(_Daemon(self, store, objects, clock), bound.socket, received)
+                timeline = None
+                if isinstance(clock, SystemClock):
+                    world_policy = Policy(install=settings.install, providers={})
+                    timeline = begin_timeline(store, world_policy, self.computer, self.log)
+                daemon = _Daemon(self, store, objects, clock, timeline)
+                return await self._serve(daemon, bound.socket, received)
         finally:
             bound.close()
 
@@ -103,7 +131,7 @@ class App:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(store.close)
 
-    async def _serve(self, daemon: _Daemon, sock: socket.socket, received: AsyncIterator[signal.Signals]) -> None:
+    async def _serve(self, daemon: _Daemon, sock: socket.socket, received: AsyncIterator[signal.Signals]) -> Ended:
         from spotd.api.app import make_app
 
         closing, started, closed = anyio.Event(), anyio.Event(), anyio.Event()
@@ -123,12 +151,19 @@ class App:
             self.notify.ready("running")
             collecting.begin()
             self.log.info("daemon.ready", socket=str(self.settings.socket), state=str(self.settings.state_dir))
-            await daemon.lifecycle(self._load, group).run(received)
+            lifecycle = daemon.lifecycle(self._load, group)
+            if daemon.timeline is not None:
+                group.start_soon(lifecycle.end_when, daemon.timeline.set_anew, name="clock")
+            await lifecycle.run(received)
             closing.set()
             with anyio.move_on_after(API_CLOSE_S):
                 await closed.wait()
             group.cancel_scope.cancel()
+        if lifecycle.begins_anew:
+            self.log.info("daemon.begins_anew", reason="the computer's clock was set")
+            return Ended.CLOCK_SET
         self.log.info("daemon.stopped")
+        return Ended.BY_SIGNAL
 
     async def _take_stock(self, daemon: _Daemon) -> None:
         """Launches are allowed once it is known what runs; a provider that is away delays them only so long."""
@@ -160,12 +195,17 @@ async def _serving(
 class _Daemon:
     """Every part, connected."""
 
-    def __init__(self, app: App, store: Store, objects: ObjectStore, clock: Clock) -> None:
+    def __init__(
+        self, app: App, store: Store, objects: ObjectStore, clock: Clock, timeline: Timeline | None = None
+    ) -> None:
         settings, log, crash = app.settings, app.log, app.crash
+        self.timeline = timeline
+        clock = clock if timeline is None else timeline.clock
         self._app = app
         self._clock = clock
         self._objects = objects
         wall = SystemClock()
+        steady = SteadyClock(app.computer.wall(), uptime_s=app.computer.uptime_s)
         chance = SystemRandom()
         self.bell = Bell()
         self.historian = Historian(
@@ -198,13 +238,14 @@ class _Daemon:
             bundle=RunnerBundle(data=build_runner()),
             traits=self.hosting.traits,
             crash=crash,
+            issued=None if timeline is None else timeline.issued,
         )
         self.granter = Granter(
             grants,
             policy=lambda: self.policy.current,
             start_script=self._start_script,
             clock=clock,
-            wall=wall,
+            wall=steady,
             log=logs.get("grants"),
         )
         shared_by = objects.shared_with_hosts_by
@@ -212,7 +253,7 @@ class _Daemon:
         keeper = Storekeeper(
             objects,
             clock=clock,
-            wall=wall,
+            wall=steady,
             log=logs.get("storekeeper"),
             list_every_s=0.0 if shared_by == "filesystem" else look_every_s,
             limits=settings.flood,
@@ -306,6 +347,7 @@ class _Daemon:
             if one.name in known:
                 self.hosting.set_enabled(one)
                 self.hosting.start_one(group, one)
+        self._app.reloaded = fresh
         self._app.redactor.register(fresh.secrets)
         self.policy.reload(self._policy(fresh))
         self.bell.ring()

@@ -58,13 +58,16 @@ class Computer:
     wall: Callable[[], datetime] = _wall
     uptime_s: Callable[[], float] = _uptime_s
     boot_id: Callable[[], str] = _boot_id
+    compare_every_s: float = 10.0
 
 
 class SteadyClock:
     """Real time that no setting of the wall clock moves."""
 
-    def __init__(self, at: datetime, *, uptime_s: Callable[[], float] = _uptime_s, since_s: float | None = None) -> None:
-        """`at` is the instant when the computer had been up for `since_s`, which is now by default."""
+    def __init__(
+        self, at: datetime, *, uptime_s: Callable[[], float] = _uptime_s, since_s: float | None = None
+    ) -> None:
+        """Make a clock that shows `at` when the computer had been up for `since_s`, which is now by default."""
         self._at = at
         self._uptime_s = uptime_s
         self._since_s = uptime_s() if since_s is None else since_s

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 import anyio
 
-from spotd.core.dating import TOLERANCE, Anchor, Dated, dated, redated, wants_new_date
+from spotd.core.dating import Anchor, Dated, dated, redated, wants_new_date
 from spotd.core.model import Policy
-from spotd.daemon.clock import AcceleratedClock, Computer, SteadyClock
+from spotd.daemon.clock import Computer, SteadyClock
 from spotd.store import Store, Tx
-from spotd_providers.contract.provider import Clock, Logger
+from spotd_providers.contract.provider import Logger
 
 ANCHOR: Final = "clock"
 """The fact in the state that holds the newest anchor."""
-LOOK_S: Final = 10.0
 SET_ANEW_MIN: Final = timedelta(minutes=2)
 """Between two new dates: a clock that is set all the time must not keep the daemon from its work."""
 
@@ -44,7 +41,7 @@ class Timeline:
     async def set_anew(self) -> None:
         """Return when the wall clock was set, so that the timeline wants another date."""
         while True:
-            await anyio.sleep(LOOK_S)
+            await anyio.sleep(self._computer.compare_every_s)
             now = self.clock.now()
             if now - self._anchor.at >= SET_ANEW_MIN and wants_new_date(self._anchor, now, self._computer.wall()):
                 return

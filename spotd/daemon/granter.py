@@ -129,8 +129,11 @@ class Granter:
             return partial(self._supersede, attempt, job, policy)
         if not attempt.state.counts or (attempt.state is AttemptState.INTENDED and not attempt.outcome_unknown):
             return None
-        current = last is not None and last.orders == order_of(attempt) and self._wall.now() - last.at < renew_after
-        return None if current else partial(self._renew, attempt, job, policy)
+        if last is not None and last.orders == order_of(attempt):
+            age = self._wall.now() - last.at
+            if timedelta(0) <= age < renew_after:
+                return None
+        return partial(self._renew, attempt, job, policy)
 
     def _renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
         self._grants.renew(attempt, job, policy)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd.core.model import Attempt, AttemptId, Fallback, Job, Policy
@@ -86,10 +86,13 @@ class Grants:
         bundle: RunnerBundle,
         traits: Mapping[ProviderName, ProviderTraits],
         crash: CrashPoints,
+        issued: Callable[[], datetime] | None = None,
     ) -> None:
         self._objects = objects
         self._clock = clock
         self._wall = wall
+        self._issued = issued or wall.now
+        self._issued_last = datetime.min.replace(tzinfo=UTC)
         self._secrets = secrets
         self._bundle = bundle
         self._runner_sha256 = bundle.sha256
@@ -161,7 +164,7 @@ class Grants:
         return Grant(
             job=JobRef(id=job.id, name=_line(job.name)),
             attempt=attempt.id.number,
-            issued_at=now,
+            issued_at=self._issue(),
             expires=expires,
             lease_s=self._real(policy.lease, floor_s=1.0),
             heartbeat_s=self._pace(HEARTBEAT, HEARTBEAT_FLOOR_S),
@@ -196,6 +199,12 @@ class Grants:
             # Nothing is offered to restore any more, so a machine that is started again on a wiped disk must not begin.
             seen_running=attempt.running_at is not None,
         )
+
+    def _issue(self) -> datetime:
+        """Return an instant later than every one before: by an earlier one no host renews its lease."""
+        with self._there_lock:
+            self._issued_last = max(self._issued(), self._issued_last + timedelta(microseconds=1))
+            return self._issued_last
 
     def _run_spec(self, spec: JobSpec) -> RunSpec:
         rules = spec.checkpoint

@@ -8,7 +8,7 @@ that cannot be used changes nothing and says why.
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -26,6 +26,7 @@ from spotd_providers.contract.provider import Logger
 DRAIN_S: Final = 25.0
 LAST_CYCLE_S: Final = 5.0
 SHUTTING_DOWN: Final = "spotd is shutting down"
+BEGINS_ANEW: Final = "the computer's clock was set, and spotd begins anew with the new date"
 
 Reload = Callable[[], Settings]
 
@@ -64,20 +65,33 @@ class Lifecycle:
         self._executor = executor
         self._notify = notify
         self._log = log
+        self._running: anyio.CancelScope | None = None
+        self._stopping = False
+        self.begins_anew = False
+        """The run was ended by `end_when`."""
+
+    async def end_when(self, event: Callable[[], Awaitable[None]]) -> None:
+        """Once the event has come, calls under way are finished and `run` returns, for the daemon to begin anew."""
+        await event()
+        self._policy.paused = BEGINS_ANEW
+        await self._drain()
+        if self._running is not None and not self._stopping:
+            self.begins_anew = True
+            self._running.cancel()
 
     async def run(self, received: AsyncIterator[signal.Signals]) -> None:
         """Returns when the daemon may be taken apart."""
         async with anyio.create_task_group() as group:
-            stopping = False
+            self._running = group.cancel_scope
             async for number in received:
                 if number is signal.SIGHUP:
                     self.reload()
-                elif stopping:
+                elif self._stopping:
                     self._log.warning("daemon.stopping_at_once", signal=number.name)
                     group.cancel_scope.cancel()
                     return
                 else:
-                    stopping = True
+                    self._stopping = True
                     group.start_soon(self._stop, number, group.cancel_scope, name="stop")
 
     async def _stop(self, number: signal.Signals, scope: anyio.CancelScope) -> None:
@@ -88,8 +102,11 @@ class Lifecycle:
     async def drain(self) -> None:
         """Nothing new is bought; calls under way are finished and committed, or the next start finds them unknown."""
         self._policy.paused = SHUTTING_DOWN
-        self._brain.only_reconciles = True
         self._notify.stopping("finishing calls under way")
+        await self._drain()
+
+    async def _drain(self) -> None:
+        self._brain.only_reconciles = True
         await self._brain.whole_cycle(seconds=LAST_CYCLE_S)
         done = await self._executor.drain(seconds=DRAIN_S)
         state = self._brain.state

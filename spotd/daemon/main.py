@@ -12,7 +12,7 @@ import anyio
 
 from spotd.core.states import InvariantBroken
 from spotd.daemon import log as logs
-from spotd.daemon.app import App
+from spotd.daemon.app import App, Ended
 from spotd.daemon.clock import ClockFileBroken
 from spotd.daemon.configured import DISK_FULL, load_settings
 from spotd.daemon.crash import CrashPoints, never
@@ -41,7 +41,8 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
         settings = load()
         redactor.register(settings.secrets)
         app = App(settings, load=load, redactor=redactor, crash=crash)
-        anyio.run(app.run)
+        while anyio.run(app.run) is Ended.CLOCK_SET:
+            app = App(app.reloaded, load=load, redactor=redactor, crash=crash)
     except BadConfig as exc:
         return _fail(str(exc), BAD_CONFIG)
     except KeyboardInterrupt:

@@ -1,7 +1,8 @@
 """The history as its owner sees it: open it, write polls, keep it small, ask it. Synchronous, for one thread at a time.
 
 Nothing here is worth a machine or a decision. So a file that is damaged, of another version or dated in the future is
-set aside and a new one begun, a disk that is nearly full is left to the state, and every trouble is one sentence.
+set aside and a new one begun, but for one that is ahead of the clock only after a day of it, since the clock may be
+what is wrong; a disk that is nearly full is left to the state, and every trouble is one sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from spotd.history.file import PAGE_BYTES, FileUnusable, is_damage, open_file, pages_used, set_aside
+from spotd.history.file import PAGE_BYTES, FileOfTheFuture, FileUnusable, is_damage, open_file, pages_used, set_aside
 from spotd.history.reading import ask, kinds_sold
 from spotd.history.recording import Recorder
 from spotd.history.rolling import Roller
@@ -126,6 +127,8 @@ class History:
                 raise
             self.close()
             raise HistoryUnavailable(f"{self.path} cannot be used now ({name}): {exc}") from exc
+        except FileOfTheFuture as exc:
+            raise HistoryUnavailable(f"{self.path} is not written: {exc}") from exc
         except OSError as exc:
             raise HistoryUnavailable(f"{self.path} cannot be opened: {exc.strerror}") from exc
 

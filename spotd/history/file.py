@@ -54,6 +54,10 @@ class FileUnusable(Exception):
     """The file can never be used again: damaged, not ours, or of another version. It is to be set aside."""
 
 
+class FileOfTheFuture(Exception):
+    """The file cannot be used at this instant. Nothing is wrong with it once the clock is right."""
+
+
 def open_file(path: Path, *, bytes_max: int) -> sqlite3.Connection:
     """A connection to the file, which is made if it is not there, for its owner only.
 

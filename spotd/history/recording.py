@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from spotd.history.file import FileUnusable, transaction
+from spotd.history.file import FileOfTheFuture, FileUnusable, transaction
 from spotd.history.values import DAY_S
 from spotd_providers.contract.values import Offer, ProviderName
 
+BEHIND_MAX_S: Final = DAY_S
+"""A clock that has been behind the file for so long is taken to be right."""
 QUIET_MAX_S: Final = 3_600
 """A price is taken to have held between two polls that are no further apart than this."""
 
@@ -37,14 +39,18 @@ class Recorder:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._live: dict[ProviderName, dict[_Key, _Live]] = {}
+        self._behind_since: int | None = None
+        """The first poll that was days before the newest one in the file."""
 
     def record(self, provider: ProviderName, offers: Iterable[Offer], *, complete: bool, at: int) -> int:
         """One poll is in the file; returns how many points that took. Absence from an incomplete one says nothing.
 
         Raises:
             sqlite3.Error: nothing of it was written.
-            FileUnusable: the file's newest poll is days after this one, so the clock was wrong then or is now.
+            FileOfTheFuture: the file's newest poll is days after this one, so the clock was wrong then or is now.
+            FileUnusable: the same, for so long that it was wrong then.
         """
+        self._require_past(provider, at)
         live = self._live.get(provider)
         if live is None:
             live = _on_sale(self._connection, provider)
@@ -75,6 +81,17 @@ class Recorder:
         live.update(news)
         self._live[provider] = live
         return len(points)
+
+    def _require_past(self, provider: ProviderName, at: int) -> None:
+        row = self._connection.execute("SELECT max(until) FROM watched WHERE provider = ?", (provider,)).fetchone()
+        if row[0] is None or row[0] <= at + 2 * DAY_S:
+            self._behind_since = None
+            return
+        if self._behind_since is None or at < self._behind_since:
+            self._behind_since = at
+        if at - self._behind_since >= BEHIND_MAX_S:
+            raise FileUnusable("its newest prices are of the future: the clock was wrong then")
+        raise FileOfTheFuture("its newest prices are of the future: the clock was wrong then, or is now")
 
 
 def _key(offer: Offer) -> _Key:
@@ -150,8 +167,6 @@ def _look(connection: sqlite3.Connection, provider: ProviderName, at: int) -> in
     ).fetchone()
     if row is not None:
         since, until = row
-        if until > at + 2 * DAY_S:
-            raise FileUnusable("its newest prices are of the future: the clock was wrong, then or now")
         at = max(at, until - 1)
         if at - until <= QUIET_MAX_S:
             connection.execute(

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, exc, insert, select, update
+from sqlalchemy import Connection, Engine, delete, exc, insert, select, update
 
 from spotd.core.model import Attempt, Charge, Checkpoint, Intent, Job, JobId, Plan, Policy, World
 from spotd.core.states import InvariantBroken, JobState
@@ -27,7 +27,7 @@ from spotd.store.lock import WriterLock
 from spotd.store.memory import Memory
 from spotd.store.migrate import migrate
 from spotd.store.points import AtPoint, StorePoint, pass_on
-from spotd.store.tables import META
+from spotd.store.tables import COOLDOWNS, META
 from spotd.store.views import AmbiguousJob, CostView, EventView, JobView, MachineView
 from spotd.store.world import load_world
 from spotd_providers.contract.values import AttemptKey
@@ -168,6 +168,10 @@ class Tx(Reads):
         except BaseException:
             self.spoiled = True
             raise
+
+    def forget_cooldowns(self) -> None:
+        """No cool-down is stored; those of the next plan are all there are."""
+        self._connection.execute(delete(COOLDOWNS))
 
     def set_meta(self, key: str, value: str) -> None:
         """A fact about this state itself is as given."""

@@ -263,3 +263,13 @@ async def test_a_store_that_is_away_is_told_once_and_tried_again(desk: Desk, mon
     await granter.round()
     assert desk.read().attempt == 1
     assert desk.log.events() == ["grants.not_renewed", "grants.renewed_again"]
+
+
+async def test_leases_go_on_while_the_wall_clock_is_set_back(desk: Desk) -> None:
+    granter = desk.granter()
+    granter.update(desk.world)
+    await granter.round()
+    first = desk.read().issued_at
+    desk.wall.at -= timedelta(hours=2)
+    await granter.round()
+    assert desk.read().issued_at > first, "no host takes a grant for new that was issued earlier"

@@ -94,14 +94,30 @@ def test_a_file_that_turns_bad_while_it_is_open_is_set_aside_too(tmp_path: Path)
     history.close()
 
 
-def test_prices_of_the_future_are_set_aside(tmp_path: Path) -> None:
-    path = tmp_path / "prices.sqlite"
-    history = History(path)
-    record(history, 60 * 24 * 30, 100)
-    record(history, 0, 100)
-    record(history, 1, 100)
-    assert low(history) == [100]
+MONTH = 60 * 24 * 30
+
+
+def test_a_clock_that_is_days_behind_for_a_while_leaves_the_history_as_it_is(tmp_path: Path) -> None:
+    history = History(tmp_path / "prices.sqlite")
+    record(history, MONTH, 100)
+    for minute in (0, 1, 60 * 23):
+        with pytest.raises(HistoryUnavailable, match="of the future"):
+            record(history, minute, 200)
+    record(history, MONTH + 1, 300)
+    assert not history.set_aside
+    assert history._opened()[0].execute("SELECT price FROM points ORDER BY at").fetchall() == [(100,), (300,)]
+    history.close()
+
+
+def test_prices_of_the_future_are_set_aside_after_a_day(tmp_path: Path) -> None:
+    history = History(tmp_path / "prices.sqlite")
+    record(history, MONTH, 100)
+    with pytest.raises(HistoryUnavailable, match="of the future"):
+        record(history, 0, 100)
+    record(history, 60 * 24, 100)
+    record(history, 60 * 24 + 1, 100)
     assert "future" in history.set_aside[0]
+    assert history._opened()[0].execute("SELECT count(*) FROM points").fetchone() == (1,)
     history.close()
 
 
