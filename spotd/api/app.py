@@ -20,12 +20,14 @@ from starlette.routing import Route
 from spotd.api.answers import INTERNAL, TooLarge, error_body, json_response, refusal_response
 from spotd.api.backend import Backend, Invalid, Refusal, RefusalCode, Submission, Unavailable
 from spotd.api.parameters import (
+    read_budget_change,
     read_draft,
     read_event_query,
     read_history_query,
     read_job_query,
     read_json,
     read_log_query,
+    read_machine,
     read_names,
     read_price_query,
     read_resume_from,
@@ -75,6 +77,8 @@ def make_app(
         ("/v1/jobs/{ref}/logs", get, api.logs),
         ("/v1/jobs/{ref}/cancel", post, api.cancel),
         ("/v1/jobs/{ref}/retry", post, api.retry),
+        ("/v1/jobs/{ref}/budget", post, api.set_budget),
+        ("/v1/machines/forget", post, api.forget),
         ("/v1/jobs/{ref}/cost", get, api.job_cost),
         ("/v1/jobs/{ref}/checkpoints", get, api.checkpoints),
         ("/v1/jobs/{ref}/checkpoints/verify", get, api.verify_checkpoints),
@@ -238,6 +242,15 @@ class _Api:
     async def retry(self, request: Request) -> Response:
         ref = request.path_params["ref"]
         return self._reply({"job": await self._ask(lambda: self._backend.retry(ref))})
+
+    async def set_budget(self, request: Request) -> Response:
+        change = read_budget_change(await read_json(request, {"budget"}))
+        ref = request.path_params["ref"]
+        return self._reply({"job": await self._ask(lambda: self._backend.set_budget(ref, change))})
+
+    async def forget(self, request: Request) -> Response:
+        machine = read_machine(await read_json(request, {"machine"}))
+        return self._reply({"forgotten": await self._ask(lambda: self._backend.forget(machine))})
 
     async def job_cost(self, request: Request) -> Response:
         ref = request.path_params["ref"]

@@ -22,7 +22,7 @@ from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
 from spotd.api.shapes.costs import CostShape
 from spotd.api.shapes.files import FilesShape
 from spotd.api.shapes.health import DoctorShape, ProviderShape, ReconcileShape, StatusShape
-from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
+from spotd.api.shapes.jobs import ForgottenShape, JobDetailShape, JobPageShape, JobShape
 from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
 from spotd.api.shapes.prices import HistoryShape, PricesShape
 from spotd.api.shapes.told import EventShape, LogShape
@@ -127,6 +127,14 @@ class Submission:
     code_sha256: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChange:
+    """What a job may cost: so many micro-dollars, or so many more than before."""
+
+    amount: int
+    is_added: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +277,23 @@ class Backend(Protocol):
 
         Raises:
             StateConflict: it is not final, or succeeded.
+        """
+        ...
+
+    async def set_budget(self, ref: str, change: BudgetChange) -> JobShape:
+        """All attempts of the job together may cost so much; it may have ended, and go on after a retry.
+
+        Raises:
+            Invalid: there is no budget to add to.
+        """
+        ...
+
+    async def forget(self, machine: str) -> ForgottenShape:
+        """The machine, by its id, its key or `JOB-NUMBER`, is given up although its end was not seen.
+
+        Raises:
+            NotFound: no such machine is known.
+            StateConflict: it can be seen, and therefore ended.
         """
         ...
 

@@ -11,15 +11,19 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from spotd.api.answers import TooLarge
-from spotd.api.backend import Draft, EventQuery, HistoryQuery, Invalid, JobQuery, LogQuery, PriceQuery
+from spotd.api.backend import BudgetChange, Draft, EventQuery, HistoryQuery, Invalid, JobQuery, LogQuery, PriceQuery
 from spotd.api.words import utc_instant
 from spotd.core.states import JobState
+from spotd_jobs.spec.problems import BadValue
+from spotd_jobs.spec.units import parse_money
 from spotd_providers.contract.values import Market
 
 BODY_BYTES_MAX: Final = 2 * 2**20
 SECRET_BYTES_MAX: Final = 64 * 1024
 SECRETS_BYTES_MAX: Final = 2**20
 """All of one job: Linux gives a program at most 2 MiB for its arguments and its environment together."""
+BUDGET_HINT: Final = "write +20 to add dollars, or 140 to set them"
+MACHINE_LENGTH_MAX: Final = 1000
 NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
 _COUNT_MAX: Final = 1_000_000
 EVERY_S_MAX: Final = 366 * 86_400
@@ -64,6 +68,28 @@ def read_draft(body: Mapping[str, Any]) -> Draft:
     if not isinstance(source, str) or not isinstance(base_dir, str):
         raise Invalid("source and base_dir of a draft are text")
     return Draft(data=data, flags=flags, source=source, base_dir=base_dir)
+
+
+def read_budget_change(body: Mapping[str, Any]) -> BudgetChange:
+    """`+20` adds dollars to a budget, `=140`, `140` and a number set it."""
+    value = body.get("budget")
+    is_added = isinstance(value, str) and value.startswith("+")
+    figure = value[1:] if isinstance(value, str) and value[:1] in {"+", "="} else value
+    try:
+        amount = parse_money(figure)
+    except BadValue as exc:
+        raise Invalid(f"the budget {exc}", hint=exc.hint or BUDGET_HINT) from exc
+    if amount == 0:
+        raise Invalid("the budget must be above 0", hint=BUDGET_HINT)
+    return BudgetChange(amount=amount, is_added=is_added)
+
+
+def read_machine(body: Mapping[str, Any]) -> str:
+    """A machine's id at its provider, its key, or `JOB-NUMBER`."""
+    value = body.get("machine")
+    if not isinstance(value, str) or not value or len(value) > MACHINE_LENGTH_MAX:
+        raise Invalid("machine is the id or the key of a machine", hint="spotctl show JOB lists those of a job")
+    return value
 
 
 def read_resume_from(body: Mapping[str, Any]) -> str:

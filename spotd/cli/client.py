@@ -19,6 +19,8 @@ COMMANDS = {
     "logs": Lazy(target=f"{_HERE}.logs:logs", help="What a job wrote, over all its machines."),
     "cancel": Lazy(target=f"{_HERE}.jobs:cancel", help="Stop a job and destroy its machine."),
     "retry": Lazy(target=f"{_HERE}.jobs:retry", help="Queue an ended job again, from its newest checkpoint."),
+    "budget": Lazy(target=f"{_HERE}.amend:budget", help="Change what a job may cost in all."),
+    "forget": Lazy(target=f"{_HERE}.amend:forget", help="Give up a machine that can neither be seen nor ended."),
     "prices": Lazy(target=f"{_HERE}.prices:prices", help="Effective prices now.", aliases=("offers",)),
     "history": Lazy(target=f"{_HERE}.history:history", help="What prices were, as far back as they are kept."),
     "events": Lazy(target=f"{_HERE}.events:events", help="What happened, and why."),

@@ -64,6 +64,12 @@ class Daemon:
     def retry(self, ref: str) -> dict[str, Any]:
         return self._transport.json("POST", _job(ref, "retry"))
 
+    def set_budget(self, ref: str, budget: str) -> dict[str, Any]:
+        return self._transport.json("POST", _job(ref, "budget"), body={"budget": budget})
+
+    def forget(self, machine: str) -> dict[str, Any]:
+        return self._transport.json("POST", "/v1/machines/forget", body={"machine": machine})
+
     def prices(self, query: Query) -> dict[str, Any]:
         return self._transport.json("GET", "/v1/prices", query=query)
 

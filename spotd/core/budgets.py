@@ -15,6 +15,7 @@ from typing import Final
 from spotd.core.draft import Draft
 from spotd.core.metering import day_start, job_spent, spent_in_month, spent_on_day
 from spotd.core.model import EVERYWHERE, Attempt, CooldownScope, Job, JobId, Quote, VerdictKind, World
+from spotd.core.proof import is_past_lease
 from spotd.core.usefulness import useful_run
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
 from spotd_providers.contract.values import Offer
@@ -24,9 +25,9 @@ BUDGET_NOISE: Final = 100
 """A budget that grew by no more than one part in so many is taken for the same."""
 
 
-def committed(world: World, item: Attempt) -> MicroUsd:
+def committed(world: World, item: Attempt, now: datetime) -> MicroUsd:
     """What is set aside to end this machine safely; nothing for one that can compute no more."""
-    if not item.machine.may_compute:
+    if not item.machine.may_compute or is_past_lease(item, now):
         return MicroUsd(0)
     rate = max(item.meter.rate, item.quote.price.total)
     return cost(MicroUsdPerHour(rate), _horizon(world, world.jobs[item.id.job]))
@@ -54,7 +55,7 @@ class Purse:
         self._promised = 0
         self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
         for item in world.attempts.values():
-            aside = committed(world, item)
+            aside = committed(world, item, now)
             self._committed += aside
             self._committed_by_job[item.id.job] += aside
             self._promised += aside + still_to_run(world, item, now)

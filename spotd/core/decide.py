@@ -69,7 +69,7 @@ class _Decision:
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
             self.attempts_by_job[attempt.id.job].append(attempt)
-        self.machines = machines_in_use(world)
+        self.machines = machines_in_use(world, now)
         self.launches = 0
 
     def run(self) -> Plan:

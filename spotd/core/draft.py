@@ -270,8 +270,8 @@ class Draft:
             self.wake(not_before)
         self.event("machine.ending", why, attempt=attempt, provider=ref.provider, instance=ref.instance_id, key=key)
 
-    def machine_gone(self, attempt: AttemptId) -> None:
-        """The provider says that nothing exists under the attempt's key: its costs are final."""
+    def machine_gone(self, attempt: AttemptId, seen: str = "the provider says that the machine is gone") -> None:
+        """Nothing exists under the attempt's key, or is to be counted any more: its costs are final."""
         self.set_rate(attempt, MicroUsdPerHour(0), None)
         item = replace(self.attempt(attempt), machine=MachineState.GONE)
         self.put_attempt(item)
@@ -279,15 +279,15 @@ class Draft:
             if intent.attempt == attempt:
                 self.put_intent(replace(intent, state=IntentState.DONE))
         if item.state is AttemptState.ENDING:
-            self._close(item)
+            self._close(item, seen)
 
-    def _close(self, item: Attempt) -> None:
+    def _close(self, item: Attempt, seen: str = "the provider says that the machine is gone") -> None:
         """The attempt is over and its machine is gone: its costs become the job's."""
         self.put_attempt(replace(item, state=AttemptState.ENDED))
         cost = f"it cost ${as_usd(item.meter.settled):.4f}"
         self.event(
             "machine.gone",
-            f"the provider says that the machine is gone; {cost}"
+            f"{seen}; {cost}"
             if item.ref is not None or item.meter.settled
             else "no machine was made for this attempt; it cost nothing",
             attempt=item.id,

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from spotd.core.model import Attempt, Job, Policy
 from spotd.core.pricing import halted_rate
+from spotd.core.states import AttemptState
 
 
 def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
@@ -24,6 +25,11 @@ def proven_until(item: Attempt, job: Job, policy: Policy, at: datetime) -> datet
     """Up to when the machine is booked if nothing shows it after this instant."""
     span = outlives(item, job, policy)
     return None if span is None else at + span
+
+
+def is_past_lease(item: Attempt, now: datetime) -> bool:
+    """Whether the machine of an attempt that is over was not seen for longer than it can live by itself."""
+    return item.state is AttemptState.ENDING and item.meter.until is not None and now > item.meter.until
 
 
 def with_limit(item: Attempt, job: Job, policy: Policy) -> Attempt:

@@ -8,6 +8,7 @@ from datetime import datetime
 from spotd.core.draft import Draft
 from spotd.core.model import Attempt, Job, JobId, Plan, StopOrder, World
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd_providers.contract.money import MicroUsd, as_usd
 
 
 def submit(world: World, job: Job, now: datetime) -> Plan:
@@ -59,6 +60,22 @@ def cancel(world: World, job_id: JobId, now: datetime) -> Plan:
         return draft.plan()
     draft.move_job(job_id, JobState.CANCELLING, "cancelled: the machine saves and stops")
     stop_attempt(draft, counting, EndReason.CANCELLED, "")
+    return draft.plan()
+
+
+def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
+    """Let all attempts of the job together cost so much from now on; it may be over, and wait for a retry."""
+    draft = Draft(replace(world, jobs={**world.jobs, job.id: job}), now)
+    if job.budget == amount:
+        return draft.plan()
+    before = "no limit" if job.budget is None else f"${as_usd(job.budget):.2f}"
+    draft.put_job(replace(job, budget_set=amount))
+    draft.event(
+        "job.budget",
+        f"its owner changed the job's budget from {before} to ${as_usd(amount):.2f}",
+        job=job.id,
+        budget_microusd=amount,
+    )
     return draft.plan()
 
 

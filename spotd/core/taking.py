@@ -17,6 +17,7 @@ from typing import Final
 
 from spotd.core.model import Attempt, IntentState, Policy, World, terminate_intent_id
 from spotd.core.pricing import halted_rate, traffic_cost
+from spotd.core.proof import is_past_lease
 from spotd.core.states import AttemptState
 from spotd_providers.contract.money import MicroUsd, cost
 from spotd_providers.contract.values import Instance, Loss
@@ -54,12 +55,15 @@ def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> Mic
     return MicroUsd(max(0, item.meter.settled - owed - moved))
 
 
-def machines_in_use(world: World) -> int:
-    """How many count against the limit on machines. One that only waits to be taken does nothing and costs nothing."""
+def machines_in_use(world: World, now: datetime) -> int:
+    """How many count against the limit on machines.
+
+    One that only waits to be taken does nothing and costs nothing; one that outlived its lease unseen has ended itself.
+    """
     return sum(
-        1
+        item.state.counts
+        or (item.machine.may_compute and not is_left_to_provider(item, world) and not is_past_lease(item, now))
         for item in world.attempts.values()
-        if item.state.counts or (item.machine.may_compute and not is_left_to_provider(item, world))
     )
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import anyio
 
 from spotd.api.backend import (
+    BudgetChange,
     Draft,
     EventQuery,
     HistoryQuery,
@@ -27,7 +28,7 @@ from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
 from spotd.api.shapes.costs import BudgetShape, CostShape, ReceiptShape
 from spotd.api.shapes.files import FileShape, FilesShape
 from spotd.api.shapes.health import CheckShape, DoctorShape, ProviderShape, ReconcileShape, StatusShape
-from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
+from spotd.api.shapes.jobs import ForgottenShape, JobDetailShape, JobPageShape, JobShape
 from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
 from spotd.api.shapes.prices import BoardShape, HistoryShape, PricesShape, QuoteShape
 from spotd.api.shapes.told import EventShape, LogShape
@@ -63,6 +64,8 @@ class FakeBackend:
     budgets: list[BudgetShape] = field(default_factory=list)
     past: HistoryShape = field(default_factory=lambda: shapes_made.history())
     history_queries: list[HistoryQuery] = field(default_factory=list)
+    budget_changes: list[BudgetChange] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
     provider_rows: list[ProviderShape] = field(default_factory=list)
     checks: list[CheckShape] = field(default_factory=list)
     checkpoint_rows: list[KeptCheckpointShape] = field(default_factory=list)
@@ -230,6 +233,19 @@ class FakeBackend:
             raise StateConflict(f"{row['name']} has not ended", hint=f"spotctl cancel {row['id']}")
         row["state"], row["reason"] = "QUEUED", "queued again"
         return row
+
+    async def set_budget(self, ref: str, change: BudgetChange) -> JobShape:
+        await self._look()
+        row = self._find(ref)
+        self.budget_changes.append(change)
+        return row
+
+    async def forget(self, machine: str) -> ForgottenShape:
+        await self._look()
+        if machine != "m1":
+            raise NotFound(f"no machine {machine!r} is known")
+        self.forgotten.append(machine)
+        return {"provider": "vast", "machine": machine, "key": "spotd-lab-j1-1", "job": "j1", "attempt": 1}
 
     async def prices(self, query: PriceQuery) -> PricesShape:
         await self._look()

@@ -35,6 +35,16 @@ class TransferShape(TypedDict):
     failing: str
 
 
+class ForgottenShape(TypedDict):
+    """A machine that was given up; `job` is null for one without an attempt."""
+
+    provider: str
+    machine: str | None
+    key: str
+    job: str | None
+    attempt: int | None
+
+
 class AttemptShape(TypedDict):
     """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user."""
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
-from spotd.api.backend import Draft, EventQuery, HistoryQuery, JobQuery, LogQuery, PriceQuery, Submission
+from spotd.api.backend import BudgetChange, Draft, EventQuery, HistoryQuery, JobQuery, LogQuery, PriceQuery, Submission
 from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
 from spotd.api.shapes.costs import CostShape
 from spotd.api.shapes.files import FilesShape
 from spotd.api.shapes.health import DoctorShape, ProviderShape, ReconcileShape, StatusShape
-from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
+from spotd.api.shapes.jobs import ForgottenShape, JobDetailShape, JobPageShape, JobShape
 from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
 from spotd.api.shapes.prices import HistoryShape, PricesShape
 from spotd.api.shapes.told import EventShape, LogShape
+from spotd.daemon.backend.amending import Amending
 from spotd.daemon.backend.checkpoints import Checkpoints
 from spotd.daemon.backend.files import Files
 from spotd.daemon.backend.happenings import Happenings
@@ -33,6 +34,7 @@ class DaemonBackend:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._queue = Queue(parts)
+        self._amending = Amending(parts, self._queue)
         self._logs = LogLines(parts)
         self._checkpoints = Checkpoints(parts)
         self._files = Files(parts)
@@ -79,6 +81,12 @@ class DaemonBackend:
 
     async def retry(self, ref: str) -> JobShape:
         return await self._queue.retry(ref)
+
+    async def set_budget(self, ref: str, change: BudgetChange) -> JobShape:
+        return await self._amending.set_budget(ref, change)
+
+    async def forget(self, machine: str) -> ForgottenShape:
+        return await self._amending.forget(machine)
 
     async def prices(self, query: PriceQuery) -> PricesShape:
         return await self._health.prices(query)

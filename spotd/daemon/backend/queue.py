@@ -284,15 +284,15 @@ class Queue:
         job = await self._parts.read(lambda reads: _get(reads, job_id))
         if job.state.is_final:
             if job.state is JobState.CANCELLED:
-                return await self._line(job_id)
+                return await self.line(job_id)
             raise StateConflict(f"{job.name} has ended already: {job.reason}")
 
         def decide(world: World, now: datetime) -> Plan:
             return requests.cancel(world, job_id, now) if job_id in world.jobs else Plan()
 
-        await self._commit(decide, (CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL))
+        await self.commit(decide, (CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL))
         self._parts.log.info("job.cancel_requested", job=job_id)
-        return await self._line(job_id)
+        return await self.line(job_id)
 
     async def retry(self, ref: str) -> JobShape:
         job_id = await self._parts.find(ref)
@@ -307,14 +307,20 @@ class Queue:
             newest = world.jobs.get(job_id, job)
             return requests.retry(replace(world, jobs={**world.jobs, job_id: newest}), newest, now)
 
-        await self._commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
+        await self.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
         self._parts.log.info("job.retried", job=job_id)
-        return await self._line(job_id)
+        return await self.line(job_id)
 
-    async def _line(self, job_id: JobId) -> JobShape:
+    async def line(self, job_id: JobId) -> JobShape:
+        """The job object as it is now."""
         return await self._parts.read(lambda reads: self._shape(reads, job_id, reads.attempts_of(job_id)))
 
-    async def _commit(self, decide: Decide, points: Points) -> Committed:
+    async def commit(self, decide: Decide, points: Points) -> Committed:
+        """The request is durable, and the loop looks at it at once.
+
+        Raises:
+            Unavailable: the state cannot be written now.
+        """
         return await self._commit_with(lambda _reads, world, now: decide(world, now), points)
 
     async def _commit_with(self, decide: DecideWith, points: Points) -> Committed:

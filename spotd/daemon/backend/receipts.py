@@ -121,7 +121,7 @@ def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> Attempt
 def budget_shapes(world: World, now: datetime) -> list[BudgetShape]:
     """The day, the month and the number of machines, each with what is promised on top of what is used."""
     policy = world.policy
-    promised = as_usd(sum(committed(world, a) for a in world.attempts.values()))
+    promised = as_usd(sum(committed(world, a, now) for a in world.attempts.values()))
     return [
         BudgetShape(
             name="day", used=as_usd(spent_on_day(world, now)), committed=promised, limit=usd(policy.budget_day)
@@ -130,6 +130,6 @@ def budget_shapes(world: World, now: datetime) -> list[BudgetShape]:
             name="month", used=as_usd(spent_in_month(world, now)), committed=promised, limit=usd(policy.budget_month)
         ),
         BudgetShape(
-            name="machines", used=float(machines_in_use(world)), committed=0.0, limit=float(policy.machines_max)
+            name="machines", used=float(machines_in_use(world, now)), committed=0.0, limit=float(policy.machines_max)
         ),
     ]

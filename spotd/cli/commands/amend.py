@@ -1,0 +1,84 @@
+"""`spotctl budget` and `spotctl forget`: what owners change about jobs and machines that exist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spotd.cli import stderr, stdout
+from spotd.cli.codes import ExitCode
+from spotd.cli.failures import CommandFailed
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output
+from spotd.cli.words import clean, dollars
+from spotd.client.daemon import Daemon
+
+if TYPE_CHECKING:
+    from spotd.api.shapes.jobs import ForgottenShape, JobShape
+
+
+@click.command()
+@job_argument
+@click.argument("amount", metavar="+USD|=USD")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output(TABLE, JSON, ID)
+def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
+    """Change what a job may cost in all: `+20` adds dollars, `=140` or `140` sets them. It may have expired already."""
+    daemon = Daemon()
+    if not yes and stderr.can_ask():
+        detail = daemon.job(ref)
+        job: JobShape = detail["job"]
+        limit: float | None = detail["budget_usd"]
+        before = "no limit" if limit is None else dollars(limit)
+        question = f"change the budget of {clean(job['name'])} from {before} by {clean(amount)}"
+        if not amount.startswith("+"):
+            question = f"change the budget of {clean(job['name'])} from {before} to ${clean(amount.removeprefix('='))}"
+        if not stderr.ask(f"{question} ({dollars(job['spent_usd'])} is spent)?"):
+            stderr.note("nothing was changed")
+            return ExitCode.INTERRUPTED
+        ref = job["id"]
+    answer = daemon.set_budget(ref, amount)
+    changed: JobShape = answer["job"]
+    if output == JSON:
+        stdout.document(answer)
+    elif output == ID:
+        stdout.line(changed["id"])
+    else:
+        stdout.line(clean(f"{changed['name']} ({changed['id']}) is {changed['state']}: {changed['reason']}"))
+    if changed["state"] == "EXPIRED":
+        stderr.note(f"spotctl retry {changed['id']} queues it again with this budget")
+    return None
+
+
+@click.command()
+@click.argument("machine", metavar="MACHINE")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output(TABLE, JSON, ID)
+def forget(*, machine: str, yes: bool, output: str) -> int | None:
+    """Give up a machine that can neither be seen nor ended: its account is dead, or it is listed no more.
+
+    MACHINE is its id at the provider, its key, or JOB-NUMBER. Nothing more is booked for it, and its slot is free.
+    """
+    if not yes:
+        if not stderr.can_ask():
+            raise CommandFailed(
+                "a machine is given up only with a confirmation",
+                code=ExitCode.USAGE,
+                hint=f"spotctl forget {machine} --yes",
+            )
+        stderr.note("spotd does not end this machine: if it still exists, its provider goes on to bill it unseen")
+        stderr.note("end it in the provider's own console first; spotd ends it if it is ever listed again")
+        if not stderr.ask(f"give up {clean(machine)}?"):
+            stderr.note("nothing was changed")
+            return ExitCode.INTERRUPTED
+    answer = Daemon().forget(machine)
+    gone: ForgottenShape = answer["forgotten"]
+    name = gone["machine"] or gone["key"]
+    if output == JSON:
+        stdout.document(answer)
+    elif output == ID:
+        stdout.line(clean(name))
+    else:
+        owner = "" if gone["job"] is None else f", attempt {gone['attempt']} of job {gone['job']}"
+        stdout.line(clean(f"{name} at {gone['provider']}{owner} is given up"))
+    return None
