@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from spotd.core.model import Attempt, Job, Policy
 from spotd.core.pricing import halted_rate
 from spotd.core.states import AttemptState
+
+UNSEEN_MAX: Final = timedelta(hours=24)
+"""Beyond its lease, a machine whose end cannot be confirmed holds its slot and its money for so long."""
 
 
 def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
@@ -28,8 +32,11 @@ def proven_until(item: Attempt, job: Job, policy: Policy, at: datetime) -> datet
 
 
 def is_past_lease(item: Attempt, now: datetime) -> bool:
-    """Whether the machine of an attempt that is over was not seen for longer than it can live by itself."""
-    return item.state is AttemptState.ENDING and item.meter.until is not None and now > item.meter.until
+    """Whether the machine of an attempt that is over was unseen for so long that it is not counted on any more.
+
+    A lease that has run out ends the host's work, and mostly its machine; the day beyond it is for the others.
+    """
+    return item.state is AttemptState.ENDING and item.meter.until is not None and now > item.meter.until + UNSEEN_MAX
 
 
 def with_limit(item: Attempt, job: Job, policy: Policy) -> Attempt:

@@ -22,6 +22,7 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.plans import applied
+from spotd.core.proof import UNSEEN_MAX
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import machines_in_use
@@ -124,13 +125,14 @@ def test_a_launch_that_is_under_way_cannot_be_given_up() -> None:
     assert refusal(stage, FIRST, {}, {SHOP: "away"}) == ""
 
 
-def test_a_machine_at_a_dead_account_holds_slot_and_budget_no_longer_than_its_lease() -> None:
+def test_a_machine_at_a_dead_account_holds_slot_and_budget_for_a_day_beyond_its_lease() -> None:
     stage = world_with(AttemptState.ENDING, end_reason=EndReason.HOST_LOST)
     (item,) = stage.attempts.values()
     item = replace(item, meter=replace(item.meter, until=NOW))
     stage = replace(stage, attempts={item.id: item})
     assert (machines_in_use(stage, NOW), committed(stage, item, NOW) > 0) == (1, True)
-    later = NOW + timedelta(seconds=1)
+    assert machines_in_use(stage, NOW + UNSEEN_MAX) == 1
+    later = NOW + UNSEEN_MAX + timedelta(seconds=1)
     assert (machines_in_use(stage, later), committed(stage, item, later)) == (0, 0)
     unbounded = replace(item, meter=replace(item.meter, until=None))
     assert committed(stage, unbounded, later) > 0, "nothing but an order ends it"
