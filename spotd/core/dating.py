@@ -14,13 +14,15 @@ has its date already, and only what came after it is moved.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from spotd.core.metering import settled
-from spotd.core.model import Attempt, Charge, Cooldown, Event, Intent, Job, Plan, World
-from spotd.core.states import AttemptState
+from spotd.core.model import Attempt, Charge, Event, Plan, Quote, World
+from spotd_jobs.spec.model import JobSpec
+
+_T = TypeVar("_T")
 
 TOLERANCE: Final = timedelta(seconds=10)
 """A wall clock that differs by less from the timeline is in order: no date needs to be better."""
@@ -101,11 +103,8 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
     The cooldowns of the plan are all there are, and replace those that were.
     """
 
-    def moved(at: datetime | None) -> datetime | None:
-        return at if at is None or (only_after is not None and at <= only_after) else _plus(at, step)
-
-    def sure(at: datetime) -> datetime:
-        return moved(at) or at
+    def moved(at: datetime) -> datetime:
+        return at if only_after is not None and at <= only_after else _plus(at, step)
 
     attempts: list[Attempt] = []
     charges: list[Charge] = []
@@ -115,63 +114,29 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
         if since is not None and (only_after is None or since > only_after):
             after, booked = settled(item, now, item.meter.rate, item.meter.on_demand_rate)
             charges.extend(booked)
-        attempts.append(_attempt(after, moved, sure))
+        attempts.append(_shifted(after, moved))
     return Plan(
-        jobs={job.id: _job(job, moved, sure) for job in world.jobs.values() if not job.state.is_final},
-        attempts={item.id: item for item in attempts if item.state is not AttemptState.ENDED},
-        intents={intent.id: _intent(intent, moved, sure) for intent in world.intents.values()},
-        cooldowns=tuple(_cooldown(cooldown, sure) for cooldown in world.cooldowns),
+        jobs={job.id: _shifted(job, moved) for job in world.jobs.values() if not job.state.is_final},
+        attempts={item.id: item for item in attempts},
+        intents={intent.id: _shifted(intent, moved) for intent in world.intents.values()},
+        cooldowns=tuple(_shifted(cooldown, moved) for cooldown in world.cooldowns),
         charges=tuple(charges),
         events=(_event(step, now),),
     )
 
 
-_Maybe = Callable[[datetime | None], datetime | None]
-_Sure = Callable[[datetime], datetime]
-
-
-def _attempt(item: Attempt, moved: _Maybe, sure: _Sure) -> Attempt:
-    stop = item.stop
-    return replace(
-        item,
-        intended_at=sure(item.intended_at),
-        launched_at=moved(item.launched_at),
-        running_at=moved(item.running_at),
-        ended_at=moved(item.ended_at),
-        meter=replace(item.meter, since=moved(item.meter.since), until=moved(item.meter.until)),
-        missing_since=moved(item.missing_since),
-        heartbeat_seen_at=moved(item.heartbeat_seen_at),
-        looked_at=moved(item.looked_at),
-        notice_at=moved(item.notice_at),
-        stop=None if stop is None else replace(stop, ordered_at=sure(stop.ordered_at), deadline=sure(stop.deadline)),
-        listed_at=moved(item.listed_at),
-        over_ceiling_at=moved(item.over_ceiling_at),
-        traffic_since=moved(item.traffic_since),
-    )
-
-
-def _job(job: Job, moved: _Maybe, sure: _Sure) -> Job:
-    return replace(
-        job,
-        submitted_at=sure(job.submitted_at),
-        state_since=sure(job.state_since),
-        started_at=moved(job.started_at),
-        checkpoints=tuple(replace(saved, at=sure(saved.at)) for saved in job.checkpoints),
-    )
-
-
-def _intent(intent: Intent, moved: _Maybe, sure: _Sure) -> Intent:
-    return replace(
-        intent,
-        created_at=sure(intent.created_at),
-        not_before=moved(intent.not_before),
-        accepted_at=moved(intent.accepted_at),
-        stray_since=moved(intent.stray_since),
-    )
-
-
-def _cooldown(cooldown: Cooldown, sure: _Sure) -> Cooldown:
-    return replace(cooldown, until=sure(cooldown.until))
+def _shifted(value: _T, moved: Callable[[datetime], datetime]) -> _T:
+    """The value with every instant in it moved, those of a quote and of a job's specification left out."""
+    result: Any = value
+    if isinstance(value, datetime):
+        result = moved(value)
+    elif isinstance(value, tuple):
+        result = tuple(_shifted(one, moved) for one in value)
+    elif is_dataclass(value) and not isinstance(value, (type, Quote, JobSpec)):
+        held = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        changed = {name: after for name, one in held.items() if (after := _shifted(one, moved)) != one}
+        result = replace(value, **changed) if changed else value
+    return result  # type: ignore[no-any-return]  # of the type it was given, which `replace` cannot tell
 
 
 def _plus(at: datetime, step: timedelta) -> datetime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -142,3 +142,17 @@ def test_what_has_its_date_already_keeps_it() -> None:
     assert item.meter.since == NOW - 10 * MINUTE
     assert item.heartbeat_seen_at == NOW - timedelta(seconds=10) + 8 * HOUR
     assert not plan.charges
+
+
+def test_no_instant_of_a_row_is_left_behind() -> None:
+    for state in AttemptState:
+        if state is AttemptState.ENDED:
+            continue
+        before = worlds() if state is AttemptState.STOPPING else world_with(state)
+        plan = redated(before, 8 * HOUR, NOW)
+        for rows, moved in ((before.jobs, plan.jobs), (before.attempts, plan.attempts), (before.intents, plan.intents)):
+            for identity, row in rows.items():  # type: ignore[attr-defined]  # each is a mapping of its own kind
+                for field in fields(row):
+                    was, now = getattr(row, field.name), getattr(moved[identity], field.name)  # type: ignore[index]
+                    if isinstance(was, datetime):
+                        assert now == was + 8 * HOUR, field.name
