@@ -52,6 +52,7 @@ from spotd.core.model import (
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.strays import note_stray, stray_cost
 from spotd.core.taking import free_of
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
@@ -458,6 +459,7 @@ def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
         ]
         for instance in sorted(strays, key=lambda i: i.ref.instance_id):
             draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
+            note_stray(draft, instance)
     for intent in draft.intents():
         if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
             continue
@@ -466,6 +468,13 @@ def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
             continue
         if not any(i.ref == intent.ref and i.state is not InstanceState.GONE for i in seen.instances):
             draft.put_intent(replace(intent, state=IntentState.DONE))
-            draft.event("machine.gone", "a machine without an attempt is gone", key=intent.key)
+            cost = stray_cost(intent, intent.accepted_at)
+            draft.event(
+                "machine.gone",
+                f"a machine without an attempt is gone; it cost about ${as_usd(cost):.4f}, which no job pays",
+                key=intent.key,
+                provider=intent.provider,
+                cost_microusd=cost,
+            )
         elif draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:
             draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))

@@ -289,3 +289,12 @@ def costs_by_provider(
 def costs_by_day(connection: Connection, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
     """Booked cost of each of these UTC days, both included; a day without any is left out."""
     return _costs(connection, CHARGES.c.day, since, until)
+
+
+def strays(connection: Connection) -> tuple[Intent, ...]:
+    query = (
+        select(INTENTS)
+        .where(INTENTS.c.stray_since.is_not(None), INTENTS.c.attempt_job.is_(None))
+        .order_by(INTENTS.c.created_at, INTENTS.c.id)
+    )
+    return tuple(map(rows.intent_in, rows.fetch(connection, query)))

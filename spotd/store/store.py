@@ -144,6 +144,10 @@ class Reads:
         """Booked cost of each of these UTC days, both included; a day without any is left out."""
         return self._ask(queries.costs_by_day, since, until)
 
+    def strays(self) -> tuple[Intent, ...]:
+        """The ends of machines that no attempt owned, owed or done, as far as anything is known of their cost."""
+        return self._ask(queries.strays)
+
     def meta(self, key: str) -> str | None:
         """A fact about this state itself."""
         return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()

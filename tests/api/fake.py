@@ -277,6 +277,7 @@ class FakeBackend:
             "recoveries": sum(r["recoveries"] for r in chosen),
             "lost_s": sum(r["lost_s"] for r in chosen),
             "budgets": self.budgets,
+            "strays": [],
         }
 
     async def checkpoints(self, ref: str) -> list[KeptCheckpointShape]:

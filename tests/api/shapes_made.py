@@ -273,6 +273,9 @@ def attempt_cost(**given: Any) -> AttemptCostShape:
         "free_usd": 0.0,
         "spent_usd": 4.62,
         "on_demand_usd": 7.8,
+        "traffic_usd": 0.0,
+        "uploaded_bytes": 0,
+        "restored_bytes": 0,
         "reason": "preempted",
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above

@@ -9,6 +9,7 @@ class AttemptCostShape(TypedDict):
     """One line of a receipt. `seconds` is metered machine time.
 
     `free_usd` of it was not billed, as the provider took the machine soon after its launch; it is not in `spent_usd`.
+    `traffic_usd` is, for the bytes that were uploaded and restored.
     """
 
     attempt: int
@@ -25,6 +26,9 @@ class AttemptCostShape(TypedDict):
     spent_usd: float
     free_usd: float
     on_demand_usd: float
+    traffic_usd: float
+    uploaded_bytes: int
+    restored_bytes: int
     reason: str | None
 
 
@@ -66,8 +70,16 @@ class BudgetShape(TypedDict):
     limit: float | None
 
 
+class StrayShape(TypedDict):
+    """Machines with our label at one provider that no attempt owned, and what they cost about. No job pays for them."""
+
+    provider: str
+    machines: int
+    spent_usd: float
+
+
 class CostShape(TypedDict):
-    """Receipts of the jobs asked for, their sums, and the budgets."""
+    """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets."""
 
     receipts: list[ReceiptShape]
     spent_usd: float
@@ -76,3 +88,4 @@ class CostShape(TypedDict):
     recoveries: int
     lost_s: float
     budgets: list[BudgetShape]
+    strays: list[StrayShape]

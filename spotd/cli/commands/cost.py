@@ -12,7 +12,7 @@ from spotd.cli.commands.jobs import gpu_text, where_text
 from spotd.cli.options import JSON, TABLE, output
 from spotd.cli.table import Column, Row, state_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, count, dollars, local_text, money, price, span_text
+from spotd.cli.words import NOTHING, clean, count, dollars, local_text, money, price, size_text, span_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ def cost(*, ref: str | None, output: str) -> None:
             f"saved {dollars(shape['saved_usd'])}{_percent(shape['saved_usd'], shape['on_demand_usd'])}, "
             f"{count(shape['recoveries'], 'recovery')}, {minutes(shape['lost_s'])} lost"
         )
+    for stray in shape.get("strays", []):
+        machines = count(stray["machines"], "machine")
+        stdout.line(clean(f"no job: {machines} at {stray['provider']}, about {dollars(stray['spent_usd'])}"))
     _show_budgets(shape["budgets"])
 
 
@@ -81,6 +84,7 @@ def show_receipt(receipt: ReceiptShape) -> None:
         ("lost", f"{minutes(receipt['lost_s'])} of work repeated after losses"),
     ]  # fmt: skip
     facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
+    facts += [("traffic", _traffic_text(line)) for line in receipt["attempts"] if line.get("traffic_usd", 0) > 0]
     facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
     stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))
     if receipt["attempts"]:
@@ -110,6 +114,11 @@ def _free_text(line: AttemptCostShape) -> str:
     return clean(
         f"{free} of attempt {line['attempt']}: {line['provider']} took the machine soon and bills no time of it"
     )
+
+
+def _traffic_text(line: AttemptCostShape) -> str:
+    moved = f"{size_text(line['uploaded_bytes'])} uploaded and {size_text(line['restored_bytes'])} restored"
+    return clean(f"{dollars(line['traffic_usd'])} of attempt {line['attempt']} for {moved}")
 
 
 def _fallback_text(one: FallbackShape) -> str:

@@ -6,11 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from spotd.api.shapes.costs import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
+from spotd.api.shapes.costs import (
+    AttemptCostShape,
+    BudgetShape,
+    CostShape,
+    FallbackShape,
+    ReceiptShape,
+    StrayShape,
+)
 from spotd.api.words import utc_text
 from spotd.core.budgets import committed
 from spotd.core.metering import on_demand_spent, running_time, spent, spent_in_month, spent_on_day
-from spotd.core.model import Attempt, Charge, Event, JobId, World
+from spotd.core.model import Attempt, Charge, Event, Intent, JobId, World
+from spotd.core.pricing import traffic_cost
+from spotd.core.strays import stray_cost
 from spotd.core.taking import machines_in_use
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.render import instant, usd
@@ -40,6 +49,7 @@ class Receipts:
             return [_receipt(reads, view, told[view.id], now) for view in views]
 
         receipts = await self._parts.read(work)
+        strays = () if wanted is not None else await self._parts.read(lambda reads: reads.strays())
         return CostShape(
             receipts=receipts,
             spent_usd=sum(r["spent_usd"] for r in receipts),
@@ -48,7 +58,19 @@ class Receipts:
             recoveries=sum(r["recoveries"] for r in receipts),
             lost_s=sum(r["lost_s"] for r in receipts),
             budgets=budget_shapes(self._parts.world(), now),
+            strays=_strays(strays, now),
         )
+
+
+def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayShape]:
+    """What machines cost that no job pays for, by provider."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for end in ends:
+        found[end.provider].append(stray_cost(end, end.accepted_at or now))
+    return [
+        StrayShape(provider=provider, machines=len(costs), spent_usd=as_usd(sum(costs)))
+        for provider, costs in sorted(found.items())
+    ]
 
 
 def _receipt(reads: Reads, view: JobView, fallbacks: list[Event], now: datetime) -> ReceiptShape:
@@ -114,6 +136,9 @@ def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> Attempt
         spent_usd=as_usd(spent(item, now)),
         free_usd=as_usd(free),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
+        traffic_usd=as_usd(traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)),
+        uploaded_bytes=item.uploaded_bytes,
+        restored_bytes=item.restored_bytes,
         reason=None if item.end_reason is None else item.end_reason.value,
     )
 
