@@ -73,8 +73,8 @@ def one_recovery(found: Lab, job: str, number: int, died_at: float, notes: Path)
         lambda: (told := runner_events(found, job, number)).keys() >= wanted and told, what="the runner's events"
     )
     events = {(e["kind"], e["attempt"]): found.real(datetime.fromisoformat(e["at"])) for e in found.events(job)}
-    key = f"spotd-lab-{job}-{number}"
-    called_at = min(found.real(span.start) for span in found.ledger() if span.key == key)
+    key = f"-{job}-{number}"
+    called_at = min(found.real(span.start) for span in found.ledger() if span.key.endswith(key))
     return Recovery(
         moments=(
             died_at,
@@ -96,8 +96,8 @@ def one_noticed(found: Lab, job: str, number: int, noticed_at: float, notes: Pat
     events = {(e["kind"], e["attempt"]): found.real(datetime.fromisoformat(e["at"])) for e in found.events(job)}
     intended_at = events["attempt.intended", number]
     ended_at = max(at for (kind, attempt), at in events.items() if attempt == number - 1 and at <= intended_at)
-    key = f"spotd-lab-{job}-{number}"
-    called_at = min(found.real(span.start) for span in found.ledger() if span.key == key)
+    key = f"-{job}-{number}"
+    called_at = min(found.real(span.start) for span in found.ledger() if span.key.endswith(key))
     return (
         before["preempt_notice"] - noticed_at,
         ended_at - before["exit"],

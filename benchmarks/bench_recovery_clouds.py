@@ -103,7 +103,7 @@ def runner_events(found: Clouds, job: str, attempt: int) -> dict[str, tuple[floa
 
 
 def spans(found: Clouds, cloud: Cloud, job: str, attempt: int) -> list[Any]:
-    return [span for span in found.books()[cloud.name] if span.key == f"spotd-lab-{job}-{attempt}"]
+    return [span for span in found.books()[cloud.name] if span.key.endswith(f"-{job}-{attempt}")]
 
 
 def one_recovery(found: Clouds, cloud: Cloud, job: str, number: int, lost_at: float, notes: Path) -> dict[str, float]:

@@ -23,6 +23,9 @@ _OF_EVERY_STORE: Final = frozenset({"url", "flood_objects", "flood_bytes", "floo
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]*[A-Za-z0-9_-])*/?")
 
 
+Identity = Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")]
+
+
 class Section(BaseModel):
     """One table of the config: nothing unknown, nothing coerced."""
 
@@ -37,6 +40,11 @@ class DaemonSection(Section):
     install: Annotated[str | None, Field(examples=["lab"])] = None
     """Owner label of this daemon: every machine carries it, and only machines that carry it are ever touched.
     Two daemons on one account need different labels. Absent: made up once and kept in the state directory."""
+
+    take_over: Annotated[tuple[Identity, ...], Field(examples=[["k3f9x2"]], strict=False)] = ()
+    """Identities of lost installs of the same label, as a refused start or `spotctl doctor` names them: their lease is
+    taken at once, and machines that they bought and no job here knows are ended. "none" means machines that were bought
+    before installs had identities. Only for a spotd that will never run again."""
 
     state: str = SQLITE_DEFAULT
     """Where jobs, attempts and spending are recorded: "sqlite" below the state directory, or "sqlite:////path/file"."""

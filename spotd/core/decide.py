@@ -18,6 +18,7 @@ from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import Purse, hold
 from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, shape_of
 from spotd.core.draft import Draft
+from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import (
     Attempt,
@@ -32,7 +33,6 @@ from spotd.core.model import (
     Verdict,
     VerdictKind,
     World,
-    attempt_key,
     launch_intent_id,
 )
 from spotd.core.pricing import PPM, gpu_price_limit, repriced
@@ -229,7 +229,7 @@ class _Decision:
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
         number = job.attempts_made + 1
         identity = AttemptId(job=job.id, number=number)
-        key = attempt_key(self.policy.install, job.id, number)
+        key = attempt_key(self.policy.install, job.id, number, self.policy.identity)
         item = Attempt(
             id=identity,
             key=key,

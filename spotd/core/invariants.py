@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from spotd.core.model import IntentKind, World, attempt_key, launch_intent_id
+from spotd.core.keys import key_parts
+from spotd.core.model import IntentKind, World, launch_intent_id
 from spotd.core.states import AttemptState
 
 
@@ -23,7 +24,8 @@ def check(world: World) -> tuple[str, ...]:
         if job is None:
             broken.append(f"{name} has no job")
             continue
-        if item.key != attempt_key(world.policy.install, identity.job, identity.number):
+        parts = key_parts(world.policy.install, item.key)
+        if parts is None or (parts.job, parts.number) != (identity.job, identity.number):
             broken.append(f"{name} carries the key {item.key}")
         if job.state.is_final and item.state.counts:
             broken.append(f"{name} counts although its job is {job.state}")

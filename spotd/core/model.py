@@ -27,20 +27,6 @@ OF_ANOTHER_JOB: Final = 0
 """The number of no attempt: a checkpoint that the job did not write itself."""
 
 
-def attempt_key(install: InstallId, job: JobId, number: int) -> AttemptKey:
-    """The name a machine carries, from which its attempt is found again."""
-    return AttemptKey(f"spotd-{install}-{job}-{number}")
-
-
-def key_belongs_to(install: InstallId, key: str) -> bool:
-    """Whether a machine's label says that this installation bought it."""
-    ours = f"spotd-{install}-"
-    if not key.startswith(ours):
-        return False
-    job, _, number = key[len(ours) :].rpartition("-")
-    return bool(job) and "-" not in job and number.isdecimal()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptId:
     """Which try of which job; attempts count from 1."""
@@ -425,9 +411,18 @@ class ProviderPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The user's limits and the daemon's own rules."""
+    """The user's limits and the daemon's own rules.
+
+    Attributes:
+        identity: of this install, in the keys of the machines that it buys; empty before it has one.
+        identities: of lost installs with the same label, whose machines are this one's by its user's word.
+        identity_sure: no other daemon may be acting under this identity; until then no stray machine is ended.
+    """
 
     install: InstallId
+    identity: str = ""
+    identities: frozenset[str] = frozenset()
+    identity_sure: bool = True
     providers: Mapping[ProviderName, ProviderPolicy]
     ceiling_default: MicroUsdPerGpuHour | None = None
     ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)

@@ -36,6 +36,7 @@ from spotd.core.billing import (
     start_billing,
 )
 from spotd.core.draft import Draft
+from spotd.core.keys import is_own_key
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -45,7 +46,6 @@ from spotd.core.model import (
     MachineState,
     Plan,
     World,
-    key_belongs_to,
     launch_intent_id,
     terminate_intent_id,
 )
@@ -454,8 +454,9 @@ def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
             instance
             for instance in listings[provider].instances
             if (provider, instance.key) not in owned
+            and draft.policy.identity_sure
             and instance.state is not InstanceState.GONE
-            and key_belongs_to(draft.policy.install, instance.key)
+            and is_own_key(draft.policy, instance.key)
         ]
         for instance in sorted(strays, key=lambda i: i.ref.instance_id):
             draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")

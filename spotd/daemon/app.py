@@ -38,7 +38,8 @@ from spotd.daemon.grants import Grants, RunnerBundle
 from spotd.daemon.historian import Historian
 from spotd.daemon.hosting import Hosting
 from spotd.daemon.ids import JobIds
-from spotd.daemon.install import require_same_install
+from spotd.daemon.install import new_identity, require_same_install, this_holder
+from spotd.daemon.leasing import Leasing
 from spotd.daemon.lifecycle import Lifecycle, Reload, signals
 from spotd.daemon.log import Redactor
 from spotd.daemon.policy import build_policy
@@ -113,11 +114,23 @@ class App:
             async with self._state() as store, signals() as received:
                 require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
                 objects = await anyio.to_thread.run_sync(settings.open_objects)
+                database = Database(store)
+                leasing = Leasing(
+                    objects,
+                    install=settings.install,
+                    me=await this_holder(database, settings.state_dir, settings.state_url),
+                    fresh=new_identity(),
+                    take_over=settings.take_over,
+                    database=database,
+                    log=logs.get("install"),
+                    seconds=self.computer.uptime_s,
+                )
+                await leasing.start()
                 timeline = None
                 if isinstance(clock, SystemClock):
                     world_policy = Policy(install=settings.install, providers={})
                     timeline = begin_timeline(store, world_policy, self.computer, self.log)
-                daemon = _Daemon(self, store, objects, clock, timeline)
+                daemon = _Daemon(self, database, objects, clock, leasing, timeline)
                 return await self._serve(daemon, bound.socket, received)
         finally:
             bound.close()
@@ -142,6 +155,7 @@ class App:
             group.start_soon(_serving, api, sock, started, closing, closed, name="api")
             group.start_soon(daemon.executor.run, name="executor")
             group.start_soon(daemon.granter.run, name="granter")
+            group.start_soon(daemon.leasing.run, name="lease")
             group.start_soon(daemon.brain.run, name="brain")
             group.start_soon(daemon.retention.run, name="retention")
             group.start_soon(daemon.historian.run, name="history")
@@ -196,7 +210,13 @@ class _Daemon:
     """Every part, connected."""
 
     def __init__(
-        self, app: App, store: Store, objects: ObjectStore, clock: Clock, timeline: Timeline | None = None
+        self,
+        app: App,
+        database: Database,
+        objects: ObjectStore,
+        clock: Clock,
+        leasing: Leasing,
+        timeline: Timeline | None = None,
     ) -> None:
         settings, log, crash = app.settings, app.log, app.crash
         self.timeline = timeline
@@ -226,7 +246,9 @@ class _Daemon:
         )
         self.policy = PolicyBox(self._policy(settings))
         self.policy.paused = TAKING_STOCK
-        database = Database(store)
+        self.policy.gates.append(lambda: leasing.hold)
+        self.policy.owned = leasing.owned
+        self.leasing = leasing
         commits = Commits(database, self.policy, clock, crash)
         app.redactor.register(settings.secrets)
         secrets = SecretFiles(settings.state_dir / "secrets", app.redactor, crash)
@@ -247,6 +269,7 @@ class _Daemon:
             clock=clock,
             wall=steady,
             log=logs.get("grants"),
+            forbidden=lambda: leasing.lost,
         )
         shared_by = objects.shared_with_hosts_by
         look_every_s = look_pace_s(clock, shared_by)
@@ -257,6 +280,7 @@ class _Daemon:
             log=logs.get("storekeeper"),
             list_every_s=0.0 if shared_by == "filesystem" else look_every_s,
             limits=settings.flood,
+            may_delete=lambda: leasing.may_write,
         )
         self.executor = Executor(
             providers=self.hosting.live,
@@ -285,9 +309,17 @@ class _Daemon:
             watchdog_s=app.notify.watchdog_s,
             look_every_s=look_every_s,
             succeeded=secrets.remove,
+            look_at=leasing.look_at,
         )
         self.brain.only_reconciles = True
-        self.retention = Retention(objects, commits=commits, database=database, clock=clock, log=logs.get("retention"))
+        self.retention = Retention(
+            objects,
+            commits=commits,
+            database=database,
+            clock=clock,
+            log=logs.get("retention"),
+            may_delete=lambda: leasing.may_write,
+        )
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
         spools.clear(spool)

@@ -82,9 +82,11 @@ class Brain:
         watchdog_s: float | None = None,
         look_every_s: float = LOOK_SHARED_S,
         succeeded: Callable[[JobId], None] = lambda _job: None,
+        look_at: Callable[[Mapping[ProviderName, Listing], World | None], None] = lambda _listings, _world: None,
     ) -> None:
         self._commits = commits
         self._succeeded = succeeded
+        self._look_at = look_at
         self._boards = boards
         self._keeper = keeper
         self._executor = executor
@@ -148,6 +150,7 @@ class Brain:
     async def cycle(self) -> float:
         """The world was looked at and what follows is durable and under way. Returns seconds until the next is due."""
         listings = self._boards.listings()
+        self._look_at(listings, None if self.state is None else self.state.world)
         notes = self._boards.notes()
         closely, self._closely = self._closely, frozenset()
         reports = await self._keeper.look(self.state.world, closely) if self.state is not None else {}

@@ -28,10 +28,21 @@ class PolicyBox:
         self._policy = policy
         self.paused = ""
         """A sentence while nothing may be launched."""
+        self.gates: list[Callable[[], str]] = []
+        """What forbids launches, asked each time: a sentence, or nothing."""
+        self.owned: Callable[[Policy], Policy] = lambda policy: policy
+        """Completes the policy by whose machines are ours, which no config says."""
 
     @property
     def current(self) -> Policy:
-        return replace(self._policy, launches_paused=self.paused) if self.paused else self._policy
+        why = self.why_paused
+        policy = self.owned(self._policy)
+        return replace(policy, launches_paused=why) if why else policy
+
+    @property
+    def why_paused(self) -> str:
+        """Why nothing may be launched now, in a sentence; empty while launches are allowed."""
+        return self.paused or next((why for why in (gate() for gate in self.gates) if why), "")
 
     def reload(self, policy: Policy) -> None:
         self._policy = policy

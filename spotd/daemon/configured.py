@@ -72,6 +72,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
             log_bytes_day=config.store.flood_logs,
         ),
         config_path=loaded.path,
+        take_over=frozenset(config.daemon.take_over),
         clock_scale=config.daemon.time_scale,
         clock_start=config.daemon.time_start,
         secrets=(*(one.credential for one in providers if one.credential is not None), *store_secrets),

@@ -56,7 +56,9 @@ class Granter:
         wall: Clock,
         log: Logger,
         inline: bool = False,
+        forbidden: Callable[[], str] = lambda: "",
     ) -> None:
+        self._forbidden = forbidden
         self._grants = grants
         self._policy = policy
         self._start_script = start_script
@@ -76,6 +78,8 @@ class Granter:
         Raises:
             StoreError, SecretsMissing, ScriptTooLong: nothing may be launched.
         """
+        if self._forbidden():
+            raise StoreError(self._forbidden())
         policy = self._policy()
         url = await self._call(lambda: self._grants.prepare(attempt, job, policy))
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
@@ -99,7 +103,7 @@ class Granter:
     async def round(self) -> float:
         """Every grant that was due is written, or will be tried again. Returns seconds until the next is due."""
         world, policy = self._world, self._policy()
-        if world is None:
+        if world is None or self._forbidden():
             return 60.0
         renew_after = timedelta(seconds=max(0.2, self._clock.real_seconds(policy.lease) / RENEWALS_PER_LEASE))
         # Taken before the first await: a grant prepared during this round belongs to a newer world than this one.

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-from spotd.core.model import key_belongs_to
+from spotd.core.keys import key_belongs_to
+from spotd.daemon.database import Database
+from spotd.daemon.ids import ALPHABET
+from spotd.daemon.lease import Holder, place_hash
 from spotd.daemon.lifecycle import BadConfig
 from spotd.store import MachineView
 from spotd_providers.contract.values import InstallId
 
+IDENTITY_LENGTH: Final = 6
+STATE_ID: Final = "state_id"
+PLACE_FILE: Final = "place"
+MACHINE_FILES: Final = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 NAMED_MAX: Final = 8
 """Machines that one sentence names."""
 
@@ -38,3 +50,61 @@ def former_install(machine: MachineView) -> str:
     """The label in a machine's key."""
     owner = machine.key.removeprefix("spotd-").rsplit("-", 2)[0]
     return owner.partition(".")[0]
+
+
+def new_identity() -> str:
+    """An identity that no other install has."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(IDENTITY_LENGTH))
+
+
+async def this_holder(database: Database, state_dir: Path, state_url: str | Path) -> Holder:
+    """This process, as the lease names it.
+
+    The places are what proves that a former holder is dead: it used this very state, which only one process can.
+
+    Raises:
+        StoreError: the state can neither name itself nor be written.
+    """
+    name = await database.read(lambda reads: reads.meta(STATE_ID))
+    if name is None:
+        name = secrets.token_hex(16)
+        await database.tx(lambda tx: tx.set_meta(STATE_ID, str(name)))
+    words = f"process {os.getpid()} on {socket.gethostname()}, state in {state_dir}"
+    return Holder(words=words, places=_places(name, state_dir, state_url), nonce=secrets.token_hex(16))
+
+
+def _places(name: str, state_dir: Path, state_url: str | Path) -> frozenset[str]:
+    folder = place_hash("folder", _machine(), str(state_dir.resolve()), _token(state_dir / PLACE_FILE))
+    try:
+        return frozenset({folder, place_hash("state", name, str(Path(state_url).stat().st_ino))})
+    except OSError:
+        return frozenset({folder})
+
+
+def _machine() -> str:
+    """What tells this computer from others, as far as the system says it."""
+    for path in MACHINE_FILES:
+        with suppress(OSError):
+            return path.read_text(encoding="ascii").strip()
+    return ""
+
+
+def _token(path: Path) -> str:
+    """What tells this folder from others; made up when it is first asked for.
+
+    Raises:
+        BadConfig: it can be neither read nor written.
+    """
+    try:
+        with suppress(FileNotFoundError):
+            return path.read_text(encoding="ascii").strip()
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            draft.write_text(secrets.token_hex(16), encoding="ascii")
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+        finally:
+            draft.unlink(missing_ok=True)
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as exc:
+        raise BadConfig(f"{path} cannot be used: {exc}\n\nhint: check the owner and the disk of its folder") from exc

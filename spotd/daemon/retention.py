@@ -93,7 +93,9 @@ class Retention:
         clock: Clock,
         log: Logger,
         inline: bool = False,
+        may_delete: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_delete = may_delete
         self._objects = objects
         self._commits = commits
         self._database = database
@@ -122,6 +124,8 @@ class Retention:
         Raises:
             InvariantBroken: as every commit.
         """
+        if not self._may_delete():
+            return
         self._rounds += 1
         try:
             world, over = await self._shorten()

@@ -59,6 +59,7 @@ class Settings:
     machines_max: int = 8
     flood: FloodLimits = field(default_factory=FloodLimits)
     config_path: Path | None = None
+    take_over: frozenset[str] = frozenset()
     clock_scale: float = 1.0
     clock_start: datetime | None = None
     secrets: tuple[str, ...] = field(default=(), repr=False)
@@ -80,6 +81,7 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
             at_once.append(words)
     for name, words in (
         ("install", "[daemon] install"),
+        ("take_over", "[daemon] take_over"),
         ("state_url", "[daemon] state"),
         ("socket", "the socket's path"),
         ("store_place", "[store]"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -54,7 +54,9 @@ class Storekeeper:
         deadline_s: float = LOOK_DEADLINE_S,
         limits: FloodLimits | None = None,
         list_every_s: float = 0.0,
+        may_delete: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_delete = may_delete
         self._list_every = timedelta(seconds=list_every_s)
         self._listed_at: datetime | None = None
         self._strays_at: datetime | None = None
@@ -145,6 +147,8 @@ class Storekeeper:
             pass_.trouble = str(exc)
             return
         pass_.beats, pass_.asked = beats, True
+        if not self._may_delete():
+            return
         if self._strays_at is None or pass_.real - self._strays_at >= STRAYS_KEPT:
             self._strays_at = pass_.real
             delete_strays(self._objects, beats, {layout.beat_key(i) for i in world.attempts}, real=pass_.real)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from spotd.core.keys import attempt_key
 from spotd.core.market import Board, MarketSnapshot, build_shelf
 from spotd.core.model import (
     Attempt,
@@ -22,7 +23,6 @@ from spotd.core.model import (
     ProviderPolicy,
     StopOrder,
     World,
-    attempt_key,
     launch_intent_id,
 )
 from spotd.core.pricing import needs_of, quote

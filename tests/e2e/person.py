@@ -119,8 +119,9 @@ def assert_one_machine_each(lab: Lab, ref: str, *, ended_by: Any) -> None:
     for span in mine:
         machines[span.key].add(span.machine_id)
     assert all(len(found) == 1 for found in machines.values()), f"an attempt had two machines: {machines}"
-    known = {f"spotd-lab-{ref}-{attempt['attempt']}" for attempt in lab.job(ref)["attempts"]}
-    assert set(machines) <= known, f"machines of no attempt: {set(machines) - known}"
+    known = {f"-{ref}-{attempt['attempt']}" for attempt in lab.job(ref)["attempts"]}
+    named = {key.removeprefix(key[: key.index("-", len("spotd-"))]) for key in machines}
+    assert named <= known, f"machines of no attempt: {named - known}"
     running = sorted((s for s in mine if not s.paused and s.start != s.end), key=lambda s: s.start)
     for before, after in pairwise(running):
         if before.machine_id != after.machine_id:

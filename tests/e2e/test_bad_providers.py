@@ -125,7 +125,8 @@ gpu_counts = [1]
                     lambda: named.search(spotctl(found, "why", job).stdout), what="vast to be named", within=60, every=1
                 )
                 (pod,) = runpod.pods.values()
-                assert pod.name.startswith(f"spotd-lab-{job}-")
+                assert pod.name.startswith("spotd-lab.")
+                assert f"-{job}-" in pod.name
                 found.api.cancel(job)
                 until(lambda: not pod.exists, what="the pod to be deleted", within=120)
     finally:

@@ -66,11 +66,11 @@ def assert_receipts_agree(found: Lab) -> None:
     """For every machine: what the daemon says it cost is what the market billed, but for a poll at either end."""
     billed: defaultdict[str, list[Segment]] = defaultdict(list)
     for span in found.ledger():
-        billed[span.key].append(span)
+        billed[span.key.partition("-")[2].partition("-")[2]].append(span)
     unseen_s: list[float] = []
     for receipt in found.api.cost(None)["receipts"]:
         for line in receipt["attempts"]:
-            spans = billed.pop(f"spotd-lab-{receipt['id']}-{line['attempt']}", [])
+            spans = billed.pop(f"{receipt['id']}-{line['attempt']}", [])
             apart_usd = line["spent_usd"] - bill_usd(spans)
             unseen_s.append(abs(apart_usd) / line["effective_usd_h"] * 3600 / SCALE)
             assert unseen_s[-1] <= POLL_S + BUSY_S, (receipt["name"], apart_usd, line, spans)

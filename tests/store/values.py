@@ -12,6 +12,7 @@ from typing import Any, Final, NewType, Union, get_args, get_origin, get_type_hi
 
 from hypothesis import strategies as st
 
+from spotd.core.keys import attempt_key
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -30,7 +31,6 @@ from spotd.core.model import (
     Policy,
     PriceBreakdown,
     Quote,
-    attempt_key,
     launch_intent_id,
 )
 from spotd.core.states import AttemptState, JobState

@@ -28,7 +28,10 @@ QuotaId = NewType("QuotaId", str)
 InstanceId = NewType("InstanceId", str)
 InstallId = NewType("InstallId", str)
 AttemptKey = NewType("AttemptKey", str)
-"""`spotd-<install>-<job>-<attempt>`: idempotency key of a launch and name of the machine."""
+"""`spotd-<label>.<identity>-<job>-<attempt>`: idempotency key of a launch and name of the machine.
+
+At most 64 characters of a-z, 0-9, `-` and one `.`. An adapter shows every machine of its label; whose identity it
+carries is the daemon's business."""
 
 CAPACITY_SCORE_MAX: Final = 10
 FREE_STORAGE: Final = MicroUsdPerGbMonth(0)

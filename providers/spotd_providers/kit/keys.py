@@ -14,5 +14,12 @@ def key_of(label: Any, install: InstallId) -> AttemptKey | None:
     label = label.strip()
     head, _, number = label.rpartition("-")
     owner, _, job = head.rpartition("-")
-    ours = owner == f"spotd-{install}" and bool(job) and number.isdecimal()
+    # Behind the dot is which of several installs of one label it is: that is for the daemon to judge.
+    name, _, _ = owner.partition(".")
+    ours = name == f"spotd-{install}" and bool(job) and number.isdecimal()
     return AttemptKey(label) if ours else None
+
+
+def begins_like_ours(key: str, install: InstallId | str) -> bool:
+    """Whether a key carries this label, with or without the identity of an install."""
+    return key.startswith((f"spotd-{install}-", f"spotd-{install}."))

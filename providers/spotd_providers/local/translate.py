@@ -40,6 +40,7 @@ from spotd_providers.contract.values import (
     Rejected,
 )
 from spotd_providers.kit.http import Answer
+from spotd_providers.kit.keys import begins_like_ours
 from spotd_providers.local.market.machine import State
 from spotd_providers.local.market.refusals import Refusal
 from spotd_providers.local.settings import Flavour
@@ -121,7 +122,7 @@ def as_listing(answer: MachineAnswer, install: str) -> Listing:
 
 def is_ours(row: MachineRow, install: str) -> bool:
     """Whether the machine carries our label."""
-    return row.install == install and row.key.startswith(f"spotd-{install}-")
+    return row.install == install and begins_like_ours(row.key, install)
 
 
 def as_instance(row: MachineRow) -> Instance:

@@ -185,7 +185,7 @@ class Harness(MarketKnobs, ABC):
 
     def live(self, key: AttemptKey | None = None) -> list[WorldMachine]:
         """Machines that exist under our install label, or under one key."""
-        prefix = f"spotd-{self.install}-"
+        prefix = (f"spotd-{self.install}-", f"spotd-{self.install}.")
         return [
             machine
             for machine in self.machines()

@@ -63,7 +63,7 @@ class Health:
             pid=os.getpid(),
             started_at=utc_text(parts.started_at),
             clock_scale=1 / parts.clock.real_seconds(timedelta(seconds=1)),
-            paused=parts.policy.paused,
+            paused=parts.policy.why_paused,
             machines=sum(1 for a in world.attempts.values() if a.machine.may_compute and a.ref is not None),
             jobs={state.value: count for state, count in counts.items()},
             spent_day_usd=as_usd(spent_on_day(world, now)),
@@ -184,8 +184,9 @@ class Health:
         if isinstance(folder, Path):
             rows.extend((mode_row("state folder", folder), filesystem_row(folder, mounts_text())))
         rows.append(await self._history_row())
-        if parts.policy.paused:
-            rows.append(row_of("daemon", "launches", parts.policy.paused, ok=False))
+        paused = parts.policy.why_paused
+        if paused:
+            rows.append(row_of("daemon", "launches", paused, ok=False))
         return rows
 
     async def _history_row(self) -> CheckShape:

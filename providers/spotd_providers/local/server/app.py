@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.kit.hosts import Segment, read_ledger, segments
+from spotd_providers.kit.keys import begins_like_ours
 from spotd_providers.local.market.floor import Sold
 from spotd_providers.local.market.machine import Disturbance, Machine
 from spotd_providers.local.market.market import LocalMarket
@@ -191,8 +192,7 @@ class MarketApp:
         def look() -> list[dict[str, Any]]:
             self.market.advance()
             spans = segments(read_ledger(self.market.ledger.path))
-            prefix = f"spotd-{install}-"
-            rows = (_charge_row(span, since, until) for span in spans if span.key.startswith(prefix))
+            rows = (_charge_row(span, since, until) for span in spans if begins_like_ours(span.key, install))
             return [row for row in rows if row is not None]
 
         return JSONResponse({"charges": await self.on_market(look)})
