@@ -74,6 +74,7 @@ _TOLD: Final = {
     EventKind.CHECKPOINT_SKIPPED: "the host skipped checkpoint {name}: {reason}",
     EventKind.UPLOAD_FAILING: "uploads from the host fail: {reason}",
     EventKind.DISK_LOW: "the host's disk is nearly full: {free_mb} MB are free",
+    EventKind.OUTPUTS_LOST: "{files} outputs could not be stored by the host: {reason}",
     EventKind.REBALANCE: "the provider may take the machine soon: {reason}",
     EventKind.LEASE_EXPIRED: "the host did not hear from spotd for {lease_s} s",
 }

@@ -6,7 +6,6 @@ with the bytes of a run that nobody disturbed.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -160,12 +159,11 @@ class Course:
             if "/checkpoints/" not in key:
                 continue
             try:
-                manifest = json.loads(self._store.get(key, bytes_max=MANIFEST_BYTES_MAX))
+                manifest = parse_manifest(self._store.get(key, bytes_max=MANIFEST_BYTES_MAX))
             except ObjectMissing:
                 continue  # an older one that is not kept any longer
-            chunks = {chunk["key"] for entry in manifest["files"] for chunk in entry["chunks"]}
-            if chunks <= keys:
-                found = (manifest["attempt"], manifest["serial"], manifest["name"])
+            if manifest.chunk_sizes().keys() <= keys:
+                found = (manifest.attempt, manifest.serial, manifest.name)
                 best = found if best is None else max(best, found)
         return None if best is None else best[2]
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-import shutil
 import threading
 
 TEMPORARY = ".spotd-"
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _numbers = itertools.count()
+
+
+class DiskFull(Exception):
+    """This machine's disk has no room for what must be on it. The text says for what."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it failed for want of room on a disk of this machine."""
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in _FULL)
+
+
+def free_bytes(folder: str) -> int | None:
+    """How much may still be written to the disk that holds the folder; `None` where that can not be told."""
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize
 
 
 def write_whole(path: str, data: bytes | bytearray | memoryview, *, durable: bool = False, mode: int = 0o600) -> None:
@@ -60,7 +79,45 @@ def remove(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove_folder(path)
+
+
+def _remove_folder(top: str) -> None:
+    """Nothing of the folder is left, as far as the system permits.
+
+    Folders in it are first moved to its top: they may be deeper than recursion goes, or paths may be long.
+    """
+    found: list[str] = []
+    folder = top
+    while True:
+        try:
+            with os.scandir(folder) as entries:
+                inner = list(entries)
+        except OSError:
+            inner = []
+        for entry in inner:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    place = os.path.join(top, "%s%d-%d" % (TEMPORARY, os.getpid(), next(_numbers)))
+                    os.rename(entry.path, place)
+                    found.append(place)
+                else:
+                    os.unlink(entry.path)
+            except OSError:
+                continue
+        if folder != top:
+            _remove_empty(folder)
+        if not found:
+            break
+        folder = found.pop()
+    _remove_empty(top)
+
+
+def _remove_empty(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return
 
 
 def lock(path: str) -> int | None:
