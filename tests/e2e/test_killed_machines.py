@@ -17,6 +17,7 @@ import pytest
 
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.wire.manifest import parse_manifest
 from spotd_providers.testkit.fakes.aws import ZONES
 from spotd_providers.testkit.fakes.vastai import Ask
 from tests import seaweed

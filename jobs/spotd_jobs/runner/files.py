@@ -9,6 +9,8 @@ import threading
 
 TEMPORARY = ".spotd-"
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_REMOVE_DEPTH_MAX = 100
+_REMOVE_PATH_MAX = 1500
 _numbers = itertools.count()
 
 
@@ -85,39 +87,35 @@ def remove(path: str) -> None:
 def _remove_folder(top: str) -> None:
     """Nothing of the folder is left, as far as the system permits.
 
-    Folders in it are first moved to its top: they may be deeper than recursion goes, or paths may be long.
+    Not by recursion, which ends where folders are deep; what is too deep even for a path is first moved to the top.
     """
-    found: list[str] = []
-    folder = top
-    while True:
+    waiting = [(top, 0)]
+    folders = []
+    while waiting:
+        folder, depth = waiting.pop()
+        folders.append(folder)
         try:
             with os.scandir(folder) as entries:
                 inner = list(entries)
         except OSError:
-            inner = []
+            continue
         for entry in inner:
             try:
-                if entry.is_dir(follow_symlinks=False):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                elif depth < _REMOVE_DEPTH_MAX and len(entry.path) < len(top) + _REMOVE_PATH_MAX:
+                    waiting.append((entry.path, depth + 1))
+                else:
                     place = os.path.join(top, "%s%d-%d" % (TEMPORARY, os.getpid(), next(_numbers)))
                     os.rename(entry.path, place)
-                    found.append(place)
-                else:
-                    os.unlink(entry.path)
+                    waiting.append((place, 0))
             except OSError:
                 continue
-        if folder != top:
-            _remove_empty(folder)
-        if not found:
-            break
-        folder = found.pop()
-    _remove_empty(top)
-
-
-def _remove_empty(folder: str) -> None:
-    try:
-        os.rmdir(folder)
-    except OSError:
-        return
+    for folder in reversed(folders):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            continue
 
 
 def lock(path: str) -> int | None:

@@ -23,6 +23,7 @@ _PLAIN_MAX = 64 * 1024
 _ROW_BYTES = 150
 _CHUNK_BYTES = 110
 _ODD_BYTES = 3
+_PLAIN_CHARACTERS = bytes(byte for byte in range(32, 127) if byte not in b'%\\"')
 _GZIP = b"\x1f\x8b"
 
 
@@ -35,8 +36,7 @@ def text_bytes(nodes: Iterable[Node], chunks: int) -> int:
     rows = 0
     for node in nodes:
         names = os.fsencode(node.path) + os.fsencode(node.target or "")
-        odd = sum(byte < 32 or byte > 126 or byte in b'%\\"' for byte in names)
-        rows += _ROW_BYTES + len(names) + _ODD_BYTES * odd
+        rows += _ROW_BYTES + len(names) + _ODD_BYTES * len(names.translate(None, _PLAIN_CHARACTERS))
     return rows + _CHUNK_BYTES * chunks + _PLAIN_MAX
 
 
