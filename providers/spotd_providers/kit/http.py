@@ -88,6 +88,7 @@ class Http:
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
+        self.requests_sent = 0
 
     async def send(
         self,
@@ -106,6 +107,7 @@ class Http:
             Unavailable: the request never left, so it had no effect.
             AnswerLost: it may have had its effect.
         """
+        self.requests_sent += 1
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
         try:
             async with self._client.stream(
@@ -151,6 +153,7 @@ class Http:
         Raises:
             Unavailable: there was no answer at all.
         """
+        self.requests_sent += 1
         status, answer_headers, body = 0, dict[str, str](), bytearray()
         timeout = httpx.Timeout(total_s, connect=5.0)
         try:

@@ -46,6 +46,7 @@ class OfferRow(BaseModel):
     num_gpus: Annotated[int, Field(gt=0, le=1024)]
     gpu_ram: Annotated[float, Field(gt=0, lt=1e8, allow_inf_nan=False)]
     dph_base: UsdPerHour
+    dph_total: Measure | None = None
     min_bid: Annotated[float, Field(ge=0, lt=10_000, allow_inf_nan=False)] | None = None
     storage_cost: UsdPerUnit
     inet_up_cost: UsdPerUnit
@@ -182,6 +183,7 @@ class _FlawlessSearch(BaseModel):
 # the row. Where a filter needs it, unknown is not good enough and the row is refused by the filter.
 _NICE_TO_KNOW: Final = frozenset(
     {
+        "dph_total",
         "geolocation",
         "cpu_cores_effective",
         "cpu_ram",
