@@ -22,6 +22,7 @@ from pydantic import (
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit import shapes
+from spotd_providers.kit.inflate import require_few_values
 from spotd_providers.kit.shapes import Lenient, first_fault
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
@@ -242,6 +243,10 @@ def offer_rows(body: bytes) -> OfferRows:
 
 
 def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
+    try:
+        require_few_values(body)
+    except ValueError as exc:
+        raise Unavailable(f"vast.ai's search answer holds {exc}") from exc
     try:
         # One pass from bytes to rows, twice as fast as building every field first; most answers are flawless.
         yield from _FlawlessSearch.model_validate_json(body).offers
