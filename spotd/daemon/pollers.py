@@ -47,8 +47,6 @@ BACKOFF_MAX: Final = 4
 JITTER: Final = 0.1
 """Providers must not be asked in step. The pace is a promise, so its pauses are only made shorter; what a failing
 provider is given as a rest is only made longer."""
-NEWS_EVERY: Final = timedelta(seconds=5)
-"""So often a provider that was asked for some GPUs only is held against what the queue needs now."""
 AUTH_PAUSE: Final = timedelta(minutes=10)
 """A refused key will be refused again; asking rarely still notices when the user has fixed it."""
 
@@ -105,7 +103,6 @@ class Poller:
         self._listing_done = anyio.Event()
         self._resting = False
         """The provider asked for a rest, or refuses the key: no request to list comes through."""
-        self._asked_for = OfferQuery()
         self.tally = Tally()
         self.pace = pace
 
@@ -127,19 +124,8 @@ class Poller:
             wait = await self.poll_offers()
             deaf = min(self.pace.offers_every_min, wait)
             await self._clock.sleep(deaf)
-            await self._pause_offers(wait - deaf)
-
-    async def _pause_offers(self, wait: timedelta) -> None:
-        """Waits for the next poll. A new job ends the wait where the newest answer did not hold the whole market."""
-        while wait > timedelta(0):
-            page = self._boards.page(self.name)
-            narrow = page is not None and (page.whole or not page.complete) and not self._offers_failures
-            step = min(wait, NEWS_EVERY) if narrow else wait
-            if await self._offers_bell.wait(seconds=self._real_pause(step)):
-                return
-            wait -= step
-            if narrow and _wants_more(self._query(), self._asked_for):
-                return
+            if wait > deaf:
+                await self._offers_bell.wait(seconds=self._real_pause(wait - deaf))
 
     async def machines_loop(self) -> None:
         while True:
@@ -154,8 +140,7 @@ class Poller:
         self._crash(CrashPoint.BEFORE_OFFERS)
         self._boards.offers_asked(self.name, at=asked_at)
         try:
-            query = self._asked_for = self._query()
-            page = await self._ask(lambda: self._provider.offers(query))
+            page = await self._ask(lambda: self._provider.offers(self._query()))
         except ProviderError as exc:
             self._offers_failures += 1
             self._boards.offers_failed(self.name, _sentence(exc), at=asked_at)
@@ -245,16 +230,6 @@ class Poller:
 
 class _Silent(ProviderError):
     """No usable answer: treated like every other way of being away."""
-
-
-def _wants_more(now: OfferQuery, asked: OfferQuery) -> bool:
-    """Whether somebody waits for what the last answer was not asked for."""
-    return (
-        not set(now.gpus) <= set(asked.gpus)
-        or (bool(asked.gpu_counts) and not set(now.gpu_counts) <= set(asked.gpu_counts))
-        or (now.vram_mb_min is not None and (asked.vram_mb_min is None or now.vram_mb_min < asked.vram_mb_min))
-        or now.disk_gb > asked.disk_gb
-    )
 
 
 def _sentence(failure: ProviderError) -> str:

@@ -132,14 +132,13 @@ class History:
         self.offers[number] = offered(self.job)[:FALLBACKS]
 
     def restore(self) -> None:
-        """An older runner has fetched one of the choices, whichever was good, and will refer to its chunks."""
+        """The runner has fetched one of the choices, whichever was good, and knows its chunks."""
         number = self.counting
         if number is None or not self.offers[number]:
             return
         chosen = self.random.choice(self.offers[number])
         for chunk in self.chunks(chosen):
-            if not chunk.startswith(layout.data_prefix(self._id(number))):
-                self.open[number]._keys.setdefault(chunk.rpartition("/")[2][:64], chunk)
+            self.open[number].learn(chunk.rpartition("/")[2][:64], chunk)
 
     def restart_runner(self) -> None:
         """The runner is killed and started again on the same machine."""
