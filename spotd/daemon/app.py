@@ -25,6 +25,7 @@ from spotd.daemon import collecting, sockets, spools
 from spotd.daemon import log as logs
 from spotd.daemon.backend import DaemonBackend, Parts
 from spotd.daemon.bell import Bell
+from spotd.daemon.bills import BillCheck
 from spotd.daemon.boards import Boards
 from spotd.daemon.brain import Brain, look_pace_s
 from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock
@@ -159,6 +160,7 @@ class App:
             group.start_soon(daemon.brain.run, name="brain")
             group.start_soon(daemon.retention.run, name="retention")
             group.start_soon(daemon.historian.run, name="history")
+            group.start_soon(daemon.bills.run, name="bills")
             daemon.hosting.start(group)
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
@@ -319,6 +321,9 @@ class _Daemon:
             clock=clock,
             log=logs.get("retention"),
             may_delete=lambda: leasing.may_write,
+        )
+        self.bills = BillCheck(
+            self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
         )
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
