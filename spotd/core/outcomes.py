@@ -195,7 +195,7 @@ def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: dateti
     intent = draft.intent(launch_intent_id(item.key))
     if intent is not None:
         draft.put_intent(
-            replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=_window_end(draft, item.provider))
+            replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=window_end(draft, item.provider))
         )
     _doubt(draft, item, f"the answer to the launch was lost ({detail})")
     return draft.plan()
@@ -207,12 +207,12 @@ def _doubt(draft: Draft, item: Attempt, what: str) -> None:
     draft.look_again(item.provider)
     job = draft.job(item.id.job)
     if job.state is JobState.PROVISIONING:
-        span = int((_window_end(draft, item.provider) - draft.now).total_seconds())
+        span = int((window_end(draft, item.provider) - draft.now).total_seconds())
         why = f"{what}; for {span} s {item.provider} is searched for the machine, and no other is launched"
         draft.move_job(job.id, job.state, why)
 
 
-def _window_end(draft: Draft, provider: ProviderName) -> datetime:
+def window_end(draft: Draft, provider: ProviderName) -> datetime:
     """When the absence of a machine whose launch may still be on its way begins to mean something."""
     rules = draft.policy.providers.get(provider)
     return draft.now + (rules.reconcile_window if rules is not None else WINDOW_DEFAULT)
@@ -223,7 +223,7 @@ def after_restart(world: World, now: datetime) -> Plan:
     draft = Draft(world, now)
     for intent in draft.intents():
         if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and intent.attempt is not None:
-            not_before = _window_end(draft, intent.provider)
+            not_before = window_end(draft, intent.provider)
             draft.put_intent(
                 replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before)
             )

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from random import SystemRandom
@@ -49,6 +50,7 @@ from spotd.daemon.sdnotify import Notify
 from spotd.daemon.secretfiles import SecretFiles
 from spotd.daemon.settings import Settings
 from spotd.daemon.storekeeper import Storekeeper
+from spotd.daemon.survey import Surveyor
 from spotd.history import History
 from spotd.store import Store
 from spotd_jobs.bundle import build_runner
@@ -157,6 +159,7 @@ class App:
             group.start_soon(daemon.executor.run, name="executor")
             group.start_soon(daemon.granter.run, name="granter")
             group.start_soon(daemon.leasing.run, name="lease")
+            group.start_soon(daemon.surveyor.run, name="survey")
             group.start_soon(daemon.brain.run, name="brain")
             group.start_soon(daemon.retention.run, name="retention")
             group.start_soon(daemon.historian.run, name="history")
@@ -248,8 +251,6 @@ class _Daemon:
         )
         self.policy = PolicyBox(self._policy(settings))
         self.policy.paused = TAKING_STOCK
-        self.policy.gates.append(lambda: leasing.hold)
-        self.policy.owned = leasing.owned
         self.leasing = leasing
         commits = Commits(database, self.policy, clock, crash)
         app.redactor.register(settings.secrets)
@@ -273,6 +274,9 @@ class _Daemon:
             log=logs.get("grants"),
             forbidden=lambda: leasing.lost,
         )
+        self.surveyor = Surveyor(objects, commits=commits, clock=clock, log=logs.get("survey"))
+        self.policy.gates += [lambda: leasing.hold, lambda: self.surveyor.hold]
+        self.policy.owned = self._owned
         shared_by = objects.shared_with_hosts_by
         look_every_s = look_pace_s(clock, shared_by)
         keeper = Storekeeper(
@@ -388,6 +392,11 @@ class _Daemon:
         self._app.redactor.register(fresh.secrets)
         self.policy.reload(self._policy(fresh))
         self.bell.ring()
+
+    def _owned(self, policy: Policy) -> Policy:
+        """No machine is a stray before it is known that the state is no older than the store."""
+        mine = self.leasing.owned(policy)
+        return mine if self.surveyor.done else replace(mine, identity_sure=False)
 
     def _start_script(self, provider: ProviderName, grant_url: str) -> str:
         traits = self.hosting.traits.get(provider)
