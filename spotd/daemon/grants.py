@@ -49,7 +49,9 @@ from spotd_providers.contract.provider import Clock, ProviderTraits
 from spotd_providers.contract.values import ProviderName
 
 LIFE: Final = timedelta(hours=6)
-"""How long URLs and the upload form are good; renewals are far more frequent."""
+"""How long URLs are good; renewals are far more frequent."""
+WRITE_LIFE: Final = timedelta(hours=1)
+"""How long a host can still write after its last grant: nothing but patience takes a signed form back."""
 LAST_LIFE: Final = timedelta(minutes=2)
 OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest object a runner writes is one chunk."""
@@ -175,7 +177,7 @@ class Grants:
         expires = now + (LAST_LIFE if superseded else LIFE)
         upload = self._objects.grant_upload(
             layout.prefix_of(attempt.id),
-            expires=expires,
+            expires=min(expires, now + WRITE_LIFE),
             size_max=OBJECT_BYTES_MAX,
             beat=layout.beat_key(attempt.id),
         )
