@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd_jobs.runner.leasefile import LeaseFile
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, USER_DATA_BYTES_MAX, user_data
 from spotd_providers.kit.hosts import REAL_TIME, Machines
 from tests.local.waiting import until
@@ -131,6 +132,48 @@ def test_a_machine_that_ec2_takes_waits_for_it_since_its_first_hour_is_free_then
     seen = Host(tmp_path, sleep=SLOW_WAIT).run(script, *(["taken"] if taken else []))
     assert ("sleep 150" in seen) is taken
     assert "shutdown -h now" in seen
+
+
+SHORT_SLEEP = "#!/bin/sh\nexec /bin/sleep 0.05\n"
+
+
+def test_a_runner_that_hangs_after_its_last_renewal_is_ended_by_the_machines_own_watchdog(tmp_path: Path) -> None:
+    hangs = 'printf "%010d %06d\\n" 7 1 >machine-lease; exec /bin/sleep 600'
+    seen = Host(tmp_path, sleep=SHORT_SLEEP).run(user_data(image="none", start_script=hangs, container="none"))
+    assert "spotd: no lease was renewed for 1 s: this machine ends" in seen
+    assert "shutdown -h now" in seen
+
+
+def test_a_machine_whose_lease_is_renewed_is_left_alone_by_the_watchdog(tmp_path: Path) -> None:
+    renews = (
+        'n=0; while [ "$n" -lt 9 ]; do n=$((n + 1)); printf "%010d %06d\\n" "$n" 1 >machine-lease; /bin/sleep 0.3; '
+        "done; "
+        "echo 'the job is done'"
+    )
+    seen = Host(tmp_path, sleep=SHORT_SLEEP).run(user_data(image="none", start_script=renews, container="none"))
+    assert "the job is done" in seen
+    assert not any("no lease was renewed" in line for line in seen)
+
+
+@pytest.mark.parametrize("mark", ["", "7", "7 ", "7 -1", "7 soon", "7 1000000", "7 $(reboot)", "x" * 5000])
+def test_a_mark_that_cannot_be_read_ends_no_machine(tmp_path: Path, mark: str) -> None:
+    odd = f"printf '%s' '{mark}' >machine-lease; /bin/sleep 0.3; echo 'the job is done'"
+    seen = Host(tmp_path, sleep=SHORT_SLEEP).run(user_data(image="none", start_script=odd, container="none"))
+    assert "the job is done" in seen
+    assert not any("no lease was renewed" in line for line in seen)
+
+
+def test_the_runners_mark_is_what_the_watchdog_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mark = LeaseFile(wanted=True)
+    mark.mark(1800.0, 90.0)
+    first = (tmp_path / "machine-lease").read_text()
+    mark.mark(1e308, 1e308)
+    assert (first, (tmp_path / "machine-lease").read_text()) == ("0000000001 003690\n", "0000000002 999999\n")
+    (tmp_path / "machine-lease").unlink()
+    (tmp_path / "machine-lease").mkdir()
+    mark.mark(1.0, 1.0)
+    LeaseFile(wanted=False).mark(1.0, 1.0)
 
 
 def test_a_script_that_holds_the_end_mark_arrives_whole(tmp_path: Path) -> None:

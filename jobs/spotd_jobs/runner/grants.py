@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import CLOCK, as_epoch, steady
+from spotd_jobs.runner.leasefile import LeaseFile
 from spotd_jobs.runner.say import reason_of, say
 
 GRANT_BYTES_MAX = 64 * 1024 * 1024
@@ -54,6 +55,7 @@ class Grant:
         self.url = str(raw["grant_url"])
         self.spec = raw["spec"]
         self.checkpoint = raw["spec"]["checkpoint"]
+        self.stop_grace_s = float(self.checkpoint.get("stop_grace_s") or 0.0)
         self.transfer = raw.get("transfer") or {}
         self.stop = (raw.get("orders") or {}).get("stop")
         self.checkpoint_order = int((raw.get("orders") or {}).get("checkpoint") or 0)
@@ -133,10 +135,15 @@ class GrantKeeper:
         self._missing = 0
         self._foreign = False
         self._closing = threading.Event()
+        self._mark = LeaseFile(wanted=(grant.raw.get("self_terminate") or {}).get("method") in ("file", "shutdown"))
         self._thread = threading.Thread(target=self._keep, name="grant", daemon=True)
 
     def start(self) -> None:
+        self._mark_lease()
         self._thread.start()
+
+    def _mark_lease(self) -> None:
+        self._mark.mark(self._grant.lease_s, self._grant.stop_grace_s)
 
     def close(self) -> None:
         self._closing.set()
@@ -183,5 +190,6 @@ class GrantKeeper:
         if grant.issued_at > self._grant.issued_at:
             self._renewed_at = asked_at
             self._grant = grant
+            self._mark_lease()
             if grant.stop is not None or grant.checkpoint_order:
                 self._wake()

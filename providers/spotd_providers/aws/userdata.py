@@ -7,6 +7,11 @@ are in the machine image. While the job's image is pulled, the machine's own Pyt
 (`SPOTD_AHEAD`) into the folder that will be the container's; nothing is run and nothing ended by it. A machine without
 a working GPU ends, rather than train at its price without one. A machine that EC2 is about to take waits for that: in
 its first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
+
+A runner that hangs ends nothing, and spotd may be dead at that time. So a watchdog outside of it, and of its container,
+shuts the machine down when the mark that the runner makes at each renewal of its lease (`machine-lease`: a number that
+changes, and for how many seconds it holds) has not changed for so long. It counts by the uptime of the machine, which
+nobody sets; before the first mark it waits two hours.
 """
 
 from __future__ import annotations
@@ -27,6 +32,24 @@ umask 077
 cat >start.sh <<'%(mark)s'
 %(script)s
 %(mark)s
+"""
+
+_WATCHDOG: Final = """up() { { read -r u _ </proc/uptime && echo "${u%%.*}"; } 2>/dev/null || date +%s; }
+(
+  seen=; since=$(up); limit=7200
+  while [ $(($(up) - since)) -le "$limit" ]; do
+    sleep 15
+    mark=$(head -c 32 machine-lease 2>/dev/null)
+    [ "$mark" = "$seen" ] && continue
+    seen=$mark; since=$(up); holds=${mark#* }
+    case $holds in
+    ""|*[!0-9]*|???????*) ;;
+    *) limit=$(echo "$holds" | sed 's/^0*//'); limit=${limit:-0} ;;
+    esac
+  done
+  echo "spotd: no lease was renewed for $limit s: this machine ends"
+  shutdown -h now
+) &
 """
 
 _DOCKER: Final = """image=%(image)s
@@ -72,7 +95,7 @@ def user_data(*, image: str, start_script: str, container: str) -> str:
     mark = "SPOTD"
     while mark in start_script:
         mark += "_"
-    parts = [_HEAD % {"mark": mark, "script": start_script.rstrip("\n")}]
+    parts = [_HEAD % {"mark": mark, "script": start_script.rstrip("\n")}, _WATCHDOG]
     if container == "docker":
         if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
             raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")
