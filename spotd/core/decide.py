@@ -10,16 +10,17 @@ budget. The launch leaves here as an attempt and an intent; the call is made aft
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import Purse, hold
 from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, shape_of
 from spotd.core.draft import Draft
 from spotd.core.keys import attempt_key
-from spotd.core.market import MarketSnapshot
+from spotd.core.market import Board, MarketSnapshot
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -37,13 +38,14 @@ from spotd.core.model import (
 )
 from spotd.core.pricing import PPM, gpu_price_limit, repriced
 from spotd.core.prospects import plausible_rates
+from spotd.core.quarantine import contain, guarded, in_words
 from spotd.core.requests import stop_attempt
 from spotd.core.setbacks import pause_left
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import is_left_to_provider, machines_in_use
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
-from spotd_providers.contract.values import Market
+from spotd_providers.contract.values import Market, ProviderName
 
 _WAITS_FOR_PRICE = frozenset(
     {VerdictKind.ABOVE_CEILING, VerdictKind.NO_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS}
@@ -52,7 +54,7 @@ _WAITS_FOR_PRICE = frozenset(
 
 def decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     """Launches, stop orders and one verdict per job."""
-    return _Decision(world, market, now).run()
+    return guarded(lambda some: _Decision(some, market, now).run(), world, now)
 
 
 class _Decision:
@@ -63,7 +65,8 @@ class _Decision:
         self.now = now
         self.policy = world.policy
         self.draft = Draft(world, now)
-        self.catalogue = Catalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
+        self.market = market
+        self.catalogue = self._catalogue_of(market)
         self.purse = Purse(world, now)
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
@@ -76,10 +79,12 @@ class _Decision:
         self._enforce_budgets()
         self._enforce_ceilings()
         for job in _serving_order(self.world.jobs.values()):
+            if self.draft.job(job.id).state.is_final:
+                continue  # quarantined by a former step, or over
             if job.state.may_be_placed:
-                self._place(job)
-            elif not job.state.is_final:
-                self._explain_running(job)
+                self._place_alone(job)
+            elif (error := self.draft.attempted(partial(self._explain_running, job))) is not None:
+                self.draft.note_contained(f"the verdict on job {job.id}", in_words(error))
         self.draft.wake(min([self.now + self.policy.recheck_every, *self.catalogue.waits]))
         return replace(self.draft.plan(), verdicts=self.verdicts)
 
@@ -95,25 +100,32 @@ class _Decision:
     def _enforce_ceilings(self) -> None:
         """A machine that costs more than its job accepted is given up, by its price or by what it uploads."""
         for item in self._running():
-            over = words_over_ceiling(item)
-            if over:
-                stop_attempt(self.draft, item, EndReason.PRICE_ROSE, over)
+            contain(self.draft, item.id.job, partial(self._enforce_ceiling, item), "its price cannot be judged")
+
+    def _enforce_ceiling(self, item: Attempt) -> None:
+        over = words_over_ceiling(item)
+        if over:
+            stop_attempt(self.draft, item, EndReason.PRICE_ROSE, over)
 
     def _enforce_budgets(self) -> None:
         running = self._running()
         shortage = self.purse.shortage()
         for item in running:
-            own = self.purse.job_shortage(self.world.jobs[item.id.job])
-            if own:
-                stop_attempt(self.draft, item, EndReason.OVER_BUDGET, own)
-            elif shortage:
-                stop_attempt(self.draft, item, EndReason.BUDGET_PAUSED, shortage[1])
+            step = partial(self._enforce_budget, item, shortage)
+            contain(self.draft, item.id.job, step, "its budget cannot be judged")
         if shortage and running:
             kind, why = shortage
             limit = self.policy.budget_day if kind is VerdictKind.BUDGET_DAY else self.policy.budget_month
             if limit is not None and not self.purse.is_held(kind, limit):
                 hold(self.draft, kind, limit, why)
                 self.purse.held_now(kind, limit)
+
+    def _enforce_budget(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
+        own = self.purse.job_shortage(self.world.jobs[item.id.job])
+        if own:
+            stop_attempt(self.draft, item, EndReason.OVER_BUDGET, own)
+        elif shortage:
+            stop_attempt(self.draft, item, EndReason.BUDGET_PAUSED, shortage[1])
 
     def _explain_running(self, job: Job) -> None:
         item = next((a for a in self.attempts_by_job[job.id] if a.state.counts), None)
@@ -127,6 +139,42 @@ class _Decision:
         )
 
     # --- jobs that want a machine ---
+
+    def _place_alone(self, job: Job) -> None:
+        """Place one job. Offers that make this raise are left out; a job that raises without them is at fault."""
+        error = self.draft.attempted(partial(self._place, job))
+        if error is None:
+            return
+        self._leave_out_boards_that_raise_for(job)
+        contain(self.draft, job.id, partial(self._place, job), "it cannot be placed")
+
+    def _leave_out_boards_that_raise_for(self, job: Job) -> None:
+        if self._survey_error(job, {}) is not None:
+            return
+        boards = dict(self.market.boards)
+        for name in sorted(boards):
+            error = self._survey_error(job, {name: boards[name]})
+            if error is not None:
+                self.draft.note_contained(f"the offers of {name}", in_words(error))
+                del boards[name]
+        self.market = MarketSnapshot(boards=boards)
+        self.catalogue = self._catalogue_of(self.market)
+
+    def _survey_error(self, job: Job, boards: Mapping[ProviderName, Board]) -> Exception | None:
+        """What reading these boards for the job raises, if anything."""
+
+        def survey() -> None:
+            catalogue = self._catalogue_of(MarketSnapshot(boards=boards))
+            offers = catalogue.list_for(shape_of(job, self.policy))
+            for candidate in catalogue.ranked(offers):
+                ceiling = ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
+                self._agree(candidate, ceiling or MicroUsdPerGpuHour(0))
+
+        return self.draft.attempted(survey)
+
+    def _catalogue_of(self, market: MarketSnapshot) -> Catalogue:
+        world = self.world
+        return Catalogue(market, world.policy, world.cooldowns, self.now, attempts=world.attempts.values())
 
     def _place(self, job: Job) -> None:
         used_up = ""

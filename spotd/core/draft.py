@@ -7,10 +7,10 @@ the core stays a function from values to values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from spotd.core import lineage
 from spotd.core.bounds import COOLDOWN_MAX, span_within
@@ -21,6 +21,7 @@ from spotd.core.model import (
     AttemptId,
     Charge,
     Checkpoint,
+    Contained,
     Cooldown,
     CooldownScope,
     CoolingEnd,
@@ -61,7 +62,15 @@ def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, 
 
 _COUNTED: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
 """What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
-_NOTHING_BOUGHT: Final = frozenset({EndReason.LAUNCH_FAILED, EndReason.NEVER_LAUNCHED, EndReason.NOT_PREPARED})
+_NOTHING_BOUGHT: Final = frozenset(
+    {
+        EndReason.LAUNCH_FAILED,
+        EndReason.NEVER_LAUNCHED,
+        EndReason.NOT_PREPARED,
+        EndReason.NOT_SENT,
+        EndReason.LAUNCH_UNKNOWN,
+    }
+)
 POOL_COOLDOWNS_MAX: Final = 4
 """A pool that refuses or loses machines again and again cools down for so many times its usual span at most."""
 
@@ -89,6 +98,8 @@ class Draft:
         self._wake_at: datetime | None = None
         self._look_again: set[ProviderName] = set()
         self._look_closer: set[AttemptId] = set()
+        self._contained: list[Contained] = []
+        self._undo: list[Callable[[], object]] = []
 
     def plan(self) -> Plan:
         return Plan(
@@ -101,10 +112,42 @@ class Draft:
             wake_at=self._wake_at,
             look_again=frozenset(self._look_again),
             look_closer=frozenset(self._look_closer),
+            contained=tuple(self._contained),
         )
+
+    def attempted(self, step: Callable[[], None]) -> Exception | None:
+        """Run the step; if it raises, nothing of it remains and the exception is returned."""
+        self._undo.clear()
+        lists: tuple[list[Any], ...] = (self._cooldowns, self._charges, self._events)
+        lengths = [len(some) for some in lists]
+        wake_at, again, closer = self._wake_at, frozenset(self._look_again), frozenset(self._look_closer)
+        try:
+            step()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it must not reach the other jobs
+            for undo in reversed(self._undo):
+                undo()
+            for some, length in zip(lists, lengths, strict=True):
+                del some[length:]
+            self._wake_at, self._look_again, self._look_closer = wake_at, set(again), set(closer)
+            return exc
+        return None
+
+    def note_contained(self, subject: str, error: str) -> None:
+        self._contained.append(Contained(subject=subject, error=error))
+
+    def _put(self, rows: dict[_Id, _Row], identity: _Id, row: _Row) -> None:
+        known = rows.get(identity)
+        if known is None:
+            self._undo.append(lambda: rows.pop(identity, None))
+        else:
+            self._undo.append(lambda: rows.__setitem__(identity, known))
+        rows[identity] = row
 
     def job(self, job: JobId) -> Job:
         return self._jobs.get(job) or self._world.jobs[job]
+
+    def find_job(self, job: JobId) -> Job | None:
+        return self._jobs.get(job) or self._world.jobs.get(job)
 
     def attempt(self, attempt: AttemptId) -> Attempt:
         return self._attempts.get(attempt) or self._world.attempts[attempt]
@@ -136,16 +179,16 @@ class Draft:
         before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)
         if before is not None:
             check_attempt_transition(before.state, attempt.state)
-        self._attempts[attempt.id] = attempt
+        self._put(self._attempts, attempt.id, attempt)
 
     def put_job(self, job: Job) -> None:
         before = self._jobs.get(job.id) or self._world.jobs.get(job.id)
         if before is not None:
             check_job_transition(before.state, job.state)
-        self._jobs[job.id] = job
+        self._put(self._jobs, job.id, job)
 
     def put_intent(self, intent: Intent) -> None:
-        self._intents[intent.id] = intent
+        self._put(self._intents, intent.id, intent)
 
     def cool(
         self,
@@ -231,10 +274,6 @@ class Draft:
         after, charges = settled(item, at or self.now, rate, on_demand_rate)
         self._charges.extend(charges)
         self.put_attempt(after)
-
-    def book(self, charge: Charge) -> None:
-        """The charge is booked; the attempt's meter is the caller's to set."""
-        self._charges.append(charge)
 
     def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:
         """So much of what is booked for the attempt is not billed after all."""

@@ -7,38 +7,62 @@ tests, against the providers' own ledgers.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from spotd.core.keys import key_parts
-from spotd.core.model import IntentKind, World, launch_intent_id
-from spotd.core.states import AttemptState
+from spotd.core.model import Attempt, IntentKind, JobId, World, launch_intent_id
+from spotd.core.states import AttemptState, EndReason
+from spotd_providers.contract.values import AttemptKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenRule:
+    """A rule that does not hold, and the one job that breaks it."""
+
+    job: JobId
+    sentence: str
 
 
 def check(world: World) -> tuple[str, ...]:
     """The broken rules, in words; empty when all hold."""
-    broken: list[str] = []
+    return tuple(one.sentence for one in broken_rules(world))
+
+
+def broken_rules(world: World) -> tuple[BrokenRule, ...]:
+    """The broken rules, each with its job; empty when all hold."""
     counting = Counter(a.id.job for a in world.attempts.values() if a.state.counts)
-    broken.extend(f"job {job} has {n} attempts that count" for job, n in sorted(counting.items()) if n > 1)
-    for identity, item in sorted(world.attempts.items(), key=lambda kv: (kv[0].job, kv[0].number)):
-        name = f"attempt {identity.number} of job {identity.job}"
-        job = world.jobs.get(identity.job)
-        if job is None:
-            broken.append(f"{name} has no job")
-            continue
-        parts = key_parts(world.policy.install, item.key)
-        if parts is None or (parts.job, parts.number) != (identity.job, identity.number):
-            broken.append(f"{name} carries the key {item.key}")
-        if job.state.is_final and item.state.counts:
-            broken.append(f"{name} counts although its job is {job.state}")
-        if item.quote.price.per_gpu > item.ceiling:
-            broken.append(f"{name} was agreed above its ceiling")
-        if item.state is AttemptState.INTENDED and item.ref is None and launch_intent_id(item.key) not in world.intents:
-            broken.append(f"{name} is intended without an open intent")
-        if item.state is AttemptState.ENDING and item.ref is not None and not _is_being_ended(world, item.key):
-            broken.append(f"{name} is over but nobody ends its machine")
-        if job.attempts_made < identity.number:
-            broken.append(f"{name} is not counted by its job")
-    return tuple(broken)
+    doubled = [
+        BrokenRule(job=job, sentence=f"job {job} has {n} attempts that count")
+        for job, n in sorted(counting.items())
+        if n > 1
+    ]
+    ended = {t.key for t in world.intents.values() if t.kind is IntentKind.TERMINATE}
+    others = [
+        BrokenRule(job=identity.job, sentence=f"attempt {identity.number} of job {identity.job} {problem}")
+        for identity, item in sorted(world.attempts.items(), key=lambda kv: (kv[0].job, kv[0].number))
+        for problem in _problems(world, item, ended)
+    ]
+    return (*doubled, *others)
 
 
-def _is_being_ended(world: World, key: str) -> bool:
-    return any(t.kind is IntentKind.TERMINATE and t.key == key for t in world.intents.values())
+def _problems(world: World, item: Attempt, ended: set[AttemptKey]) -> Iterator[str]:
+    job = world.jobs.get(item.id.job)
+    if job is None:
+        yield "has no job"
+        return
+    if item.state is AttemptState.ENDING and item.ref is not None and item.key not in ended:
+        yield "is over but nobody ends its machine"
+    if job.attempts_made < item.id.number:
+        yield "is not counted by its job"
+    if job.state.is_final and item.state.counts:
+        yield f"counts although its job is {job.state}"
+    if item.end_reason is EndReason.QUARANTINED:
+        return  # it is ended because one of the others did not hold
+    parts = key_parts(world.policy.install, item.key)
+    if parts is None or (parts.job, parts.number) != (item.id.job, item.id.number):
+        yield f"carries the key {item.key}"
+    if item.quote.price.per_gpu > item.ceiling:
+        yield "was agreed above its ceiling"
+    if item.state is AttemptState.INTENDED and item.ref is None and launch_intent_id(item.key) not in world.intents:
+        yield "is intended without an open intent"

@@ -199,21 +199,6 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """What was in the store of a job's outputs when the end of the attempt that succeeded was read.
-
-    Attributes:
-        sha256: of the manifest's bytes: no other is delivered. `None` where there was none that can be read.
-        problem: what of them is not there, in words; empty where all is, or none were asked for.
-    """
-
-    attempt: int
-    sha256: str | None
-    bytes: int = 0
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the user queued, and how far it has come.
 
@@ -231,7 +216,6 @@ class Job:
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended.
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
-        outputs: what the attempt that succeeded left, `None` before one has.
     """
 
     id: JobId
@@ -255,7 +239,6 @@ class Job:
     ended_at: datetime | None = None
     exit_code: int | None = None
     cancel_requested: bool = False
-    outputs: Outputs | None = None
     idle_launches: int = 0
     failed_starts: int = 0
     not_before: datetime | None = None
@@ -278,6 +261,9 @@ class IntentKind(StrEnum):
 
 class IntentState(StrEnum):
     OPEN = "open"
+    """Owed; of a launch: not sent yet, so that it certainly made no machine."""
+    SENT = "sent"
+    """A launch whose call is made now, or was when the process ended."""
     UNKNOWN = "unknown"
     ACCEPTED = "accepted"
     """The provider took a terminate order; the machine is not yet seen to be gone."""
@@ -470,6 +456,22 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A row of the state that holds a value nothing can be made of, with what of it can still be read.
+
+    Attributes:
+        attempt: the number of the attempt whose row it is, or whose job's row it is; `None` for the job's own row.
+        ref: the machine, where the row names one.
+    """
+
+    job: JobId
+    attempt: int | None
+    error: str
+    key: AttemptKey | None = None
+    ref: InstanceRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Everything the core needs to decide.
 
@@ -477,6 +479,7 @@ class World:
         jobs: those that are not final, and those with an attempt that has not ended.
         attempts: those that have not ended.
         intents: the open ones.
+        unreadable: rows that are part of no other field, since they cannot be understood.
     """
 
     policy: Policy
@@ -485,6 +488,7 @@ class World:
     intents: Mapping[IntentId, Intent]
     cooldowns: tuple[Cooldown, ...] = ()
     books: Books = field(default_factory=Books)
+    unreadable: tuple[Unreadable, ...] = ()
 
     def attempts_of(self, job: JobId) -> tuple[Attempt, ...]:
         return tuple(a for i, a in self.attempts.items() if i.job == job)
@@ -554,12 +558,6 @@ class HostReport:
     flood: str = ""
     """What the host wrote too much of, in words; empty while it is within its limits."""
     fallbacks: tuple[Fallback, ...] = ()
-    untold: frozenset[str] = frozenset()
-    """Keys of manifests among `checkpoints` that get no line of their own in the job's history."""
-    outputs_sha256: str | None = None
-    outputs_bytes: int = 0
-    outputs_problem: str = ""
-    """What of the outputs is not there, in words."""
     alive_at: datetime | None = None
     exit_at: datetime | None = None
     uploads: Mapping[str, int] = field(default_factory=dict)
@@ -607,6 +605,19 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contained:
+    """A failure that was kept from everything else.
+
+    Attributes:
+        subject: what could not be judged: an attempt, a job, a provider's listing or offers.
+        error: the exception, in words.
+    """
+
+    subject: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is to be written in one commit. Rows replace their former values by id."""
 
@@ -622,7 +633,12 @@ class Plan:
     """Providers whose machines must be listed again at once, before a large loss is believed."""
     look_closer: frozenset[AttemptId] = frozenset()
     """Attempts about which only a look at all that their hosts wrote can decide."""
+    sealed: tuple[Unreadable, ...] = ()
+    """Rows that cannot be understood: they are marked as over, as they stand."""
+    contained: tuple[Contained, ...] = ()
+    """What raised and was left out, so that everything else could go on; not written."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.jobs or self.attempts or self.intents or self.cooldowns or self.charges or self.events)
+        rows = self.jobs or self.attempts or self.intents or self.cooldowns or self.charges or self.events
+        return not (rows or self.sealed)

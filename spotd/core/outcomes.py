@@ -25,9 +25,10 @@ from spotd.core.model import (
     World,
     launch_intent_id,
 )
+from spotd.core.sending import not_sent, window_end
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Instance, ProviderName
+from spotd_providers.contract.values import Instance
 
 OFFER_COOLDOWN: Final = timedelta(minutes=10)
 """At most: a newer list that shows the offer ends it."""
@@ -36,14 +37,12 @@ ACCOUNT_COOLDOWN_FIRST: Final = timedelta(minutes=1)
 ACCOUNT_COOLDOWN: Final = timedelta(minutes=15)
 OUTAGE_COOLDOWN: Final = timedelta(seconds=30)
 OUTAGE_COOLDOWN_MAX: Final = timedelta(minutes=5)
-RATE_LIMIT_MIN: Final = timedelta(seconds=5)
 RATE_LIMIT_MAX: Final = timedelta(minutes=15)
 """However long a provider asks to be left alone, a launch is tried again after this."""
 STORE_COOLDOWN: Final = timedelta(seconds=5)
-STORE_COOLDOWN_MAX: Final = timedelta(minutes=2)
+STORE_COOLDOWN_MAX: Final = timedelta(minutes=1)
 REJECTED_COOLDOWN: Final = timedelta(minutes=1)
 BROKEN_COOLDOWN: Final = timedelta(hours=6)
-WINDOW_DEFAULT: Final = timedelta(minutes=3)
 TERMINATE_BACKOFF_FIRST: Final = timedelta(seconds=2)
 TERMINATE_RETRY_MAX: Final = timedelta(minutes=2)
 """A machine that should be gone bills: its end is ordered again this often, whatever wait the provider asks for."""
@@ -141,25 +140,8 @@ def launch_refused(
         reason = EndReason.CONTRACT_BROKEN
     elif failure is LaunchFailure.NOT_PREPARED:
         reason = EndReason.NOT_PREPARED
-    before = draft.job(attempt_id.job)
     draft.end_attempt(attempt_id, reason, detail)
-    if failure in _OF_NO_JOB:
-        # What cools down bounds these launches, and the job goes on as soon as that ends.
-        job = draft.job(attempt_id.job)
-        draft.put_job(replace(job, idle_launches=before.idle_launches, not_before=before.not_before))
     return draft.plan()
-
-
-_OF_NO_JOB: Final = frozenset(
-    {
-        LaunchFailure.NO_BALANCE,
-        LaunchFailure.AUTH,
-        LaunchFailure.RATE_LIMITED,
-        LaunchFailure.UNAVAILABLE,
-        LaunchFailure.STORE_AWAY,
-    }
-)
-"""Refusals that would have met any job."""
 
 
 def _cool_down(
@@ -190,7 +172,7 @@ def _cool_down(
             ends = CoolingEnd.CREDIT if failure is LaunchFailure.NO_BALANCE else CoolingEnd.KEY
         case LaunchFailure.RATE_LIMITED | LaunchFailure.UNAVAILABLE:
             scope, subject, longest = CooldownScope.PROVIDER, "", OUTAGE_COOLDOWN_MAX
-            span = OUTAGE_COOLDOWN if retry_after is None else min(max(retry_after, RATE_LIMIT_MIN), RATE_LIMIT_MAX)
+            span = OUTAGE_COOLDOWN if retry_after is None else min(retry_after, RATE_LIMIT_MAX)
         case LaunchFailure.STORE_AWAY:
             provider, scope, subject = EVERYWHERE, CooldownScope.STORE, ""
             span, longest = STORE_COOLDOWN, STORE_COOLDOWN_MAX
@@ -230,17 +212,17 @@ def _doubt(draft: Draft, item: Attempt, what: str) -> None:
         draft.move_job(job.id, job.state, why)
 
 
-def window_end(draft: Draft, provider: ProviderName) -> datetime:
-    """When the absence of a machine whose launch may still be on its way begins to mean something."""
-    rules = draft.policy.providers.get(provider)
-    return draft.now + (rules.reconcile_window if rules is not None else WINDOW_DEFAULT)
-
-
 def after_restart(world: World, now: datetime) -> Plan:
-    """Launches that a former process owed have an unknown outcome; terminate orders are simply given again."""
+    """Launches that a former process sent have an unknown outcome; those that waited for their turn were never made.
+
+    Terminate orders are simply given again.
+    """
     draft = Draft(world, now)
     for intent in draft.intents():
-        if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and intent.attempt is not None:
+        attempt = None if intent.attempt is None else world.attempts.get(intent.attempt)
+        if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and attempt is not None:
+            not_sent(draft, attempt, intent, "spotd was restarted before its turn came")
+        elif intent.kind is IntentKind.LAUNCH and intent.state is IntentState.SENT and intent.attempt is not None:
             not_before = window_end(draft, intent.provider)
             draft.put_intent(
                 replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before)

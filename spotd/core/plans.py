@@ -23,6 +23,8 @@ def combine(first: Plan, second: Plan) -> Plan:
         wake_at=min(wakes, default=None),
         look_again=first.look_again | second.look_again,
         look_closer=first.look_closer | second.look_closer,
+        sealed=first.sealed + second.sealed,
+        contained=first.contained + second.contained,
     )
 
 
@@ -43,4 +45,5 @@ def applied(world: World, plan: Plan) -> World:
         intents={i: t for i, t in {**world.intents, **plan.intents}.items() if t.is_open},
         cooldowns=world.cooldowns + plan.cooldowns,
         books=Books(by_day=by_day),
+        unreadable=tuple(row for row in world.unreadable if row not in plan.sealed),
     )

@@ -20,9 +20,10 @@ one asks for a look at that host first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, assert_never
 
 from spotd.core.billing import (
@@ -41,6 +42,7 @@ from spotd.core.model import (
     Attempt,
     AttemptId,
     HostReport,
+    Intent,
     IntentKind,
     IntentState,
     MachineState,
@@ -50,6 +52,7 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
+from spotd.core.quarantine import contain, guarded, in_words, quarantine
 from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.strays import note_stray, stray_cost
@@ -84,17 +87,65 @@ def reconcile(
     now: datetime,
 ) -> Plan:
     """What the newest readings change. Orders of the plan's rows are deterministic."""
+    return guarded(lambda some: _reconcile(some, listings, reports, now), world, now)
+
+
+def _reconcile(
+    world: World,
+    listings: Mapping[ProviderName, Listing],
+    reports: Mapping[AttemptId, HostReport],
+    now: datetime,
+) -> Plan:
     draft = Draft(world, now)
-    sighted = _by_key(listings)
     for attempt in draft.attempts():
         report = reports.get(attempt.id)
         if report is not None:
-            absorb(draft, attempt.id, report)
-    held = _held_back(draft, listings, sighted)
+            step = partial(absorb, draft, attempt.id, report)
+            contain(draft, attempt.id.job, step, f"what the host of attempt {attempt.id.number} wrote cannot be judged")
+    listings, held = _usable(draft, listings)
+    sighted = _by_key(listings)
     for attempt in draft.attempts():
-        _judge(draft, attempt.id, listings.get(attempt.provider), sighted, reports.get(attempt.id), held)
+        _judge_alone(draft, attempt, listings.get(attempt.provider), sighted, reports.get(attempt.id), held)
     _end_strays(draft, listings)
     return draft.plan()
+
+
+def _usable(
+    draft: Draft, listings: Mapping[ProviderName, Listing]
+) -> tuple[dict[ProviderName, Listing], frozenset[AttemptId]]:
+    """The listings that can be read at all, and whose absence from them is not believed yet."""
+    usable: dict[ProviderName, Listing] = {}
+    held: set[AttemptId] = set()
+    for provider in sorted(listings):
+        one = {provider: listings[provider]}
+
+        def read(one: Mapping[ProviderName, Listing] = one) -> None:
+            held.update(_held_back(draft, one, _by_key(one)))
+
+        error = draft.attempted(read)
+        if error is None:
+            usable.update(one)
+        else:
+            draft.note_contained(f"the listing of {provider}", in_words(error))
+    return usable, frozenset(held)
+
+
+def _judge_alone(
+    draft: Draft,
+    item: Attempt,
+    listing: Listing | None,
+    sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
+    report: HostReport | None,
+    held: frozenset[AttemptId],
+) -> None:
+    """Judge one attempt; a listing that makes this raise counts for it as none, and only then is it quarantined."""
+    error = draft.attempted(partial(_judge, draft, item.id, listing, sighted, report, held))
+    if error is None:
+        return
+    if listing is not None and draft.attempted(partial(_judge, draft, item.id, None, {}, report, held)) is None:
+        draft.note_contained(f"the listing of {item.provider} about {item.key}", in_words(error))
+        return
+    quarantine(draft, item.id.job, f"attempt {item.id.number} cannot be judged ({in_words(error)})")
 
 
 def _by_key(listings: Mapping[ProviderName, Listing]) -> dict[tuple[ProviderName, AttemptKey], tuple[Instance, ...]]:
@@ -360,7 +411,7 @@ def _listing_speaks(draft: Draft, item: Attempt, listing: Listing) -> bool:
     if item.ref is not None:
         return listing.at > (item.launched_at or item.intended_at) + window
     intent = draft.intent(launch_intent_id(item.key))
-    if intent is not None and intent.state is IntentState.OPEN:
+    if intent is not None and intent.state in {IntentState.OPEN, IntentState.SENT}:
         return False  # its call is under way in this process, however long it queued
     lost_until = None if intent is None else intent.not_before
     return listing.at > (lost_until or item.intended_at + window)
@@ -450,32 +501,40 @@ def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
     """Machines under our install label that no open attempt owns: bought by a life we do not remember."""
     owned = {(a.provider, a.key) for a in draft.attempts()}
     for provider in sorted(listings):
-        strays = [
-            instance
-            for instance in listings[provider].instances
-            if (provider, instance.key) not in owned
-            and draft.policy.identity_sure
-            and instance.state is not InstanceState.GONE
-            and is_own_key(draft.policy, instance.key)
-        ]
-        for instance in sorted(strays, key=lambda i: i.ref.instance_id):
-            draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
-            note_stray(draft, instance)
+        for instance in listings[provider].instances:
+            error = draft.attempted(partial(_end_if_stray, draft, provider, instance, owned))
+            if error is not None:
+                draft.note_contained(f"a machine in the listing of {provider}", in_words(error))
     for intent in draft.intents():
-        if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
-            continue
-        seen = listings.get(intent.provider)
-        if seen is None or not seen.complete or intent.accepted_at is None or seen.at <= intent.accepted_at:
-            continue
-        if not any(i.ref == intent.ref and i.state is not InstanceState.GONE for i in seen.instances):
-            draft.put_intent(replace(intent, state=IntentState.DONE))
-            cost = stray_cost(intent, intent.accepted_at)
-            draft.event(
-                "machine.gone",
-                f"a machine without an attempt is gone; it cost about ${as_usd(cost):.4f}, which no job pays",
-                key=intent.key,
-                provider=intent.provider,
-                cost_microusd=cost,
-            )
-        elif draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:
-            draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+        error = draft.attempted(partial(_settle_stray, draft, intent, listings.get(intent.provider)))
+        if error is not None:
+            draft.note_contained(f"the end of the machine {intent.key}", in_words(error))
+
+
+def _end_if_stray(
+    draft: Draft, provider: ProviderName, instance: Instance, owned: Collection[tuple[ProviderName, AttemptKey]]
+) -> None:
+    if (provider, instance.key) in owned or instance.state is InstanceState.GONE:
+        return
+    if draft.policy.identity_sure and is_own_key(draft.policy, instance.key):
+        draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
+        note_stray(draft, instance)
+
+
+def _settle_stray(draft: Draft, intent: Intent, seen: Listing | None) -> None:
+    if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
+        return
+    if seen is None or not seen.complete or intent.accepted_at is None or seen.at <= intent.accepted_at:
+        return
+    if not any(i.ref == intent.ref and i.state is not InstanceState.GONE for i in seen.instances):
+        draft.put_intent(replace(intent, state=IntentState.DONE))
+        cost = stray_cost(intent, intent.accepted_at)
+        draft.event(
+            "machine.gone",
+            f"a machine without an attempt is gone; it cost about ${as_usd(cost):.4f}, which no job pays",
+            key=intent.key,
+            provider=intent.provider,
+            cost_microusd=cost,
+        )
+    elif draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:
+        draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))

@@ -42,6 +42,8 @@ _NO_SETBACK: Final = frozenset(
         EndReason.BUDGET_PAUSED,
         EndReason.MIGRATED,
         EndReason.FORGOTTEN,
+        EndReason.NOT_SENT,
+        EndReason.QUARANTINED,
     }
 )
 

@@ -80,8 +80,12 @@ class IllegalTransition(InvariantBroken):
 
 
 JOB_TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
-    JobState.QUEUED: frozenset({JobState.WAITING_PRICE, JobState.PROVISIONING, JobState.CANCELLED, JobState.EXPIRED}),
-    JobState.WAITING_PRICE: frozenset({JobState.QUEUED, JobState.PROVISIONING, JobState.CANCELLED, JobState.EXPIRED}),
+    JobState.QUEUED: frozenset(
+        {JobState.WAITING_PRICE, JobState.PROVISIONING, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
+    ),
+    JobState.WAITING_PRICE: frozenset(
+        {JobState.QUEUED, JobState.PROVISIONING, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
+    ),
     JobState.PROVISIONING: frozenset(
         {
             JobState.STARTING,
@@ -134,7 +138,7 @@ JOB_TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
     JobState.EXPIRED: frozenset({JobState.QUEUED}),
 }
-"""Final states lead only back to QUEUED, by `spotctl retry`."""
+"""Final states lead only back to QUEUED, by `spotctl retry`. Every other one leads to FAILED, by a quarantine."""
 
 ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = {
     AttemptState.INTENDED: frozenset(
@@ -221,6 +225,9 @@ class EndReason(StrEnum):
     DISK_FULL = "disk_full"
     NOT_PREPARED = "not_prepared"
     FORGOTTEN = "forgotten"
+    NOT_SENT = "not_sent"
+    LAUNCH_UNKNOWN = "launch_unknown"
+    QUARANTINED = "quarantined"
 
     @property
     def traits(self) -> EndTraits:
@@ -323,4 +330,9 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.FORGOTTEN: _row(
         JobState.RECOVERING, "its owner gave the machine up without seeing its end: {detail}", is_recovery=True
     ),
+    EndReason.NOT_SENT: _row(JobState.RECOVERING, "the launch was not made: {detail}"),
+    EndReason.LAUNCH_UNKNOWN: _row(
+        JobState.RECOVERING, "it could not be learned whether the launch took effect: {detail}"
+    ),
+    EndReason.QUARANTINED: _row(JobState.FAILED, "spotd could not go on with it safely: {detail}"),
 }

@@ -14,7 +14,7 @@ harm. So a lease is never renewed beyond what the budgets allow, and a cancelled
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -22,7 +22,7 @@ from typing import Any, Final
 import anyio
 
 from spotd.core.decide import decide
-from spotd.core.model import AttemptId, HostReport, IntentKind, IntentState, JobId, Plan, Verdict, World
+from spotd.core.model import AttemptId, Contained, HostReport, IntentKind, IntentState, JobId, Plan, Verdict, World
 from spotd.core.outcomes import after_restart
 from spotd.core.plans import applied, combine
 from spotd.core.reconcile import reconcile
@@ -101,7 +101,9 @@ class Brain:
         self._inhabited = Inhabited()
         self._closely: frozenset[AttemptId] = frozenset()
         """Whose hosts the next cycle looks at completely, since something about them cannot be decided otherwise."""
-        self._held = False
+        self.held = ""
+        """Why nothing is decided, empty while decisions are made."""
+        self._contained: frozenset[Contained] = frozenset()
         self._durable: World | None = None
         """What was read from the state since it could be written last."""
         self._unsaved: World | None = None
@@ -119,7 +121,7 @@ class Brain:
             StoreError: the state cannot be written, so nothing may begin.
         """
         committed = await self._commits.commit(
-            after_restart, (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT)
+            after_restart, (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT), contain=True
         )
         self._publish(committed)
         machines = len(committed.world.attempts)
@@ -129,11 +131,15 @@ class Brain:
     async def run(self) -> None:
         """Cycles follow each other until this is cancelled.
 
-        Raises:
-            InvariantBroken: a rule the safety of money rests on did not hold; nothing was written.
+        A cycle that raises is held like one that cannot be written: what runs is looked after by the next.
         """
         while True:
-            pause_s = max(PAUSE_FLOOR_S, await self.cycle())
+            try:
+                pause_s = max(PAUSE_FLOOR_S, await self.cycle())
+            except Exception as exc:  # noqa: BLE001 - the outermost loop: to end would leave every machine alone
+                self._log.error("cycle.failed", exc_info=exc)
+                self._hold(f"a cycle failed with {type(exc).__name__}: {exc}", "report this with the log")
+                pause_s = HOLD_S
             self._alive()
             await anyio.sleep(CYCLE_GAP_S)
             await self._bell.wait(seconds=pause_s)
@@ -165,18 +171,21 @@ class Brain:
             return replace(both, events=both.events + notes)
 
         try:
-            committed = await self._commits.commit(think, cycle_points)
+            committed = await self._commits.commit(think, cycle_points, contain=True)
         except StoreError as exc:
-            self._hold(exc)
+            self._hold(exc.message, exc.hint)
             await self._act_unsaved(think)
             return HOLD_S
         except InvariantBroken as exc:
-            self._log.error("invariant.broken", error=str(exc))
-            raise
+            # Not even a quarantine can be written. To end would leave every machine alone, at each start again.
+            self._hold(str(exc), "nothing is launched; spotctl doctor says more; report this with the log")
+            await self._act_unsaved(think)
+            return HOLD_S
         self._resume()
         self._boards.notes_committed(notes)
         self._keeper.committed(reports)
         self._tell(committed, listings, reports)
+        self._tell_contained(committed.plan.contained)
         self._publish(committed)
         for job in committed.plan.jobs.values():
             if job.state is JobState.SUCCEEDED:
@@ -189,6 +198,18 @@ class Brain:
         self.cycles += 1
         return self._pause_s(committed)
 
+    def _tell_contained(self, contained: Iterable[Contained]) -> None:
+        """One log line for each failure that was kept from everything else, when it begins."""
+        now = frozenset(contained)
+        for one in sorted(now - self._contained, key=lambda one: one.subject):
+            self._log.error("failure.contained", subject=one.subject, error=one.error)
+        self._contained = now
+
+    @property
+    def contained(self) -> frozenset[Contained]:
+        """What the newest cycle left out, for `doctor`."""
+        return self._contained
+
     def _publish(self, committed: Committed) -> None:
         """Pollers, grants and the API work with this world from now on."""
         world = committed.world
@@ -200,7 +221,6 @@ class Brain:
         for intent in world.intents.values():
             if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.UNKNOWN:
                 wanted.setdefault(intent.provider, set()).add(intent.key)
-        self._boards.evidence.update(world, committed.at)
         self._boards.wanted = {provider: frozenset(keys) for provider, keys in wanted.items()}
         before = self._boards.inhabited
         self._boards.inhabited = self._inhabited.update(world, self._boards.listings(), committed.at)
@@ -247,15 +267,15 @@ class Brain:
         self._granter.update(self._unsaved)
         self._executor.end_unsaved(self._unsaved)
 
-    def _hold(self, trouble: StoreError) -> None:
-        if not self._held:
-            self._log.error("state.held", error=trouble.message, hint=trouble.hint)
-        self._held = True
+    def _hold(self, error: str, hint: str) -> None:
+        if self.held != error:
+            self._log.error("state.held", error=error, hint=hint)
+        self.held = error
 
     def _resume(self) -> None:
-        if self._held:
+        if self.held:
             self._log.info("state.back")
-        self._held = False
+        self.held = ""
         self._unsaved = self._durable = None
 
     def _tell(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import reduce
 
-from spotd.core.invariants import check
-from spotd.core.model import IntentKind, IntentState, Plan, Policy, World
-from spotd.core.plans import applied
+from spotd.core.invariants import broken_rules
+from spotd.core.model import IntentKind, IntentState, JobId, Plan, Policy, World
+from spotd.core.plans import applied, combine
+from spotd.core.quarantine import parts, sealing, set_aside, sound
 from spotd.core.states import InvariantBroken
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
@@ -65,6 +67,7 @@ class Commits:
         self._policy = policy
         self._clock = clock
         self._crash = crash
+        self._checked = False
 
     async def world(self) -> World:
         """The newest durable world.
@@ -75,44 +78,127 @@ class Commits:
         policy, now = self._policy.current, self._clock.now()
         return await self._database.read(lambda reads: reads.world(policy, now))
 
-    async def commit(self, decide: Decide, points: Points | Callable[[Plan], Points]) -> Committed:
+    async def commit(
+        self, decide: Decide, points: Points | Callable[[Plan], Points], *, contain: bool = False
+    ) -> Committed:
         """What the core decided about the newest world is written, in one transaction.
+
+        Args:
+            contain: a job whose part of the plan cannot be written is quarantined, and the rest is written.
 
         Raises:
             StoreError: nothing was written.
-            InvariantBroken: the plan would break a rule; nothing was written, and the daemon must stop.
+            InvariantBroken: the plan would break a rule; nothing was written.
         """
-        return await self.commit_with(lambda _reads, world, now: decide(world, now), points)
+        return await self.commit_with(lambda _reads, world, now: decide(world, now), points, contain=contain)
 
-    async def commit_with(self, decide: DecideWith, points: Points | Callable[[Plan], Points]) -> Committed:
+    async def commit_with(
+        self, decide: DecideWith, points: Points | Callable[[Plan], Points], *, contain: bool = False
+    ) -> Committed:
         """The same, for what can be decided only with a look at rows beyond the world.
 
         Raises:
             StoreError, InvariantBroken: as `commit`.
         """
-        policy = self._policy.current
+        refused: dict[JobId, str] = {}
+        while True:
+            try:
+                return await self._commit_once(decide, points, refused, contain=contain)
+            except InvariantBroken:
+                found = await self._refused_parts(decide, refused) if contain else {}
+                if not found:
+                    raise
+                refused.update(found)
+
+    async def _commit_once(
+        self,
+        decide: DecideWith,
+        points: Points | Callable[[Plan], Points],
+        refused: Mapping[JobId, str],
+        *,
+        contain: bool,
+    ) -> Committed:
         chosen: list[Points] = []
 
         def work(tx: Tx) -> Committed:
-            now = self._clock.now()
-            world = tx.world(policy, now)
-            plan = decide(tx, world, now)
-            after = applied(world, plan)
-            if plan.is_empty:
-                return Committed(world=after, plan=plan, at=now)
-            broken = check(after)
-            if broken:
-                raise InvariantBroken("; ".join(broken))
-            pair = points(plan) if callable(points) else points
+            committed = self._planned(tx, decide, refused, contain=contain)
+            if committed.plan.is_empty:
+                return committed
+            pair = points(committed.plan) if callable(points) else points
             chosen.append(pair)
-            tx.commit(plan)
+            tx.commit(committed.plan)
             self._crash(pair[0])
-            return Committed(world=after, plan=plan, at=now)
+            return committed
 
         committed = await self._database.tx(work)
         for pair in chosen:
             self._crash(pair[1])
         return committed
+
+    def _planned(self, tx: Tx, decide: DecideWith, refused: Mapping[JobId, str], *, contain: bool) -> Committed:
+        """The plan, and the world it leads to, which breaks no rule.
+
+        Raises:
+            InvariantBroken: it would, and nothing is to be quarantined for it.
+        """
+        now = self._clock.now()
+        world = tx.world(self._policy.current, now)
+        first = sealing(world, now) if world.unreadable else Plan()
+        world = applied(world, first)
+        plan = decide(tx, world, now)
+        if contain:
+            plan = set_aside(world, plan, refused, now) if refused else plan
+            # What did not change holds as it did; what an older spotd or another program wrote is checked once.
+            plan = sound(world, plan, now) if not (plan.is_empty and self._checked) else plan
+            self._checked = True
+        after = applied(world, plan)
+        broken = [] if contain else [one.sentence for one in broken_rules(after) if one.job in plan.jobs]
+        if broken:
+            raise InvariantBroken("; ".join(broken))
+        return Committed(world=after, plan=combine(first, plan), at=now)
+
+    async def _refused_parts(self, decide: DecideWith, refused: Mapping[JobId, str]) -> dict[JobId, str]:
+        """Jobs whose part of the plan the state refuses, and why, found by trying parts without keeping them."""
+        found: dict[JobId, str] = {}
+
+        async def search(jobs: Sequence[JobId]) -> None:
+            error = await self._trial(decide, refused, jobs)
+            if not error:
+                return
+            if len(jobs) == 1:
+                found[jobs[0]] = error
+                return
+            await search(jobs[: len(jobs) // 2])
+            await search(jobs[len(jobs) // 2 :])
+
+        touched: list[JobId] = []
+
+        def list_jobs(tx: Tx) -> None:
+            touched.extend(parts(self._planned(tx, decide, refused, contain=True).plan))
+
+        await self._database.tx(list_jobs)
+        await search(touched)
+        return {job: error for job, error in found.items() if job not in refused}
+
+    async def _trial(self, decide: DecideWith, refused: Mapping[JobId, str], jobs: Sequence[JobId]) -> str:
+        """Why the state refuses what the plan holds for these jobs; nothing of it is kept."""
+
+        def work(tx: Tx) -> None:
+            pieces = parts(self._planned(tx, decide, refused, contain=True).plan)
+            tx.commit(reduce(combine, (pieces[job] for job in jobs if job in pieces), Plan()))
+            raise _TrialOver
+
+        try:
+            await self._database.tx(work)
+        except _TrialOver:
+            return ""
+        except InvariantBroken as exc:
+            return str(exc)
+        return ""
+
+
+class _TrialOver(Exception):
+    """Ends a transaction that nothing is to be kept of."""
 
 
 def cycle_points(plan: Plan) -> Points:

@@ -29,6 +29,8 @@ class CrashPoint(StrEnum):
     AFTER_COMMIT_CYCLE_ORDER = "after_commit_cycle_order"
     BEFORE_COMMIT_CYCLE_OTHER = "before_commit_cycle_other"
     AFTER_COMMIT_CYCLE_OTHER = "after_commit_cycle_other"
+    BEFORE_COMMIT_LAUNCH_SENT = "before_commit_launch_sent"
+    AFTER_COMMIT_LAUNCH_SENT = "after_commit_launch_sent"
     BEFORE_COMMIT_LAUNCHED = "before_commit_launched"
     AFTER_COMMIT_LAUNCHED = "after_commit_launched"
     BEFORE_COMMIT_LAUNCH_REFUSED = "before_commit_launch_refused"

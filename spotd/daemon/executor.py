@@ -19,9 +19,23 @@ import anyio.abc
 
 from spotd.core import outcomes
 from spotd.core.disk import disk_gb_for
-from spotd.core.model import Attempt, AttemptId, Fallback, Intent, IntentId, IntentKind, IntentState, Job, Plan, World
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Fallback,
+    Intent,
+    IntentId,
+    IntentKind,
+    IntentState,
+    Job,
+    Plan,
+    World,
+    launch_intent_id,
+)
 from spotd.core.outcomes import LaunchFailure
+from spotd.core.quarantine import in_words
 from spotd.core.retention import passed_over
+from spotd.core.sending import LaunchOutcome, end_contained, launch_contained, launch_sent
 from spotd.daemon.bell import Bell
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.crash import CrashPoint, CrashPoints
@@ -211,10 +225,40 @@ class Executor:
             answer = Refusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
         except ObjectsError as exc:
             answer = Refusal(failure=LaunchFailure.STORE_AWAY, detail=str(exc))
+        except Exception as exc:  # noqa: BLE001 - one job's values must not end the daemon
+            self._log.error("launch.not_prepared", key=attempt.key, exc_info=exc)
+            await self._contain_launch(attempt, f"its launch cannot be prepared ({in_words(exc)})")
+            return
         else:
             await self._tell_passed_over(attempt)
+            if not await self._is_sent(attempt):
+                return
             answer = await self._buy(attempt, job, script)
         await self._settle_launch(attempt, answer)
+
+    async def _is_sent(self, attempt: Attempt) -> bool:
+        """Whether the call is to be made at once; its job may have gone while the launch waited for its turn."""
+        committed = await self._commit(
+            lambda world, now: launch_sent(world, attempt.id, now),
+            (CrashPoint.BEFORE_COMMIT_LAUNCH_SENT, CrashPoint.AFTER_COMMIT_LAUNCH_SENT),
+            otherwise=self._contained(attempt, LaunchOutcome.NOT_MADE),
+        )
+        intent = committed.world.intents.get(launch_intent_id(attempt.key))
+        is_sent = intent is not None and intent.state is IntentState.SENT
+        if not is_sent:
+            self._log.info("launch.not_sent", key=attempt.key, provider=attempt.provider)
+        return is_sent
+
+    async def _contain_launch(self, attempt: Attempt, why: str) -> None:
+        await self._commit(
+            lambda world, now: launch_contained(world, attempt.id, LaunchOutcome.NOT_MADE, None, why, now),
+            (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
+        )
+
+    def _contained(self, attempt: Attempt, outcome: LaunchOutcome, made: Instance | None = None) -> Decide:
+        """What is written of a launch if what it means cannot be judged."""
+        why = "the outcome of its launch cannot be judged"
+        return lambda world, now: launch_contained(world, attempt.id, outcome, made, why, now)
 
     async def _tell_passed_over(self, attempt: Attempt) -> None:
         fallbacks = self._grants.passed_over(attempt.id)
@@ -222,6 +266,7 @@ class Executor:
             await self._commit(
                 lambda world, now: passed_over(world, attempt.id, fallbacks, now),
                 (CrashPoint.BEFORE_COMMIT_CYCLE_OTHER, CrashPoint.AFTER_COMMIT_CYCLE_OTHER),
+                otherwise=lambda _world, _now: Plan(),
             )
 
     async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | Refusal | str:
@@ -267,6 +312,7 @@ class Executor:
                 await self._commit(
                     lambda world, now: outcomes.launched(world, attempt.id, machine, now),
                     (CrashPoint.BEFORE_COMMIT_LAUNCHED, CrashPoint.AFTER_COMMIT_LAUNCHED),
+                    otherwise=self._contained(attempt, LaunchOutcome.MADE, machine),
                 )
                 self._log.info("launch.done", instance=machine.ref.instance_id, **fields)
             case Refusal():
@@ -276,6 +322,7 @@ class Executor:
                         world, attempt.id, no.failure, no.detail, now, no.retry_after, no.quota
                     ),
                     (CrashPoint.BEFORE_COMMIT_LAUNCH_REFUSED, CrashPoint.AFTER_COMMIT_LAUNCH_REFUSED),
+                    otherwise=self._contained(attempt, LaunchOutcome.NOT_MADE),
                 )
                 if no.failure is LaunchFailure.CONTRACT:
                     # What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray.
@@ -289,6 +336,7 @@ class Executor:
                 await self._commit(
                     lambda world, now: outcomes.launch_unknown(world, attempt.id, detail, now),
                     (CrashPoint.BEFORE_COMMIT_LAUNCH_UNKNOWN, CrashPoint.AFTER_COMMIT_LAUNCH_UNKNOWN),
+                    otherwise=self._contained(attempt, LaunchOutcome.UNKNOWN),
                 )
                 self._log.warning("launch.unknown", detail=detail, **fields)
 
@@ -314,6 +362,7 @@ class Executor:
         await self._commit(
             lambda world, now: outcomes.terminate_accepted(world, intent.id, now),
             (CrashPoint.BEFORE_COMMIT_TERMINATE_ACCEPTED, CrashPoint.AFTER_COMMIT_TERMINATE_ACCEPTED),
+            otherwise=lambda world, now: end_contained(world, intent.id, now),
         )
         self._log.info("terminate.accepted", key=intent.key, provider=intent.provider, instance=ref.instance_id)
 
@@ -345,19 +394,33 @@ class Executor:
 
     # --- outcomes ---
 
-    async def _commit(self, decide: Decide, points: Points) -> None:
-        """The outcome is durable. A state that cannot be written is waited for: the answer exists only here."""
+    async def _commit(self, decide: Decide, points: Points, *, otherwise: Decide | None = None) -> Committed:
+        """The outcome is durable. A state that cannot be written is waited for: the answer exists only here.
+
+        Args:
+            otherwise: what is written instead if the outcome cannot be judged.
+        """
         wait_s, told = COMMIT_RETRY_FIRST_S, False
         committed: Committed | None = None
         while committed is None:
             try:
-                committed = await self._commits.commit(decide, points)
+                committed = await self._commits.commit(decide, points, contain=True)
             except StateError as exc:
                 if not told:
                     self._log.error("state.cannot_write_outcome", error=exc.message, hint=exc.hint)
                     told = True
                 await anyio.sleep(wait_s)
                 wait_s = min(COMMIT_RETRY_MAX_S, wait_s * 2)
+            except Exception as exc:  # noqa: BLE001 - one outcome must not end the daemon while machines bill
+                if not told or otherwise is not None:
+                    self._log.error("outcome.not_judged", exc_info=exc)
+                    told = True
+                if otherwise is not None:
+                    decide, otherwise = otherwise, None
+                    continue
+                await anyio.sleep(wait_s)
+                wait_s = min(COMMIT_RETRY_MAX_S, wait_s * 2)
         for provider in committed.plan.look_again:
             self._look_again(provider)
         self._brain_bell.ring()
+        return committed

@@ -14,7 +14,6 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from spotd.core.disk import disk_gb_for
 from spotd.core.model import World
 from spotd.daemon import log as logs
 from spotd.daemon.backend import ProviderEntry
@@ -219,7 +218,7 @@ class Hosting:
     def _query(self) -> OfferQuery:
         """What the queue needs of any offer: room for the largest disk that a job asks for."""
         world = self._world()
-        disks = [disk_gb_for(job) for job in world.jobs.values()] if world is not None else []
+        disks = [job.spec.resources.disk_gb for job in world.jobs.values()] if world is not None else []
         return OfferQuery(disk_gb=max(disks, default=OfferQuery().disk_gb))
 
 

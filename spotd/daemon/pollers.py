@@ -23,7 +23,6 @@ import anyio
 
 from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
-from spotd.daemon.causes import CauseWatch
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.guarded import guarded
@@ -48,8 +47,8 @@ BACKOFF_MAX: Final = 4
 JITTER: Final = 0.1
 """Providers must not be asked in step. The pace is a promise, so its pauses are only made shorter; what a failing
 provider is given as a rest is only made longer."""
-AUTH_PAUSE: Final = timedelta(seconds=50)
-"""A refused key is asked about within a minute, so that nobody waits once it is taken again."""
+AUTH_PAUSE: Final = timedelta(minutes=10)
+"""A refused key will be refused again; asking rarely still notices when the user has fixed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,6 @@ class Poller:
         self._provider = guarded(provider, clock=clock, log=log)
         self.name: ProviderName = self._provider.name
         self._boards = boards
-        self._causes = CauseWatch(self._provider, boards=boards, clock=clock, ask_again=self.ask_again)
         self._clock = clock
         self._rng = rng
         self._log = log
@@ -122,11 +120,6 @@ class Poller:
             await self._listing_done.wait()
 
     async def offers_loop(self) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._causes.run, name=f"causes-{self.name}")
-            await self._poll_offers_for_ever()
-
-    async def _poll_offers_for_ever(self) -> None:
         while True:
             wait = await self.poll_offers()
             deaf = min(self.pace.offers_every_min, wait)
@@ -221,7 +214,7 @@ class Poller:
         if isinstance(failure, RateLimited):
             wait = max(every, failure.retry_after)
         elif isinstance(failure, AuthFailed):
-            wait = max(every, AUTH_PAUSE)
+            wait = max(wait, AUTH_PAUSE)
         return wait * (1 + JITTER * self._rng.random())
 
     def _went_away(self, call: str, failure: ProviderError, at: datetime) -> None:

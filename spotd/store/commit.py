@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, Table, delete, func, insert, select
+from sqlalchemy import Connection, Insert, Table, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
-from spotd.core.model import AttemptId, Checkpoint, Cooldown, CooldownScope, IntentState, Job, JobId, Plan
-from spotd.core.states import AttemptState, InvariantBroken, JobState
+from spotd.core.model import AttemptId, Checkpoint, Cooldown, CooldownScope, IntentState, Job, JobId, Plan, Unreadable
+from spotd.core.quarantine import QUARANTINE_MARK
+from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.store import rows
 from spotd.store.charges import append_charges
+from spotd.store.columns import words_out
 from spotd.store.memory import Memory
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.rules import Stored, check_plan
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, EVENTS, INTENTS, JOBS
 from spotd.store.world import chunks, load_checkpoints
+
+_FINAL_JOBS: Final = sorted(state.value for state in JobState if state.is_final)
 
 
 def write_plan(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint) -> int:
@@ -39,6 +43,7 @@ def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint
     memory.lists.clear()
     _upsert(connection, JOBS, [rows.job_out(job, memory.spec_text(job)) for job in plan.jobs.values()])
     at_point(StorePoint.JOBS)
+    _seal(connection, plan.sealed)
     # Those that stop to count come first, so that the unique index never sees two.
     attempts = sorted(plan.attempts.values(), key=lambda attempt: attempt.state.counts)
     _upsert(connection, ATTEMPTS, [rows.attempt_out(a, memory.quote_text(a.id, a.quote)) for a in attempts])
@@ -60,6 +65,7 @@ def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint
 
 def _stored(connection: Connection, plan: Plan) -> Stored:
     touched = set(plan.jobs) | {i.job for i in plan.attempts} | {charge.attempt.job for charge in plan.charges}
+    touched |= {row.job for row in plan.sealed}
     touched |= {intent.attempt.job for intent in plan.intents.values() if intent.attempt is not None}
     jobs: dict[JobId, JobState] = {}
     attempts: dict[AttemptId, tuple[AttemptState, str]] = {}
@@ -74,6 +80,9 @@ def _stored(connection: Connection, plan: Plan) -> Stored:
         for some in chunks(plan.intents)
         for row in connection.execute(select(INTENTS.c.id, INTENTS.c.state).where(INTENTS.c.id.in_(some)))
     }
+    for row in plan.sealed:
+        if row.attempt is not None and (known := attempts.get(AttemptId(job=row.job, number=row.attempt))):
+            attempts[AttemptId(job=row.job, number=row.attempt)] = (AttemptState.ENDED, known[1])
     return Stored(jobs=jobs, attempts=attempts, intents=intents)
 
 
@@ -83,6 +92,19 @@ def _upsert_statement(table: Table) -> Insert:
     changed: dict[str, Any] = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     where = statement.excluded.until >= COOLDOWNS.c.until if table is COOLDOWNS else None
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed, where=where)
+
+
+def _seal(connection: Connection, sealed: Sequence[Unreadable]) -> None:
+    """Mark rows that cannot be understood as over, without reading them."""
+    for row in sealed:
+        if row.attempt is None:
+            update_job = update(JOBS).where(JOBS.c.id == row.job, JOBS.c.state.not_in(_FINAL_JOBS))
+            reason = words_out(f"{QUARANTINE_MARK}its row in the state cannot be understood ({row.error})")
+            connection.execute(update_job.values(state=JobState.FAILED.value, reason=reason))
+        else:
+            update_attempt = update(ATTEMPTS).where(ATTEMPTS.c.job_id == row.job, ATTEMPTS.c.number == row.attempt)
+            ended = {"state": AttemptState.ENDED.value, "end_reason": EndReason.QUARANTINED.value}
+            connection.execute(update_attempt.values(**ended, end_detail=words_out(row.error)))
 
 
 def _upsert(connection: Connection, table: Table, values: Sequence[rows.Columns]) -> None:

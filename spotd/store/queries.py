@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
@@ -20,9 +20,10 @@ from spotd.core.model import (
     Job,
     JobId,
 )
+from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
-from spotd.store.columns import duration_in, instant_in, instant_out, maybe_instant_in
+from spotd.store.columns import duration_in, instant_in, maybe_instant_in
 from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, EVENTS, INTENTS, JOBS
 from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView, MachineView
 from spotd.store.world import load_checkpoints
@@ -64,6 +65,11 @@ def find_job(connection: Connection, text: str) -> JobView | AmbiguousJob | None
     if len(begins) > 1:
         return AmbiguousJob(text=text, candidates=begins)
     return begins[0] if begins else None
+
+
+def quarantined() -> ColumnElement[bool]:
+    """The condition of jobs that failed by a quarantine."""
+    return and_(JOBS.c.state == JobState.FAILED.value, JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True))
 
 
 def active_or_all(*, active: bool, names: Sequence[str] = ()) -> ColumnElement[bool]:
@@ -145,6 +151,21 @@ def _attempt_view(row: rows.Row) -> AttemptView:
 
 
 def _job_view(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tuple[Checkpoint, int] | None) -> JobView:
+    """One line; of a row that cannot be understood, what of it can, since a list must show every job."""
+    try:
+        return _job_view_of(row, attempts, checkpoint)
+    except (ValueError, TypeError, OverflowError, KeyError):
+        known = {state.value for state in JobState}
+        plain = row._replace(
+            state=row.state if row.state in known else JobState.FAILED.value,
+            **dict.fromkeys(("submitted_at", "state_since", "lost", "spent", "on_demand"), 0),
+            **dict.fromkeys(("attempts_made", "errors", "recoveries"), 0),
+            **dict.fromkeys(("started_at", "ended_at", "exit_code")),
+        )
+        return _job_view_of(plain, attempts, checkpoint)
+
+
+def _job_view_of(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tuple[Checkpoint, int] | None) -> JobView:
     return JobView(
         id=row.id,
         name=row.name,
@@ -298,19 +319,3 @@ def strays(connection: Connection) -> tuple[Intent, ...]:
         .order_by(INTENTS.c.created_at, INTENTS.c.id)
     )
     return tuple(map(rows.intent_in, rows.fetch(connection, query)))
-
-
-def unchecked_bills(connection: Connection, since: datetime, until: datetime, *, limit: int) -> tuple[Attempt, ...]:
-    """Attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
-    query = (
-        select(ATTEMPTS)
-        .where(
-            ATTEMPTS.c.state == AttemptState.ENDED.value,
-            ATTEMPTS.c.bill_tries >= 0,
-            ATTEMPTS.c.ref_id.is_not(None),
-            ATTEMPTS.c.ended_at.between(instant_out(since), instant_out(until)),
-        )
-        .order_by(ATTEMPTS.c.ended_at)
-        .limit(limit)
-    )
-    return tuple(rows.attempt_in(row, rows.quote_in(row.quote)) for row in rows.fetch(connection, query))

@@ -27,7 +27,6 @@ from spotd.core.model import (
     JobId,
     MachineState,
     Meter,
-    Outputs,
     Quote,
     StopOrder,
 )
@@ -114,10 +113,6 @@ def job_out(job: Job, spec_text: str) -> Columns:
         "ended_at": maybe_instant_out(job.ended_at),
         "exit_code": job.exit_code,
         "cancel_requested": job.cancel_requested,
-        "outputs_attempt": None if job.outputs is None else job.outputs.attempt,
-        "outputs_sha256": None if job.outputs is None else job.outputs.sha256,
-        "outputs_bytes": 0 if job.outputs is None else job.outputs.bytes,
-        "outputs_problem": "" if job.outputs is None else words_out(job.outputs.problem),
         "idle_launches": job.idle_launches,
         "failed_starts": job.failed_starts,
         "not_before": maybe_instant_out(job.not_before),
@@ -150,24 +145,12 @@ def job_in(row: Row, spec: JobSpec, checkpoints: tuple[Checkpoint, ...]) -> Job:
         ended_at=maybe_instant_in(row.ended_at),
         exit_code=row.exit_code,
         cancel_requested=row.cancel_requested,
-        outputs=outputs_in(row),
         idle_launches=row.idle_launches,
         failed_starts=row.failed_starts,
         not_before=maybe_instant_in(row.not_before),
         budget_set=row.budget_set,
         rate_low=row.rate_low,
         disk_gb_seen=row.disk_gb_seen,
-    )
-
-
-def outputs_in(row: Row) -> Outputs | None:
-    if row.outputs_attempt is None:
-        return None
-    return Outputs(
-        attempt=row.outputs_attempt,
-        sha256=row.outputs_sha256,
-        bytes=row.outputs_bytes,
-        problem=row.outputs_problem,
     )
 
 
@@ -275,6 +258,15 @@ def meter_in(row: Row) -> Meter:
         since=maybe_instant_in(row.meter_since),
         until=maybe_instant_in(row.meter_until),
         traffic=row.meter_traffic,
+    )
+
+
+def ref_in(row: Row) -> InstanceRef | None:
+    """The machine in a row of an attempt, by its columns alone."""
+    if not isinstance(row.ref_id, str) or not isinstance(row.provider, str):
+        return None
+    return InstanceRef(
+        provider=ProviderName(row.provider), instance_id=InstanceId(row.ref_id), scope=str(row.ref_scope or "")
     )
 
 

@@ -75,6 +75,10 @@ class Reads:
         where = queries.ended()
         return self._memory.listed(("ended", limit), lambda: self._ask(queries.list_jobs, where=where, limit=limit))
 
+    def quarantined_jobs(self, *, limit: int = 20) -> tuple[JobView, ...]:
+        """The newest jobs that spotd could not go on with and that nobody queued again."""
+        return self._ask(queries.list_jobs, where=queries.quarantined(), limit=limit)
+
     def job_view(self, job_id: JobId) -> JobView | None:
         """One line of the list of jobs."""
         found = self._ask(queries.list_jobs, where=queries.with_id(job_id))
@@ -143,10 +147,6 @@ class Reads:
     def costs_by_day(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
         """Booked cost of each of these UTC days, both included; a day without any is left out."""
         return self._ask(queries.costs_by_day, since, until)
-
-    def unchecked_bills(self, *, since: datetime, until: datetime, limit: int) -> tuple[Attempt, ...]:
-        """Attempts that ended in this span, cost something, and whose bill was not compared; the oldest first."""
-        return self._ask(queries.unchecked_bills, since, until, limit=limit)
 
     def strays(self) -> tuple[Intent, ...]:
         """The ends of machines that no attempt owned, owed or done, as far as anything is known of their cost."""

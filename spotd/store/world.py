@@ -6,6 +6,7 @@ Core selects, never ORM objects: a thousand jobs cost a list of their ids and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -24,9 +25,10 @@ from spotd.core.model import (
     Job,
     JobId,
     Policy,
+    Unreadable,
     World,
 )
-from spotd.core.states import AttemptState, JobState
+from spotd.core.states import AttemptState, InvariantBroken, JobState
 from spotd.store import rows
 from spotd.store.columns import instant_out
 from spotd.store.memory import Memory
@@ -36,6 +38,8 @@ from spotd_providers.contract.money import MicroUsd
 T = TypeVar("T")
 PARAMETERS_MAX: Final = 10_000
 """Values in one IN list; SQLite's limit is 32,766."""
+WORDS_MAX: Final = 300
+_ROW_ERRORS: Final = (ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError, InvariantBroken)
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
 _NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
 _OPEN: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
@@ -53,8 +57,13 @@ def chunks(values: Iterable[T]) -> Iterator[Sequence[T]]:
 
 def load_world(connection: Connection, memory: Memory, policy: Policy, now: datetime) -> World:
     """The world at this moment, jobs in the order of their submission."""
-    attempts = _attempts(connection, memory)
-    jobs = _jobs(connection, memory)
+    unreadable: list[Unreadable] = []
+    attempts = _attempts(connection, memory, unreadable)
+    jobs = _jobs(connection, memory, unreadable)
+    for orphan in [attempt for attempt in attempts if attempt.job not in jobs]:
+        item = attempts.pop(orphan)
+        error = "the row of its job cannot be understood"
+        unreadable.append(Unreadable(job=orphan.job, attempt=orphan.number, error=error, key=item.key, ref=item.ref))
     memory.keep_only(set(jobs), set(attempts))
     return World(
         policy=policy,
@@ -63,21 +72,40 @@ def load_world(connection: Connection, memory: Memory, policy: Policy, now: date
         intents=_intents(connection),
         cooldowns=_cooldowns(connection, now),
         books=_books(connection, now),
+        unreadable=tuple(unreadable),
     )
 
 
-def _jobs(connection: Connection, memory: Memory) -> dict[JobId, Job]:
+def _jobs(connection: Connection, memory: Memory, unreadable: list[Unreadable]) -> dict[JobId, Job]:
     ids = connection.execute(select(JOBS.c.id).where(_IN_WORLD)).scalars().all()
     for some in chunks(job for job in ids if job not in memory.jobs):
-        _read_jobs(connection, memory, some)
-    found = [memory.jobs[job] for job in ids]
+        _read_jobs(connection, memory, some, unreadable)
+    found = [memory.jobs[job] for job in ids if job in memory.jobs]
     return {job.id: job for job in sorted(found, key=lambda job: (job.submitted_at, job.id))}
 
 
-def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId]) -> None:
-    checkpoints = load_checkpoints(connection, ids)
+def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId], unreadable: list[Unreadable]) -> None:
+    try:
+        checkpoints = load_checkpoints(connection, ids)
+    except _ROW_ERRORS:
+        checkpoints = {}
+        for job in ids:
+            try:
+                checkpoints.update(load_checkpoints(connection, [job]))
+            except _ROW_ERRORS as exc:
+                unreadable.append(Unreadable(job=job, attempt=None, error=_words(exc)))
+    broken = {row.job for row in unreadable if row.attempt is None}
     for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids))):
-        memory.jobs[row.id] = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
+        if row.id in broken:
+            continue
+        try:
+            memory.jobs[row.id] = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
+        except _ROW_ERRORS as exc:
+            unreadable.append(Unreadable(job=JobId(row.id), attempt=None, error=_words(exc)))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:WORDS_MAX]
 
 
 def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:
@@ -89,17 +117,27 @@ def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId
     return {job: tuple(some) for job, some in found.items()}
 
 
-def _attempts(connection: Connection, memory: Memory) -> dict[AttemptId, Attempt]:
+def _attempts(connection: Connection, memory: Memory, unreadable: list[Unreadable]) -> dict[AttemptId, Attempt]:
     found: dict[AttemptId, Attempt] = {}
     for row in rows.fetch(connection, select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))):
         attempt_id = AttemptId(job=row.job_id, number=row.number)
-        found[attempt_id] = rows.attempt_in(row, memory.quote(attempt_id, row.quote))
+        try:
+            found[attempt_id] = rows.attempt_in(row, memory.quote(attempt_id, row.quote))
+        except _ROW_ERRORS as exc:
+            unreadable.append(
+                Unreadable(job=attempt_id.job, attempt=row.number, error=_words(exc), key=row.key, ref=rows.ref_in(row))
+            )
     return dict(sorted(found.items(), key=lambda item: (item[0].job, item[0].number)))
 
 
 def _intents(connection: Connection) -> dict[IntentId, Intent]:
     query = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
-    return {intent.id: intent for intent in map(rows.intent_in, rows.fetch(connection, query))}
+    found: dict[IntentId, Intent] = {}
+    for row in rows.fetch(connection, query):
+        # One that cannot be understood is made anew, because without it a rule of the core does not hold.
+        with suppress(*_ROW_ERRORS):
+            found[IntentId(row.id)] = rows.intent_in(row)
+    return found
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
@@ -108,7 +146,11 @@ def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
         .where(COOLDOWNS.c.until > instant_out(now - COOLDOWNS_REMEMBERED))
         .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
     )
-    return tuple(rows.cooldown_in(row) for row in rows.fetch(connection, query))
+    found: list[Cooldown] = []
+    for row in rows.fetch(connection, query):
+        with suppress(*_ROW_ERRORS):
+            found.append(rows.cooldown_in(row))
+    return tuple(found)
 
 
 def _books(connection: Connection, now: datetime) -> Books:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sqlite3
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd_jobs.wire.manifest import parse_manifest
 from tests.e2e.ctl import assert_no_traceback, log_lines, spotctl
 from tests.e2e.harness import DaemonRefused, Lab, host, lab, straight_sha256, training_folder, until
 
@@ -228,8 +228,8 @@ def test_a_corrupt_chunk_costs_one_checkpoint_and_not_the_result(found: Lab, tmp
     found.control("preempt", {"machine": machine.machine_id, "notice": False, "lasting": "60d"})
     store = found.folder / "state" / "store"
     folder = store / "jobs" / job / "attempts" / "1" / "checkpoints"
-    manifests = sorted((json.loads(p.read_text()) for p in folder.iterdir()), key=lambda m: m["serial"])
-    older, newest = ({c["key"] for f in m["files"] for c in f["chunks"]} for m in manifests[-2:])
+    manifests = sorted((parse_manifest(p.read_bytes()) for p in folder.iterdir()), key=lambda m: m.serial)
+    older, newest = (set(m.chunk_sizes()) for m in manifests[-2:])
     victim = store / sorted(newest - older)[0]
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1

@@ -6,7 +6,6 @@ with the bytes of a run that nobody disturbed.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -18,6 +17,7 @@ import pytest
 
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.wire.manifest import parse_manifest
 from spotd_providers.testkit.fakes.aws import ZONES
 from spotd_providers.testkit.fakes.vastai import Ask
 from tests import seaweed
@@ -160,12 +160,11 @@ class Course:
             if "/checkpoints/" not in key:
                 continue
             try:
-                manifest = json.loads(self._store.get(key, bytes_max=MANIFEST_BYTES_MAX))
+                manifest = parse_manifest(self._store.get(key, bytes_max=MANIFEST_BYTES_MAX))
             except ObjectMissing:
                 continue  # an older one that is not kept any longer
-            chunks = {chunk["key"] for entry in manifest["files"] for chunk in entry["chunks"]}
-            if chunks <= keys:
-                found = (manifest["attempt"], manifest["serial"], manifest["name"])
+            if manifest.chunk_sizes().keys() <= keys:
+                found = (manifest.attempt, manifest.serial, manifest.name)
                 best = found if best is None else max(best, found)
         return None if best is None else best[2]
 

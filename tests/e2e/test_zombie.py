@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from spotd_jobs.wire.manifest import parse_manifest
 from tests.e2e.harness import FINAL, Lab, host, lab, until
 
 pytestmark = pytest.mark.e2e
@@ -91,7 +92,7 @@ def renewed(grant: dict[str, Any], manifest: Path) -> bytes:
     fresh = json.loads(text.replace(str(grant["expires"]), (now + timedelta(hours=6)).isoformat()))
     data = manifest.read_bytes()
     store = manifest.parents[5]
-    chunks = {chunk["key"] for entry in json.loads(data)["files"] for chunk in entry["chunks"]}
+    chunks = set(parse_manifest(data).chunk_sizes())
     offer = {
         "name": manifest.stem,
         "manifest": {

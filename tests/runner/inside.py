@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spotd_jobs.runner import tree
+from spotd_jobs.runner import manifest, names, tree
 from spotd_jobs.runner.grants import Grant
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.restore import Restore
+from spotd_jobs.runner.saver import safe_name
 from spotd_jobs.runner.store import Store
 from spotd_jobs.runner.upload import Progress, TreeUpload
 from tests.runner.rig import Rig
@@ -25,15 +26,17 @@ def store_of(grant: Grant, hopeless: Any = lambda: False) -> Store:
     return Store(lambda: grant, 1, hopeless)
 
 
-def upload_tree(rig: Rig, store: Store, folder: Path, name: str, chunk_bytes: int = 64) -> dict[str, Any]:
+def upload_tree(rig: Rig, store: Store, folder: Path, name: str, chunk_bytes: int = 64) -> bytes:
     """The manifest of an entry that was uploaded, not yet published."""
     seen = tree.look(str(folder), name)
-    stage = tree.stage(str(folder), seen, str(rig.folder / "stage" / name))
+    stage = tree.stage(str(folder), seen, str(rig.folder / "stage" / str(store.numbers.take())))
     known = KnownChunks(str(rig.folder / "known"), store.prefix)
     files = TreeUpload(stage, store, known, Progress(), chunk_bytes, lambda: False).run(2)
-    return store.document(
+    return manifest.written(
+        store,
         kind="checkpoint",
-        name=name,
+        name=safe_name(name),
+        entry=names.encoded(name),
         serial=store.numbers.take(),
         step=None,
         created_at="2026-11-21T10:00:00Z",
@@ -52,7 +55,6 @@ def restore_into(
     return Restore(
         lambda: offers,
         str(folder),
-        KnownChunks(str(rig.folder / "known-2"), "jobs/j1/attempts/2/"),
         2,
         lambda seconds: stopped.is_set(),
         stopped.is_set,

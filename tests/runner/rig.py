@@ -214,9 +214,17 @@ class Rig:
     def order_stop(self, grant: Grant, reason: str = "cancelled", grace_s: float | None = None) -> Grant:
         return self.renew(grant, orders=Orders(stop=StopOrder(reason=reason, grace_s=grace_s)))
 
-    def start(self, grant: Grant, machine: str | None = None, env: Mapping[str, str] | None = None) -> Machine:
+    def start(
+        self,
+        grant: Grant,
+        machine: str | None = None,
+        env: Mapping[str, str] | None = None,
+        *,
+        script: str | None = None,
+    ) -> Machine:
+        """A machine at work. With a script, that is run in place of the runner, which it can import."""
         name = machine or f"m{grant.attempt}"
-        found = Machine(self, grant, self.folder / name, env or {})
+        found = Machine(self, grant, self.folder / name, env or {}, script)
         self.machines.append(found)
         return found
 
@@ -251,7 +259,7 @@ class Rig:
 class Machine:
     """A directory and the runner in it."""
 
-    def __init__(self, rig: Rig, grant: Grant, directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, rig: Rig, grant: Grant, directory: Path, env: Mapping[str, str], script: str | None) -> None:
         self.rig = rig
         self.grant = grant
         self.directory = directory
@@ -259,9 +267,12 @@ class Machine:
         directory.mkdir(parents=True, exist_ok=True)
         bundle = directory / "runner.pyz"
         bundle.write_bytes(build_runner())
+        program = ["-IS", str(bundle)]
+        if script is not None:
+            program = ["-ISc", f"import sys; sys.path.insert(0, {str(bundle)!r})\n{script}"]
         self._console = (directory / "console.log").open("ab")
         self.process = subprocess.Popen(
-            [rig.python, "-IS", str(bundle), "--grant-url", grant.grant_url, "--home", str(self.home)],
+            [rig.python, *program, "--grant-url", grant.grant_url, "--home", str(self.home)],
             cwd=directory,
             env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TMPDIR": str(rig.folder), **env},
             stdin=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from spotd_jobs.runner.store import Store
-from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
+from spotd_jobs.wire.manifest import AcceptedManifest, parse_manifest, restore_of, verify_manifest
 from tests.runner.inside import restore_into, runner_grant, store_of, upload_tree
 from tests.runner.rig import JOB, Rig, Stored
 
@@ -56,11 +56,10 @@ class Bench:
         for path, data in content.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
-        manifest = upload_tree(self.rig, store_of(runner_grant(self.rig)), folder.parent, name)
-        data = Store.sealed(manifest)
+        data = upload_tree(self.rig, store_of(runner_grant(self.rig)), folder.parent, name)
         key = f"{ATTEMPT}checkpoints/{name}.json"
         self.rig.store.put(key, data)
-        chunks = tuple(chunk["key"] for row in manifest["files"] for chunk in row["chunks"])
+        chunks = tuple(parse_manifest(data).chunk_sizes())
         return Saved(name, key, data, chunks, content)
 
     def change(self, key: str, data: bytes | None) -> None:
@@ -129,10 +128,9 @@ def swap_manifests(bench: Bench) -> None:
         bench.change(bench.older.key, bench.newer.manifest)
 
 
-def _rewrite(bench: Bench, change: Callable[[list[dict[str, Any]]], None]) -> None:
+def _rewrite(bench: Bench, change: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads(bench.newer.manifest)
-    rows = [row for row in document["files"] if row["chunks"]]
-    change(rows)
+    change(document)
     if bench.rng.random() < 0.5:
         bench.change(bench.newer.key, json.dumps(document).encode())
     else:  # a runner that errs seals its error
@@ -141,27 +139,27 @@ def _rewrite(bench: Bench, change: Callable[[list[dict[str, Any]]], None]) -> No
 
 
 def drop_a_chunk(bench: Bench) -> None:
-    def change(rows: list[dict[str, Any]]) -> None:
-        row = bench.rng.choice(rows)
-        del row["chunks"][bench.rng.randrange(len(row["chunks"]))]
+    def change(document: dict[str, Any]) -> None:
+        row = bench.rng.choice(document["files"])
+        del row["pieces"][bench.rng.randrange(len(row["pieces"]))]
 
     _rewrite(bench, change)
 
 
 def add_a_chunk(bench: Bench) -> None:
-    def change(rows: list[dict[str, Any]]) -> None:
-        row, other = bench.rng.choice(rows), bench.rng.choice(rows)
-        row["chunks"].insert(bench.rng.randint(0, len(row["chunks"])), bench.rng.choice(other["chunks"]))
+    def change(document: dict[str, Any]) -> None:
+        row, other = bench.rng.choice(document["files"]), bench.rng.choice(document["files"])
+        row["pieces"].insert(bench.rng.randint(0, len(row["pieces"])), bench.rng.choice(other["pieces"]))
 
     _rewrite(bench, change)
 
 
 def name_another_chunk(bench: Bench) -> None:
-    """Key and hash no longer belong together."""
+    """It is of the right size, and nobody ever stored it."""
 
-    def change(rows: list[dict[str, Any]]) -> None:
-        chunk = bench.rng.choice(bench.rng.choice(rows)["chunks"])
-        chunk["key"] = bench.rng.choice([key for key in bench.newer.chunks if key != chunk["key"]])
+    def change(document: dict[str, Any]) -> None:
+        chunk = bench.rng.choice(document["chunks"])
+        chunk[0] = bench.rng.randbytes(32).hex() + chunk[0][64:]
 
     _rewrite(bench, change)
 

@@ -31,10 +31,12 @@ from spotd.core.model import (
     JobId,
     Plan,
     World,
+    launch_intent_id,
 )
 from spotd.core.outcomes import LaunchFailure
 from spotd.core.plans import applied, combine
 from spotd.core.reconcile import reconcile
+from spotd.core.sending import launch_sent
 from spotd.core.states import AttemptState, JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import Instance, Listing, Offer, ProviderName
@@ -112,6 +114,7 @@ class Daemon:
         self.waiting: dict[ProviderName, list[Callable[[], None]]] = {name: [] for name in self.clouds}
         self.polling: set[ProviderName] = set()
         self.ring_at: datetime | None = None
+        self.forget_cooldowns()
         self.commit(self.adopted())
         self.poll_all()
         self.ring()
@@ -339,6 +342,11 @@ class Daemon:
 
     def launch(self, item: Attempt) -> None:
         """The call is on the wire: it takes effect at the provider whether or not this process lives."""
+        self.commit(self.sending(item))
+        sent = self.world.intents.get(launch_intent_id(item.key))
+        if sent is None or sent.state is not IntentState.SENT:
+            self.turn_over(item.provider)
+            return
         cloud = self.clouds[item.provider]
         lag = timedelta(seconds=self.rng.uniform(0.2, 3))
         if self.rng.random() < cloud.faults.slow_launch:
@@ -369,6 +377,9 @@ class Daemon:
 
         self.agenda.after(lag, effect)
         self.soon(min(CALL_TIMEOUT, lag * 1.5), heard)
+
+    def sending(self, item: Attempt) -> Plan:
+        return launch_sent(self.world, item.id, self.now)
 
     def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
         match answer:

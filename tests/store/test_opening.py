@@ -144,12 +144,13 @@ def test_a_state_damaged_in_the_middle_names_its_file_when_the_damage_is_met(pat
         store.read(lambda r: r.world(v.POLICY, v.NOW))
 
 
-def test_a_value_that_cannot_be_understood_names_the_file_and_the_value(path: Path) -> None:
+def test_a_value_that_cannot_be_understood_names_the_file_and_the_value_and_hides_no_job(path: Path) -> None:
     with Store.open(path) as store:
         store.tx(lambda tx: tx.commit(v.plan(v.job())))
         store.tx(lambda tx: tx._connection.exec_driver_sql("UPDATE jobs SET state = 'DREAMING'"))
         with pytest.raises(StoreCorrupt, match=r"state\.db holds a value .*DREAMING"):
-            store.read(lambda r: r.jobs())
+            store.read(lambda r: r.job(v.job().id))
+        assert [line.id for line in store.read(lambda r: r.jobs())] == [v.job().id]
 
 
 def test_an_empty_file_becomes_a_state(path: Path) -> None:

@@ -8,13 +8,12 @@ This reports nothing, shuts nobody out and ends nothing; whatever goes wrong her
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import threading
 from typing import Any, Callable, Iterator
 
-from spotd_jobs.runner import web
+from spotd_jobs.runner import manifest, web
 from spotd_jobs.runner.files import lock, remove, write_whole
 from spotd_jobs.runner.grants import NotCurrent, first_grant
 from spotd_jobs.runner.say import reason_of, say
@@ -23,7 +22,6 @@ VARIABLE = "SPOTD_AHEAD"
 _FOLDER = "ahead"
 _OVER = "ahead-over"
 _LOCK = "ahead-lock"
-_MANIFEST_BYTES_MAX = 16 * 1024 * 1024
 _CHUNK_BYTES_MAX = 256 * 1024 * 1024
 _CONNECTIONS = 4
 _TRIES = 3
@@ -60,6 +58,17 @@ class Ahead:
         except OSError:
             return False
         return hashing.hexdigest() == sha256
+
+    def size(self) -> int:
+        """Bytes of the disk that are free again once all of it was taken."""
+        total = 0
+        try:
+            with os.scandir(os.path.join(self._home, _FOLDER)) as entries:
+                for entry in entries:
+                    total += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            return 0
+        return total
 
     def end(self) -> None:
         """Nothing of it is left on the disk."""
@@ -106,14 +115,18 @@ class Fetching:
 
     def _chunks(self) -> Iterator[dict[str, Any]]:
         try:
-            data = web.read(self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX)
+            data = web.read(self._offer["manifest"]["url"], manifest.BYTES_MAX)
         except web.WebError as error:
             say("nothing is fetched ahead: its manifest: %s" % error)
             return
         if hashlib.sha256(data).hexdigest() != self._offer["manifest"]["sha256"]:
             return  # the restore will say so
         seen = set()
-        for entry in json.loads(data)["files"]:
+        try:
+            files = manifest.read(data)["files"]
+        except manifest.Unreadable:
+            return  # the restore will say so, too
+        for entry in files:
             for chunk in entry["chunks"]:
                 if chunk["sha256"] not in seen and _SHA256.fullmatch(chunk["sha256"]):
                     seen.add(chunk["sha256"])

@@ -14,27 +14,32 @@ import sys
 import threading
 from typing import Any, Callable
 
-from spotd_jobs.runner import VERSION, notices, process, tree
+from spotd_jobs.runner import VERSION, notices, process
 from spotd_jobs.runner.ahead import Ahead
+from spotd_jobs.runner.aside import clear_aside
+from spotd_jobs.runner.background import Background
 from spotd_jobs.runner.clocks import CLOCK, steady
 from spotd_jobs.runner.environment import job_environment
-from spotd_jobs.runner.files import folder_lock_path, lock, remove, write_whole
+from spotd_jobs.runner.files import DiskFull, folder_lock_path, free_bytes, is_full, lock, remove, write_whole
 from spotd_jobs.runner.grants import Grant, GrantKeeper
 from spotd_jobs.runner.heartbeat import Heartbeat, Status
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.logs import LogShipper, patience_s
 from spotd_jobs.runner.oom import OomWatch
-from spotd_jobs.runner.restore import Restore, Restored, clear_aside
+from spotd_jobs.runner.restore import Restore, Restored
 from spotd_jobs.runner.saver import Saver
 from spotd_jobs.runner.say import clean, reason_of, say
 from spotd_jobs.runner.stops import TICK_S, Stop, Stops, Wakeups
-from spotd_jobs.runner.store import GivenUp, Store
+from spotd_jobs.runner.store import Store
+from spotd_jobs.runner.upload import Progress
 
 MARK_FILE = "mark"
 _SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
+_FULL_BYTES = 16 * 1024 * 1024
+"""A disk with less room than this was full for whoever wrote to it."""
 
 
 class _Halt(Exception):
@@ -47,29 +52,9 @@ class _Halt(Exception):
         self.ended = ended
 
 
-class _Background:
-    """Work in a thread, whose result or error the main thread picks up."""
-
-    def __init__(self, work: Callable[[], Any], wakeups: Wakeups, name: str) -> None:
-        self._work = work
-        self._wakeups = wakeups
-        self.done = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def _run(self) -> None:
-        try:
-            self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - carried to the main thread, which raises it
-            self._error = error
-        self.done = True
-        self._wakeups.wake()
+def _failure(error: OSError, what: str) -> _Halt:
+    """The end that an error of this machine's own disk makes."""
+    return _Halt("disk_full" if is_full(error) else "runner_error", "%s: %s" % (what, reason_of(error)))
 
 
 class Attempt:
@@ -124,15 +109,12 @@ class Attempt:
         try:
             ended = self._run_job(grant)
             stop = self._stops.stop
-            if stop is not None:
-                halt = _Halt(stop.outcome, stop.reason, ended)
-            else:
-                halt = _Halt("succeeded" if ended.succeeded else "failed", ended.words(), ended)
+            halt = _Halt(stop.outcome, stop.reason, ended) if stop is not None else self._judged(ended)
         except _Halt as early:
             halt = early
         except Exception as error:  # noqa: BLE001 - whatever broke, the daemon must be told and the machine must end
             say("the runner failed: " + reason_of(error))
-            halt = _Halt("runner_error", reason_of(error))
+            halt = _Halt("disk_full" if is_full(error) else "runner_error", reason_of(error))
         self._cancel.set()
         return self._finish(halt)
 
@@ -162,15 +144,25 @@ class Attempt:
             lambda pid: self._store.events.add("started", pid=pid, resume=self._restored and self._restored.name),
         )
 
+    def _judged(self, ended: process.Ended) -> _Halt:
+        """How the attempt ends when its command has ended by itself."""
+        if ended.succeeded:
+            return _Halt("succeeded", ended.words(), ended)
+        for folder in (self._checkpoint_dir, self._workdir, self._home):
+            free = free_bytes(folder)
+            if free is not None and free < _FULL_BYTES:
+                return _Halt("disk_full", ended.words() + ", and the disk is full", ended)
+        return _Halt("failed", ended.words(), ended)
+
     def _make_folders(self) -> None:
-        write_whole(os.path.join(self._home, MARK_FILE), self._mark.encode())
         try:
+            write_whole(os.path.join(self._home, MARK_FILE), self._mark.encode())
             for folder in (self._workdir, self._output_dir):
                 os.makedirs(folder, exist_ok=True)
         except OSError as error:
-            raise _Halt("runner_error", "the work folder can not be made: " + reason_of(error)) from None
+            raise _failure(error, "the work folder can not be made") from None
 
-    def _begin_code(self, grant: Grant) -> _Background:
+    def _begin_code(self, grant: Grant) -> Background:
         def fetch_and_unpack() -> None:
             code = grant.raw.get("code")
             if code is None:
@@ -182,20 +174,19 @@ class Attempt:
             unpack.unpack(archive, self._workdir)
             remove(archive)
 
-        return _Background(fetch_and_unpack, self._wakeups, "code")
+        return Background(fetch_and_unpack, self._wakeups, "code")
 
-    def _begin_restore(self, grant: Grant) -> _Background:
+    def _begin_restore(self, grant: Grant) -> Background:
         own = (self._checkpoint_dir + os.sep).startswith(self._home + os.sep)
         if not own and lock(folder_lock_path(self._checkpoint_dir)) is None:
             raise _Halt("runner_error", "another job on this machine uses the same checkpoint folder")
         try:
             clear_aside(self._checkpoint_dir, self._boot)
         except OSError as error:
-            raise _Halt("runner_error", "the checkpoint folder can not be used: " + reason_of(error)) from None
+            raise _failure(error, "the checkpoint folder can not be used") from None
         restore = Restore(
             lambda: self._keeper.grant.raw.get("restore") or grant.raw.get("restore") or [],
             self._checkpoint_dir,
-            self._known,
             int(grant.transfer.get("connections") or 4),
             self._cancel.wait,
             self._cancel.is_set,
@@ -203,7 +194,7 @@ class Attempt:
             Ahead(self._home),
         )
         self._status.restore = restore
-        return _Background(restore.run, self._wakeups, "restore")
+        return Background(restore.run, self._wakeups, "restore")
 
     def _report_restore(self) -> None:
         fallbacks = self._status.restore.fallbacks
@@ -260,15 +251,17 @@ class Attempt:
             self._heartbeat.soon()
         return stop
 
-    def _await_work(self, work: _Background) -> Any:
+    def _await_work(self, work: Background) -> Any:
         while not work.done:
             stop = self._tick()
             if stop is not None:
                 raise _Halt(stop.outcome, stop.reason)
         try:
             return work.result()
+        except DiskFull as full:
+            raise _Halt("disk_full", reason_of(full)) from None
         except OSError as error:
-            raise _Halt("runner_error", "while preparing: " + reason_of(error)) from None
+            raise _failure(error, "while preparing") from None
         except Exception as error:
             if type(error).__name__ != "CodeUnusable":
                 raise
@@ -343,23 +336,19 @@ class Attempt:
         return stop.flush
 
     def _finish(self, halt: _Halt) -> str:
-        may_flush = self._limit_flush()
-        phase = self._last_phase
-        oom = self._oom.happened(halt.ended) if halt.ended is not None else None
+        """What is complete is stored and the end is reported. Whatever fails in one step, all later ones are taken."""
+        phase, ended = self._last_phase, halt.ended
+        may_flush = bool(self._step("the time for uploads", self._limit_flush))
+        oom = self._step("the cause of death", lambda: ended is not None and self._oom.happened(ended))
+        oom = oom if ended is not None else None
         reason = clean(halt.reason + (", out of memory" if oom else ""))
-        if self._saver is not None and may_flush:
-            self._phase("upload")
-            ended = halt.ended
-            self._saver.drain(
-                min(self._flush_until, steady() + 86400.0),
-                ended_cleanly=ended is not None and ended.succeeded,
-                died_at=ended.at if ended is not None else steady(),
-            )
+        if may_flush:
+            self._step("the last checkpoints", lambda: self._drain(ended))
+        lost = 0
         if halt.outcome == "succeeded":
-            self._store_outputs()
-        if halt.outcome != "succeeded":
-            self._logs.say("ended: %s (%s)" % (halt.outcome, reason))
-        ended = halt.ended
+            lost = self._step("the outputs", self._store_outputs) or 0
+        else:
+            self._step("the log", lambda: self._logs.say("ended: %s (%s)" % (halt.outcome, reason)))
         self._status.exit = {
             "outcome": halt.outcome,
             "phase": phase,
@@ -367,38 +356,60 @@ class Attempt:
             "signal": ended.signal if ended is not None else None,
             "oom": oom,
             "reason": reason,
+            "outputs_lost": lost,
         }
-        self._logs.close(self._time_for(_REPORT_S))
-        self._store.events.add("exit", **self._status.exit)
-        self._store.events.flush(self._time_for(float("inf")))
+        exit_row = self._status.exit
+        self._step("the log", lambda: self._logs.close(self._time_for(_REPORT_S)))
+        self._step("the report of the end", lambda: self._store.events.add("exit", **exit_row))
+        self._step("the last events", lambda: self._store.events.flush(self._time_for(float("inf"))))
         self._status.phase = "done"
-        try:
-            self._heartbeat.last()
-        except GivenUp:
-            say("the last heartbeat could not be stored")
-        self._keeper.close()
+        self._step("the last heartbeat", self._heartbeat.last)
+        self._step("the watch over the grant", self._keeper.close)
         say("attempt %d ended: %s (%s)" % (self._keeper.grant.attempt, halt.outcome, reason))
         return halt.outcome
+
+    def _step(self, what: str, work: Callable[[], Any]) -> Any:
+        """What one step of the end gives, `None` if it failed."""
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - the report and the end of the machine must come in any case
+            say("%s: %s" % (what, reason_of(error)))
+            return None
+
+    def _drain(self, ended: process.Ended | None) -> None:
+        if self._saver is None:
+            return
+        self._phase("upload")
+        try:
+            self._saver.drain(
+                min(self._flush_until, steady() + 86400.0),
+                ended_cleanly=ended is not None and ended.succeeded,
+                died_at=ended.at if ended is not None else steady(),
+            )
+        except Exception as error:
+            self._store.events.add("checkpoint_skipped", name="(the last ones)", reason=reason_of(error))
+            raise
 
     def _time_for(self, most_s: float) -> float:
         return max(1.0, min(most_s, self._flush_until - steady(), 86400.0))
 
-    def _store_outputs(self) -> None:
+    def _store_outputs(self) -> int:
+        """How many outputs there are and could not be stored."""
         from spotd_jobs.runner import outputs
 
-        grant = self._keeper.grant
-        into = os.path.join(self._home, "gathered")
-        progress = self._saver.progress if self._saver is not None else None
-        if progress is None:
-            return
+        patterns = [str(pattern) for pattern in self._keeper.grant.spec.get("outputs") or []]
+        progress = self._saver.progress if self._saver is not None else Progress()
+        left_out = outputs.LeftOut()
+        places = (self._workdir, patterns, self._output_dir, os.path.join(self._home, "gathered"))
         try:
-            found = outputs.gather(self._workdir, list(grant.spec.get("outputs") or []), self._output_dir, into)
-            if not found.files:
-                return
-            count, size, key = outputs.upload_outputs(
-                self._store, self._known, progress, self._chunk_bytes, found, into
-            )
-        except (GivenUp, tree.Vanished, tree.Unfit, OSError) as error:
-            self._logs.say("the outputs could not be stored: " + reason_of(error))
-            return
-        self._store.events.add("outputs", files=count, bytes=size, key=key)
+            stored = outputs.store_outputs(self._store, self._known, progress, self._chunk_bytes, places, left_out)
+        except Exception as error:  # noqa: BLE001 - the job is done, and what became of its outputs must be said
+            left_out.add("all outputs", reason_of(error))
+            left_out.count = max(left_out.count, outputs.count_of(places))
+            stored = None
+        if stored is not None:
+            self._store.events.add("outputs", files=stored.files, bytes=stored.bytes, key=stored.key)
+        if left_out.count:
+            self._store.events.add("outputs_lost", files=left_out.count, reason=left_out.reason)
+            self._logs.say("%d outputs could not be stored: %s" % (left_out.count, left_out.reason))
+        return left_out.count

@@ -13,6 +13,8 @@ from typing import Any
 from spotd_jobs.runner import complete
 from spotd_jobs.runner.files import read_text
 from spotd_jobs.runner.known import KnownChunks, new_mark
+from spotd_jobs.runner.manifest import COMPANIONS_MAX
+from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.store import Store
 from spotd_jobs.runner.tree import Tree
 
@@ -25,9 +27,11 @@ def companions(folder: str, of: Tree, pointed: set[str], store: Store, known: Kn
     Raises:
         store.GivenUp
     """
-    entries = []
+    entries: list[dict[str, Any]] = []
     is_named = of.name in pointed or complete.needs_pointer(of)
     for beside in sorted(os.listdir(folder)):
+        if len(entries) == COMPANIONS_MAX:
+            break
         place = os.path.join(folder, beside)
         if os.path.islink(place):
             if os.readlink(place) == of.name and not complete.is_temporary(beside):
@@ -37,7 +41,7 @@ def companions(folder: str, of: Tree, pointed: set[str], store: Store, known: Kn
             if of.name not in complete.pointed_names(text):
                 # It names a newer one by now; what is restored must find itself.
                 text = str(int(of.name[len("iter_") :])) if of.name.startswith("iter_") else of.name
-            entries.append(_stored(beside, text.encode(), store, known))
+            entries.append(_stored(beside, os.fsencode(text), store, known))
     return entries
 
 
@@ -54,9 +58,21 @@ def _stored(name: str, data: bytes, store: Store, known: KnownChunks) -> dict[st
             raise
         known.sent(digest, key)
     entry = _entry(name, "file", None)
-    entry.update(size=len(data), mode=0o644, chunks=[{"key": key, "sha256": digest, "size": len(data)}])
+    entry.update(
+        size=len(data),
+        mode=0o644,
+        chunks=[{"key": key, "sha256": digest, "size": len(data), "offset": 0, "length": len(data)}],
+    )
     return entry
 
 
 def _entry(path: str, kind: str, target: str | None) -> dict[str, Any]:
-    return {"path": path, "type": kind, "size": 0, "mode": 0o777, "mtime_ns": 0, "target": target, "chunks": []}
+    return {
+        "path": encoded(path),
+        "type": kind,
+        "size": 0,
+        "mode": 0o777,
+        "mtime_ns": 0,
+        "target": None if target is None else encoded(target),
+        "chunks": [],
+    }

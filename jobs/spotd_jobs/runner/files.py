@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-import shutil
 import threading
 
 TEMPORARY = ".spotd-"
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_REMOVE_DEPTH_MAX = 100
+_REMOVE_PATH_MAX = 1500
 _numbers = itertools.count()
+
+
+class DiskFull(Exception):
+    """This machine's disk has no room for what must be on it. The text says for what."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it failed for want of room on a disk of this machine."""
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in _FULL)
+
+
+def free_bytes(folder: str) -> int | None:
+    """How much may still be written to the disk that holds the folder; `None` where that can not be told."""
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize
 
 
 def write_whole(path: str, data: bytes | bytearray | memoryview, *, durable: bool = False, mode: int = 0o600) -> None:
@@ -60,7 +81,41 @@ def remove(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove_folder(path)
+
+
+def _remove_folder(top: str) -> None:
+    """Nothing of the folder is left, as far as the system permits.
+
+    Not by recursion, which ends where folders are deep; what is too deep even for a path is first moved to the top.
+    """
+    waiting = [(top, 0)]
+    folders = []
+    while waiting:
+        folder, depth = waiting.pop()
+        folders.append(folder)
+        try:
+            with os.scandir(folder) as entries:
+                inner = list(entries)
+        except OSError:
+            continue
+        for entry in inner:
+            try:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                elif depth < _REMOVE_DEPTH_MAX and len(entry.path) < len(top) + _REMOVE_PATH_MAX:
+                    waiting.append((entry.path, depth + 1))
+                else:
+                    place = os.path.join(top, "%s%d-%d" % (TEMPORARY, os.getpid(), next(_numbers)))
+                    os.rename(entry.path, place)
+                    waiting.append((place, 0))
+            except OSError:
+                continue
+    for folder in reversed(folders):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            continue
 
 
 def lock(path: str) -> int | None:

@@ -1,5 +1,8 @@
 """Which chunks the store has already, so that no byte is sent twice: not after an interruption, not for a new name.
 
+Only chunks of the own attempt count. The host of an earlier one may still have leave to write for a while, and what it
+can write over must not be part of a checkpoint of this one: its first checkpoint is sent whole.
+
 The daemon deletes what old checkpoints of a running attempt leave behind, and it must never meet a runner that still
 counts on it. So what this attempt sent is counted on only while it is young: sent after the third newest manifest was
 published, or named by one of the three newest (`WINDOW`, the daemon's rule too). The rest is forgotten *before* the
@@ -29,7 +32,6 @@ class KnownChunks:
     def __init__(self, path: str, prefix: str) -> None:
         self._path = path
         self._prefix = prefix
-        self._job_prefix = prefix.partition("/attempts/")[0] + "/attempts/"
         self._lock = threading.Lock()
         self._keys: dict[str, str] = {}
         self._last: dict[str, int] = {}
@@ -37,17 +39,6 @@ class KnownChunks:
         self._count = 0
         self._under_way: dict[str, threading.Event] = {}
         self._load()
-
-    def learn(self, sha256: str, key: str) -> None:
-        """The store has this chunk under this key of an earlier attempt.
-
-        A chunk of another job, from whose checkpoint this one began, is not this job's to refer to, and how young one
-        of this very attempt is nobody can tell any more: both are sent again.
-        """
-        if not key.startswith(self._job_prefix) or key.startswith(self._prefix):
-            return
-        with self._lock:
-            self._keys.setdefault(sha256, key)
 
     def claim(self, sha256: str) -> str | None:
         """The key, if the store has the chunk; `None` gives the caller the duty to send it and then call `sent`.

@@ -22,8 +22,9 @@ from spotd_jobs.runner.attempt import MARK_FILE, Attempt
 from spotd_jobs.runner.clocks import CLOCK, now_text
 from spotd_jobs.runner.ending import end_machine
 from spotd_jobs.runner.environment import GRANT_URL_VARIABLE
-from spotd_jobs.runner.files import lock, read_text, write_whole
+from spotd_jobs.runner.files import is_full, lock, read_text, write_whole
 from spotd_jobs.runner.grants import NotCurrent, first_grant
+from spotd_jobs.runner.lastword import report_end
 from spotd_jobs.runner.process import marked
 from spotd_jobs.runner.saver import PUBLISHED
 from spotd_jobs.runner.say import reason_of, say
@@ -45,11 +46,18 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.grant_url:
         parser.error("--grant-url (or %s) is needed" % GRANT_URL_VARIABLE)
     home = os.path.abspath(options.home)
-    os.makedirs(home, mode=0o700, exist_ok=True)
-    if os.environ.get(ahead.VARIABLE):
+    is_ahead = bool(os.environ.get(ahead.VARIABLE))
+    try:
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        held = None if is_ahead else lock(os.path.join(home, "lock"))
+    except OSError as error:
+        if is_ahead:
+            raise
+        return _unusable(options.grant_url, home, error)
+    if is_ahead:
         ahead.fetch_ahead(options.grant_url, home)
         return 0
-    if lock(os.path.join(home, "lock")) is None:
+    if held is None:
         say("another runner is at work here")
         return EXIT_BUSY
     done = _json(os.path.join(home, DONE))
@@ -69,9 +77,29 @@ def _carry(grant_url: str, home: str) -> int:
         how = not_current.end or (_json(os.path.join(home, END)) or {}).get("self_terminate")
         return _conclude(home, how, "not_current")
     how = grant.raw.get("self_terminate")
-    write_whole(os.path.join(home, END), json.dumps({"self_terminate": how}).encode())
-    outcome = Attempt(grant, home, boot, restarted=restarted).carry()
+    try:
+        write_whole(os.path.join(home, END), json.dumps({"self_terminate": how}).encode())
+    except OSError as error:
+        say("how to end could not be noted on disk: " + reason_of(error))
+    try:
+        outcome = Attempt(grant, home, boot, restarted=restarted).carry()
+    except Exception as error:  # noqa: BLE001 - whatever broke, this machine costs money until it has ended
+        say("the runner failed: " + reason_of(error))
+        outcome = "disk_full" if is_full(error) else "runner_error"
+        report_end(grant, boot, outcome, reason_of(error))
     return _conclude(home, how, outcome)
+
+
+def _unusable(grant_url: str, home: str, error: OSError) -> int:
+    """Nothing can be kept on this machine, so nothing is run: that is reported, and the machine ends."""
+    say("this machine can not be used: " + reason_of(error))
+    try:
+        grant = first_grant(grant_url, _sleep)
+    except NotCurrent as not_current:
+        return _end(not_current.end, "not_current")
+    outcome = "disk_full" if is_full(error) else "runner_error"
+    report_end(grant, int(CLOCK.now()), outcome, "this machine can not be used: " + reason_of(error))
+    return _conclude(home, grant.raw.get("self_terminate"), outcome)
 
 
 def _conclude(home: str, how: dict[str, Any] | None, outcome: str) -> int:
@@ -99,7 +127,10 @@ def _next_boot(home: str) -> tuple[bool, int]:
     now = int(CLOCK.now())
     # A clock that is centuries ahead must not make numbers longer than their places in a name.
     boot = max(before + 1, now if now < BOOT_MAX else 0)
-    write_whole(path, str(boot).encode(), durable=True)
+    try:
+        write_whole(path, str(boot).encode(), durable=True)
+    except OSError as error:
+        say("the start could not be noted on disk: " + reason_of(error))
     return before > 0, boot
 
 
@@ -138,7 +169,7 @@ def run() -> None:
     """Never returns: the process ends with `main`'s exit code, daemon threads or not."""
     try:
         code = main()
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - a traceback on a console that nobody reads helps nobody
         say("this machine can not be used: " + reason_of(error))
         code = 1
     sys.stderr.flush()

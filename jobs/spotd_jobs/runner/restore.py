@@ -10,29 +10,30 @@ be bad has been written then, and is written over by the next try, or removed wi
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
-from spotd_jobs.runner import web
+from spotd_jobs.runner import manifest, web
 from spotd_jobs.runner.ahead import Ahead, chunk_url
+from spotd_jobs.runner.aside import remove_aside
 from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.files import TEMPORARY, remove
-from spotd_jobs.runner.known import KnownChunks
-from spotd_jobs.runner.say import clean, say
+from spotd_jobs.runner.files import TEMPORARY, DiskFull, free_bytes, is_full, remove
+from spotd_jobs.runner.names import encoded
+from spotd_jobs.runner.placing import DiskFailed, Place, Places
+from spotd_jobs.runner.say import clean, reason_of, say
 from spotd_jobs.runner.tree import DIR, FILE, LINK
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_MANIFEST_BYTES_MAX = 16 * 1024 * 1024
+_DISK_BLOCK_BYTES = 4096
+_ROOM_LEFT_BYTES = 16 * 1024 * 1024
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 10.0
 _BAD_TRIES = 3
 _DENIED_TRIES = 6
 _RESTORING = TEMPORARY + "restore-"
-_ASIDE = TEMPORARY + "before-"
 _BLOCK_BYTES = 4 * 1024 * 1024  # smaller ones cost more: threads that meet at the interpreter's lock, not the cache
 _BLOCKS_BYTES_MAX = 64 * 1024 * 1024
 _CONNECTIONS_FACTOR = 2  # over those of an upload, which holds whole chunks
@@ -47,12 +48,8 @@ class BadCheckpoint(Exception):
     """This checkpoint can not be restored as it was saved. The text says why."""
 
 
-class _DiskFailed(Exception):
-    """This machine's own disk failed. (As an OSError it would pass for the store's, which is asked again.)"""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__()
-        self.error = error
+class NoRoom(BadCheckpoint):
+    """This checkpoint does not fit on this machine's disk; on another it will."""
 
 
 class Restored(NamedTuple):
@@ -75,10 +72,11 @@ class Fallback(NamedTuple):
     reason: str
 
 
-class _Piece(NamedTuple):
-    path: str
-    offset: int
+class _Load(NamedTuple):
+    """One chunk and all places it belongs to."""
+
     chunk: dict[str, Any]
+    places: list[Place]
 
 
 class Restore:
@@ -94,7 +92,6 @@ class Restore:
         self,
         offers: Callable[[], list[dict[str, Any]]],
         folder: str,
-        known: KnownChunks,
         connections: int,
         pause: Callable[[float], bool],
         stopped: Callable[[], bool],
@@ -104,7 +101,6 @@ class Restore:
         self._ahead = ahead
         self._offers = offers
         self._folder = folder
-        self._known = known
         self._connections = connections
         self._pause = pause
         self._stopped = stopped
@@ -122,7 +118,8 @@ class Restore:
 
         Raises:
             Cancelled
-            OSError: this machine's own disk failed or is full; no other checkpoint would fare better.
+            DiskFull: there is one, but none fits on this disk.
+            OSError: this machine's own disk failed; no other checkpoint would fare better.
         """
         if self._ahead is not None:
             self._ahead.begin()
@@ -136,61 +133,97 @@ class Restore:
         for name in os.listdir(self._folder):
             if name.startswith(_RESTORING):
                 remove(os.path.join(self._folder, name))
+        no_room = ""
         for offer in list(self._offers()):
             self._offer = offer
             try:
                 return self._restore()
             except BadCheckpoint as bad:
+                no_room = no_room or (str(bad) if isinstance(bad, NoRoom) else "")
                 self.fallbacks.append(Fallback(str(offer.get("name")), clean(str(bad))))
                 say("checkpoint %s can not be used: %s" % (clean(str(offer.get("name"))), clean(str(bad))))
         self.name = None
+        if no_room:
+            # To start afresh would put the job back by all that is stored.
+            raise DiskFull("no checkpoint fits on the disk: " + no_room)
         return None
 
     def _restore(self) -> Restored:
         began = steady()
         self.name, self.done, self.total = str(self._offer["name"]), 0, 0
         pinned = self._offer["manifest"]["sha256"]
-        manifest = _checked(self._fetch("its manifest", self._get_manifest, pinned), self.name)
-        self.total = manifest["bytes"]
-        entry_name = str(manifest.get("entry") or self.name)
+        document = _checked(self._fetch("its manifest", self._get_manifest, pinned), self.name)
+        self.total = document["bytes"]
+        entry_name = str(document.get("entry") or self.name)
         work = os.path.join(self._folder, _RESTORING + str(os.getpid()))
         remove(work)
-        os.mkdir(work, 0o700)
+        self._require_room(document)
         try:
-            self._fill(work, manifest)
+            os.mkdir(work, 0o700)
+            self._fill(work, document)
             self._move_in(work, entry_name)
+        except OSError as error:
+            if is_full(error):
+                raise NoRoom("the disk was full before all of it was there") from None
+            raise
         finally:
             remove(work)
-        for entry in manifest["files"]:
-            for chunk in entry["chunks"]:
-                self._known.learn(chunk["sha256"], chunk["key"])
         return Restored(
             self.name,
             entry_name,
             os.path.join(self._folder, entry_name),
-            manifest.get("step"),
+            document.get("step"),
             self.total,
             round(steady() - began, 3),
             self._offer["manifest"]["key"],
             pinned,
         )
 
-    def _fill(self, work: str, manifest: dict[str, Any]) -> None:
-        pieces = []
-        for entry in manifest["files"]:
+    def _require_room(self, document: dict[str, Any]) -> None:
+        """It fits on the disk, as far as that can be told before.
+
+        Raises:
+            NoRoom
+        """
+        blocks = sum(-(-int(entry["size"]) // _DISK_BLOCK_BYTES) + 1 for entry in document["files"])
+        needed = blocks * _DISK_BLOCK_BYTES + _ROOM_LEFT_BYTES
+        if self._room(needed) < needed:
+            remove_aside(self._folder)  # what was kept of an earlier start is worth less than going on
+        free = self._room(needed)
+        if free < needed:
+            raise NoRoom("it needs %.1f GB of disk and %.1f GB are free" % (needed / 1e9, free / 1e9))
+
+    def _room(self, unknown: int) -> int:
+        free = free_bytes(self._folder)
+        return unknown if free is None else free + (self._ahead.size() if self._ahead is not None else 0)
+
+    def _fill(self, work: str, document: dict[str, Any]) -> None:
+        loads: dict[str, _Load] = {}
+        made: set[str] = set()
+        for entry in document["files"]:
             place = os.path.join(work, entry["path"])
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            if entry["type"] == DIR:
-                os.makedirs(place, exist_ok=True)
-            elif entry["type"] == FILE:
-                with open(place, "wb") as stream:
-                    stream.truncate(entry["size"])
-                offset = 0
-                for chunk in entry["chunks"]:
-                    pieces.append(_Piece(place, offset, chunk))
-                    offset += chunk["size"]
-        self._fetch_all(pieces)
-        for entry in manifest["files"]:
+            folder = place if entry["type"] == DIR else os.path.dirname(place)
+            try:
+                if folder not in made:
+                    made.add(folder)
+                    os.makedirs(folder, exist_ok=True)
+                if entry["type"] == FILE:
+                    # Never over another: some disks do not tell all names apart that others do.
+                    with open(place, "xb") as stream:
+                        stream.truncate(entry["size"])
+            except OSError as error:
+                if is_full(error):
+                    raise
+                raise BadCheckpoint(
+                    "this disk can not hold %s: %s" % (encoded(entry["path"])[-80:], reason_of(error))
+                ) from None
+            offset = 0
+            for chunk in entry["chunks"]:
+                load = loads.setdefault(chunk["key"], _Load(chunk, []))
+                load.places.append(Place(place, offset, chunk["offset"], chunk["length"]))
+                offset += chunk["length"]
+        self._fetch_all(list(loads.values()))
+        for entry in document["files"]:
             place = os.path.join(work, entry["path"])
             if entry["type"] == LINK:
                 os.symlink(entry["target"], place)
@@ -205,10 +238,10 @@ class Restore:
             remove(target)
             os.rename(os.path.join(work, name), target)
 
-    def _fetch_all(self, pieces: list[_Piece]) -> None:
-        waiting = iter(pieces)
+    def _fetch_all(self, loads: list[_Load]) -> None:
+        waiting = iter(loads)
         self._error = None
-        workers = max(1, min(self._connections * _CONNECTIONS_FACTOR, len(pieces)))
+        workers = max(1, min(self._connections * _CONNECTIONS_FACTOR, len(loads)))
         block = min(_BLOCK_BYTES, _BLOCKS_BYTES_MAX // workers)
         threads = [
             threading.Thread(target=self._work, args=(waiting, block), name="restore-%d" % number, daemon=True)
@@ -227,45 +260,44 @@ class Restore:
         try:
             while self._error is None:
                 with self._lock:
-                    piece = next(waiting, None)
-                if piece is None:
+                    load = next(waiting, None)
+                if load is None:
                     return
-                self._bring(piece, block)
+                self._bring(load, block)
                 with self._lock:
-                    self.done += piece.chunk["size"]
+                    self.done += sum(place.length for place in load.places)
         except BaseException as error:  # noqa: BLE001 - carried to `_fetch_all`, which raises it in its caller's thread
             self._error = self._error or error
         finally:
             web.drop_connections()
 
-    def _bring(self, piece: _Piece, block: memoryview) -> None:
-        """The chunk is in its place in the file, and what its hash says."""
-        size, sha256 = piece.chunk["size"], piece.chunk["sha256"]
-        descriptor = os.open(piece.path, os.O_WRONLY)
+    def _bring(self, load: _Load, block: memoryview) -> None:
+        """The chunk is in all its places, and what its hash says."""
+        size, sha256 = load.chunk["size"], load.chunk["sha256"]
+        places = Places(load.places)
         try:
-            ahead = _Place(descriptor, piece.offset)
-            if self._ahead is not None and self._ahead.take(sha256, size, block, ahead.write):
+            if self._ahead is not None and self._ahead.take(sha256, size, block, places.write):
                 return
 
             def get(hashing: _Hash) -> int:
-                place = _Place(descriptor, piece.offset)
+                places.begin()
 
                 def take(data: memoryview) -> None:
                     hashing.update(data)
-                    place.write(data)
+                    places.write(data)
 
-                web.read_blocks(self._url_of(piece.chunk["key"]), size, block, take)
-                return place.written
+                web.read_blocks(self._url_of(load.chunk["key"]), size, block, take)
+                return places.written
 
             if self._fetch("a chunk", get, sha256) != size:
                 raise BadCheckpoint("a chunk has another size than its manifest says")
-        except _DiskFailed as failed:
+        except DiskFailed as failed:
             raise failed.error from None
         finally:
-            os.close(descriptor)
+            places.close()
 
     def _get_manifest(self, hashing: _Hash) -> bytes:
-        data = web.read(self._offer["manifest"]["url"], _MANIFEST_BYTES_MAX)
+        data = web.read(self._offer["manifest"]["url"], manifest.BYTES_MAX)
         hashing.update(data)
         return data
 
@@ -315,22 +347,23 @@ class Restore:
 def _checked(data: bytes, name: str) -> dict[str, Any]:
     """The manifest, if writing it out stays inside. The daemon has checked far more; this host trusts nobody either."""
     try:
-        manifest = json.loads(data)
-        for entry in manifest["files"]:
+        document = manifest.read(data)
+        for entry in document["files"]:
             parts = entry["path"].split("/")
             if any(part in ("", ".", "..") or "\0" in part for part in parts):
                 raise BadCheckpoint("its manifest holds a path that leads outside")
-            if entry["type"] == FILE and sum(chunk["size"] for chunk in entry["chunks"]) != entry["size"]:
+            if entry["type"] == FILE and sum(chunk["length"] for chunk in entry["chunks"]) != entry["size"]:
                 raise BadCheckpoint("its manifest does not add up")
             if entry["type"] == LINK and (entry["target"].startswith("/") or _climbs(entry["target"]) >= len(parts)):
                 raise BadCheckpoint("its manifest holds a link that leads outside")
-        if "/" in (manifest.get("entry") or "") or manifest["schema"] != 1 or manifest["name"] != name:
+        if "/" in (document.get("entry") or "") or document["name"] != name:
             raise BadCheckpoint("its manifest speaks of something else")
-        manifest["bytes"] += 0
+        document["bytes"] += 0
+    except manifest.Unreadable as error:
+        raise BadCheckpoint(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadCheckpoint("its manifest can not be read") from None
-    result: dict[str, Any] = manifest
-    return result
+    return document
 
 
 def _climbs(target: str) -> int:
@@ -340,60 +373,3 @@ def _climbs(target: str) -> int:
     while count < len(parts) and parts[count] == "..":
         count += 1
     return 1 << 30 if ".." in parts[count:] else count
-
-
-class _Place:
-    """Where a chunk goes, block by block."""
-
-    def __init__(self, descriptor: int, offset: int) -> None:
-        self._descriptor = descriptor
-        self._offset = offset
-        self.written = 0
-
-    def write(self, data: memoryview) -> None:
-        """The next bytes of the chunk are in the file.
-
-        Raises:
-            _DiskFailed
-        """
-        done = 0
-        try:
-            while done < len(data):
-                done += os.pwrite(self._descriptor, data[done:], self._offset + self.written + done)
-        except OSError as error:
-            raise _DiskFailed(error) from None
-        self.written += done
-
-
-def clear_aside(folder: str, boot: int) -> None:
-    """The folder exists and is empty: a checkpoint of unknown state is never resumed from.
-
-    What was there is not deleted but moved beside the folder, until the next start of the runner. (Some training
-    scripts refuse a folder that holds anything, so it stays inside, hidden, only where there is no other way.)
-
-    Raises:
-        OSError: the folder can not be made or written.
-    """
-    os.makedirs(folder, exist_ok=True)
-    parent, own_name = os.path.split(folder)
-    for name in os.listdir(parent):
-        if name.startswith(own_name + _ASIDE):
-            remove(os.path.join(parent, name))
-    names = os.listdir(folder)
-    for name in names:
-        if name.startswith(TEMPORARY):
-            remove(os.path.join(folder, name))
-    rest = [name for name in names if not name.startswith(TEMPORARY)]
-    if not rest:
-        return
-    try:
-        _move(folder, rest, "%s%s%d" % (folder, _ASIDE, boot))
-    except OSError:
-        left = [name for name in rest if os.path.lexists(os.path.join(folder, name))]
-        _move(folder, left, os.path.join(folder, "%s%d" % (_ASIDE, boot)))
-
-
-def _move(folder: str, names: list[str], into: str) -> None:
-    os.mkdir(into, 0o700)
-    for name in names:
-        os.rename(os.path.join(folder, name), os.path.join(into, name))

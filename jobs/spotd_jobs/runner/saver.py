@@ -14,12 +14,13 @@ import os
 import threading
 from typing import Any, NamedTuple
 
-from spotd_jobs.runner import complete, tree
+from spotd_jobs.runner import complete, manifest, tree
 from spotd_jobs.runner.clocks import now_text, steady
 from spotd_jobs.runner.companions import companions
 from spotd_jobs.runner.files import read_text, remove, write_whole
 from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.lowkey import GivesWay, give_way
+from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.say import reason_of, say
 from spotd_jobs.runner.store import GivenUp, Store
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
@@ -31,6 +32,7 @@ _POLL_MAX_S = 1.0
 _POLL_MIN_S = 0.02
 _SCAN_SHARE = 20  # a look that takes long makes looks rarer, so that watching stays under 5 % of one core
 _NAME_MAX = 150
+_ODD_MAX = 1000
 _SMALL_BYTES = 16 * 1024 * 1024
 _PATIENCE_S = 20.0
 _SLOW_BYTES_PER_S = 16 * 1024 * 1024
@@ -93,6 +95,8 @@ class Saver:
         self._taken: dict[str, tree.Tree] = {}
         self._whole: dict[str, tree.Tree] = {}
         """Of each entry that is there, the last state that was complete, whatever became of its upload."""
+        self._odd: dict[str, str] = {}
+        """Of entries that could not even be looked at: what was said of each."""
         self._published: set[str] = set()
         self._names_are_free = True
         self._pointed: set[str] = set()
@@ -127,7 +131,10 @@ class Saver:
         self._previous = manifest_sha256
         self._names_are_free = first_boot
         if restored is not None:
-            self._taken[restored] = self._whole[restored] = tree.look(self._folder, restored)
+            try:
+                self._taken[restored] = self._whole[restored] = tree.look(self._folder, restored)
+            except (tree.Vanished, tree.Unfit) as odd:
+                say("what was restored is sent again: " + reason_of(odd))
         self._read_pointers()
         for thread in self._threads:
             thread.start()
@@ -187,11 +194,17 @@ class Saver:
             self._read_pointers()
             found = []
             for name in self._names():
-                candidate = self._candidate(name, end)
-                if candidate is not None:
-                    found.append(candidate)
-            for candidate in sorted(found, key=self._age):
-                self._take(candidate)
+                try:
+                    candidate = self._candidate(name, end)
+                    if candidate is not None:
+                        found.append((self._age(candidate), candidate))
+                except Exception as error:  # noqa: BLE001 - whatever is odd about one entry, the others are looked at
+                    self._refuse(name, "it can not be looked at: " + reason_of(error))
+            for _, candidate in sorted(found, key=_first):
+                try:
+                    self._take(candidate)
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._refuse(candidate.name, "it can not be held: " + reason_of(error))
 
     def _names(self) -> list[str]:
         try:
@@ -254,7 +267,7 @@ class Saver:
         self._taken[candidate.name] = self._whole[candidate.name] = candidate
         step = complete.step_of(self._folder, candidate)
         taken = _Taken(stage, serial, step, now_text())
-        self.seen = Seen(candidate.name, step, taken.at, candidate.size, "")
+        self.seen = Seen(safe_name(candidate.name), step, taken.at, candidate.size, "")
         with self._change:
             self._queue.append(taken)
             while len(self._queue) > self._keep:
@@ -263,7 +276,7 @@ class Saver:
 
     def _skip(self, taken: _Taken, why: str) -> None:
         taken.stage.release()
-        self._store.events.add("checkpoint_skipped", name=taken.stage.tree.name, reason=why)
+        self._store.events.add("checkpoint_skipped", name=encoded(taken.stage.tree.name), reason=why)
 
     def _refuse(self, name: str, why: str) -> None:
         watched = self._watched.get(name)
@@ -271,7 +284,13 @@ class Saver:
             if watched.refused == why:
                 return
             watched.refused = why
-        self._store.events.add("checkpoint_refused", name=name, reason=why)
+        else:
+            if self._odd.get(name) == why:
+                return
+            if len(self._odd) >= _ODD_MAX:
+                self._odd.clear()
+            self._odd[name] = why
+        self._store.events.add("checkpoint_refused", name=encoded(name), reason=why)
 
     def _read_pointers(self) -> None:
         for name in complete.POINTERS:
@@ -299,6 +318,8 @@ class Saver:
             except tree.Vanished:
                 self._skip(taken, "it was changed while it was read")
                 self._forget_taken(taken)
+            except tree.Unfit as unfit:
+                self._skip(taken, str(unfit))
             except GivenUp as given_up:
                 self._skip(taken, "no time was left: %s" % given_up)
             except Exception as error:  # noqa: BLE001 - one checkpoint that can not be stored must not stop the others
@@ -342,18 +363,19 @@ class Saver:
             )
             files = upload.run(self._store.parallel)
             files += companions(self._folder, taken.stage.tree, self._pointed, self._store, self._known)
-            manifest = self._store.document(
+            size = sum(entry["size"] for entry in files)
+            data = manifest.written(
+                self._store,
                 kind="checkpoint",
                 name=name,
-                entry=entry,
+                entry=encoded(entry),
                 serial=taken.serial,
                 step=taken.step,
                 created_at=taken.at,
-                bytes=sum(entry["size"] for entry in files),
+                bytes=size,
                 files=files,
                 previous=self._previous,
             )
-            data = self._store.sealed(manifest)
             key = "checkpoints/%s.json" % name
             if not self._published:
                 write_whole(self._published_mark, b"")
@@ -364,12 +386,12 @@ class Saver:
             self.progress.end()
         self._previous = hashlib.sha256(data).hexdigest()
         self._published.add(name)
-        self.stored = Seen(name, taken.step, taken.at, manifest["bytes"], self._store.prefix + key)
+        self.stored = Seen(name, taken.step, taken.at, size, self._store.prefix + key)
         self._store.events.add(
             "checkpoint",
             name=name,
             step=taken.step,
-            bytes=manifest["bytes"],
+            bytes=size,
             uploaded_bytes=self.progress.sent,
             seconds=round(self.progress.seconds, 3),
             key=self._store.prefix + key,
@@ -383,9 +405,7 @@ class Saver:
 
     def _unique_name(self, entry: str, serial: int) -> str:
         """What this checkpoint is called for good, fit to be part of a key. None is ever published twice."""
-        safe = "".join(character if character in _SAFE else "_" for character in entry)
-        if safe != entry or len(safe) > _NAME_MAX:
-            safe = safe[:_NAME_MAX] + "-" + hashlib.sha256(os.fsencode(entry)).hexdigest()[:12]
+        safe = safe_name(entry)
         if not self._names_are_free:
             return "%s~%d" % (safe, serial)
         number, name = 1, safe
@@ -394,5 +414,17 @@ class Saver:
         return name
 
 
+def safe_name(entry: str) -> str:
+    """A name for an entry that is fit to be part of a key, and no other entry's."""
+    safe = "".join(character if character in _SAFE else "_" for character in entry)
+    if safe != entry or len(safe) > _NAME_MAX:
+        safe = safe[:_NAME_MAX] + "-" + hashlib.sha256(os.fsencode(entry)).hexdigest()[:12]
+    return safe
+
+
 def _serial(taken: _Taken) -> int:
     return taken.serial
+
+
+def _first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]

@@ -11,8 +11,13 @@ import stat
 from typing import NamedTuple
 
 from spotd_jobs.runner.files import remove
+from spotd_jobs.runner.names import encoded
+from spotd_jobs.runner.say import reason_of
 
 ENTRIES_MAX = 100_000
+DEPTH_MAX = 250
+"""Below the limit of manifests, so that companions and names of outputs fit, too."""
+_PATH_BYTES_MAX = 4000
 FILE, DIR, LINK = "file", "dir", "link"
 
 
@@ -75,32 +80,39 @@ def look(folder: str, name: str) -> Tree:
         Unfit: it holds what no manifest can say.
     """
     nodes: list[Node] = []
-    try:
-        _walk(folder, name, nodes)
-    except (FileNotFoundError, NotADirectoryError):
-        raise Vanished(name) from None
+    waiting = [name]
+    while waiting:
+        path = waiting.pop()
+        try:
+            waiting += _look_at(folder, path, nodes)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Vanished(name) from None
+        except OSError as error:
+            raise Unfit("%s can not be read: %s" % (encoded(path)[-80:], reason_of(error))) from None
+        if len(nodes) > ENTRIES_MAX:
+            raise Unfit("it holds more than %d files" % ENTRIES_MAX)
     return Tree(name, tuple(sorted(nodes)))
 
 
-def _walk(folder: str, path: str, nodes: list[Node]) -> None:
-    if len(nodes) > ENTRIES_MAX:
-        raise Unfit("it holds more than %d files" % ENTRIES_MAX)
+def _look_at(folder: str, path: str, nodes: list[Node]) -> list[str]:
+    """What lies directly below this path and is still to be looked at. Recursion would end where folders are deep."""
+    if path.count("/") >= DEPTH_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise Unfit("it is more than %d folders deep, or a path in it is too long" % DEPTH_MAX)
     full = os.path.join(folder, path)
     facts = os.lstat(full)
     if stat.S_ISLNK(facts.st_mode):
         node = _link(path, full, facts)
         if node is not None:
             nodes.append(node)
-        return
-    if stat.S_ISDIR(facts.st_mode):
+    elif stat.S_ISDIR(facts.st_mode):
         names = os.listdir(full)
-        for name in names:
-            _walk(folder, path + "/" + name, nodes)
         if not names:
             nodes.append(Node(path, DIR, 0, facts.st_mtime_ns, facts.st_ino, stat.S_IMODE(facts.st_mode) & 0o777, None))
+        return [path + "/" + name for name in names]
     elif stat.S_ISREG(facts.st_mode):
         nodes.append(_file(path, facts))
     # Sockets, pipes and devices are no content.
+    return []
 
 
 def _file(path: str, facts: os.stat_result) -> Node:
@@ -123,7 +135,7 @@ def _link(path: str, full: str, facts: os.stat_result) -> Node | None:
 
 def leads_inside(path: str, target: str) -> bool:
     """Whether the link at `path` stays below its entry, whatever other links there are: it climbs only at its start."""
-    if not target or target.startswith("/") or "\\" in target:
+    if not target or target.startswith("/"):
         return False
     parts = target.split("/")
     climbs = 0
@@ -150,9 +162,14 @@ class Stage:
 
         Raises:
             Vanished: they are not what they were when the tree was looked at.
+            Unfit: they may not be read.
         """
         try:
-            descriptor = os.open(os.path.join(self._root, node.path), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            # Without blocking: where the file was, there may be a pipe by now.
+            flags = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+            descriptor = os.open(os.path.join(self._root, node.path), flags)
+        except PermissionError:
+            raise Unfit("%s can not be read" % encoded(node.path)[-80:]) from None
         except OSError:
             raise Vanished(node.path) from None
         if not is_same(descriptor, node):

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.files import remove
+from spotd_jobs.runner.files import DiskFull, is_full, remove
 from spotd_jobs.runner.restore import Cancelled
 from spotd_jobs.runner.say import reason_of, say
 
@@ -28,6 +28,7 @@ def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool
 
     Raises:
         CodeUnusable, Cancelled
+        DiskFull: it does not fit on this disk.
     """
     pause_s, wrong = _PAUSE_S, 0
     give_up_at = steady() + _TRY_FOR_S
@@ -41,6 +42,8 @@ def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool
         except web.WebError as error:
             why = "the code archive: %s" % error
         except OSError as error:
+            if is_full(error):
+                raise DiskFull("no room for the code archive") from None
             raise CodeUnusable("the code archive could not be written: " + reason_of(error)) from None
         if wrong >= _WRONG_TRIES or steady() > give_up_at:
             raise CodeUnusable(why)
@@ -67,6 +70,7 @@ def unpack(archive: str, folder: str) -> None:
 
     Raises:
         CodeUnusable: it is damaged, or holds what could leave the folder.
+        DiskFull: it does not fit on this disk.
     """
     work = folder + ".new"
     remove(work)
@@ -81,6 +85,8 @@ def unpack(archive: str, folder: str) -> None:
     except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
         raise CodeUnusable("the code archive is damaged: " + reason_of(error)) from None
     except OSError as error:
+        if is_full(error):
+            raise DiskFull("no room for the code") from None
         raise CodeUnusable("the code could not be unpacked: " + reason_of(error)) from None
     os.rename(work, folder)
 

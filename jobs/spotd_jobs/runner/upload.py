@@ -1,5 +1,8 @@
 """A staged tree becomes chunks and then a manifest in the store: chunks first, the manifest last.
 
+A large file is cut into chunks; small files share one, since a request for each would take longer than their bytes.
+Whether all of it fits into a manifest is known before the first byte goes out.
+
 Each worker holds at most one chunk in memory, so memory is bounded by workers x chunk size, and a slow store slows the
 reading and nothing else. Hashing and writing leave the interpreter's lock, so workers really run side by side.
 
@@ -12,16 +15,20 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 from spotd_jobs.runner import web
 from spotd_jobs.runner.clocks import steady
 from spotd_jobs.runner.known import KnownChunks, new_mark
 from spotd_jobs.runner.lowkey import GivesWay, give_way
+from spotd_jobs.runner.manifest import CHUNKS_MAX, text_bytes, too_much
+from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.store import GivenUp, Store
-from spotd_jobs.runner.tree import FILE, Node, Stage, Vanished, is_same
+from spotd_jobs.runner.tree import FILE, Node, Stage, Unfit, Vanished, is_same
 
 _CHUNKS_WISHED_MAX = 16_384
+_PACKED_BYTES_MAX = 1024 * 1024
+_PACKED_SHARE = 8
 _CHUNK_BYTES_MAX = 64 * 1024 * 1024
 _LOOK_S = 0.5
 
@@ -63,11 +70,41 @@ class Progress:
         return self.done / max(self.seconds, 0.001)
 
 
-class _Piece(NamedTuple):
+class _Part(NamedTuple):
+    """Bytes of a file that go into a chunk: `size` of them, from `offset` on; the file's `number`-th part."""
+
     node: Node
     number: int
     offset: int
     size: int
+
+
+class _Load(NamedTuple):
+    """What one chunk is made of."""
+
+    parts: tuple[_Part, ...]
+    size: int
+
+
+def loads_of(files: tuple[Node, ...], chunk_bytes: int, packed_below: int) -> list[_Load]:
+    """The files cut into chunks of at most so many bytes, those below a size put together in their order."""
+    loads: list[_Load] = []
+    together: list[_Part] = []
+    size = 0
+    for node in files:
+        if node.size >= packed_below:
+            for number, offset in enumerate(range(0, node.size, chunk_bytes)):
+                length = min(chunk_bytes, node.size - offset)
+                loads.append(_Load((_Part(node, number, offset, length),), length))
+        elif node.size:
+            if size + node.size > chunk_bytes:
+                loads.append(_Load(tuple(together), size))
+                together, size = [], 0
+            together.append(_Part(node, 0, 0, node.size))
+            size += node.size
+    if together:
+        loads.append(_Load(tuple(together), size))
+    return loads
 
 
 def _not_at_all() -> GivesWay:
@@ -91,6 +128,11 @@ class TreeUpload:
         must_yield: Callable[[], bool],
         gives_way: Callable[[], GivesWay] = _not_at_all,
     ) -> None:
+        """Nothing was read yet.
+
+        Raises:
+            Unfit: it would not fit into a manifest.
+        """
         self._gives_way = gives_way
         self._way = gives_way()
         self._stage = stage
@@ -102,8 +144,15 @@ class TreeUpload:
         total = stage.tree.size
         while total > chunk_bytes * _CHUNKS_WISHED_MAX and chunk_bytes < _CHUNK_BYTES_MAX:
             chunk_bytes *= 2  # a manifest has its limits too
-        self._chunk_bytes = chunk_bytes
-        self._pieces = iter(self._split())
+        files = stage.tree.files
+        loads = loads_of(files, chunk_bytes, min(_PACKED_BYTES_MAX, chunk_bytes // _PACKED_SHARE))
+        if len(loads) > CHUNKS_MAX // 2:
+            # Of files that are nearly large; fewer of their bytes are then known from the checkpoint before.
+            loads = loads_of(files, chunk_bytes, chunk_bytes // 2)
+        why = too_much(len(loads), text_bytes(stage.tree.nodes, len(loads)))
+        if why:
+            raise Unfit(why)
+        self._loads: Iterator[_Load] = iter(loads)
         self._lock = threading.Lock()
         self._chunks: dict[str, dict[int, dict[str, Any]]] = {}
         self._error: BaseException | None = None
@@ -113,6 +162,7 @@ class TreeUpload:
 
         Raises:
             Vanished: the content changed while it was read; nothing of it counts.
+            Unfit: a part of it can not be read.
             Yielded, GivenUp
         """
         threads = self._crew(workers)
@@ -136,41 +186,37 @@ class TreeUpload:
             thread.start()
         return crew
 
-    def _split(self) -> list[_Piece]:
-        return [
-            _Piece(node, number, offset, min(self._chunk_bytes, node.size - offset))
-            for node in self._stage.tree.files
-            for number, offset in enumerate(range(0, node.size, self._chunk_bytes))
-        ]
-
     def _work(self, way: GivesWay) -> None:
         give_way(way)
         buffer = bytearray(0)
         try:
             while self._error is None and way is self._way:
                 with self._lock:
-                    piece = next(self._pieces, None)
-                if piece is None:
+                    load = next(self._loads, None)
+                if load is None:
                     return
                 if self._must_yield():
                     raise Yielded(self._stage.tree.name)
-                if len(buffer) < piece.size:
-                    buffer = bytearray(piece.size)
-                self._send(piece, memoryview(buffer)[: piece.size])
+                if len(buffer) < load.size:
+                    buffer = bytearray(load.size)
+                self._send(load, memoryview(buffer)[: load.size])
         except BaseException as error:  # noqa: BLE001 - carried to `run`, which raises it in its caller's thread
             self._error = self._error or error
         finally:
             web.drop_connections()
 
-    def _send(self, piece: _Piece, view: memoryview) -> None:
-        descriptor = self._stage.open(piece.node)
-        try:
-            _read_exactly(descriptor, view, piece)
-            digest = hashlib.sha256(view).hexdigest()
-            if not is_same(descriptor, piece.node):
-                raise Vanished(piece.node.path)
-        finally:
-            os.close(descriptor)
+    def _send(self, load: _Load, view: memoryview) -> None:
+        place = 0
+        for part in load.parts:
+            descriptor = self._stage.open(part.node)
+            try:
+                _read_exactly(descriptor, view[place : place + part.size], part)
+                if not is_same(descriptor, part.node):
+                    raise Vanished(part.node.path)
+            finally:
+                os.close(descriptor)
+            place += part.size
+        digest = hashlib.sha256(view).hexdigest()
         key = self._known.claim(digest)
         if key is None:
             name = "data/" + digest + self.mark
@@ -184,37 +230,37 @@ class TreeUpload:
                 raise
             self._known.sent(digest, key)
             with self._lock:
-                self._progress.sent += piece.size
+                self._progress.sent += load.size
         with self._lock:
-            self._progress.done += piece.size
-            self._chunks.setdefault(piece.node.path, {})[piece.number] = {
-                "key": key,
-                "sha256": digest,
-                "size": piece.size,
-            }
+            self._progress.done += load.size
+            place = 0
+            for part in load.parts:
+                row = {"key": key, "sha256": digest, "size": load.size, "offset": place, "length": part.size}
+                self._chunks.setdefault(part.node.path, {})[part.number] = row
+                place += part.size
 
     def _entry(self, node: Node) -> dict[str, Any]:
         chunks = self._chunks.get(node.path, {})
         return {
-            "path": node.path,
+            "path": encoded(node.path),
             "type": node.kind,
             "size": node.size,
             "mode": node.mode,
             "mtime_ns": max(0, node.mtime_ns) if node.kind == FILE else 0,
-            "target": node.target,
+            "target": None if node.target is None else encoded(node.target),
             "chunks": [chunks[number] for number in range(len(chunks))],
         }
 
 
-def _read_exactly(descriptor: int, view: memoryview, piece: _Piece) -> None:
+def _read_exactly(descriptor: int, view: memoryview, part: _Part) -> None:
     done = 0
-    while done < piece.size:
+    while done < part.size:
         if hasattr(os, "preadv"):
-            count = os.preadv(descriptor, [view[done:]], piece.offset + done)
+            count = os.preadv(descriptor, [view[done:]], part.offset + done)
         else:
-            block = os.pread(descriptor, piece.size - done, piece.offset + done)
+            block = os.pread(descriptor, part.size - done, part.offset + done)
             count = len(block)
             view[done : done + count] = block
         if count == 0:
-            raise Vanished(piece.node.path)
+            raise Vanished(part.node.path)
         done += count

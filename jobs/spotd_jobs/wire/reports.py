@@ -157,6 +157,8 @@ class Exit(WireModel):
     signal: Annotated[int, Field(ge=1, le=128)] | None
     oom: bool | None
     reason: Line
+    outputs_lost: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Outputs that there were and that could not be stored."""
 
 
 class Heartbeat(WireModel):
@@ -198,6 +200,7 @@ class EventKind(StrEnum):
     CHECKPOINT_SKIPPED = "checkpoint_skipped"
     CHECKPOINT_ORDER = "checkpoint_order"
     OUTPUTS = "outputs"
+    OUTPUTS_LOST = "outputs_lost"
     REBALANCE = "rebalance"
     PREEMPT_NOTICE = "preempt_notice"
     STOP_ORDER = "stop_order"

@@ -46,10 +46,7 @@ class FallbackShape(TypedDict):
 
 
 class ReceiptShape(TypedDict):
-    """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine.
-
-    `corrections` says, in sentences, where a provider's own bill took the place of what was booked.
-    """
+    """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine."""
 
     id: str
     name: str
@@ -62,7 +59,6 @@ class ReceiptShape(TypedDict):
     budget_usd: float | None
     attempts: list[AttemptCostShape]
     fallbacks: list[FallbackShape]
-    corrections: list[str]
 
 
 class BudgetShape(TypedDict):

@@ -111,8 +111,7 @@ class Files:
             data = objects.get(layout.outputs_key(attempt), bytes_max=MANIFEST_BYTES_MAX)
         except ObjectMissing:
             return None
-        # Each chunk is verified by its content when it is read.
-        verdict = verify_manifest(data, attempt.job, attempt.number, None)
+        verdict = verify_manifest(data, attempt.job, attempt.number, objects.head)
         return None if isinstance(verdict, Refused) else verdict
 
 

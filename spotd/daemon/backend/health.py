@@ -183,10 +183,26 @@ class Health:
         folder = parts.facts.get("state_dir")
         if isinstance(folder, Path):
             rows.extend((mode_row("state folder", folder), filesystem_row(folder, mounts_text())))
+        rows.extend(await self._containment_rows())
         rows.append(await self._history_row())
         paused = parts.policy.why_paused
         if paused:
             rows.append(row_of("daemon", "launches", paused, ok=False))
+        return rows
+
+    async def _containment_rows(self) -> list[CheckShape]:
+        """What the daemon could not go on with, and what it leaves out at the moment."""
+        parts = self._parts
+        jobs = await parts.database.read(lambda reads: reads.quarantined_jobs())
+        rows = [
+            row_of("daemon", f"job {job.name}", job.reason, ok=False, hint=f"spotctl retry {job.name}") for job in jobs
+        ]
+        rows.extend(
+            row_of("daemon", one.subject, one.error, ok=False, hint="everything else goes on; report this with the log")
+            for one in sorted(parts.brain.contained, key=lambda one: one.subject)
+        )
+        if parts.brain.held:
+            rows.append(row_of("daemon", "decisions", f"none are made: {parts.brain.held}", ok=False))
         return rows
 
     async def _history_row(self) -> CheckShape:

@@ -18,6 +18,8 @@ def upgrade() -> None:
     # What measures a machine's bill: until when it is proven, its traffic, the listings that showed it.
     _add("attempts", "meter_until", "listed_at", "over_ceiling_at", "traffic_since")
     _add("attempts", "meter_traffic", "uploaded_bytes", "restored_bytes", "traffic_spent", "bill_tries", nullable=False)
+    # An older spotd did not tell launches that it had sent from those that it had not.
+    op.execute("UPDATE intents SET state = 'sent' WHERE kind = 'launch' AND state = 'open'")
     # What a machine costs that no attempt owns.
     _add("intents", "stray_since")
     _add("intents", "stray_rate", nullable=False)
@@ -25,11 +27,6 @@ def upgrade() -> None:
     op.add_column("checkpoints", sa.Column("host", sa.Text(), nullable=False, server_default=""))
     op.add_column("checkpoints", sa.Column("proven_by", sa.BigInteger(), nullable=True))
     op.add_column("checkpoints", sa.Column("doubted_by", sa.Text(), nullable=False, server_default=""))
-    # Which outputs are the job's.
-    op.add_column("jobs", sa.Column("outputs_attempt", sa.BigInteger(), nullable=True))
-    op.add_column("jobs", sa.Column("outputs_sha256", sa.Text(), nullable=True))
-    op.add_column("jobs", sa.Column("outputs_bytes", sa.BigInteger(), nullable=False, server_default="0"))
-    op.add_column("jobs", sa.Column("outputs_problem", sa.Text(), nullable=False, server_default=""))
     # What a job's failures, its budget and its disk need.
     _add("jobs", "idle_launches", "failed_starts", "disk_gb_seen", nullable=False)
     _add("jobs", "not_before", "budget_set", "rate_low")

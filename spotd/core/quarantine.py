@@ -1,0 +1,190 @@
+"""Keeps what cannot be judged from everything else.
+
+Theory. The daemon must go on whatever one row, one host or one plugin holds: a daemon that ends leaves every machine
+alone, and one that ends at each start never ends any. So each attempt, each job and each listing is judged in a step
+of its own (`Draft.attempted`). What raises leaves nothing behind, and its job is quarantined: its machine is ended, the
+job has FAILED with the cause as its reason, and its owner decides. A provider's listing or offers that cannot be read
+cost that reading and nothing else, since no job is to blame for them.
+
+A quarantine asks nothing of the values that made it necessary, and it forgets no machine: what may exist under the
+attempt's key is ended, or searched for, until the provider says that it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from spotd.core.draft import Draft
+from spotd.core.invariants import broken_rules
+from spotd.core.model import Attempt, Job, JobId, MachineState, Plan, World
+from spotd.core.plans import applied, combine
+from spotd.core.states import AttemptState, EndReason, JobState
+
+QUARANTINE_MARK: Final = "quarantined: "
+"""How the reason of a quarantined job begins; `doctor` finds them by it."""
+WORDS_MAX: Final = 500
+
+
+def in_words(error: Exception) -> str:
+    """The exception as a part of a sentence."""
+    return f"{type(error).__name__}: {error}"[:WORDS_MAX]
+
+
+def contain(draft: Draft, job: JobId, step: Callable[[], None], what: str) -> bool:
+    """Whether the step ended well; if not, nothing of it remains and the job is quarantined."""
+    error = draft.attempted(step)
+    if error is not None:
+        quarantine(draft, job, f"{what} ({in_words(error)})")
+    return error is None
+
+
+def quarantine(draft: Draft, job_id: JobId, why: str) -> None:
+    """The job's machines are owed their end, and the job has failed for this reason."""
+    draft.note_contained(f"job {job_id}", why)
+    numbers = [0]
+    for item in draft.attempts():
+        if item.id.job == job_id:
+            numbers.append(item.id.number)
+            _end(draft, item, why)
+    job = draft.find_job(job_id)
+    if job is None:
+        return
+    job = replace(job, attempts_made=max(job.attempts_made, *numbers))
+    draft.put_job(job if job.state.is_final else _failed(draft, job, why))
+    draft.event("job.quarantined", f"spotd could not go on with this job safely: {why}", job=job_id)
+
+
+def _failed(draft: Draft, job: Job, why: str) -> Job:
+    reason = f"{QUARANTINE_MARK}{why}; spotctl retry {job.name} tries again, and please report it with the log"
+    return replace(job, state=JobState.FAILED, reason=reason, state_since=draft.now, ended_at=draft.now)
+
+
+def _end(draft: Draft, item: Attempt, why: str) -> None:
+    if item.state.counts:
+        if item.machine is MachineState.GONE:
+            draft.put_attempt(
+                replace(
+                    item, state=AttemptState.ENDED, ended_at=draft.now, end_reason=EndReason.QUARANTINED, end_detail=why
+                )
+            )
+        else:
+            draft.put_attempt(
+                replace(
+                    item,
+                    state=AttemptState.ENDING,
+                    ended_at=draft.now,
+                    end_reason=EndReason.QUARANTINED,
+                    end_detail=why,
+                )
+            )
+        sentence = EndReason.QUARANTINED.traits.sentence.format(detail=why)
+        draft.event("attempt.quarantined", sentence, attempt=item.id, reason=EndReason.QUARANTINED.value)
+    if item.ref is not None and item.machine is not MachineState.GONE:
+        draft.owe_termination(item.ref, item.key, item.id, why=f"its attempt is quarantined: {why}")
+
+
+def guarded(think: Callable[[World], Plan], world: World, now: datetime) -> Plan:
+    """The plan for everything that can be judged; what makes the judgement itself raise is quarantined.
+
+    The steps inside catch nearly all. This is for what is added up over the whole world: if that raises, each job is
+    tried alone, and the others go on without those that raise.
+    """
+    try:
+        return think(world)
+    except Exception as exc:  # noqa: BLE001 - one job's values must not end the judgement of all
+        whole = in_words(exc)
+    failures = _failures(think, world)
+    draft = Draft(world, now)
+    for job, why in failures.items():
+        quarantine(draft, job, why)
+    if not failures:
+        draft.note_contained("the judgement of all jobs", whole)
+        return draft.plan()
+    try:
+        return combine(draft.plan(), think(without(world, failures)))
+    except Exception as exc:  # noqa: BLE001 - as above; the quarantine at least is written
+        draft.note_contained("the judgement of all other jobs", in_words(exc))
+        return draft.plan()
+
+
+def _failures(think: Callable[[World], Plan], world: World) -> dict[JobId, str]:
+    """Jobs that raise although they are alone in the world."""
+    found: dict[JobId, str] = {}
+    for job in world.jobs:
+        try:
+            think(without(world, world.jobs.keys() - {job}))
+        except Exception as exc:  # noqa: BLE001 - this is the question
+            found[job] = in_words(exc)
+    return found
+
+
+def without(world: World, jobs: Mapping[JobId, object] | frozenset[JobId] | set[JobId]) -> World:
+    """The world as if these jobs and their attempts were none of it."""
+    return replace(
+        world,
+        jobs={i: job for i, job in world.jobs.items() if i not in jobs},
+        attempts={i: item for i, item in world.attempts.items() if i.job not in jobs},
+        intents={i: t for i, t in world.intents.items() if t.attempt is None or t.attempt.job not in jobs},
+    )
+
+
+def sealing(world: World, now: datetime) -> Plan:
+    """Rows that cannot be understood are over, the jobs they belong to have failed, and their machines are ended."""
+    draft = Draft(world, now)
+    for row in world.unreadable:
+        what = "its row" if row.attempt is None else f"the row of attempt {row.attempt}"
+        why = f"{what} in the state cannot be understood ({row.error})"
+        if row.ref is not None and row.key is not None:
+            draft.owe_termination(row.ref, row.key, None, why=f"its attempt is quarantined: {why}")
+        if row.job in world.jobs:
+            quarantine(draft, row.job, why)
+        else:
+            draft.note_contained(f"job {row.job}", why)
+            draft.event("job.quarantined", f"spotd could not go on with this job safely: {why}", job=row.job)
+    return replace(draft.plan(), sealed=world.unreadable)
+
+
+def sound(world: World, plan: Plan, now: datetime) -> Plan:
+    """The plan without what breaks a rule: the jobs that it would break are quarantined instead."""
+    broken = broken_rules(applied(world, plan))
+    if not broken:
+        return plan
+    why: dict[JobId, str] = {}
+    for one in broken:
+        why[one.job] = f"{why[one.job]}; {one.sentence}" if one.job in why else one.sentence
+    return set_aside(world, plan, why, now)
+
+
+def set_aside(world: World, plan: Plan, why: Mapping[JobId, str], now: datetime) -> Plan:
+    """The plan without its parts for these jobs, which are quarantined as they stand in the world."""
+    rest = _part(plan, lambda job: job not in why)
+    draft = Draft(applied(world, rest), now)
+    for job, cause in why.items():
+        quarantine(draft, job, cause[:WORDS_MAX])
+    return combine(rest, draft.plan())
+
+
+def parts(plan: Plan) -> dict[JobId, Plan]:
+    """What of the plan is of each job."""
+    jobs = {
+        *plan.jobs,
+        *(i.job for i in plan.attempts),
+        *(t.attempt.job for t in plan.intents.values() if t.attempt is not None),
+        *(charge.attempt.job for charge in plan.charges),
+    }
+    return {job: _part(plan, lambda one, job=job: one == job) for job in sorted(jobs)}  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+
+
+def _part(plan: Plan, wanted: Callable[[JobId | None], bool]) -> Plan:
+    return replace(
+        plan,
+        jobs={i: job for i, job in plan.jobs.items() if wanted(i)},
+        attempts={i: item for i, item in plan.attempts.items() if wanted(i.job)},
+        intents={i: t for i, t in plan.intents.items() if wanted(None if t.attempt is None else t.attempt.job)},
+        cooldowns=plan.cooldowns if wanted(None) else (),
+        charges=tuple(c for c in plan.charges if wanted(c.attempt.job)),
+        events=tuple(e for e in plan.events if wanted(e.job)),
+    )

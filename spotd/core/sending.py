@@ -1,0 +1,111 @@
+"""What becomes of a launch before its call is made, and what is known of one that cannot be judged.
+
+Theory. A launch is owed from its commit on, but a provider takes few calls at once, so it may wait for its turn for
+minutes. Whether its job still wants the machine is asked again at the last moment, in the commit that records that the
+call is made now. So after any end of the process an intent that is still OPEN was certainly never sent, and only one
+that is SENT has an unknown outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, assert_never
+
+from spotd.core.draft import Draft
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Intent,
+    IntentId,
+    IntentState,
+    MachineState,
+    Plan,
+    World,
+    launch_intent_id,
+)
+from spotd.core.quarantine import quarantine
+from spotd.core.states import EndReason
+from spotd_providers.contract.values import Instance, ProviderName
+
+WINDOW_DEFAULT: Final = timedelta(minutes=3)
+
+
+def launch_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+    """Record that the call is made now; or that it never is, where its job wants no machine any more."""
+    draft = Draft(world, now)
+    item = world.attempts.get(attempt_id)
+    intent = None if item is None else draft.intent(launch_intent_id(item.key))
+    if item is None or intent is None or intent.state is not IntentState.OPEN:
+        return draft.plan()
+    job = world.jobs[attempt_id.job]
+    if not item.state.counts or job.cancel_requested or job.state.is_final:
+        not_sent(draft, item, intent, "its job does not want the machine any more")
+    elif world.policy.launches_paused:
+        not_sent(draft, item, intent, world.policy.launches_paused)
+    else:
+        draft.put_intent(replace(intent, state=IntentState.SENT))
+    return draft.plan()
+
+
+def not_sent(draft: Draft, item: Attempt, intent: Intent, why: str) -> None:
+    """No call was made for this intent, so there is certainly no machine."""
+    draft.machine_gone(item.id)
+    draft.put_intent(replace(intent, state=IntentState.FAILED, error=f"not sent: {why}"))
+    draft.end_attempt(item.id, EndReason.NOT_SENT, why)
+
+
+class LaunchOutcome(StrEnum):
+    """What is known of a launch when what it means for its job cannot be judged."""
+
+    NOT_MADE = "not_made"
+    MADE = "made"
+    UNKNOWN = "unknown"
+
+
+def launch_contained(
+    world: World, attempt_id: AttemptId, outcome: LaunchOutcome, made: Instance | None, why: str, now: datetime
+) -> Plan:
+    """Quarantine the job, and end the machine that was made, or may have been."""
+    draft = Draft(world, now)
+    item = world.attempts.get(attempt_id)
+    if item is None:
+        if made is not None:
+            draft.owe_termination(made.ref, made.key, None, why="its attempt has ended meanwhile")
+        return draft.plan()
+    match outcome:
+        case LaunchOutcome.NOT_MADE:
+            state, changed = IntentState.FAILED, replace(item, machine=MachineState.GONE)
+        case LaunchOutcome.MADE:
+            ref = item.ref if made is None else made.ref
+            meter = replace(item.meter, rate=item.quote.price.total, since=item.meter.since or now)
+            state, changed = IntentState.DONE, replace(item, ref=ref, machine=MachineState.LIVE, meter=meter)
+        case LaunchOutcome.UNKNOWN:
+            state, changed = IntentState.UNKNOWN, replace(item, outcome_unknown=True)
+        case _:
+            assert_never(outcome)
+    draft.put_attempt(changed)
+    intent = draft.intent(launch_intent_id(item.key))
+    if intent is not None and intent.is_open:
+        due = window_end(draft, item.provider)
+        draft.put_intent(replace(intent, state=state, error=why, not_before=due, ref=changed.ref))
+    quarantine(draft, attempt_id.job, why)
+    return draft.plan()
+
+
+def end_contained(world: World, intent_id: IntentId, now: datetime) -> Plan:
+    """The provider accepted the end; that is recorded, and nothing that would have to be judged."""
+    draft = Draft(world, now)
+    intent = world.intents.get(intent_id)
+    if intent is not None and intent.state is IntentState.OPEN:
+        accepted = replace(intent, state=IntentState.ACCEPTED, accepted_at=now, tries=intent.tries + 1, error="")
+        draft.put_intent(accepted)
+        draft.look_again(intent.provider)
+    return draft.plan()
+
+
+def window_end(draft: Draft, provider: ProviderName) -> datetime:
+    """When the absence of a machine whose launch may still be on its way begins to mean something."""
+    rules = draft.policy.providers.get(provider)
+    return draft.now + (rules.reconcile_window if rules is not None else WINDOW_DEFAULT)
