@@ -17,8 +17,6 @@ SHOWN_FIRST: Final = timedelta(seconds=5)
 SHOWN_MAX: Final = timedelta(minutes=5)
 COOLDOWNS_REMEMBERED: Final = timedelta(hours=1)
 """After its end: what is refused again soon cools down for longer."""
-KEY_FIRST: Final = timedelta(seconds=30)
-KEY_MAX: Final = timedelta(minutes=15)
 
 
 def cooling_until(cooldown: Cooldown, board: Board | None) -> datetime:
@@ -37,7 +35,7 @@ def cooling_until(cooldown: Cooldown, board: Board | None) -> datetime:
         case CoolingEnd.CREDIT:
             pause, seen_at = timedelta(0), board.credit_at
         case CoolingEnd.KEY:
-            pause, seen_at = doubled(KEY_FIRST, cooldown.strikes, KEY_MAX), board.key_at
+            pause, seen_at = timedelta(0), board.key_at
         case _:
             assert_never(cooldown.ends)
     if seen_at is None or seen_at <= since:

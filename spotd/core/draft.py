@@ -275,6 +275,10 @@ class Draft:
         self._charges.extend(charges)
         self.put_attempt(after)
 
+    def book(self, charge: Charge) -> None:
+        """The charge is booked; the attempt's meter is the caller's to set."""
+        self._charges.append(charge)
+
     def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:
         """So much of what is booked for the attempt is not billed after all."""
         item = self.attempt(attempt)

@@ -199,6 +199,21 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What was in the store of a job's outputs when the end of the attempt that succeeded was read.
+
+    Attributes:
+        sha256: of the manifest's bytes: no other is delivered. `None` where there was none that can be read.
+        problem: what of them is not there, in words; empty where all is, or none were asked for.
+    """
+
+    attempt: int
+    sha256: str | None
+    bytes: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the user queued, and how far it has come.
 
@@ -216,6 +231,7 @@ class Job:
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended.
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
+        outputs: what the attempt that succeeded left, `None` before one has.
     """
 
     id: JobId
@@ -239,6 +255,7 @@ class Job:
     ended_at: datetime | None = None
     exit_code: int | None = None
     cancel_requested: bool = False
+    outputs: Outputs | None = None
     idle_launches: int = 0
     failed_starts: int = 0
     not_before: datetime | None = None
@@ -558,6 +575,12 @@ class HostReport:
     flood: str = ""
     """What the host wrote too much of, in words; empty while it is within its limits."""
     fallbacks: tuple[Fallback, ...] = ()
+    untold: frozenset[str] = frozenset()
+    """Keys of manifests among `checkpoints` that get no line of their own in the job's history."""
+    outputs_sha256: str | None = None
+    outputs_bytes: int = 0
+    outputs_problem: str = ""
+    """What of the outputs is not there, in words."""
     alive_at: datetime | None = None
     exit_at: datetime | None = None
     uploads: Mapping[str, int] = field(default_factory=dict)

@@ -37,10 +37,11 @@ ACCOUNT_COOLDOWN_FIRST: Final = timedelta(minutes=1)
 ACCOUNT_COOLDOWN: Final = timedelta(minutes=15)
 OUTAGE_COOLDOWN: Final = timedelta(seconds=30)
 OUTAGE_COOLDOWN_MAX: Final = timedelta(minutes=5)
+RATE_LIMIT_MIN: Final = timedelta(seconds=5)
 RATE_LIMIT_MAX: Final = timedelta(minutes=15)
 """However long a provider asks to be left alone, a launch is tried again after this."""
 STORE_COOLDOWN: Final = timedelta(seconds=5)
-STORE_COOLDOWN_MAX: Final = timedelta(minutes=1)
+STORE_COOLDOWN_MAX: Final = timedelta(minutes=2)
 REJECTED_COOLDOWN: Final = timedelta(minutes=1)
 BROKEN_COOLDOWN: Final = timedelta(hours=6)
 TERMINATE_BACKOFF_FIRST: Final = timedelta(seconds=2)
@@ -140,8 +141,25 @@ def launch_refused(
         reason = EndReason.CONTRACT_BROKEN
     elif failure is LaunchFailure.NOT_PREPARED:
         reason = EndReason.NOT_PREPARED
+    before = draft.job(attempt_id.job)
     draft.end_attempt(attempt_id, reason, detail)
+    if failure in _OF_NO_JOB:
+        # What cools down bounds these launches, and the job goes on as soon as that ends.
+        job = draft.job(attempt_id.job)
+        draft.put_job(replace(job, idle_launches=before.idle_launches, not_before=before.not_before))
     return draft.plan()
+
+
+_OF_NO_JOB: Final = frozenset(
+    {
+        LaunchFailure.NO_BALANCE,
+        LaunchFailure.AUTH,
+        LaunchFailure.RATE_LIMITED,
+        LaunchFailure.UNAVAILABLE,
+        LaunchFailure.STORE_AWAY,
+    }
+)
+"""Refusals that would have met any job."""
 
 
 def _cool_down(
@@ -172,7 +190,7 @@ def _cool_down(
             ends = CoolingEnd.CREDIT if failure is LaunchFailure.NO_BALANCE else CoolingEnd.KEY
         case LaunchFailure.RATE_LIMITED | LaunchFailure.UNAVAILABLE:
             scope, subject, longest = CooldownScope.PROVIDER, "", OUTAGE_COOLDOWN_MAX
-            span = OUTAGE_COOLDOWN if retry_after is None else min(retry_after, RATE_LIMIT_MAX)
+            span = OUTAGE_COOLDOWN if retry_after is None else min(max(retry_after, RATE_LIMIT_MIN), RATE_LIMIT_MAX)
         case LaunchFailure.STORE_AWAY:
             provider, scope, subject = EVERYWHERE, CooldownScope.STORE, ""
             span, longest = STORE_COOLDOWN, STORE_COOLDOWN_MAX

@@ -28,6 +28,8 @@ from spotd_providers.contract.values import Market, Offer
 PPM: Final = 1_000_000
 GB: Final = 1_000_000_000
 DEFAULT_CHECKPOINT_INTERVAL: Final = timedelta(minutes=15)
+INTERVALS_MIN: Final = 2
+"""Between so many checkpoints of one attempt it shows how often it saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +43,26 @@ class Needs:
 
 def needs_of(job: Job, policy: Policy) -> Needs:
     """What the job's newest checkpoint says about its traffic; none is known before the first."""
-    spec = job.spec
     size = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
-    interval = max(spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, timedelta(minutes=1))
+    interval = _interval(job)
     stay = max(policy.expected_stay, timedelta(minutes=1))
     return Needs(
         disk_gb=disk_gb_for(job),
         upload_bytes_per_hour=per_hour(size, interval),
         restore_bytes_per_hour=per_hour(size + bytes_within(job.code_bytes), stay),
     )
+
+
+def _interval(job: Job) -> timedelta:
+    """How often the job saves: as it says, or oftener where its newest attempt did; a quarter of it at the least.
+
+    The instants are the host's own, which must not make a job unaffordable everywhere.
+    """
+    stated = max(job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, timedelta(minutes=1))
+    own = [saved.at for saved in job.checkpoints if saved.attempt == job.checkpoints[0].attempt]
+    if len(own) < INTERVALS_MIN + 1:
+        return stated
+    return min(stated, max(stated / 4, (own[0] - own[-1]) / (len(own) - 1), timedelta(minutes=1)))
 
 
 def _up(numerator: int, denominator: int) -> int:

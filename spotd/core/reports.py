@@ -11,6 +11,7 @@ from spotd.core.bounds import notice_within
 from spotd.core.draft import Draft
 from spotd.core.lineage import with_progress
 from spotd.core.model import AttemptId, ExitCause, HostReport
+from spotd.core.outputs import pin_outputs, tell_outputs
 from spotd.core.retention import tell_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.traffic import meter_traffic
@@ -30,6 +31,8 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
         job = draft.job(attempt_id.job)
         draft.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))
         for checkpoint in report.checkpoints:
+            if checkpoint.manifest_key in report.untold:
+                continue
             draft.event(
                 "checkpoint.accepted",
                 f"checkpoint {checkpoint.name} is complete and verified",
@@ -126,7 +129,9 @@ def exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
             return
         case ExitCause.FINISHED:
             if report.exit_code == 0:
+                outputs = pin_outputs(draft, attempt_id, report)
                 draft.end_attempt(attempt_id, EndReason.DONE)
+                tell_outputs(draft, attempt_id, outputs)
             elif item.stop is not None:
                 draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
             else:

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from random import SystemRandom
@@ -25,6 +26,7 @@ from spotd.daemon import collecting, sockets, spools
 from spotd.daemon import log as logs
 from spotd.daemon.backend import DaemonBackend, Parts
 from spotd.daemon.bell import Bell
+from spotd.daemon.bills import BillCheck
 from spotd.daemon.boards import Boards
 from spotd.daemon.brain import Brain, look_pace_s
 from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock
@@ -48,6 +50,7 @@ from spotd.daemon.sdnotify import Notify
 from spotd.daemon.secretfiles import SecretFiles
 from spotd.daemon.settings import Settings
 from spotd.daemon.storekeeper import Storekeeper
+from spotd.daemon.survey import Surveyor
 from spotd.history import History
 from spotd.store import Store
 from spotd_jobs.bundle import build_runner
@@ -156,9 +159,11 @@ class App:
             group.start_soon(daemon.executor.run, name="executor")
             group.start_soon(daemon.granter.run, name="granter")
             group.start_soon(daemon.leasing.run, name="lease")
+            group.start_soon(daemon.surveyor.run, name="survey")
             group.start_soon(daemon.brain.run, name="brain")
             group.start_soon(daemon.retention.run, name="retention")
             group.start_soon(daemon.historian.run, name="history")
+            group.start_soon(daemon.bills.run, name="bills")
             daemon.hosting.start(group)
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
@@ -246,8 +251,6 @@ class _Daemon:
         )
         self.policy = PolicyBox(self._policy(settings))
         self.policy.paused = TAKING_STOCK
-        self.policy.gates.append(lambda: leasing.hold)
-        self.policy.owned = leasing.owned
         self.leasing = leasing
         commits = Commits(database, self.policy, clock, crash)
         app.redactor.register(settings.secrets)
@@ -271,6 +274,9 @@ class _Daemon:
             log=logs.get("grants"),
             forbidden=lambda: leasing.lost,
         )
+        self.surveyor = Surveyor(objects, commits=commits, clock=clock, log=logs.get("survey"))
+        self.policy.gates += [lambda: leasing.hold, lambda: self.surveyor.hold]
+        self.policy.owned = self._owned
         shared_by = objects.shared_with_hosts_by
         look_every_s = look_pace_s(clock, shared_by)
         keeper = Storekeeper(
@@ -319,6 +325,9 @@ class _Daemon:
             clock=clock,
             log=logs.get("retention"),
             may_delete=lambda: leasing.may_write,
+        )
+        self.bills = BillCheck(
+            self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
         )
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
@@ -383,6 +392,11 @@ class _Daemon:
         self._app.redactor.register(fresh.secrets)
         self.policy.reload(self._policy(fresh))
         self.bell.ring()
+
+    def _owned(self, policy: Policy) -> Policy:
+        """No machine is a stray before it is known that the state is no older than the store."""
+        mine = self.leasing.owned(policy)
+        return mine if self.surveyor.done else replace(mine, identity_sure=False)
 
     def _start_script(self, provider: ProviderName, grant_url: str) -> str:
         traits = self.hosting.traits.get(provider)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from spotd.core.market import Board, MarketSnapshot, build_shelf
-from spotd.core.model import Event
+from spotd.core.model import CoolingEnd, Event
 from spotd.daemon.bell import Bell
+from spotd.daemon.evidence import Evidence
 from spotd_providers.contract.values import AttemptKey, Listing, Market, Offer, OfferId, OfferPage, ProviderName
 
 
@@ -43,8 +44,13 @@ class Boards:
         self._notes: list[Event] = []
         self.wanted: dict[ProviderName, frozenset[AttemptKey]] = {}
         """Keys whose machines must be looked for one by one, because a launch's outcome is unknown."""
+        self.evidence = Evidence()
         self.inhabited: frozenset[ProviderName] = frozenset()
         """Providers where we have, or may have, machines."""
+
+    def wake(self) -> None:
+        """Something is known that may change a decision."""
+        self._bell.ring()
 
     def open(self, provider: ProviderName) -> None:
         """The provider has an empty board until its first answer."""
@@ -52,7 +58,8 @@ class Boards:
         self._machines[provider] = MachinesSeen()
 
     def snapshot(self) -> MarketSnapshot:
-        return MarketSnapshot(boards=dict(self._boards))
+        boards = {name: self.evidence.on(board) for name, board in self._boards.items()}
+        return MarketSnapshot(boards=boards, lows=self.evidence.lows())
 
     def listings(self) -> Mapping[ProviderName, Listing]:
         """The newest listing of each provider that ever answered."""
@@ -93,6 +100,8 @@ class Boards:
         shelf = build_shelf(shown) if changed else board.shelf
         self._boards[provider] = Board(provider=provider, shelf=shelf, at=asked_at, sells_spot=sells_spot)
         if changed:
+            self.evidence.prices_seen(shelf, asked_at)
+        if changed or CoolingEnd.SHOWN in self.evidence.awaited.get(provider, frozenset()):
             self._bell.ring()
         if self._keep is not None:
             self._keep(provider, page, asked_at)

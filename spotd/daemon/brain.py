@@ -221,6 +221,7 @@ class Brain:
         for intent in world.intents.values():
             if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.UNKNOWN:
                 wanted.setdefault(intent.provider, set()).add(intent.key)
+        self._boards.evidence.update(world, committed.at)
         self._boards.wanted = {provider: frozenset(keys) for provider, keys in wanted.items()}
         before = self._boards.inhabited
         self._boards.inhabited = self._inhabited.update(world, self._boards.listings(), committed.at)

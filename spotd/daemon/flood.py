@@ -2,8 +2,9 @@
 
 Theory. A host that fills the store harms nobody's data, only the bill. So it is enough to look seldom: everything
 below an attempt's own prefix is listed every few minutes at most, and the listing ends where a limit is passed, which
-bounds what a look can cost. An attempt that is past a limit is ended with a reason of its own, its grant is withdrawn
-instead of renewed, and leave to write is taken back where the store has a way.
+bounds what a look can cost. What is billed is counted: every version of an object that was written over, and the parts
+of uploads that were never completed. An attempt that is past a limit is ended with a reason of its own, its grant is
+withdrawn instead of renewed, and leave to write is taken back where the store has a way.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def audit(objects: ObjectStore, attempt: Attempt, limits: FloodLimits, *, at: da
     days = max(1, -(-(at - attempt.intended_at) // _DAY))
     prefix = layout.prefix_of(attempt.id)
     size = logs = 0
-    for count, info in enumerate(objects.list(prefix), start=1):
+    for count, info in enumerate(objects.stored(prefix), start=1):
         size += info.size
         if info.key.startswith(_LOGS, len(prefix)):
             logs += info.size

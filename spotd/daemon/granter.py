@@ -18,7 +18,7 @@ import anyio.to_thread
 from spotd.core.model import Attempt, AttemptId, Fallback, Job, Policy, World
 from spotd.core.states import AttemptState, EndReason
 from spotd.daemon.bell import Bell
-from spotd.daemon.grants import Grants, order_of
+from spotd.daemon.grants import WRITE_LIFE, Grants, order_of
 from spotd.daemon.secretfiles import SecretsMissing
 from spotd_jobs.objects.api import StoreError
 from spotd_providers.contract.provider import Clock, Logger
@@ -105,7 +105,8 @@ class Granter:
         world, policy = self._world, self._policy()
         if world is None or self._forbidden():
             return 60.0
-        renew_after = timedelta(seconds=max(0.2, self._clock.real_seconds(policy.lease) / RENEWALS_PER_LEASE))
+        lease_s = min(self._clock.real_seconds(policy.lease), WRITE_LIFE.total_seconds())
+        renew_after = timedelta(seconds=max(0.2, lease_s / RENEWALS_PER_LEASE))
         # Taken before the first await: a grant prepared during this round belongs to a newer world than this one.
         gone = [attempt for attempt in self._written if attempt not in world.attempts]
         trouble = ""

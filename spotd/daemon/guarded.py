@@ -10,6 +10,7 @@ The calls are counted here as well, where the plugin does not count its own requ
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import new_class
 from typing import Any, Final, TypeVar, cast
@@ -96,7 +97,7 @@ class Guarded:
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         page = await self._called("offers", lambda: self.inner.offers(query))
-        return self._read("offers", lambda: plain.offer_page(page, self.name, now=self._now()))
+        return _scoped(self._read("offers", lambda: plain.offer_page(page, self.name, now=self._now())), query)
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """One launch, made by the plugin.
@@ -218,6 +219,17 @@ def guarded(inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | 
     kind = new_class("Guarded", parts) if parts else Guarded
     made: Guarded = kind(inner, clock=clock, log=log, name=name)
     return made
+
+
+def _scoped(page: OfferPage, query: OfferQuery) -> OfferPage:
+    """The page, saying of which GPUs it holds every offer.
+
+    A provider that narrows its search to what was asked for and does not say so would make the others look sold out.
+    """
+    asked = {*query.gpus, *query.watched}
+    if not asked or page.whole or not page.complete or any(offer.gpu not in asked for offer in page.offers):
+        return page
+    return replace(page, whole=frozenset((gpu, 0) for gpu in asked))
 
 
 def _instance_of(made: Any) -> Any:

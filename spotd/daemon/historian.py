@@ -86,7 +86,7 @@ class Historian:
         return bool(more)
 
     def _record(self, provider: ProviderName, page: OfferPage, at: int) -> int:
-        return self._history.record(provider, page.offers, complete=page.complete, at=at)
+        return self._history.record(provider, page.offers, complete=page.complete, at=at, whole=page.whole)
 
     async def _try(self, work: Callable[[], int], troubles: list[str]) -> int:
         """What the work returned, or 0 and one trouble more."""

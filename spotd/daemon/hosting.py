@@ -24,6 +24,7 @@ from spotd.daemon.pluginvalues import Malformed
 from spotd.daemon.pluginvalues import text as plain_text
 from spotd.daemon.pluginvalues import traits as plain_traits
 from spotd.daemon.pollers import Pace, Poller
+from spotd.daemon.queries import offer_query
 from spotd.daemon.settings import ProviderSettings, Settings
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Clock, Logger, Provider, ProviderPlugin, ProviderTraits, Services
@@ -201,7 +202,7 @@ class Hosting:
             rng=Random(f"{self._seed}:{one.name}:pace"),
             log=self._log,
             pace=self._pace(one),
-            query=self._query,
+            query=lambda: self._query(one.name),
             crash=self._crash,
         )
         self.live[one.name] = provider
@@ -215,11 +216,9 @@ class Hosting:
         finally:
             self.live.pop(one.name, None)
 
-    def _query(self) -> OfferQuery:
-        """What the queue needs of any offer: room for the largest disk that a job asks for."""
+    def _query(self, provider: ProviderName) -> OfferQuery:
         world = self._world()
-        disks = [job.spec.resources.disk_gb for job in world.jobs.values()] if world is not None else []
-        return OfferQuery(disk_gb=max(disks, default=OfferQuery().disk_gb))
+        return OfferQuery() if world is None else offer_query(world, provider)
 
 
 def _traits(one: ProviderSettings) -> tuple[ProviderTraits | None, str]:

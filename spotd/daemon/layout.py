@@ -18,6 +18,15 @@ def spec_key(job: JobId) -> str:
     return f"jobs/{job}/spec.json"
 
 
+def launches_prefix(job: JobId) -> str:
+    """Below this lies a record of every attempt that was ever prepared; no host may write here."""
+    return f"jobs/{job}/launches/"
+
+
+def launch_key(job: JobId, number: int) -> str:
+    return f"{launches_prefix(job)}{number:010d}.json"
+
+
 def prefix_of(attempt: AttemptId) -> str:
     return attempt_prefix(attempt.job, attempt.number)
 

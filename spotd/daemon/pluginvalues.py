@@ -194,9 +194,18 @@ def offer_page(value: Any, provider: ProviderName, *, now: datetime) -> OfferPag
         offers=tuple(offers.values()),
         rejected=tuple(refused),
         complete=value.complete is True and not more,
+        whole=_whole_groups(value.whole),
         note=text(value.note),
         at=instant(value.at) or now,
     )
+
+
+def _whole_groups(value: Any) -> frozenset[tuple[str, int]]:
+    rows, _ = _bounded(value, 10_000, what="whole")
+    for row in rows:
+        if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and type(row[1]) is int):
+            raise Malformed("whole: not pairs of a GPU and a count")
+    return frozenset(rows)
 
 
 def _name_of(row: Any) -> str:

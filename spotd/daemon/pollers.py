@@ -23,6 +23,7 @@ import anyio
 
 from spotd.daemon.bell import Bell
 from spotd.daemon.boards import Boards
+from spotd.daemon.causes import CauseWatch
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.guarded import guarded
@@ -47,8 +48,10 @@ BACKOFF_MAX: Final = 4
 JITTER: Final = 0.1
 """Providers must not be asked in step. The pace is a promise, so its pauses are only made shorter; what a failing
 provider is given as a rest is only made longer."""
-AUTH_PAUSE: Final = timedelta(minutes=10)
-"""A refused key will be refused again; asking rarely still notices when the user has fixed it."""
+NEWS_EVERY: Final = timedelta(seconds=5)
+"""So often a provider that was asked for some GPUs only is held against what the queue needs now."""
+AUTH_PAUSE: Final = timedelta(seconds=50)
+"""A refused key is asked about within a minute, so that nobody waits once it is taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class Poller:
         self._provider = guarded(provider, clock=clock, log=log)
         self.name: ProviderName = self._provider.name
         self._boards = boards
+        self._causes = CauseWatch(self._provider, boards=boards, clock=clock, ask_again=self.ask_again)
         self._clock = clock
         self._rng = rng
         self._log = log
@@ -103,6 +107,7 @@ class Poller:
         self._listing_done = anyio.Event()
         self._resting = False
         """The provider asked for a rest, or refuses the key: no request to list comes through."""
+        self._asked_for = OfferQuery()
         self.tally = Tally()
         self.pace = pace
 
@@ -120,12 +125,28 @@ class Poller:
             await self._listing_done.wait()
 
     async def offers_loop(self) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._causes.run, name=f"causes-{self.name}")
+            await self._poll_offers_for_ever()
+
+    async def _poll_offers_for_ever(self) -> None:
         while True:
             wait = await self.poll_offers()
             deaf = min(self.pace.offers_every_min, wait)
             await self._clock.sleep(deaf)
-            if wait > deaf:
-                await self._offers_bell.wait(seconds=self._real_pause(wait - deaf))
+            await self._pause_offers(wait - deaf)
+
+    async def _pause_offers(self, wait: timedelta) -> None:
+        """Waits for the next poll. A new job ends the wait where the newest answer did not hold the whole market."""
+        while wait > timedelta(0):
+            page = self._boards.page(self.name)
+            narrow = page is not None and (page.whole or not page.complete) and not self._offers_failures
+            step = min(wait, NEWS_EVERY) if narrow else wait
+            if await self._offers_bell.wait(seconds=self._real_pause(step)):
+                return
+            wait -= step
+            if narrow and _wants_more(self._query(), self._asked_for):
+                return
 
     async def machines_loop(self) -> None:
         while True:
@@ -140,7 +161,8 @@ class Poller:
         self._crash(CrashPoint.BEFORE_OFFERS)
         self._boards.offers_asked(self.name, at=asked_at)
         try:
-            page = await self._ask(lambda: self._provider.offers(self._query()))
+            query = self._asked_for = self._query()
+            page = await self._ask(lambda: self._provider.offers(query))
         except ProviderError as exc:
             self._offers_failures += 1
             self._boards.offers_failed(self.name, _sentence(exc), at=asked_at)
@@ -214,7 +236,7 @@ class Poller:
         if isinstance(failure, RateLimited):
             wait = max(every, failure.retry_after)
         elif isinstance(failure, AuthFailed):
-            wait = max(wait, AUTH_PAUSE)
+            wait = max(every, AUTH_PAUSE)
         return wait * (1 + JITTER * self._rng.random())
 
     def _went_away(self, call: str, failure: ProviderError, at: datetime) -> None:
@@ -230,6 +252,16 @@ class Poller:
 
 class _Silent(ProviderError):
     """No usable answer: treated like every other way of being away."""
+
+
+def _wants_more(now: OfferQuery, asked: OfferQuery) -> bool:
+    """Whether somebody waits for what the last answer was not asked for."""
+    return (
+        not set(now.gpus) <= set(asked.gpus)
+        or (bool(asked.gpu_counts) and not set(now.gpu_counts) <= set(asked.gpu_counts))
+        or (now.vram_mb_min is not None and (asked.vram_mb_min is None or now.vram_mb_min < asked.vram_mb_min))
+        or now.disk_gb > asked.disk_gb
+    )
 
 
 def _sentence(failure: ProviderError) -> str:

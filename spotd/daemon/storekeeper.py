@@ -1,9 +1,12 @@
 """Looks at what the hosts of all counting attempts wrote, and says nothing where the store says nothing.
 
 Theory. No report means "not known", and the core then holds: a store that is down must not look like a thousand hosts
-falling silent. One look serves all attempts with a few threads and one deadline; attempts it did not reach in time
-are without a report this time. Threads cannot be stopped, so a late one is told to end and its attempts stay
-reserved until it did.
+falling silent. One look serves all attempts with a few threads and one deadline. Threads cannot be stopped, so a late
+one is told to end, and the one attempt that it is busy with stays reserved until it did.
+
+What a host wrote costs time to read, and how much it writes is its own choice. So a look first reads the short part of
+every host, which tells who lives and how it ended, and then a share of what each has published, beginning with those
+that had their turn longest ago. A host whose writing cannot be read at all costs its own reading and no other's.
 
 A look begins with one listing of all beats (`beats.py`). Only hosts with news, without a beat to rely on, or that the
 core wants to know more of are looked at completely; of the others a glance tells what is known. However often a look
@@ -13,10 +16,12 @@ is asked for, the beats are listed no more often than `list_every_s`: in between
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 import anyio
@@ -26,9 +31,10 @@ from spotd.core.model import Attempt, AttemptId, HostReport, Job, JobId, World
 from spotd.daemon import layout
 from spotd.daemon.beats import STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
 from spotd.daemon.flood import FloodLimits, audit
-from spotd.daemon.hostview import HostView, look, report_of, told, with_job
+from spotd.daemon.hostview import HostView, look_at_checkpoints, look_at_news, report_of, told, with_job
+from spotd.daemon.shares import Share
 from spotd.daemon.transfers import Transfer
-from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError
+from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import Heartbeat
 from spotd_providers.contract.provider import Clock, Logger
 
@@ -36,6 +42,9 @@ THREADS: Final = 8
 LOOK_DEADLINE_S: Final = 15.0
 ATTEMPTS_PER_THREAD_MIN: Final = 16
 """Below this a further thread costs more than it saves on a folder."""
+FAILURES_MAX: Final = 5
+"""After so many looks in a row that failed by what one host wrote, it is judged by what is known of it."""
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 EARLY_SHARE: Final = 0.9
 """A look that comes so early lists the beats all the same: the next might come much later."""
 
@@ -55,8 +64,10 @@ class Storekeeper:
         limits: FloodLimits | None = None,
         list_every_s: float = 0.0,
         may_delete: Callable[[], bool] = lambda: True,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._may_delete = may_delete
+        self._ticks = ticks
         self._list_every = timedelta(seconds=list_every_s)
         self._listed_at: datetime | None = None
         self._strays_at: datetime | None = None
@@ -68,9 +79,9 @@ class Storekeeper:
         self._inline = inline
         self._deadline_s = deadline_s
         self._views: dict[AttemptId, HostView] = {}
-        self._unread: dict[AttemptId, str] = {}
-        """Why what a host wrote cannot be read at all."""
         self._busy: set[AttemptId] = set()
+        """Whose host a thread is reading at this moment."""
+        self._auditing = False
         self._busy_lock = threading.Lock()
         self._limiter: anyio.CapacityLimiter | None = None
         self.trouble = ""
@@ -114,10 +125,12 @@ class Storekeeper:
             self._list(pass_, world)
             for batch in self._batches(pass_, free, world, closely):
                 self._work(pass_, batch, world.jobs)
+            self._audits(pass_, free, world.jobs)
         else:
             await self._in_threads(pass_, free, world, closely)
+        self._judge_odd(pass_)
         pass_.over = True
-        if not pass_.trouble and len(pass_.reports) < len(counting):
+        if not pass_.trouble and len(pass_.reports) + len(pass_.odd) < len(counting):
             pass_.trouble = f"the checkpoint store did not answer within {self._deadline_s:.0f} s"
         if pass_.trouble or pass_.asked:
             self._note(pass_.trouble)
@@ -172,18 +185,19 @@ class Storekeeper:
             else:
                 quiet = not view.first_look
             if not quiet or attempt.id in closely:
-                pass_.complete.add(attempt.id)
-            elif not self._audit_is_due(pass_, attempt):
-                pass_.reports[attempt.id] = self._glance(pass_, attempt, world.jobs[attempt.id.job])
-                continue
-            due.append(attempt)
+                due.append(attempt)
+            else:
+                self._report(pass_, attempt, world.jobs[attempt.id.job], glance=True)
         pass_.asked = pass_.asked or bool(due)
-        with self._busy_lock:
-            self._busy.update(a.id for a in due)
+        due.sort(key=lambda attempt: self._views[attempt.id].served_at or _NEVER)
         return _split(due)
 
-    def _glance(self, pass_: _Pass, attempt: Attempt, job: Job) -> HostReport:
-        return report_of(self._views[attempt.id], attempt, job, at=pass_.at, virtual=pass_.virtual, glance=True)
+    def _report(self, pass_: _Pass, attempt: Attempt, job: Job, *, glance: bool) -> None:
+        """What is known of the host now, unless it is too late to say so."""
+        view = self._views[attempt.id]
+        report = report_of(view, attempt, job, at=pass_.at, virtual=pass_.virtual, glance=glance)
+        if not pass_.over:
+            pass_.reports[attempt.id] = report
 
     async def _in_threads(
         self, pass_: _Pass, free: Sequence[Attempt], world: World, closely: frozenset[AttemptId]
@@ -195,67 +209,111 @@ class Storekeeper:
             batches = self._batches(pass_, free, world, closely)
             async with anyio.create_task_group() as group:
                 for number, batch in enumerate(batches):
-                    group.start_soon(self._one_thread, pass_, batch, world.jobs, name=f"look-{number}")
+                    group.start_soon(self._one_thread, self._work, pass_, batch, world.jobs, name=f"look-{number}")
+                group.start_soon(self._one_thread, self._audits, pass_, free, world.jobs, name="audits")
 
-    async def _one_thread(self, pass_: _Pass, batch: Sequence[Attempt], jobs: Mapping[JobId, Job]) -> None:
-        started = False
-
-        def work() -> None:
-            nonlocal started
-            started = True
-            self._work(pass_, batch, jobs)
-
-        try:
-            await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-        finally:
-            if not started:
-                with self._busy_lock:
-                    self._busy.difference_update(a.id for a in batch)
+    async def _one_thread(
+        self,
+        work: Callable[[_Pass, Sequence[Attempt], Mapping[JobId, Job]], None],
+        pass_: _Pass,
+        batch: Sequence[Attempt],
+        jobs: Mapping[JobId, Job],
+    ) -> None:
+        await anyio.to_thread.run_sync(work, pass_, batch, jobs, abandon_on_cancel=True, limiter=self._limiter)
 
     def _work(self, pass_: _Pass, batch: Sequence[Attempt], jobs: Mapping[JobId, Job]) -> None:
-        """One thread's share. The first failure of the store ends it: the rest would only fail more slowly."""
+        """One thread's part of the look: first what is short of every host, then a share of what each published."""
+        shares: dict[AttemptId, Share] = {}
+        for attempt in batch:
+            share = shares[attempt.id] = Share(ticks=self._ticks, over=lambda: pass_.over)
+            if not self._one_host(pass_, attempt, jobs, partial(self._news, pass_, attempt, share)):
+                shares.pop(attempt.id)
+        for attempt in (attempt for attempt in batch if attempt.id in shares):
+            work = partial(self._checkpoints, pass_, attempt, jobs[attempt.id.job], shares[attempt.id])
+            self._one_host(pass_, attempt, jobs, work)
+
+    def _one_host(self, pass_: _Pass, attempt: Attempt, jobs: Mapping[JobId, Job], work: Callable[[], None]) -> bool:
+        """Whether the work was done for this host; what it raises costs this host's reading only.
+
+        The first failure to reach the store ends the look: the rest would only fail more slowly.
+        """
+        with self._busy_lock:
+            if pass_.over or pass_.trouble or attempt.id in self._busy or attempt.id not in self._views:
+                return False
+            self._busy.add(attempt.id)
+        view = self._views[attempt.id]
         try:
-            for attempt in batch:
-                if pass_.over or pass_.trouble:
-                    return
-                view, job = self._views[attempt.id], jobs[attempt.id.job]
-                try:
-                    if attempt.id in pass_.complete:
-                        report = look(self._objects, view, attempt, job, at=pass_.at, virtual=pass_.virtual)
-                    else:
-                        report = self._glance(pass_, attempt, job)
-                    report = replace(report, flood=self._flood(pass_, attempt))
-                except StoreError as exc:
-                    pass_.trouble = str(exc)
-                    return
-                except Exception as exc:  # noqa: BLE001 - what one host wrote must not hide all other hosts
-                    report = self._unreadable(pass_, attempt, exc)
-                if not pass_.over:
-                    pass_.reports[attempt.id] = report
+            work()
+        except StoreUnavailable as exc:
+            pass_.trouble = str(exc)
+            pass_.reports.pop(attempt.id, None)
+            return False
+        except Exception as exc:  # noqa: BLE001 - whatever one host wrote, the others must go on being watched
+            self._unreadable(pass_, view, attempt, jobs[attempt.id.job], exc)
+            return False
         finally:
             with self._busy_lock:
-                self._busy.difference_update(a.id for a in batch)
+                self._busy.discard(attempt.id)
+        return True
 
-    def _unreadable(self, pass_: _Pass, attempt: Attempt, error: Exception) -> HostReport:
-        """What is said of a host whose words cannot be read: that it was looked at, and gave no sign of life."""
-        words = f"{type(error).__name__}: {error}"[:300]
-        notes: tuple[str, ...] = ()
-        if self._unread.get(attempt.id) != words:
-            self._unread[attempt.id] = words
-            self._log.error("host.not_readable", attempt=attempt.key, exc_info=error)
-            notes = (f"what the host wrote cannot be read ({words})",)
-        return HostReport(attempt=attempt.id, looked_at=pass_.at, notes=notes)
+    def _news(self, pass_: _Pass, attempt: Attempt, share: Share) -> None:
+        look_at_news(self._objects, self._views[attempt.id], attempt, share, at=pass_.at)
 
-    def _flood(self, pass_: _Pass, attempt: Attempt) -> str:
-        """What this host wrote too much of, as far as it has been looked at."""
+    def _checkpoints(self, pass_: _Pass, attempt: Attempt, job: Job, share: Share) -> None:
         view = self._views[attempt.id]
-        if self._audit_is_due(pass_, attempt):
-            view.flood = audit(self._objects, attempt, self._limits, at=pass_.at)
-            view.audited_at = pass_.real
-        return view.flood
+        self._report(pass_, attempt, job, glance=True)  # who lives is known, however long the rest takes
+        view.served_at = pass_.real
+        look_at_checkpoints(self._objects, view, attempt, job, share, at=pass_.at, virtual=pass_.virtual)
+        view.failures = 0
+        pass_.read = True
+        self._report(pass_, attempt, job, glance=False)
 
-    def _audit_is_due(self, pass_: _Pass, attempt: Attempt) -> bool:
-        view = self._views[attempt.id]
+    def _unreadable(self, pass_: _Pass, view: HostView, attempt: Attempt, job: Job, error: Exception) -> None:
+        """The host goes without a report for a while; then it is judged by what is known of it."""
+        view.failures += 1
+        view.complain("all", f"what the host wrote cannot be read: {type(error).__name__}", pass_.at)
+        if view.failures == 1:
+            self._log.warning("host.not_readable", attempt=attempt.key, error=str(error)[:500], exc_info=error)
+        pass_.odd[attempt.id] = (attempt, job, error)
+
+    def _judge_odd(self, pass_: _Pass) -> None:
+        """What a store refuses of every host is not the hosts' doing: then nothing is known of any."""
+        refused = [error for _, _, error in pass_.odd.values() if isinstance(error, StoreError)]
+        if refused and not pass_.read:
+            pass_.trouble = pass_.trouble or str(refused[0])
+            return
+        for attempt, job, _ in pass_.odd.values():
+            view = self._views[attempt.id]
+            if view.failures >= FAILURES_MAX:
+                view.behind = False
+                self._report(pass_, attempt, job, glance=False)
+
+    def _audits(self, pass_: _Pass, free: Sequence[Attempt], _jobs: Mapping[JobId, Job]) -> None:
+        """Count what hosts wrote, where it is time; what a long count finds is told in the next look."""
+        with self._busy_lock:
+            if self._auditing:
+                return
+            self._auditing = True
+        try:
+            for attempt in free:
+                view = self._views.get(attempt.id)
+                if pass_.over or pass_.trouble or view is None or not self._audit_is_due(pass_, view, attempt):
+                    continue
+                try:
+                    view.flood = audit(self._objects, attempt, self._limits, at=pass_.at)
+                except StoreUnavailable as exc:
+                    pass_.trouble = str(exc)
+                    return
+                except StoreError as exc:
+                    self._log.warning("host.uncounted", attempt=attempt.key, error=str(exc))
+                view.audited_at = pass_.real
+                if view.flood and attempt.id in pass_.reports and not pass_.over:
+                    pass_.reports[attempt.id] = replace(pass_.reports[attempt.id], flood=view.flood)
+        finally:
+            with self._busy_lock:
+                self._auditing = False
+
+    def _audit_is_due(self, pass_: _Pass, view: HostView, attempt: Attempt) -> bool:
         view.audited_at = view.audited_at or (pass_.real - self._limits.audit_every * (1 - _share(attempt.id)))
         return not view.flood and pass_.real - view.audited_at >= self._limits.audit_every
 
@@ -264,7 +322,6 @@ class Storekeeper:
             gone = [i for i in self._views if i not in known and i not in self._busy]
         for attempt in gone:
             del self._views[attempt]
-            self._unread.pop(attempt, None)
 
     def _note(self, trouble: str) -> None:
         """One log line when the store goes away and one when it returns."""
@@ -286,9 +343,11 @@ class _Pass:
         """All that were listed; `None` when it was not their time."""
         self.asked = False
         """The store was asked for something, so that its silence would have shown."""
-        self.complete: set[AttemptId] = set()
-        """Who is looked at completely."""
         self.reports: dict[AttemptId, HostReport] = {}
+        self.odd: dict[AttemptId, tuple[Attempt, Job, Exception]] = {}
+        """Whose writing could not be read, and why."""
+        self.read = False
+        """Some host's writing could be."""
         self.trouble = ""
         self.over = False
 

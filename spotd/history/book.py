@@ -48,7 +48,15 @@ class History:
         self._roller: Roller | None = None
         self.set_aside: list[str] = []
 
-    def record(self, provider: ProviderName, offers: Iterable[Offer], *, complete: bool, at: int) -> int:
+    def record(
+        self,
+        provider: ProviderName,
+        offers: Iterable[Offer],
+        *,
+        complete: bool,
+        at: int,
+        whole: frozenset[tuple[str, int]] = frozenset(),
+    ) -> int:
         """One poll is in the file; returns how many changes it brought. A poll that fails is made good by the next.
 
         Raises:
@@ -63,7 +71,7 @@ class History:
             connection, recorder, _ = self._opened()
             if pages_used(connection) * PAGE_BYTES > _FULL * self.retained.bytes_max:
                 raise HistoryUnavailable(f"{self.path} has reached its limit of size until more of it is rolled up")
-            return recorder.record(provider, offers, complete=complete, at=at)
+            return recorder.record(provider, offers, complete=complete, at=at, whole=whole)
 
         return self._guarded(work)
 

@@ -42,8 +42,18 @@ class Recorder:
         self._behind_since: int | None = None
         """The first poll that was days before the newest one in the file."""
 
-    def record(self, provider: ProviderName, offers: Iterable[Offer], *, complete: bool, at: int) -> int:
+    def record(
+        self,
+        provider: ProviderName,
+        offers: Iterable[Offer],
+        *,
+        complete: bool,
+        at: int,
+        whole: frozenset[tuple[str, int]] = frozenset(),
+    ) -> int:
         """One poll is in the file; returns how many points that took. Absence from an incomplete one says nothing.
+
+        Where `whole` names GPUs and counts (0 for any), absence says something of these only.
 
         Raises:
             sqlite3.Error: nothing of it was written.
@@ -58,7 +68,7 @@ class Recorder:
             at = _look(self._connection, provider, at)
             present = {_key(offer): offer for offer in offers}
             changed, fresh = _compared(live, present)
-            gone = [key for key in live if key not in present] if complete else []
+            gone = [key for key in live if key not in present and _is_proof(key, whole, complete=complete)]
             news = _enrolled(self._connection, provider, fresh)
             points: list[tuple[int, int | None]] = [
                 *((item.series, offer.gpu_price) for item, offer in changed if item.price != offer.gpu_price),
@@ -92,6 +102,12 @@ class Recorder:
         if at - self._behind_since >= BEHIND_MAX_S:
             raise FileUnusable("its newest prices are of the future: the clock was wrong then")
         raise FileOfTheFuture("its newest prices are of the future: the clock was wrong then, or is now")
+
+
+def _is_proof(key: _Key, whole: frozenset[tuple[str, int]], *, complete: bool) -> bool:
+    """Whether absence means that this is not on sale."""
+    _, gpu, count = key
+    return (gpu, count) in whole or (gpu, 0) in whole if whole else complete
 
 
 def _key(offer: Offer) -> _Key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
+from datetime import date, datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
@@ -23,7 +23,7 @@ from spotd.core.model import (
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
-from spotd.store.columns import duration_in, instant_in, maybe_instant_in
+from spotd.store.columns import duration_in, instant_in, instant_out, maybe_instant_in
 from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, EVENTS, INTENTS, JOBS
 from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView, MachineView
 from spotd.store.world import load_checkpoints
@@ -319,3 +319,19 @@ def strays(connection: Connection) -> tuple[Intent, ...]:
         .order_by(INTENTS.c.created_at, INTENTS.c.id)
     )
     return tuple(map(rows.intent_in, rows.fetch(connection, query)))
+
+
+def unchecked_bills(connection: Connection, since: datetime, until: datetime, *, limit: int) -> tuple[Attempt, ...]:
+    """Attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
+    query = (
+        select(ATTEMPTS)
+        .where(
+            ATTEMPTS.c.state == AttemptState.ENDED.value,
+            ATTEMPTS.c.bill_tries >= 0,
+            ATTEMPTS.c.ref_id.is_not(None),
+            ATTEMPTS.c.ended_at.between(instant_out(since), instant_out(until)),
+        )
+        .order_by(ATTEMPTS.c.ended_at)
+        .limit(limit)
+    )
+    return tuple(rows.attempt_in(row, rows.quote_in(row.quote)) for row in rows.fetch(connection, query))

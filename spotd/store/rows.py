@@ -27,6 +27,7 @@ from spotd.core.model import (
     JobId,
     MachineState,
     Meter,
+    Outputs,
     Quote,
     StopOrder,
 )
@@ -113,6 +114,10 @@ def job_out(job: Job, spec_text: str) -> Columns:
         "ended_at": maybe_instant_out(job.ended_at),
         "exit_code": job.exit_code,
         "cancel_requested": job.cancel_requested,
+        "outputs_attempt": None if job.outputs is None else job.outputs.attempt,
+        "outputs_sha256": None if job.outputs is None else job.outputs.sha256,
+        "outputs_bytes": 0 if job.outputs is None else job.outputs.bytes,
+        "outputs_problem": "" if job.outputs is None else words_out(job.outputs.problem),
         "idle_launches": job.idle_launches,
         "failed_starts": job.failed_starts,
         "not_before": maybe_instant_out(job.not_before),
@@ -145,12 +150,24 @@ def job_in(row: Row, spec: JobSpec, checkpoints: tuple[Checkpoint, ...]) -> Job:
         ended_at=maybe_instant_in(row.ended_at),
         exit_code=row.exit_code,
         cancel_requested=row.cancel_requested,
+        outputs=outputs_in(row),
         idle_launches=row.idle_launches,
         failed_starts=row.failed_starts,
         not_before=maybe_instant_in(row.not_before),
         budget_set=row.budget_set,
         rate_low=row.rate_low,
         disk_gb_seen=row.disk_gb_seen,
+    )
+
+
+def outputs_in(row: Row) -> Outputs | None:
+    if row.outputs_attempt is None:
+        return None
+    return Outputs(
+        attempt=row.outputs_attempt,
+        sha256=row.outputs_sha256,
+        bytes=row.outputs_bytes,
+        problem=row.outputs_problem,
     )
 
 

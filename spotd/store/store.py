@@ -148,6 +148,10 @@ class Reads:
         """Booked cost of each of these UTC days, both included; a day without any is left out."""
         return self._ask(queries.costs_by_day, since, until)
 
+    def unchecked_bills(self, *, since: datetime, until: datetime, limit: int) -> tuple[Attempt, ...]:
+        """Attempts that ended in this span, cost something, and whose bill was not compared; the oldest first."""
+        return self._ask(queries.unchecked_bills, since, until, limit=limit)
+
     def strays(self) -> tuple[Intent, ...]:
         """The ends of machines that no attempt owned, owed or done, as far as anything is known of their cost."""
         return self._ask(queries.strays)

@@ -294,6 +294,7 @@ def receipt(**given: Any) -> ReceiptShape:
         "budget_usd": 120.0,
         "attempts": [attempt_cost()],
         "fallbacks": [],
+        "corrections": [],
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

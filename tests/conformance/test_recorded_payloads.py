@@ -103,7 +103,8 @@ READERS: dict[str, Callable[[Any], Counts]] = {
 
 
 def test_every_recorded_answer_is_parsed_whole() -> None:
-    files = sorted(file for file in FOLDER.rglob("*") if file.is_file())
+    ours = {pattern.partition("/")[0] for pattern in READERS}  # the folder holds answers of other clouds, too
+    files = sorted(file for name in ours for file in (FOLDER / name).rglob("*") if file.is_file())
     seen: Counter[str] = Counter()
     for file in files:
         name = str(file.relative_to(FOLDER))

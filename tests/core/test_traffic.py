@@ -154,3 +154,19 @@ def test_traffic_that_is_free_ends_nothing() -> None:
         world = after_saving(world, 1000, NOW + number * 15 * MINUTE)
     assert the(world).stop is None
     assert spent(the(world), NOW) <= cost(RATE, timedelta(hours=5))
+
+
+@pytest.mark.parametrize(
+    ("every", "counted"),
+    [
+        pytest.param(5 * MINUTE, 12, id="oftener than it said"),
+        pytest.param(60 * MINUTE, 4, id="less often"),
+        pytest.param(0 * MINUTE, 16, id="all at once"),
+        pytest.param(-5 * MINUTE, 16, id="backwards"),
+    ],
+)
+def test_a_job_that_saves_oftener_than_it_said_is_priced_by_what_it_does(every: timedelta, counted: int) -> None:
+    spec = replace(job().spec, checkpoint=replace(job().spec.checkpoint, every=15 * MINUTE))
+    kept = tuple(saved(n, 1, NOW + n * every) for n in (3, 2, 1))
+    needs = needs_of(job(checkpoints=kept, spec={"checkpoint": spec.checkpoint}), shop_policy())
+    assert needs.upload_bytes_per_hour == counted * GB

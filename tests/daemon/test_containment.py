@@ -144,7 +144,7 @@ async def test_an_attempt_that_cannot_be_prepared_costs_its_own_job(rig: Rig, mo
 async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     from spotd.daemon import storekeeper
 
-    real = storekeeper.look
+    real = storekeeper.look_at_news
 
     def look(objects: Any, view: Any, attempt: Any, *args: Any, **kwargs: Any) -> Any:
         if attempt.id.job == "j1":
@@ -153,7 +153,7 @@ async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, m
 
     async with rig.running():
         first, second = await two_running(rig)
-        monkeypatch.setattr(storekeeper, "look", look)
+        monkeypatch.setattr(storekeeper, "look_at_news", look)
         rig.host(second, 1).exit("succeeded")
         await rig.until_state(second, JobState.SUCCEEDED)
         rig.shop.set_state(FIRST, InstanceState.PAUSED)

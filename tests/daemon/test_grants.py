@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from spotd.core.states import AttemptState, EndReason
 from spotd.daemon import layout
 from spotd.daemon.crash import never
 from spotd.daemon.granter import Granter
-from spotd.daemon.grants import Grants, RunnerBundle
+from spotd.daemon.grants import LAST_LIFE, WRITE_LIFE, Grants, RunnerBundle
 from spotd.daemon.log import Redactor
 from spotd.daemon.secretfiles import SecretFiles, SecretsMissing
 from spotd.daemon.storekeeper import Storekeeper
@@ -30,6 +30,31 @@ from tests.daemon.rig import Log
 from tests.daemon.test_ids import Still
 
 pytestmark = pytest.mark.anyio
+
+
+async def test_a_host_can_write_for_an_hour_at_most_after_its_last_grant(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    grant = desk.grants.build(desk.attempt, desk.job, desk.policy)
+    assert grant.upload.expires - NOW <= WRITE_LIFE == timedelta(hours=1)
+    assert grant.expires > grant.upload.expires, "what can only be read may be read for longer"
+    last = desk.grants.build(desk.attempt, desk.job, desk.policy, superseded=True)
+    assert last.upload.expires - NOW <= LAST_LIFE
+
+
+@pytest.mark.parametrize("lease", [timedelta(minutes=5), timedelta(hours=1), timedelta(hours=24)])
+async def test_leave_to_write_is_renewed_three_times_before_it_runs_out(lease: timedelta, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.policy = replace(desk.policy, lease=lease)
+    granter = desk.granter()
+    granter.update(desk.world)
+    written: list[datetime] = []
+    for _ in range(300):
+        await granter.round()
+        expires = parse_grant(desk.objects.get(layout.grant_key(desk.identity), bytes_max=1 << 20)).upload.expires
+        assert expires - desk.wall.now() > WRITE_LIFE / 2, "a renewal that fails once or twice is no lapse"
+        written = [*written, expires] if expires not in written else written
+        desk.wall.at += timedelta(minutes=1)
+    assert len(written) >= 4 * 5
 
 
 class Fast(Still):

@@ -87,7 +87,7 @@ async def test_a_marketplace_that_counts_questions_is_asked_evenly_and_not_more_
         pytest.param(RateLimited("slow down", retry_after=timedelta(seconds=90)), 90, id="longer-than-the-pace"),
         pytest.param(RateLimited("slow down", retry_after=timedelta(seconds=60)), 60, id="as-long-as-the-pace"),
         pytest.param(Unavailable("down"), 60, id="away"),
-        pytest.param(AuthFailed("no"), 600, id="refused"),
+        pytest.param(AuthFailed("no"), 60, id="refused"),
     ],
 )
 async def test_a_failing_provider_is_never_asked_again_before_its_rest_is_over(
@@ -163,7 +163,7 @@ async def test_a_list_that_is_asked_for_comes_within_seconds_and_fifteen_times_a
     [
         pytest.param(RateLimited("slow down", retry_after=timedelta(seconds=90)), 90, 100, id="a-rest"),
         pytest.param(RateLimited("slow down", retry_after=timedelta(days=1)), 290, 301, id="a-rest-of-a-day"),
-        pytest.param(AuthFailed("no"), 600, 660, id="refused"),
+        pytest.param(AuthFailed("no"), 50, 60, id="refused"),
         pytest.param(Unavailable("down"), 4, 265, id="away"),
     ],
 )

@@ -243,7 +243,10 @@ class History:
     def verified(self, item: Checkpoint) -> object:
         data = self.objects.get(item.manifest_key, bytes_max=MUCH)
         assert hashlib.sha256(data).hexdigest() == item.sha256
-        return verify_manifest(data, self.job.id, item.attempt, self.objects.head)
+        verdict = verify_manifest(data, self.job.id, item.attempt, None)
+        assert isinstance(verdict, AcceptedManifest)
+        assert all(self.objects.head(key) is not None for key in verdict.chunk_keys)
+        return verdict
 
     def chunks(self, item: Checkpoint) -> list[str]:
         return self._chunks(item.manifest_key)

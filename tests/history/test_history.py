@@ -93,6 +93,14 @@ def test_a_stored_price_is_the_effective_price_that_is_shown_now(history: Histor
     assert (bucket.low, bucket.high) == (shown, shown)
 
 
+def test_an_answer_that_holds_one_gpu_whole_takes_away_what_is_gone_of_that_gpu_alone(history: History) -> None:
+    held = [offer("a"), replace(offer("b"), gpu="L40S"), replace(offer("c"), gpu="L40S", gpu_count=2)]
+    history.record(SHOP, held, complete=True, at=START)
+    assert history.record(SHOP, [], complete=True, at=START + 60, whole=frozenset({("L40S", 2)})) == 1
+    assert history.record(SHOP, [], complete=False, at=START + 120, whole=frozenset({("L40S", 0)})) == 1
+    assert history.record(SHOP, [], complete=True, at=START + 180) == 1
+
+
 def test_an_incomplete_answer_takes_nothing_away(history: History) -> None:
     recorded(history, START, offer("a"), offer("b"))
     recorded(history, START + 60, offer("a"), complete=False)

@@ -1,7 +1,7 @@
-"""A machine that lives on, with leave to write that has not run out, writes over what later attempts refer to.
+"""A machine that lives on, with leave to write that has not run out, writes over all that it ever sent.
 
-Where the bucket keeps versions, the job resumes from the very checkpoint that was spoilt; where it keeps none, from the
-newest one that was not. In both, what is restored is what was saved.
+No checkpoint of a later attempt consists of any of that. Its own are lost in a bucket that keeps no versions, and given
+back as they were by one that does. In both, what is restored is what was saved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.runner import web
-from spotd_jobs.runner.known import KnownChunks
 from spotd_jobs.runner.restore import Restore, Restored
 from spotd_jobs.runner.sinks_s3 import PostSink
 from tests.core.builders import NOW, job
@@ -37,17 +36,18 @@ def soon() -> datetime:
 
 
 class Story:
-    """A job of two attempts: the first saves twice, the second once, with what has not changed left where it is."""
+    """A job of two attempts: the first saves twice, the second once, and sends again what has not changed."""
 
     def __init__(self, store: S3Store, job_: Job) -> None:
         self.store, self.job = store, job_
         self.sinks = {number: self._sink(number) for number in (1, 2)}
-        self.chunks: dict[str, dict[str, Any]] = {}
+        self.chunks: dict[tuple[int, str], dict[str, Any]] = {}
         for number, content in (
             (1, "embedding"),
             (1, "head at 100"),
             (1, "frozen"),
             (1, "head at 200"),
+            (2, "frozen"),
             (2, "head at 300"),
         ):
             self._chunk(number, content)
@@ -69,7 +69,11 @@ class Story:
         data = content.encode()
         digest = hashlib.sha256(data).hexdigest()
         self.sinks[number].put(f"data/{digest}", data, digest)
-        self.chunks[content] = {"key": f"{self._prefix(number)}data/{digest}", "sha256": digest, "size": len(data)}
+        self.chunks[number, content] = {
+            "key": f"{self._prefix(number)}data/{digest}",
+            "sha256": digest,
+            "size": len(data),
+        }
 
     def _save(self, number: int, name: str, contents: list[str]) -> Checkpoint:
         files = [
@@ -80,7 +84,7 @@ class Story:
                 "mode": 0o644,
                 "mtime_ns": 0,
                 "target": None,
-                "chunks": [self.chunks[content]],
+                "chunks": [self.chunks[number, content]],
             }
             for content in contents
         ]
@@ -113,8 +117,8 @@ class Story:
     def zombie_writes_over(self, *names: str) -> None:
         """By the first attempt's own grant, as it was given out."""
         for name in names:
-            if name in self.chunks:
-                self.sinks[1].put(f"data/{self.chunks[name]['sha256']}", b"spoilt!")
+            if (1, name) in self.chunks:
+                self.sinks[1].put(f"data/{self.chunks[1, name]['sha256']}", b"spoilt!")
             else:
                 self.sinks[1].put(f"checkpoints/{name}.json", b"{}")
 
@@ -122,8 +126,7 @@ class Story:
         """What a third attempt restores, and what it passed over."""
         folder.mkdir()
         offers = [offer.model_dump(mode="json") for offer in Offers(self.store, soon()).restores(self.job)]
-        known = KnownChunks(str(folder.with_suffix(".known")), self._prefix(3))
-        restore = Restore(lambda: offers, str(folder), known, 2, lambda _s: False, lambda: False, lambda: True)
+        restore = Restore(lambda: offers, str(folder), 2, lambda _s: False, lambda: False, lambda: True)
         found = restore.run()
         return found, [fallback.name for fallback in restore.fallbacks]
 
@@ -162,9 +165,16 @@ def test_a_bucket_without_versions_falls_back_to_what_was_not_spoilt(
 ) -> None:
     told = story(weed.place(), findings)
     told.zombie_writes_over("frozen")
-    found, passed_over = told.resume(tmp_path / "ck")
+    older = replace(told.job, checkpoints=told.job.checkpoints[1:])
+    newest, told.job = told.job, older
+    found, passed_over = told.resume(tmp_path / "older")
     assert content(found) == {"embedding": "embedding", "head-at-100": "head at 100"}
-    assert passed_over == ["ck-300", "ck-200"]
+    assert passed_over == ["ck-200"]
+    told.job = newest
+    told.zombie_writes_over("frozen", "head at 200", "embedding", "head at 100", "ck-100", "ck-200")
+    found, passed_over = told.resume(tmp_path / "ck")
+    assert content(found) == {"frozen": "frozen", "head-at-300": "head at 300"}
+    assert passed_over == [], "nothing of a later attempt can be spoilt by an earlier one"
 
 
 def test_a_manifest_written_over_is_left_out(weed: Weed, findings: Findings, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.runner.rig import Stored
 
 JOB, ATTEMPT = "j1", 2
 SHA = hashlib.sha256(b"data").hexdigest()
-KEY = f"jobs/{JOB}/attempts/1/data/{SHA}"
+KEY = f"jobs/{JOB}/attempts/{ATTEMPT}/data/{SHA}"
 CANARY = "canary-5ecret"
 
 
@@ -295,3 +295,13 @@ def test_a_version_of_an_entry_is_restored_under_the_entry_s_own_name() -> None:
     assert isinstance(accepted, AcceptedManifest)
     assert (accepted.name, accepted.entry) == ("step-5~2", "step-5")
     assert isinstance(verdict(manifest(name="step-5~2")), Refused), "paths must begin with the entry"
+
+
+def test_no_checkpoint_is_accepted_that_hangs_on_what_another_attempt_can_still_write() -> None:
+    document = manifest(chunked(f"jobs/{JOB}/attempts/1/data/{SHA}"))
+    refused = verdict(document)
+    assert isinstance(refused, Refused)
+    assert "another attempt" in refused.reason
+    assert not refused.missing
+    before = verify_manifest(json.dumps(document).encode(), JOB, ATTEMPT, None)
+    assert isinstance(before, AcceptedManifest), "one of an older spotd, which was accepted before, is still read"

@@ -228,7 +228,7 @@ def test_prices_of_the_search_follow_the_market(tmp_path: Path) -> None:
         h.cloud.set_min_bid(ask_id, 0.033)
         rows = call(h, "POST", "/api/v0/bundles/", {"type": "bid", "limit": 99, "allocated_storage": 64}).json["offers"]
         (row,) = (row for row in rows if row["id"] == ask_id)
-        assert (row["min_bid"], row["is_bid"]) == (0.033, True)
+        assert (row["min_bid"], row["is_bid"]) == (0.033, False)
         assert row["dph_total"] == pytest.approx(row["dph_base"] + row["storage_cost"] * 64 / 720)
         assert h.install == InstallId("lab")
         assert {offer.market for offer in h.sold()} == set(Market)

@@ -99,6 +99,51 @@ def test_the_four_words_come_to_one_state(seen: InstanceRow, state: InstanceStat
     assert (found.state, found.loss) == (state, loss)
 
 
+CDI = (
+    "Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create "
+    "failed: could not apply required modification to OCI specification: error modifying OCI spec: failed to inject "
+    "CDI devices: unresolvable CDI devices"
+)
+NO_SHELL = (
+    "Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create "
+    'failed: runc create failed: unable to start container process: exec: "/bin/sh": stat /bin/sh: no such file or '
+    "directory: unknown"
+)
+
+
+@pytest.mark.parametrize("actual", ["created", "exited", "stopped", None, "loading"])
+@pytest.mark.parametrize(
+    ("current", "wanted"), [("stopped", "stopped"), ("stopped", "running"), ("running", "running")]
+)
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        pytest.param(CDI, Loss.PROVISION_FAILED, id="recorded"),
+        pytest.param(OCI, Loss.PROVISION_FAILED, id="oci"),
+        pytest.param("nvidia-container-cli: initialization error: nvml error", Loss.PROVISION_FAILED, id="driver"),
+        pytest.param("Error: write /var/lib/docker/x: no space left on device", Loss.PROVISION_FAILED, id="disk"),
+        pytest.param('could not select device driver "" with capabilities: [[gpu]]', Loss.PROVISION_FAILED, id="gpu"),
+        pytest.param(NO_SHELL, Loss.IMAGE_ERROR, id="no-shell-in-the-image"),
+        pytest.param(PULL, Loss.IMAGE_ERROR, id="no-image"),
+        pytest.param("Error: manifest unknown: nobody/x:1", Loss.IMAGE_ERROR, id="no-tag"),
+    ],
+)
+def test_what_the_host_says_of_a_failed_start_goes_before_the_words_of_the_contract(
+    actual: str | None, current: str, wanted: str, text: str, loss: Loss
+) -> None:
+    found = standing(row(actual, current, wanted, status_msg=text), now=START)
+    assert (found.state, found.loss) == (S, loss)
+
+
+@pytest.mark.parametrize("text", ["success, running pytorch", "", "Error response from daemon: No such container: C.7"])
+def test_an_outbid_machine_stays_one_whatever_else_its_host_says(text: str) -> None:
+    assert standing(row("exited", "stopped", "stopped", status_msg=text), now=START).loss is Loss.OUTBID
+
+
+def test_a_machine_that_runs_is_not_judged_by_an_old_text() -> None:
+    assert standing(row("running", "running", "running", status_msg=CDI), now=START).state is R
+
+
 def test_an_empty_account_explains_a_stop_better_than_an_outbid() -> None:
     assert standing(row("exited", "stopped", "stopped"), now=START, out_of_credit=True).loss is Loss.BALANCE
 

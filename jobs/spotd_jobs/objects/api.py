@@ -25,6 +25,10 @@ class ObjectMissing(StoreError):
     """There is no object under this key."""
 
 
+class ObjectTooLarge(StoreError):
+    """The object holds more bytes than were asked for at most."""
+
+
 class Conflict(StoreError):
     """A conditional write lost: the object exists already."""
 
@@ -105,7 +109,7 @@ class ObjectStore(Protocol):
             version: one of `first_versions`.
 
         Raises:
-            ObjectMissing, StoreError
+            ObjectMissing, ObjectTooLarge, StoreError
         """
         ...
 
@@ -119,8 +123,28 @@ class ObjectStore(Protocol):
         """Every object below the prefix, in key order, strongly consistent."""
         ...
 
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:
+        """Every object below the prefix whose key is greater than `after`, in key order.
+
+        Args:
+            page: how many are asked for at once.
+        """
+        ...
+
+    def stored(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Everything below the prefix that takes up space: every version of an object, parts of unfinished uploads."""
+        ...
+
     def delete(self, keys: Sequence[str]) -> None:
         """The objects are gone; absent ones do not matter."""
+        ...
+
+    def delete_listed(self, key: str) -> None:
+        """The object is gone, also under a name that no key can have: hosts may write any below their prefix.
+
+        Raises:
+            StoreError: it is still there, since its name could mean another object too.
+        """
         ...
 
     def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:

@@ -26,6 +26,7 @@ from spotd_jobs.objects.api import (
     Conflict,
     ObjectInfo,
     ObjectMissing,
+    ObjectTooLarge,
     StoreError,
     StoreUnavailable,
     UploadGrant,
@@ -65,6 +66,26 @@ def checked_key(key: str) -> str:
         wrong = f"has a part that begins with {TEMPORARY_PREFIX}, which is for unfinished writes"
     if wrong is not None:
         raise StoreError(f"the object key {key[:100]!r} {wrong}")
+    return key
+
+
+def is_key(key: str) -> bool:
+    """Whether every method of a store takes this key."""
+    try:
+        checked_key(key)
+    except StoreError:
+        return False
+    return True
+
+
+def listed_key(key: str) -> str:
+    """The key as it was listed, if it means the same object to every store: no part of it can lead elsewhere.
+
+    Raises:
+        StoreError
+    """
+    if "\0" in key or any(part in {"", ".", ".."} for part in key.split("/")):
+        raise StoreError(f"the object key {key[:100]!r} has an empty part, '.' or '..', or a NUL")
     return key
 
 
@@ -118,7 +139,7 @@ class FolderStore:
         with self._translated("read"), self._opened(key) as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
-            raise StoreError(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
+            raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
 
     def get_file(self, key: str, path: Path) -> None:
@@ -155,6 +176,22 @@ class FolderStore:
         with self._translated("list"):
             yield from self._below(f"{folder}/" if folder else "", prefix)
 
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:  # noqa: ARG002  # a folder has no pages
+        """Every object below the prefix whose key is greater than `after`, in key order (by bytes)."""
+        last = os.fsencode(after)
+        return (info for info in self.list(prefix) if os.fsencode(info.key) > last)
+
+    def stored(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every file below the prefix, unfinished writes of hosts too."""
+        with self._translated("list"):
+            for folder, _, names in os.walk(self._path(prefix.rpartition("/")[0])):
+                for name in names:
+                    path = Path(folder) / name
+                    key = str(path.relative_to(self._root))
+                    with suppress(FileNotFoundError):
+                        if key.startswith(prefix):
+                            yield _info(key, path.lstat())
+
     def delete(self, keys: Sequence[str]) -> None:
         """The objects are gone; absent ones do not matter."""
         paths = [self._path(key) for key in keys]
@@ -162,6 +199,14 @@ class FolderStore:
             for path in paths:
                 with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     path.unlink()
+
+    def delete_listed(self, key: str) -> None:
+        """The object is gone, also under a name that no key can have: a host may write any in its own folder."""
+        path = self._root / listed_key(key)
+        if os.path.realpath(path.parent) != str(path.parent):
+            raise StoreError(f"the object {key[:100]!r} lies behind a link, which this store never follows")
+        with self._translated("delete"), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            path.unlink()
 
     def presign_get(
         self,

@@ -15,6 +15,7 @@ URL, a form or a key of the account.
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 import threading
 import uuid
@@ -25,6 +26,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_plus
 
 from spotd_jobs.objects.api import (
     Advice,
@@ -32,11 +34,12 @@ from spotd_jobs.objects.api import (
     GrantsRefused,
     ObjectInfo,
     ObjectMissing,
+    ObjectTooLarge,
     StoreError,
     StoreUnavailable,
     UploadGrant,
 )
-from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key
+from spotd_jobs.objects.folder import TEMPORARY_PREFIX, checked_key, listed_key
 from spotd_jobs.objects.s3_advice import advice
 from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
 from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
@@ -51,10 +54,13 @@ URL_LIFE_MAX_S: Final = 7 * 86400
 """A presigned URL cannot live longer, whatever it says."""
 DELETED_PER_CALL: Final = 1000
 CREATE_TRIES: Final = 5
+PART_BYTES_MAX: Final = 5 * 1024**3
 VERSIONS_MAX: Final = 200_000
 """Of one prefix: how many there are was a stranger's choice."""
 _KEY_MAX: Final = 1024
 _WRITER: Final = "spotd-writer"
+_XML_CARRIES: Final = re.compile("[\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*").fullmatch
+"""Any other character makes the whole document unreadable; a carriage return would come out as a line feed."""
 
 
 class S3Store:
@@ -147,7 +153,7 @@ class S3Store:
         except Empty:
             return b""
         if len(data) > bytes_max:
-            raise StoreError(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
+            raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
 
     def get_file(self, key: str, path: Path) -> None:
@@ -210,11 +216,61 @@ class S3Store:
             return found
         return iter(sorted(found, key=lambda info: info.key.encode()))
 
+    def list_after(self, prefix: str, after: str, *, page: int = DELETED_PER_CALL) -> Iterator[ObjectInfo]:
+        """Every object below the prefix whose key is greater than `after`, in key order (by bytes)."""
+        if self._findings is not None and self._findings.ordered:
+            return self._listed(prefix, after=after, page=page)
+        return (info for info in self.list(prefix) if info.key.encode() > after.encode())
+
+    def stored(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Everything below the prefix that takes up space: every version of an object, parts of unfinished uploads."""
+        yield from self._versions(prefix) if self._keeps_versions() else self._listed(prefix, folders=True)
+        yield from self._parts(prefix)
+
+    def _versions(self, prefix: str) -> Iterator[ObjectInfo]:
+        head = self.place.prefix
+        with self._translated(prefix):
+            pages = self._client.get_paginator("list_object_versions")
+            for page in pages.paginate(Bucket=self.place.bucket, Prefix=head + prefix):
+                for item in page.get("Versions", ()):
+                    yield _listed_info(item, item["Key"].removeprefix(head))
+
+    def _parts(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Parts that were sent of uploads that nobody has completed; none where the store has no such uploads."""
+        head = self.place.prefix
+        try:
+            with self._translated(prefix):
+                pages = self._client.get_paginator("list_multipart_uploads")
+                for page in pages.paginate(Bucket=self.place.bucket, Prefix=head + prefix, EncodingType="url"):
+                    for upload in page.get("Uploads", ()):
+                        yield from self._parts_of(unquote_plus(upload["Key"]), upload["UploadId"])
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return  # it does not know this question, or the key may not ask it
+
+    def _parts_of(self, full: str, upload: str) -> Iterator[ObjectInfo]:
+        key = full.removeprefix(self.place.prefix)
+        try:
+            with self._translated(key):
+                pages = self._client.get_paginator("list_parts")
+                for page in pages.paginate(Bucket=self.place.bucket, Key=full, UploadId=upload):
+                    for item in page.get("Parts", ()):
+                        yield _listed_info(item, key)
+        except ObjectMissing:
+            return  # it was completed or given up
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            # No honest writer uses a name that the answer cannot hold, so it counts as much as one part may be.
+            yield ObjectInfo(key=key, size=PART_BYTES_MAX, etag="", modified=self.now())
+
     def delete(self, keys: Sequence[str]) -> None:
         """The objects are gone; absent ones do not matter."""
         every = [self._full(key) for key in keys]
-        for start in range(0, len(every), DELETED_PER_CALL):
-            some = every[start : start + DELETED_PER_CALL]
+        easy = [full for full in every if _XML_CARRIES(full)]
+        for start in range(0, len(easy), DELETED_PER_CALL):
+            some = easy[start : start + DELETED_PER_CALL]
             with self._translated(keys[start]):
                 answer = self._client.delete_objects(
                     Bucket=self.place.bucket, Delete={"Objects": [{"Key": key} for key in some], "Quiet": True}
@@ -222,6 +278,17 @@ class S3Store:
             failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in GONE]
             if failed:
                 raise StoreError(f"{len(failed)} objects cannot be deleted from {self.place}: {failed[0].get('Code')}")
+        for key in (key for key in keys if not _XML_CARRIES(key)):
+            self.delete_listed(key)
+
+    def delete_listed(self, key: str) -> None:
+        """The object is gone, also under a name that no key can have: whoever may write below a prefix may write any.
+
+        A list of keys is sent as XML, which cannot hold every character; an address can.
+        """
+        full = self.place.prefix + listed_key(key)
+        with suppress(ObjectMissing), self._translated(key):
+            self._client.delete_object(Bucket=self.place.bucket, Key=full)
 
     def first_versions(self, prefix: str) -> dict[str, str]:
         """What names each object below the prefix as it was first written; empty where the store keeps no versions."""
@@ -349,21 +416,22 @@ class S3Store:
                     return found
         raise StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
 
-    def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
+    def _listed(
+        self, prefix: str, *, after: str | None = None, page: int = DELETED_PER_CALL, folders: bool = False
+    ) -> Iterator[ObjectInfo]:
         head = self.place.prefix
+        more: dict[str, Any] = {} if after is None else {"StartAfter": head + after}
         with self._translated(prefix):
             pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self.place.bucket, Prefix=head + prefix):
-                for item in page.get("Contents", ()):
+            found = pages.paginate(
+                Bucket=self.place.bucket, Prefix=head + prefix, PaginationConfig={"PageSize": page}, **more
+            )
+            for one in found:
+                for item in one.get("Contents", ()):
                     key = item["Key"].removeprefix(head)
-                    if key.endswith("/"):
+                    if key.endswith("/") and not folders and not item["Size"]:
                         continue  # a folder, as some stores show it
-                    yield ObjectInfo(
-                        key=key,
-                        size=item["Size"],
-                        etag=item["ETag"].strip('"'),
-                        modified=item["LastModified"].astimezone(UTC),
-                    )
+                    yield _listed_info(item, key)
 
     @contextmanager
     def _opened(
@@ -393,6 +461,13 @@ def open_bucket(place: S3Place) -> S3Store:
     with suppress(StoreUnavailable):
         store.findings()
     return store
+
+
+def _listed_info(item: Any, key: str) -> ObjectInfo:
+    """One row of a listing of objects, versions or parts."""
+    return ObjectInfo(
+        key=key, size=item["Size"], etag=item["ETag"].strip('"'), modified=item["LastModified"].astimezone(UTC)
+    )
 
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:

@@ -29,6 +29,7 @@ def translated(place: S3Place, key: str) -> Iterator[None]:
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
     from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
@@ -36,6 +37,8 @@ def translated(place: S3Place, key: str) -> Iterator[None]:
         raise _of_answer(place, key, exc.response) from exc
     except (HTTPClientError, NoConnection) as exc:
         raise StoreUnavailable(f"{place} does not answer ({type(exc).__name__}); check the network") from exc
+    except ResponseParserError as exc:
+        raise StoreError(f"{place} gave an answer about {key[:100]!r} that cannot be read") from exc
     except (BotoCoreError, Boto3Error) as exc:
         cause = exc.__cause__ or exc.__context__
         if isinstance(cause, ClientError):

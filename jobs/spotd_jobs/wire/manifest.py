@@ -1,8 +1,12 @@
 """checkpoints/<name>.json and outputs/manifest.json: what a checkpoint consists of, and when the daemon believes it.
 
 A manifest is published after its last chunk. It counts once `verify_manifest` accepted it: it speaks of this attempt,
-names only chunks of this job (of this attempt or an earlier one, under the content hash that is their name), holds no
-path that could leave the folder it is restored into, and the store has every chunk at its size.
+names only chunks that this attempt sent, under the content hash that is their name, holds no path that could leave the
+folder it is restored into, and the store has every chunk at its size.
+
+The host of an earlier attempt may be able to write for as long as the last permission lasts that was given to it, so
+no checkpoint is accepted that consists of its objects. Manifests of an older spotd, which were accepted before, may
+name chunks of earlier attempts, and are still read.
 """
 
 from __future__ import annotations
@@ -119,7 +123,8 @@ def verify_manifest(
     """Accepted exactly when everything the module's theory asks for holds. Raises only what `head` raises.
 
     Args:
-        head: tells of an object of the store; `None` where the chunks were seen before and are not asked for again.
+        head: tells of an object of the store; `None` where the manifest was accepted before, so that nothing is asked
+            for again and chunks of earlier attempts are no reason to refuse it.
         parsed: what `parse_manifest` made of these very bytes before.
     """
     try:
@@ -129,14 +134,10 @@ def verify_manifest(
         return Refused(reason=str(error))
     except _Unfit as unfit:
         return Refused(reason=str(unfit))
-    for key, (size, sha256) in sizes.items() if head is not None else ():
-        stored = head(key) if head is not None else None
-        if stored is None:
-            return Refused(reason=f"chunk {sha256[:12]} is not in the store", missing=True)
-        if stored.size != size:
-            return Refused(reason=f"chunk {sha256[:12]} has {stored.size} bytes, not {size}", missing=True)
-        if stored.sha256 is not None and stored.sha256 != sha256:
-            return Refused(reason=f"chunk {sha256[:12]} holds other content", missing=True)
+    if head is not None:
+        refused = _not_there(sizes, head, attempt_prefix(job_id, attempt))
+        if refused is not None:
+            return refused
     return AcceptedManifest(
         kind=manifest.kind,
         name=manifest.name,
@@ -152,6 +153,23 @@ def verify_manifest(
         files=manifest.files,
         chunk_keys=tuple(sizes),
     )
+
+
+def _not_there(
+    sizes: Mapping[str, tuple[int, str]], head: Callable[[str], StoredObject | None], own: str
+) -> Refused | None:
+    """Why these chunks are no checkpoint of the attempt whose prefix is `own`, if they are none."""
+    if not all(key.startswith(own) for key in sizes):
+        return Refused(reason="it consists in part of what another attempt sent, and its host may still change that")
+    for key, (size, sha256) in sizes.items():
+        stored = head(key)
+        if stored is None:
+            return Refused(reason=f"chunk {sha256[:12]} is not in the store", missing=True)
+        if stored.size != size:
+            return Refused(reason=f"chunk {sha256[:12]} has {stored.size} bytes, not {size}", missing=True)
+        if stored.sha256 is not None and stored.sha256 != sha256:
+            return Refused(reason=f"chunk {sha256[:12]} holds other content", missing=True)
+    return None
 
 
 def restore_of(

@@ -139,12 +139,15 @@ class OfferPage:
     """All offers of one poll. `complete` is false when the provider cut or garbled the answer.
 
     Attributes:
-        note: what a person should know of an answer that is not complete: which part of the market it shows.
+        whole: canonical GPUs and counts (0 for any count) of which this holds every offer, where it does not hold the
+            whole market: absence proves something of these only. Empty: what `complete` says holds for every GPU.
+        note: what a person should know of an answer that does not hold the whole market.
     """
 
     offers: tuple[Offer, ...]
     rejected: tuple[Rejected, ...] = ()
     complete: bool = True
+    whole: frozenset[tuple[str, int]] = frozenset()
     note: str = ""
     at: datetime
 

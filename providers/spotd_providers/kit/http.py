@@ -31,8 +31,12 @@ if _absent:
     del sys.modules["httpx._main"]
 
 from spotd_providers.contract.errors import Unavailable  # noqa: E402 - behind httpx
+from spotd_providers.kit.inflate import BodyTooLarge, inflated, require_few_values  # noqa: E402 - behind httpx
 
-BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+BODY_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Three times the largest answer that any marketplace was seen to give, unpacked."""
+DEADLINE_EXTRA_S: Final = 15.0
+"""How much longer than one silence a whole answer may take: a byte now and then keeps a connection alive for ever."""
 USER_AGENT: Final = "spotd/0.1"
 
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -66,6 +70,7 @@ class Answer:
             Unavailable: the body is not JSON.
         """
         try:
+            require_few_values(self.body)
             return json.loads(self.body, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as exc:
             raise Unavailable(f"the answer is not JSON ({len(self.body)} bytes, HTTP {self.status})") from exc
@@ -79,6 +84,19 @@ class Answer:
             return None
 
 
+async def _unpacked(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
+    """The body piece by piece, never more of it in memory than a piece and what the caller keeps.
+
+    Raises:
+        BodyTooLarge: it has more bytes than that, or is packed in a way that was not asked for.
+    """
+    inflate = inflated(response.headers.get("content-encoding", ""), bytes_max=bytes_max)
+    async for raw in response.aiter_raw():
+        for piece in inflate(raw):
+            yield piece
+    inflate.finish()
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
@@ -88,6 +106,8 @@ class Http:
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
+        self._deadline_s = (client.timeout.read or 20.0) + DEADLINE_EXTRA_S
+        self.requests_sent = 0
 
     async def send(
         self,
@@ -106,27 +126,32 @@ class Http:
             Unavailable: the request never left, so it had no effect.
             AnswerLost: it may have had its effect.
         """
+        self.requests_sent += 1
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
+        total_s = self._deadline_s if timeout_s is None else timeout_s + DEADLINE_EXTRA_S
         try:
-            async with self._client.stream(
-                method,
-                path,
-                json=json_body,
-                content=content,
-                params=dict(params) if params else None,
-                headers=dict(headers) if headers else None,
-                timeout=timeout,
-            ) as response:
-                body = bytearray()
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > BODY_BYTES_MAX:
-                        raise AnswerLost("the answer is larger than 64 MiB")
-                return Answer(
-                    status=response.status_code,
-                    headers={name.lower(): value for name, value in response.headers.items()},
-                    body=bytes(body),
-                )
+            with anyio.fail_after(total_s):
+                async with self._client.stream(
+                    method,
+                    path,
+                    json=json_body,
+                    content=content,
+                    params=dict(params) if params else None,
+                    headers=dict(headers) if headers else None,
+                    timeout=timeout,
+                ) as response:
+                    body = bytearray()
+                    async for chunk in _unpacked(response, BODY_BYTES_MAX):
+                        body += chunk
+                    return Answer(
+                        status=response.status_code,
+                        headers={name.lower(): value for name, value in response.headers.items()},
+                        body=bytes(body),
+                    )
+        except BodyTooLarge as exc:
+            raise AnswerLost(str(exc)) from exc
+        except TimeoutError as exc:
+            raise AnswerLost(f"no whole answer within {total_s:.0f} s") from exc
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol) as exc:
             raise Unavailable(f"cannot connect to {self._client.base_url.host}: {type(exc).__name__}") from exc
         except httpx.HTTPError as exc:
@@ -151,6 +176,7 @@ class Http:
         Raises:
             Unavailable: there was no answer at all.
         """
+        self.requests_sent += 1
         status, answer_headers, body = 0, dict[str, str](), bytearray()
         timeout = httpx.Timeout(total_s, connect=5.0)
         try:
@@ -160,7 +186,7 @@ class Http:
                 ) as response:
                     status = response.status_code
                     answer_headers = {name.lower(): value for name, value in response.headers.items()}
-                    chunks = response.aiter_bytes()
+                    chunks = _unpacked(response, bytes_max)
                     whole.deadline = min(whole.deadline, anyio.current_time() + talk_s)
                     while len(body) < bytes_max and not whole.cancel_called:
                         chunk = None
@@ -169,6 +195,8 @@ class Http:
                         if chunk is None:
                             break
                         body += chunk
+        except BodyTooLarge:
+            pass  # what was said before is enough
         except httpx.HTTPError as exc:
             if not body:
                 raise Unavailable(f"no answer: {type(exc).__name__}") from exc
@@ -221,7 +249,7 @@ async def open_http(
     """
     async with httpx.AsyncClient(
         base_url=base_url,
-        headers={"user-agent": USER_AGENT, **(headers or {})},
+        headers={"user-agent": USER_AGENT, "accept-encoding": "gzip", **(headers or {})},
         timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
         limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max),
         follow_redirects=follow_redirects,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, W
 from pydantic_core import from_json
 
 from spotd_providers.contract.errors import Unavailable
+from spotd_providers.kit.inflate import require_few_values
 
 REASON_CHARS_MAX: Final = 200
 _M = TypeVar("_M", bound=BaseModel)
@@ -29,8 +30,12 @@ def decoded(body: bytes, *, who: str) -> Any:
     """The JSON of a body. NaN and infinities survive this step, so that they cost their row only.
 
     Raises:
-        Unavailable: not JSON.
+        Unavailable: not JSON, or too much of it.
     """
+    try:
+        require_few_values(body)
+    except ValueError as exc:
+        raise Unavailable(f"{who} answered {exc}, which is no answer that makes sense") from exc
     try:
         return from_json(body, cache_strings="keys")
     except ValueError:

@@ -41,6 +41,9 @@ CHARGES_PAGE_ROWS: Final = 100
 SEARCH_TIMEOUT_S: Final = 45.0
 CREATE_TIMEOUT_S: Final = 60.0
 SEARCHES_PER_MINUTE: Final = 8
+SEARCH_WAIT_MAX: Final = timedelta(seconds=15)
+"""A poll that has read something does not wait longer for its next search."""
+MINUTE: Final = timedelta(minutes=1)
 LOG_TRIES: Final = 30
 LOG_WAIT: Final = timedelta(seconds=0.3)
 T = TypeVar("T")
@@ -84,12 +87,18 @@ class SearchWindow:
 
     async def turn(self) -> None:
         """Returns when one more search keeps the limit."""
-        while len(self._started) == self._started.maxlen:
-            wait = self._started[0] + timedelta(minutes=1) - self._clock.now()
-            if wait <= timedelta(0):
-                break
+        while (wait := self.wait()) > timedelta(0):
             await self._clock.sleep(wait)
         self._started.append(self._clock.now())
+
+    def wait(self) -> timedelta:
+        """How long one more search has to wait. A clock that was set back is no reason to wait longer than a minute."""
+        now = self._clock.now()
+        while self._started and self._started[-1] > now:
+            self._started.pop()
+        if len(self._started) < (self._started.maxlen or 0):
+            return timedelta(0)
+        return max(timedelta(0), self._started[0] + MINUTE - now)
 
 
 class VastClient:
@@ -117,6 +126,16 @@ class VastClient:
             except Refused as exc:
                 raise Unavailable(f"vast.ai refused the search: {exc.detail or exc.code or exc.status}") from exc
         return offer_rows(answer.body)
+
+    @property
+    def may_search_soon(self) -> bool:
+        """Whether one more search would not have to wait for long."""
+        return self._searches.wait() <= SEARCH_WAIT_MAX
+
+    @property
+    def requests_sent(self) -> int:
+        """HTTP requests since the client was opened."""
+        return self._http.requests_sent + self._keyless.requests_sent
 
     async def create(self, ask: int, body: Mapping[str, Any], *, key: str) -> Created:
         """One contract was made; one PUT was sent, never two.

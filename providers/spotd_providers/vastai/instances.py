@@ -1,9 +1,11 @@
 """From instance rows to machines: which of vast.ai's four state words decides, and why a machine stopped.
 
-Theory. A row holds four opinions. `intended_status` is what somebody wants, `cur_state` and `next_state` are the
-contract with the market (does it hold a GPU?), `actual_status` is what the host's agent last said of the container.
-The contract decides about money, the agent about progress:
+Theory. A row holds four opinions and a text. `intended_status` is what somebody wants, `cur_state` and `next_state`
+are the contract with the market (does it hold a GPU?), `actual_status` is what the host's agent last said of the
+container. The contract decides about money, the agent about progress:
 
+* the text decides first where the container does not run: a host that cannot start it says so there, and vast.ai then
+  stops the contract by itself, so that all four words look like an outbid machine's (recorded from the service).
 * contract stopped (all three agree) and we never stop machines: it was outbid, unless its time or the account's
   credit ran out. The agent may still say `running`, `exited` or nothing.
 * wanted running while the contract is stopped ("Scheduling"): it waits for a GPU that somebody else has. Outbid, too,
@@ -16,6 +18,7 @@ An outbid machine is not gone: its disk bills, and it wakes up by itself when it
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -38,13 +41,34 @@ from spotd_providers.vastai.wire import InstanceRow
 SCHEDULING_GRACE: Final = timedelta(seconds=90)
 _STARTING: Final = frozenset({"", "created", "loading", "rebooting", "recycling", "restarting", "scheduling"})
 _BLIND: Final = frozenset({"offline", "unknown"})
-_OCI_FAILURE: Final = "OCI runtime create failed"
+_NEVER_RAN: Final = frozenset({"", "created", "loading", "scheduling"})
+_HALTED: Final = _NEVER_RAN | {"exited", "stopped"}
+"""Words of an agent whose container does not run: what its text says of a failure is then why."""
+_HOST_FAILURES: Final = (
+    "oci runtime",
+    "failed to create shim task",
+    "failed to create task for container",
+    "failed to start container",
+    "could not select device driver",
+    "nvidia-container-cli",
+    "cdi device",
+    "cannot connect to the docker daemon",
+    "no space left on device",
+    "input/output error",
+    "read-only file system",
+)
 _IMAGE_FAILURES: Final = (
-    "error response from daemon",
     "docker_build() error",
     "manifest unknown",
     "pull access denied",
+    "repository does not exist",
+    "no such image",
+    "no matching manifest",
+    "invalid reference format",
+    "exec format error",
 )
+_NOT_IN_THE_IMAGE: Final = re.compile(r"exec: .{0,200}(executable file not found|no such file or directory|permission)")
+_FROM_DOCKER: Final = "error response from daemon"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +117,13 @@ def standing(
     fresh = _is_fresh(row, now, bought_at)
     if actual == "destroyed":
         return Standing(InstanceState.GONE)
+    failure = _failure_of_start(row.status_msg or "", actual) if actual in _HALTED else None
     if intended == "destroyed" or (current == "unloaded" and not (fresh and intended == "running")):
         return Standing(InstanceState.ENDING)
     if "frozen" in (actual, intended):
         return Standing(InstanceState.PAUSED, Loss.HOST_LOST, "the host froze the container; its GPU still bills")
+    if failure is not None:
+        return Standing(InstanceState.PAUSED, failure)
     if current == "stopped" and intended == "stopped" and following in ("stopped", ""):
         return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
     if current == "stopped" and intended == "running":
@@ -113,18 +140,23 @@ def _by_agent(row: InstanceRow, actual: str, *, now: datetime, out_of_credit: bo
     if actual in _BLIND:
         return Standing(InstanceState.UNKNOWN, detail=f"vast.ai says the host is {actual}")
     if actual in _STARTING:
-        if _OCI_FAILURE in message:
-            return Standing(InstanceState.PAUSED, Loss.PROVISION_FAILED)
-        if message.strip().lower().startswith(_IMAGE_FAILURES):
-            return Standing(InstanceState.PAUSED, Loss.IMAGE_ERROR)
         return Standing(InstanceState.PENDING)
     if actual == "exited":
-        if _OCI_FAILURE in message:
-            return Standing(InstanceState.PAUSED, Loss.PROVISION_FAILED)
         return Standing(InstanceState.PAUSED, Loss.SELF, message or "the container's process ended")
     if actual == "stopped":
         return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
     return Standing(InstanceState.UNKNOWN, detail=f"vast.ai calls its state {actual!r}")
+
+
+def _failure_of_start(message: str, actual: str) -> Loss | None:
+    """What the host's agent says of a container that it could not start: its own fault or the image's."""
+    said = message.strip().lower()
+    if _NOT_IN_THE_IMAGE.search(said) or any(words in said for words in _IMAGE_FAILURES):
+        return Loss.IMAGE_ERROR
+    if any(words in said for words in _HOST_FAILURES):
+        return Loss.PROVISION_FAILED
+    # What else docker complains of: before the container ran it is the pull, afterwards it may be its stop.
+    return Loss.IMAGE_ERROR if said.startswith(_FROM_DOCKER) and actual in _NEVER_RAN else None
 
 
 def _why_stopped(row: InstanceRow, *, now: datetime, out_of_credit: bool) -> Loss:

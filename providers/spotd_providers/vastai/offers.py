@@ -83,6 +83,12 @@ def vast_names(gpus: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({name for gpu in gpus for name in spellings[gpu]}))
 
 
+def names_of(gpu: str) -> tuple[str, ...]:
+    """vast.ai's spellings of one canonical id. One that has none known is asked for as it is, in vast.ai's way."""
+    known = next((row.vast for row in all_gpus() if row.name == gpu), ())
+    return tuple(sorted(known)) or (gpu.replace("_", " "),)
+
+
 class _Rounded(dict[float, int]):
     """Micro-dollars of dollar figures, each worked out once: hosts repeat theirs over all their asks."""
 

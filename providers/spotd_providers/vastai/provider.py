@@ -41,7 +41,6 @@ from spotd_providers.contract.values import (
     OfferQuery,
     Power,
     ProviderName,
-    Rejected,
 )
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.text import clean
@@ -53,9 +52,10 @@ from spotd_providers.vastai.client import Created, VastClient
 from spotd_providers.vastai.instances import ref_of
 from spotd_providers.vastai.launching import refusal_of_purchase, request_body
 from spotd_providers.vastai.listing import Sightings
-from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, search_body, translated
+from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, translated
+from spotd_providers.vastai.searching import Searcher
 from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import InstanceRow, OfferRows, instance_row
+from spotd_providers.vastai.wire import InstanceRow, instance_row
 
 VERIFY_TRIES: Final = 4
 VERIFY_WAIT: Final = timedelta(seconds=2)
@@ -87,6 +87,7 @@ class VastProvider:
         self._settings = settings
         self._services = services
         self._sightings = Sightings(client, services, console=self._console)
+        self._searcher = Searcher(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
 
     @property
     def name(self) -> ProviderName:
@@ -97,22 +98,28 @@ class VastProvider:
         return CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """Both markets' asks, priced or rejected; on-demand is searched first, since bids are judged against it."""
-        complete = True
-        pages: dict[Market, OfferRows] = {}
-        for market in (Market.ON_DEMAND, Market.SPOT):
-            if market in query.markets:
-                pages[market] = await self._client.search(search_body(self._settings, query, market))
-                complete = complete and pages[market].count < self._settings.offers_max
-        on_demand = OnDemandPrices(pages[Market.ON_DEMAND].rows if Market.ON_DEMAND in pages else ())
+        """Both markets' asks, priced or rejected; bids are judged against the on-demand prices."""
+        found = await self._searcher.found(query)
+        on_demand = OnDemandPrices(found.rows.get(Market.ON_DEMAND, ()))
         offers = []
-        rejected: list[Rejected] = []
-        for market, page in pages.items():
-            rejected.extend(page.rejected)
-            good, bad = translated(page.rows, market, self._settings, on_demand=on_demand)
+        rejected = list(found.rejected)
+        for market, rows in found.rows.items():
+            good, bad = translated(rows, market, self._settings, on_demand=on_demand)
             offers.extend(good)
             rejected.extend(bad)
-        return OfferPage(offers=tuple(offers), rejected=tuple(rejected), complete=complete, at=self._now())
+        return OfferPage(
+            offers=tuple(offers),
+            rejected=tuple(rejected),
+            complete=found.complete,
+            whole=found.whole,
+            note=found.note,
+            at=self._now(),
+        )
+
+    @property
+    def requests_sent(self) -> int:
+        """HTTP requests since it was opened."""
+        return self._client.requests_sent
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """A contract exists, was bought by one PUT, and is the kind we wanted: a bid is a bid."""

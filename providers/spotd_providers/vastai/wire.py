@@ -22,6 +22,7 @@ from pydantic import (
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit import shapes
+from spotd_providers.kit.inflate import require_few_values
 from spotd_providers.kit.shapes import Lenient, first_fault
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
@@ -46,6 +47,7 @@ class OfferRow(BaseModel):
     num_gpus: Annotated[int, Field(gt=0, le=1024)]
     gpu_ram: Annotated[float, Field(gt=0, lt=1e8, allow_inf_nan=False)]
     dph_base: UsdPerHour
+    dph_total: Measure | None = None
     min_bid: Annotated[float, Field(ge=0, lt=10_000, allow_inf_nan=False)] | None = None
     storage_cost: UsdPerUnit
     inet_up_cost: UsdPerUnit
@@ -182,6 +184,7 @@ class _FlawlessSearch(BaseModel):
 # the row. Where a filter needs it, unknown is not good enough and the row is refused by the filter.
 _NICE_TO_KNOW: Final = frozenset(
     {
+        "dph_total",
         "geolocation",
         "cpu_cores_effective",
         "cpu_ram",
@@ -240,6 +243,10 @@ def offer_rows(body: bytes) -> OfferRows:
 
 
 def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
+    try:
+        require_few_values(body)
+    except ValueError as exc:
+        raise Unavailable(f"vast.ai's search answer holds {exc}") from exc
     try:
         # One pass from bytes to rows, twice as fast as building every field first; most answers are flawless.
         yield from _FlawlessSearch.model_validate_json(body).offers

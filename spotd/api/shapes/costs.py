@@ -46,7 +46,10 @@ class FallbackShape(TypedDict):
 
 
 class ReceiptShape(TypedDict):
-    """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine."""
+    """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine.
+
+    `corrections` says, in sentences, where a provider's own bill took the place of what was booked.
+    """
 
     id: str
     name: str
@@ -59,6 +62,7 @@ class ReceiptShape(TypedDict):
     budget_usd: float | None
     attempts: list[AttemptCostShape]
     fallbacks: list[FallbackShape]
+    corrections: list[str]
 
 
 class BudgetShape(TypedDict):

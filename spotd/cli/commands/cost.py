@@ -85,6 +85,7 @@ def show_receipt(receipt: ReceiptShape) -> None:
     ]  # fmt: skip
     facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
     facts += [("traffic", _traffic_text(line)) for line in receipt["attempts"] if line.get("traffic_usd", 0) > 0]
+    facts += [("bill", clean(sentence)) for sentence in receipt.get("corrections", [])]
     facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
     stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))
     if receipt["attempts"]:

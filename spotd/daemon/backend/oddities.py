@@ -43,7 +43,7 @@ def oddities_of(boards: Boards, name: ProviderName, clock: Clock, now: datetime)
         nonsense = _nonsense(page)
         if nonsense:
             words.append(nonsense)
-            unusable = not page.offers
+            unusable = not page.offers and not page.whole
     seen = boards.machines(name)
     if seen.listing is not None and not seen.error:
         if not seen.listing.complete:
@@ -74,8 +74,8 @@ def _why(listing: Listing) -> str:
 
 
 def _nonsense(page: OfferPage) -> str:
-    if not page.rejected:
-        return "" if page.complete else page.note or "its answer about prices is cut off or garbled"
+    if not page.rejected or page.note:
+        return page.note or ("" if page.complete else "its answer about prices is cut off or garbled")
     rows = len(page.rejected)
     reason = Counter(row.reason for row in page.rejected).most_common(1)[0][0]
     return f"{rows} of {rows + len(page.offers)} rows about prices cannot be used, most often: {reason}"

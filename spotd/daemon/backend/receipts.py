@@ -41,12 +41,15 @@ class Receipts:
             told: defaultdict[JobId | None, list[Event]] = defaultdict(list)
             for item in reads.events_of_kind("checkpoint.fallback", job_id=wanted):
                 told[item.event.job].append(item.event)
+            corrected: defaultdict[JobId | None, list[Event]] = defaultdict(list)
+            for item in reads.events_of_kind("attempt.billed", job_id=wanted):
+                corrected[item.event.job].append(item.event)
             if wanted is None:
                 views = reads.jobs()
             else:
                 one = reads.job_view(wanted)
                 views = (one,) if one is not None else ()
-            return [_receipt(reads, view, told[view.id], now) for view in views]
+            return [_receipt(reads, view, told[view.id], corrected[view.id], now) for view in views]
 
         receipts = await self._parts.read(work)
         strays = () if wanted is not None else await self._parts.read(lambda reads: reads.strays())
@@ -73,13 +76,18 @@ def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayShape]:
     ]
 
 
-def _receipt(reads: Reads, view: JobView, fallbacks: list[Event], now: datetime) -> ReceiptShape:
+def _receipt(
+    reads: Reads, view: JobView, fallbacks: list[Event], corrections: list[Event], now: datetime
+) -> ReceiptShape:
     attempts = reads.attempts_of(view.id)
     charges = reads.charges_of(view.id)
     seconds = _billed(charges, attempts, now)
     free: defaultdict[int, int] = defaultdict(int)
     for charge in charges:
         free[charge.attempt.number] += max(0, -charge.amount)
+    for event in corrections:
+        # Taken back because the provider bills less, not because it took the machine.
+        free[event.attempt or 0] += min(0, int(event.data.get("amount_microusd") or 0))
     job = reads.job(view.id)
     total = sum(spent(a, now) for a in attempts)
     compared = sum(on_demand_spent(a, now) for a in attempts)
@@ -95,6 +103,7 @@ def _receipt(reads: Reads, view: JobView, fallbacks: list[Event], now: datetime)
         budget_usd=usd(job.budget) if job is not None else None,
         attempts=[_line(item, seconds[item.id.number], free[item.id.number], now) for item in attempts],
         fallbacks=[_fallback(event) for event in fallbacks],
+        corrections=[event.message for event in corrections],
     )
 
 

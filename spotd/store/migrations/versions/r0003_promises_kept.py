@@ -27,6 +27,11 @@ def upgrade() -> None:
     op.add_column("checkpoints", sa.Column("host", sa.Text(), nullable=False, server_default=""))
     op.add_column("checkpoints", sa.Column("proven_by", sa.BigInteger(), nullable=True))
     op.add_column("checkpoints", sa.Column("doubted_by", sa.Text(), nullable=False, server_default=""))
+    # Which outputs are the job's.
+    op.add_column("jobs", sa.Column("outputs_attempt", sa.BigInteger(), nullable=True))
+    op.add_column("jobs", sa.Column("outputs_sha256", sa.Text(), nullable=True))
+    op.add_column("jobs", sa.Column("outputs_bytes", sa.BigInteger(), nullable=False, server_default="0"))
+    op.add_column("jobs", sa.Column("outputs_problem", sa.Text(), nullable=False, server_default=""))
     # What a job's failures, its budget and its disk need.
     _add("jobs", "idle_launches", "failed_starts", "disk_gb_seen", nullable=False)
     _add("jobs", "not_before", "budget_set", "rate_low")

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 
 from spotd_providers.testkit.fakes.vastai.accounts import charges_page, instances_page, user_row
-from spotd_providers.testkit.fakes.vastai.asks import selected
+from spotd_providers.testkit.fakes.vastai.asks import selected, unknown_columns
 from spotd_providers.testkit.fakes.vastai.cloud import VastCloud
 from spotd_providers.testkit.fakes.vastai.contracts import Contract
 from spotd_providers.testkit.fakes.vastai.limits import Limits, Route, key_of
@@ -153,6 +153,8 @@ class VastApi:
     def _search(self, _: Request, query: Any) -> Any:
         if not isinstance(query, dict):
             raise said(400, "invalid_args", "error 400/3400: the query must be an object")
+        if isinstance(query.get("q"), dict):
+            raise said(400, "invalid_args", "error 400/3402: no such column: q")
         kind = str(query.get("type") or "on-demand")
         now, quirks = self.cloud.clock.now(), self.cloud.quirks
         allocated = float(query.get("allocated_storage") or 8.0)
@@ -161,7 +163,10 @@ class VastApi:
             for ask in self.cloud.asks.values()
             if self.cloud.is_for_sale(ask)
         ]
-        found: list[Any] = list(selected(rows, query))
+        unknown = unknown_columns(query, rows[:1])
+        if unknown:
+            raise said(400, "invalid_args", f"error 400/3402: no such column: {unknown[0]}")
+        found: list[Any] = list(selected(rows, query))[: quirks.search_rows_max]
         return {"offers": quirks.edit_offers(found) if quirks.edit_offers else found}
 
     def _search_asks(self, request: Request, body: Any) -> Any:

@@ -13,6 +13,11 @@ _DEFAULT_LIMIT: Final = 64
 _QUERY_KEYS: Final = frozenset({"order", "type", "limit", "allocated_storage", "georegion", "chunked"})
 
 
+_COMPUTED: Final = frozenset(
+    {"verified", "datacenter", "geolocation", "driver_version", "target_reliability", "offset"}
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class Ask:
     """Some GPUs of one machine, on offer. `slots` says which, so that overlapping asks exclude each other.
@@ -95,6 +100,12 @@ def selected(rows: Sequence[dict[str, Any]], query: Mapping[str, Any]) -> list[d
     return found[: int(_number(query.get("limit")) or _DEFAULT_LIMIT)]
 
 
+def unknown_columns(query: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Filters on what is no column of a row, which the service refuses."""
+    known = _QUERY_KEYS | _COMPUTED | (rows[0].keys() if rows else query.keys())
+    return [name for name in query if name not in known]
+
+
 def _passes(row: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
     return all(
         _holds(_value(row, name), op, wanted)
@@ -106,6 +117,8 @@ def _passes(row: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
     """The column behind a search field; some are computed for the search only."""
+    if name == "id":
+        return None  # the service finds nothing by it: an offer's id is filtered as `ask_contract_id`
     if name == "verified":
         return row["verification"] == "verified"
     if name == "datacenter":

@@ -24,10 +24,11 @@ class Quirks:
         low_bid_leaves_contract: a bid that is too low leaves a stopped contract behind an error.
         gone_status: how a vanished ask is told: 404 (`invalid_args`) or 410 (`no_such_ask`).
         bid_is_per_gpu: `change_bid` takes its price for one GPU.
-        base_shows_bid: `type=bid` rows show the bid as their `dph_base`.
+        base_shows_bid: `type=bid` rows show the bid as their `dph_base`, as the service does since 2026.
         auth_status: how a bad key is told: 404 or 401, the body says `auth_error` either way.
         rate_limits: every endpoint's threshold is enforced, per key.
         retry_after: whether a 429 carries the header.
+        search_rows_max: rows of one search answer, whatever `limit` asks; `None` for as many as it asks.
         search_quota: searches a day; `None` for no limit.
         spend_rate_limit: purchases are refused as for a new account.
         email_verified: what the account says of its e-mail address.
@@ -56,6 +57,7 @@ class Quirks:
     auth_status: int = 404
     rate_limits: bool = True
     retry_after: bool = False
+    search_rows_max: int | None = None
     search_quota: int | None = None
     spend_rate_limit: bool = False
     email_verified: bool | int | None = True

@@ -23,7 +23,7 @@ def ask_row(ask: Ask, *, kind: str, allocated_gb: float, now: datetime, quirks: 
         "ask_contract_id": ask.ask_id,
         "rentable": ask.rentable,
         "rented": False,
-        "is_bid": bid,
+        "is_bid": False,  # on every search row: the market is known by the search's `type` only
         "min_bid": ask.min_bid,
         "dph_base": base,
         "dph_total": base + storage,

@@ -1,0 +1,162 @@
+"""A state that is older than the store: what was launched and saved since is taken in, and no number is used twice.
+
+Theory. The daemon writes a *launch record* into the store before it buys, once for each number of a job, where no host
+can write. A number that the state does not know was therefore used by a former life of this install, whose state was
+lost or restored from a backup. The record of the highest one is the newest attempt: it was made only after every
+lower one had stopped counting. Its machine may live, so it is taken in exactly as a launch whose answer was lost, and
+found by its key; the lower ones count as used, and their machines, if any are left, are strays of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from spotd.core.draft import Draft
+from spotd.core.keys import is_own_key, key_parts
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Checkpoint,
+    Intent,
+    IntentKind,
+    IntentState,
+    Job,
+    JobId,
+    Plan,
+    Policy,
+    Quote,
+    World,
+    launch_intent_id,
+)
+from spotd.core.retention import with_fresh
+from spotd.core.sending import window_end
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.values import AttemptKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """What was agreed when a number of a job was used."""
+
+    key: AttemptKey
+    quote: Quote
+    ceiling: MicroUsdPerGpuHour
+    price_max: MicroUsdPerHour
+    intended_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A number that the state does not know. `record` is `None` where it cannot be read."""
+
+    number: int
+    record: LaunchRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What the store knows of a job beyond the state: numbers ascending, checkpoints of each oldest first."""
+
+    job: JobId
+    unknown: Sequence[Unknown]
+    checkpoints: Sequence[Checkpoint] = ()
+
+
+def record_of(item: Attempt) -> LaunchRecord:
+    """The launch record of an attempt."""
+    return LaunchRecord(
+        key=item.key,
+        quote=item.quote,
+        ceiling=item.ceiling,
+        price_max=item.price_max,
+        intended_at=item.intended_at,
+    )
+
+
+def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
+    """The attempt that the record tells of, as one whose launch has an unknown outcome."""
+    record = unknown.record
+    if record is None:
+        return None
+    parts = key_parts(policy.install, record.key)
+    if parts is None or (parts.job, parts.number) != (job, unknown.number) or not is_own_key(policy, record.key):
+        return None
+    if record.quote.price.per_gpu > record.ceiling:
+        return None
+    return Attempt(
+        id=AttemptId(job=job, number=unknown.number),
+        key=record.key,
+        state=AttemptState.INTENDED,
+        quote=record.quote,
+        ceiling=record.ceiling,
+        price_max=record.price_max,
+        intended_at=record.intended_at,
+        outcome_unknown=True,
+    )
+
+
+def recover(world: World, surveys: Sequence[Survey], now: datetime) -> Plan:
+    """Numbers go on after the highest that was ever used, newer checkpoints and the newest machine are taken in."""
+    draft = Draft(world, now)
+    for survey in surveys:
+        job = world.jobs.get(survey.job)
+        fresh = [one for one in survey.unknown if job is not None and one.number > job.attempts_made]
+        if job is None or job.state.is_final or not fresh:
+            continue
+        _recover_job(draft, job, fresh, survey.checkpoints)
+    return draft.plan()
+
+
+def _recover_job(draft: Draft, job: Job, fresh: Sequence[Unknown], checkpoints: Sequence[Checkpoint]) -> None:
+    highest = fresh[-1].number
+    counting = next((a for a in draft.attempts() if a.id.job == job.id and a.state.counts), None)
+    if counting is not None:
+        detail = f"the state is older than the store, which knows attempt {highest}, launched after this one was over"
+        draft.end_attempt(counting.id, EndReason.HOST_LOST, detail)
+    known = {c.manifest_key for c in job.checkpoints}
+    item = draft.job(job.id)
+    for number in sorted({c.attempt for c in checkpoints}):
+        mine = [c for c in checkpoints if c.attempt == number and c.manifest_key not in known]
+        if mine:
+            item = replace(item, checkpoints=with_fresh(item, number, mine))
+    count = len(item.checkpoints) - len(job.checkpoints)
+    draft.put_job(replace(item, attempts_made=highest))
+    draft.event(
+        "job.recovered",
+        f"the state is older than the store: attempts up to number {highest} were made"
+        + (f", and {count} newer checkpoints are taken in" if count > 0 else ""),
+        job=job.id,
+        attempts_made=highest,
+        checkpoints=max(0, count),
+    )
+    attempt = attempt_of(draft.policy, job.id, fresh[-1])
+    if attempt is not None and not job.cancel_requested and not draft.job(job.id).state.is_final:
+        _look_for(draft, attempt)
+
+
+def _look_for(draft: Draft, attempt: Attempt) -> None:
+    """Its machine is searched for by its key, as after a launch whose answer was lost."""
+    until = window_end(draft, attempt.provider)
+    draft.put_attempt(attempt)
+    draft.put_intent(
+        Intent(
+            id=launch_intent_id(attempt.key),
+            kind=IntentKind.LAUNCH,
+            provider=attempt.provider,
+            key=attempt.key,
+            state=IntentState.UNKNOWN,
+            created_at=attempt.intended_at,
+            attempt=attempt.id,
+            not_before=until,
+            error="the state was restored",
+        )
+    )
+    sentence = (
+        f"attempt {attempt.id.number} was launched by a former life of this install; {attempt.provider} is searched"
+    )
+    draft.event("launch.unknown", sentence, attempt=attempt.id)
+    draft.move_job(attempt.id.job, JobState.PROVISIONING, f"{sentence} for its machine")
+    draft.look_again(attempt.provider)

@@ -1,0 +1,79 @@
+"""The outputs of an attempt that ended well: which manifest they are, pinned by its hash when the end is read.
+
+Whatever the host, or any other, writes there later is not what the job made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from spotd.core.model import Attempt
+from spotd.daemon import layout
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.wire.manifest import (
+    MANIFEST_BYTES_MAX,
+    AcceptedManifest,
+    ManifestKind,
+    Refused,
+    StoredObject,
+    verify_manifest,
+)
+
+LISTED_MAX: Final = 500_000
+NONE_STORED: Final = "its machine stored none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputsSeen:
+    """What was there when the attempt's end was read."""
+
+    sha256: str | None = None
+    bytes: int = 0
+    problem: str = ""
+
+
+def outputs_of(objects: ObjectStore, attempt: Attempt) -> OutputsSeen:
+    """The attempt's outputs as they are now.
+
+    Its chunks are not asked for one by one: they are verified by content whenever they are read.
+
+    Raises:
+        StoreUnavailable: the store does not answer, so nothing can be said.
+    """
+    try:
+        data = objects.get(layout.outputs_key(attempt.id), bytes_max=MANIFEST_BYTES_MAX)
+    except ObjectMissing:
+        return OutputsSeen(problem=NONE_STORED)
+    except StoreUnavailable:
+        raise
+    except StoreError as exc:
+        return OutputsSeen(problem=f"their manifest cannot be read: {exc}")
+    verdict = verify_manifest(data, attempt.id.job, attempt.id.number, None)
+    if isinstance(verdict, Refused):
+        return OutputsSeen(problem=f"their manifest cannot be read: {verdict.reason}")
+    return _judged(objects, verdict)
+
+
+def _judged(objects: ObjectStore, found: AcceptedManifest) -> OutputsSeen:
+    if found.kind is not ManifestKind.OUTPUTS:
+        return OutputsSeen(problem="their manifest cannot be read: it is no manifest of outputs")
+    lacking = _lacking(objects, found)
+    problem = f"{lacking} of {len(found.chunk_keys)} pieces of them are not in the store" if lacking else ""
+    return OutputsSeen(sha256=found.sha256, bytes=found.bytes, problem=problem)
+
+
+def _lacking(objects: ObjectStore, found: AcceptedManifest) -> int:
+    """How many of the chunks are not in the store at their size."""
+    wanted = {chunk.key: chunk.size for entry in found.files for chunk in entry.chunks}
+    there: set[str] = set()
+    for folder in {key.rpartition("/")[0] + "/" for key in wanted}:
+        there.update(
+            info.key for info in islice(objects.list(folder), LISTED_MAX) if _is_it(info, wanted.get(info.key))
+        )
+    return len(wanted.keys() - there)
+
+
+def _is_it(info: StoredObject, size: int | None) -> bool:
+    return size is not None and info.size == size
