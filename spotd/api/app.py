@@ -33,6 +33,7 @@ from spotd.api.parameters import (
     read_resume_from,
     read_secrets,
     read_sha256,
+    read_spans,
     read_verification,
     without_unknown,
 )
@@ -86,6 +87,7 @@ def make_app(
         ("/v1/jobs/{ref}/checkpoints/remove", post, api.remove_checkpoints),
         ("/v1/jobs/{ref}/files", get, api.files),
         ("/v1/jobs/{ref}/files/content", get, api.file_content),
+        ("/v1/jobs/{ref}/files/contents", get, api.file_contents),
         ("/v1/cost", get, api.cost),
         ("/v1/prices", get, api.prices),
         ("/v1/history", get, api.history),
@@ -298,6 +300,15 @@ class _Api:
         chunks = self._backend.read_file(ref, checkpoint, path)
         first = await self._first(chunks)
         return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file content", exc))
+
+    async def file_contents(self, request: Request) -> Response:
+        """Many files one behind the other, in the order of the list, since a request for each would take hours."""
+        without_unknown(request, ("checkpoint", "manifest", "files"))
+        ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
+        manifest, spans = read_spans(request)
+        chunks = self._backend.read_files(ref, checkpoint, manifest, spans)
+        first = await self._first(chunks)
+        return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file contents", exc))
 
     async def logs(self, request: Request) -> Response:
         query = read_log_query(request)

@@ -353,6 +353,21 @@ class Backend(Protocol):
         """The bytes of one of these files, verified. Raises `NotFound` at the first step, before any byte."""
         ...
 
+    def read_files(
+        self, ref: str, checkpoint: str | None, manifest: str, spans: Sequence[tuple[int, int]]
+    ) -> AsyncIterator[bytes]:
+        """The bytes of many of these files one behind the other, verified; of what is no file there are none.
+
+        Args:
+            manifest: the hash of the list that is meant.
+            spans: places in the list, first and last.
+
+        Raises:
+            NotFound: at the first step: there is no such file.
+            StateConflict: at the first step: there is another list by now.
+        """
+        ...
+
     async def providers(self) -> list[ProviderShape]: ...
 
     async def doctor(self) -> DoctorShape:

@@ -27,6 +27,7 @@ MACHINE_LENGTH_MAX: Final = 1000
 NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
 _COUNT_MAX: Final = 1_000_000
 EVERY_S_MAX: Final = 366 * 86_400
+_SPAN: Final = re.compile(r"(\d{1,7})-(\d{1,7})", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -181,6 +182,17 @@ def read_verification(request: Request) -> tuple[tuple[str, ...], bool]:
     if names and every:
         raise Invalid("the parameters checkpoint and all exclude each other")
     return names, every
+
+
+def read_spans(request: Request) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Which manifest is meant, and which of its files, as first and last of each span of their list."""
+    spans = []
+    for text in request.query_params.get("files", "").split(","):
+        found = _SPAN.fullmatch(text)
+        if found is None or int(found[1]) > int(found[2]):
+            raise Invalid("the parameter files is a list of spans such as 0-17,20-20")
+        spans.append((int(found[1]), int(found[2])))
+    return read_sha256(request.query_params.get("manifest")), tuple(spans)
 
 
 def read_price_query(request: Request) -> PriceQuery:

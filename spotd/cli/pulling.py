@@ -1,15 +1,19 @@
 """Files of a job onto this machine: whole or not at all, and never outside the folder that was asked for.
 
+They come one behind the other in few answers. A file whose name this disk can not hold, or not beside another of them,
+is left out and named; the others come all the same.
+
 What a manifest lists was written by a rented host. The daemon checked it, and it is checked here again, because here is
 where a path that climbs, or a link laid as a trap for the next file, would do its harm.
 """
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,11 +22,13 @@ from typing import TYPE_CHECKING, Final
 
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
+from spotd_jobs.wire.names import raw_of
 
 if TYPE_CHECKING:
     from spotd.api.shapes.files import FileShape
 
-_PART_SUFFIX: Final = ".spotd-part"
+_PART_PREFIX: Final = ".spotd-part-"
+_OF_THE_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _MODE_FILE: Final = 0o600
 _MODE_MASK: Final = 0o755
 """What a stranger's file may bring along: being executable, never set-user-id or writable by everyone."""
@@ -30,24 +36,32 @@ _MODE_MASK: Final = 0o755
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """How many entries were written, and how many were there already with the same content."""
+    """How many entries were written, and how many were there already with the same content.
+
+    Attributes:
+        failed: path and reason of each that this disk cannot hold.
+    """
 
     written: int
     kept: int
+    failed: tuple[tuple[str, str], ...] = ()
 
 
-def choose(files: Sequence[FileShape], patterns: Sequence[str]) -> list[FileShape]:
-    """Those that match a pattern or lie below a folder of that name; all without patterns.
+def choose(files: Sequence[FileShape], patterns: Sequence[str]) -> list[int]:
+    """The places in the list of those that match a pattern or lie below a folder of that name; all without patterns.
 
     Raises:
         CommandFailed: a pattern matches nothing.
     """
     if not patterns:
-        return list(files)
+        return list(range(len(files)))
+    chosen: set[int] = set()
     for pattern in patterns:
-        if not any(_matches(entry["path"], pattern) for entry in files):
+        found = [place for place, entry in enumerate(files) if _matches(entry["path"], pattern)]
+        if not found:
             raise CommandFailed(f"no file matches {pattern!r}", code=ExitCode.NOT_FOUND, hint="spotctl pull JOB --list")
-    return [entry for entry in files if any(_matches(entry["path"], pattern) for pattern in patterns)]
+        chosen.update(found)
+    return sorted(chosen)
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -57,58 +71,180 @@ def _matches(path: str, pattern: str) -> bool:
 
 def pull_into(
     folder: Path,
-    files: Sequence[FileShape],
-    read: Callable[[str], Iterator[bytes]],
+    listed: Sequence[FileShape],
+    places: Sequence[int],
+    read: Callable[[Sequence[tuple[int, int]]], Iterator[bytes]],
     *,
     force: bool,
     on_bytes: Callable[[int], None],
 ) -> Pulled:
-    """Every file is below the folder, complete.
+    """Every chosen file is below the folder, complete, or among those that failed.
+
+    Args:
+        places: of the chosen ones in the list, rising.
+        read: gives the content of spans of the list, file behind file.
 
     Raises:
         CommandFailed: a path leads outside, something else is there already, or the disk refuses. Files that were
             complete by then stay.
     """
-    for entry in files:
+    chosen = [listed[place] for place in places]
+    for entry in chosen:
         _refuse_escape(entry)
-    written = kept = 0
+    pulling = _Pulling(folder, force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        content = _Content(read(spans_of(listed, places)), on_bytes)
+        try:
+            for entry in chosen:
+                if entry["kind"] == "file":
+                    pulling.place(entry, content.of(entry))
+                    content.skip_rest()
+        finally:
+            content.close()
         # Links come last: nothing is ever written through one of them.
-        for entry in sorted(files, key=lambda entry: entry["kind"] == "link"):
-            target = _place(folder, entry["path"])
-            if entry["kind"] == "dir":
-                target.mkdir(exist_ok=True)
-                continue
-            _refuse_folder(target)
-            temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PART_SUFFIX}")
-            try:
-                if entry["kind"] == "link":
-                    temporary.symlink_to(entry["target"] or "")
-                else:
-                    _write(temporary, entry, read(entry["path"]), on_bytes)
-                if _same(temporary, target):
-                    kept += 1
-                else:
-                    _refuse_loss(target, force=force)
-                    temporary.replace(target)
-                    written += 1
-            finally:
-                with suppress(FileNotFoundError):
-                    temporary.unlink()
+        for entry in sorted((one for one in chosen if one["kind"] != "file"), key=lambda one: one["kind"]):
+            pulling.place(entry, iter(()))
     except OSError as exc:
         raise CommandFailed(
             f"cannot write to {exc.filename or folder}: {exc.strerror}", code=ExitCode.LOCAL_IO
         ) from exc
-    return Pulled(written=written, kept=kept)
+    return Pulled(written=pulling.written, kept=pulling.kept, failed=tuple(pulling.failed))
+
+
+def spans_of(listed: Sequence[FileShape], places: Sequence[int]) -> list[tuple[int, int]]:
+    """The places of files with any content, as first and last of each span; what has none in between is included."""
+    spans: list[tuple[int, int]] = []
+    for place in places:
+        if spans and spans[-1][1] == place - 1:
+            spans[-1] = (spans[-1][0], place)
+        elif listed[place]["kind"] == "file" and listed[place]["bytes"]:
+            spans.append((place, place))
+    return spans
+
+
+class _Content:
+    """The bytes of all files, cut where each ends."""
+
+    def __init__(self, chunks: Iterator[bytes], on_bytes: Callable[[int], None]) -> None:
+        self._chunks = chunks
+        self._on_bytes = on_bytes
+        self._rest = b""
+        self._left = 0
+
+    def of(self, entry: FileShape) -> Iterator[bytes]:
+        """The next file's bytes.
+
+        Raises:
+            CommandFailed: there are fewer.
+        """
+        self._left = entry["bytes"]
+        while self._left:
+            data = self._rest or next(self._chunks, b"")
+            if not data:
+                got = entry["bytes"] - self._left
+                raise CommandFailed(
+                    f"{entry['path']} has {got} bytes instead of {entry['bytes']}",
+                    code=ExitCode.UNREACHABLE,
+                    hint="pull again; files that were complete are kept",
+                )
+            piece, self._rest = data[: self._left], data[self._left :]
+            self._left -= len(piece)
+            self._on_bytes(len(piece))
+            yield piece
+
+    def skip_rest(self) -> None:
+        """The file was given up before its end: what is left of it is read and forgotten."""
+        while self._left:
+            data = self._rest or next(self._chunks, b"")
+            if not data:
+                return
+            self._rest = data[self._left :]
+            taken = min(self._left, len(data))
+            self._left -= taken
+            self._on_bytes(taken)
+
+    def close(self) -> None:
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()
+
+
+class _Pulling:
+    """One pull into one folder."""
+
+    def __init__(self, folder: Path, *, force: bool) -> None:
+        self._folder = folder
+        self._force = force
+        self._mine: dict[tuple[int, int], str] = {}
+        """What of this pull is on the disk: a name that leads to it again is one that this disk does not tell apart."""
+        self.written = 0
+        self.kept = 0
+        self.failed: list[tuple[str, str]] = []
+
+    def place(self, entry: FileShape, chunks: Iterator[bytes]) -> None:
+        """The entry is in its place, or among the failed.
+
+        Raises:
+            OSError, CommandFailed
+        """
+        try:
+            self._place(entry, chunks)
+        except OSError as exc:
+            if exc.errno not in _OF_THE_NAME:
+                raise
+            self.failed.append((entry["path"], exc.strerror or "this disk cannot hold such a name"))
+
+    def _place(self, entry: FileShape, chunks: Iterator[bytes]) -> None:
+        target = _place(self._folder, _local(entry["path"]))
+        other = self._mine.get(_identity(target) or (-1, -1))
+        if other is not None:
+            self.failed.append((entry["path"], f"this disk does not tell its name from that of {other}"))
+            return
+        if entry["kind"] == "dir":
+            target.mkdir(exist_ok=True)
+            return
+        _refuse_folder(target)
+        # A name of its own: the file's may be as long as names can be.
+        temporary = target.with_name(f"{_PART_PREFIX}{secrets.token_hex(8)}")
+        try:
+            if entry["kind"] == "link":
+                temporary.symlink_to(_local(entry["target"] or ""))
+            else:
+                _write(temporary, entry, chunks)
+            if _same(temporary, target):
+                self.kept += 1
+            else:
+                _refuse_loss(target, force=self._force)
+                temporary.replace(target)
+                self.written += 1
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+        identity = _identity(target)
+        if identity is not None:
+            self._mine[identity] = entry["path"]
+
+
+def _local(text: str) -> str:
+    """The name or path as this system's calls take it."""
+    return os.fsdecode(raw_of(text))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _refuse_escape(entry: FileShape) -> None:
     path = entry["path"]
-    parts = path.split("/")
-    harmless = path.isprintable() and not any(part in {"", ".", ".."} for part in parts) and "\\" not in path
+    local = _local(path)
+    harmless = path.isprintable() and "\\" not in path and "\0" not in local
+    harmless = harmless and not any(part in {"", ".", ".."} for part in local.split("/"))
     if harmless and entry["kind"] == "link":
-        harmless = _stays_inside(PurePosixPath(path), entry["target"] or "")
+        harmless = _stays_inside(PurePosixPath(local), _local(entry["target"] or ""))
     if not harmless:
         raise CommandFailed(
             f"the job's files hold a path that leads outside: {path!r}",
@@ -164,26 +300,13 @@ def _refuse_loss(target: Path, *, force: bool) -> None:
         )
 
 
-def _write(temporary: Path, entry: FileShape, chunks: Iterator[bytes], on_bytes: Callable[[int], None]) -> None:
-    """The temporary file holds the whole content.
-
-    Raises:
-        CommandFailed: it came short or long.
-    """
-    size = 0
+def _write(temporary: Path, entry: FileShape, chunks: Iterator[bytes]) -> None:
+    """The temporary file holds the whole content."""
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE_FILE)
     with os.fdopen(descriptor, "wb") as file:
         for chunk in chunks:
             file.write(chunk)
-            size += len(chunk)
-            on_bytes(len(chunk))
         os.fchmod(descriptor, entry["mode"] & _MODE_MASK | _MODE_FILE)
-    if size != entry["bytes"]:
-        raise CommandFailed(
-            f"{entry['path']} has {size} bytes instead of {entry['bytes']}",
-            code=ExitCode.UNREACHABLE,
-            hint="pull again; files that were complete are kept",
-        )
 
 
 def _same(temporary: Path, target: Path) -> bool:

@@ -85,6 +85,7 @@ class FakeBackend:
     hang: bool = False
     """Every call that looks at the state waits for ever."""
     cut_files_at: int | None = None
+    manifest_sha256: str = "0" * 64
     cut_logs_after: int | None = None
     """A stream of logs is given up after so many records, once."""
 
@@ -348,6 +349,7 @@ class FakeBackend:
             "kind": "outputs" if checkpoint is None else "checkpoint",
             "name": checkpoint or "outputs",
             "attempt": 1,
+            "manifest_sha256": self.manifest_sha256,
             "files": self.file_rows,
             "bytes": sum(entry["bytes"] for entry in self.file_rows),
         }
@@ -363,6 +365,17 @@ class FakeBackend:
             if self.cut_files_at is not None and begin >= self.cut_files_at:
                 raise OSError("a chunk is corrupt")
             yield data[begin : begin + step]
+
+    async def read_files(
+        self, ref: str, checkpoint: str | None, manifest: str, spans: Sequence[tuple[int, int]]
+    ) -> AsyncIterator[bytes]:
+        if manifest != self.manifest_sha256:
+            raise StateConflict("the files are others by now", hint="pull again")
+        for first, last in spans:
+            for row in self.file_rows[first : last + 1]:
+                if row["kind"] == "file":
+                    async for data in self.read_file(ref, checkpoint, row["path"]):
+                        yield data
 
     async def providers(self) -> list[ProviderShape]:
         return self.provider_rows

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from spotd.cli.pulling import pull_into, spans_of
 from tests.api import shapes_made
 from tests.cli.conftest import Ctl
 
@@ -170,3 +175,73 @@ def test_no_outputs_yet_is_exit_6_with_a_way_out(ctl: Ctl) -> None:
         6,
         "error: there are no outputs yet\n\nhint: spotctl checkpoints 6k0a1b2c3d\n",
     )
+
+
+def test_hundreds_of_small_files_come_in_one_request(saved: Ctl, tmp_path: Path) -> None:
+    for number in range(400):
+        saved.backend.add_file(f"small/{number:03d}", b"%d" % number)
+    asked: list[Sequence[tuple[int, int]]] = []
+    real = saved.backend.read_files
+
+    def counted(*args: Any) -> Any:
+        asked.append(args[-1])
+        return real(*args)
+
+    saved.backend.read_files = counted  # type: ignore[method-assign]  # the same answer, counted
+    assert saved("pull", "llama-lora", "--to", "here").code == 0
+    assert asked == [((0, 401),)]
+    assert (tmp_path / "here/small/399").read_bytes() == b"399"
+
+
+def test_names_of_every_kind_arrive_as_they_were(saved: Ctl, tmp_path: Path) -> None:
+    names = {"line%0Abreak": b"line\nbreak", "%FF%FE": b"\xff\xfe", "back%5Cslash": b"back\\slash", "100%": b"100%",
+             "n" * 255: b"n" * 255, "%E2%80%8D": b"\xe2\x80\x8d", "%2541": b"%41"}  # fmt: skip
+    for shown in names:
+        saved.backend.add_file(f"odd/{shown}", shown.encode())
+    result = saved("pull", "llama-lora", "odd/", "--to", "here")
+    assert result.code == 0
+    assert {os.fsencode(path.name) for path in (tmp_path / "here/odd").iterdir()} == set(names.values())
+    assert all(line.isprintable() for line in result.out.splitlines())
+
+
+@pytest.mark.parametrize("path", ["%2E%2E/evil", "a%2F%2E%2E%2F%2E%2E%2Fevil", "%2Fetc%2Fevil", "a/%00"])
+def test_no_encoding_hides_a_path_that_leads_outside(saved: Ctl, tmp_path: Path, path: str) -> None:
+    saved.backend.add_file(path, b"evil")
+    result = saved("pull", "llama-lora", "--to", str(tmp_path / "deep/here"))
+    assert (result.code, "leads outside" in result.err) == (74, True)
+    assert below(tmp_path) == set()
+
+
+def test_a_name_that_this_disk_cannot_hold_is_said_and_all_others_come(saved: Ctl, tmp_path: Path) -> None:
+    saved.backend.add_file("out/" + "x" * 300, b"lost" * 100_000)
+    saved.backend.add_file("out/zzz", b"there")
+    result = saved("pull", "llama-lora", "--to", "here")
+    assert result.code == 74
+    assert "1 file could not be written here; the first is out/xxx" in result.err
+    assert below(tmp_path / "here") == {"out/model.bin", "out/run.sh", "out/zzz"}
+    body = json.loads(saved("pull", "llama-lora", "--to", "here", "-o", "json").out)
+    assert [row["path"] for row in body["failed"]] == ["out/" + "x" * 300]
+
+
+def test_names_that_a_disk_does_not_tell_apart_are_said_and_none_is_lost_in_silence(tmp_path: Path) -> None:
+    listed = [entry("A"), entry("b"), entry("a")]
+
+    def read(spans: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        yield b"AAAA"
+        # As on a disk that does not tell upper case from lower: the name is there already, and is the same file.
+        (tmp_path / "here/a").hardlink_to(tmp_path / "here/A")
+        yield b"bbbbaaaa"
+
+    pulled = pull_into(tmp_path / "here", listed, [0, 1, 2], read, force=True, on_bytes=lambda _: None)
+    assert (pulled.written, [path for path, _ in pulled.failed]) == (2, ["a"])
+    assert (tmp_path / "here/A").read_bytes() == b"AAAA"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["file", "dir", "link"]), st.booleans()), max_size=30))
+def test_spans_ask_for_the_content_of_the_chosen_files_and_no_other(rows: list[tuple[int, str, bool]]) -> None:
+    listed = [entry(str(n), kind=kind, bytes=size if kind == "file" else 0) for n, (size, kind, _) in enumerate(rows)]
+    places = [n for n, (_, _, chosen) in enumerate(rows) if chosen]
+    asked = [n for first, last in spans_of(listed, places) for n in range(first, last + 1)]
+    assert asked == sorted(set(asked))
+    assert [n for n in asked if listed[n]["bytes"]] == [n for n in places if listed[n]["bytes"]]
+    assert set(asked) <= set(places)

@@ -208,6 +208,32 @@ async def test_outputs_and_checkpoints_can_be_pulled_and_damage_is_noticed(rig: 
             [piece async for piece in backend.read_file(job, "u1", "u1/nothing")]
 
 
+async def test_many_files_come_one_behind_the_other_and_each_chunk_is_read_once(rig: Rig) -> None:
+    async with rig.ready():
+        backend = rig.backend()
+        job = await submitted(rig)
+        host = await rig.until_running(job, 1)
+        host.many_outputs({f"out/{number:03d}": b"%03d" % number for number in range(300)})
+        listed = await backend.files(job, None)
+        sha256 = listed["manifest_sha256"]
+        asked = []
+        real = rig.objects.get
+
+        def counted(key: str, **given: Any) -> bytes:
+            asked.append(key)
+            return real(key, **given)
+
+        rig.objects.get = counted  # type: ignore[method-assign]  # the same answer, counted
+        read = [piece async for piece in backend.read_files(job, None, sha256, ((0, 1), (7, 7), (10, 299)))]
+        rig.objects.get = real  # type: ignore[method-assign]  # as it was
+        assert b"".join(read) == b"".join(b"%03d" % number for number in (0, 1, 7, *range(10, 300)))
+        assert len([key for key in asked if "/data/" in key]) == 1
+        with pytest.raises(StateConflict):
+            [piece async for piece in backend.read_files(job, None, "0" * 64, ((0, 0),))]
+        with pytest.raises(NotFound):
+            [piece async for piece in backend.read_files(job, None, sha256, ((0, 300),))]
+
+
 async def test_events_are_told_from_where_the_reader_was(rig: Rig) -> None:
     async with rig.ready():
         job = await submitted(rig, price={"max_price": 0.01})

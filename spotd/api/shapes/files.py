@@ -8,6 +8,8 @@ from typing import Literal, TypedDict
 class FileShape(TypedDict):
     """One path of a checkpoint or of the outputs. `mode` holds the permission bits.
 
+    In `path` and `target` what is not printable text is `%` and two hex digits for each byte.
+
     A `dir` is listed only where it is empty. `target` is a `link`'s, relative and inside the folder, else null.
     """
 
@@ -19,11 +21,15 @@ class FileShape(TypedDict):
 
 
 class FilesShape(TypedDict):
-    """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it."""
+    """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it.
+
+    `manifest_sha256` is of this very list.
+    """
 
     id: str
     kind: Literal["outputs", "checkpoint"]
     name: str
     attempt: int
+    manifest_sha256: str
     files: list[FileShape]
     bytes: int

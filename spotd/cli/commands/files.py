@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
+from spotd.cli.codes import ExitCode
+from spotd.cli.failures import CommandFailed
 from spotd.cli.options import JSON, TABLE, job_argument, output
 from spotd.cli.pulling import choose, pull_into
 from spotd.cli.table import Column
@@ -62,7 +64,8 @@ def fetch(
     daemon = Daemon()
     answer = daemon.files(ref, checkpoint)
     shape: FilesShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
-    files = choose(shape["files"], patterns)
+    places = choose(shape["files"], patterns)
+    files = [shape["files"][place] for place in places]
     if list_only:
         if output == JSON:
             stdout.document({**answer, "files": files})
@@ -76,8 +79,9 @@ def fetch(
     with stderr.Progress("pull", sum(entry["bytes"] for entry in files)) as progress:
         pulled = pull_into(
             folder,
-            files,
-            lambda path: daemon.read_file(shape["id"], name, path),
+            shape["files"],
+            places,
+            lambda spans: daemon.read_files(shape["id"], name, shape["manifest_sha256"], spans),
             force=force,
             on_bytes=progress.add,
         )
@@ -92,10 +96,20 @@ def fetch(
                 "files": [entry["path"] for entry in files],
                 "written": pulled.written,
                 "kept": pulled.kept,
+                "failed": [{"path": path, "reason": reason} for path, reason in pulled.failed],
             }
         )
     else:
-        stdout.write("".join(f"{clean(str(folder / entry['path']))}\n" for entry in files))
+        lost = {path for path, _ in pulled.failed}
+        here = [entry["path"] for entry in files if entry["path"] not in lost]
+        stdout.write("".join(f"{clean(str(folder / path))}\n" for path in here))
         size = size_text(sum(entry["bytes"] for entry in files))
         kept = f", {pulled.kept} of them there already" if pulled.kept else ""
         stderr.note(f"{count(len(files), 'file')}, {size}{kept}, in {folder}")
+    if pulled.failed:
+        path, reason = pulled.failed[0]
+        raise CommandFailed(
+            f"{count(len(pulled.failed), 'file')} could not be written here; the first is {path}: {reason}",
+            code=ExitCode.LOCAL_IO,
+            hint="pull it into another folder with --to, on a disk that can hold such names",
+        )

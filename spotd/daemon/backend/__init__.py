@@ -118,6 +118,11 @@ class DaemonBackend:
     def read_file(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
         return self._files.read(ref, checkpoint, path)
 
+    def read_files(
+        self, ref: str, checkpoint: str | None, manifest: str, spans: Sequence[tuple[int, int]]
+    ) -> AsyncIterator[bytes]:
+        return self._files.read_many(ref, checkpoint, manifest, spans)
+
     async def providers(self) -> list[ProviderShape]:
         return await self._health.providers()
 

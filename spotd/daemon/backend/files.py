@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from spotd.api.backend import NotFound, Unavailable
+from spotd.api.backend import NotFound, StateConflict, Unavailable
 from spotd.api.shapes.files import FileShape, FilesShape
 from spotd.core.model import AttemptId, JobId
 from spotd.daemon import layout
 from spotd.daemon.backend.checkpoints import get_checkpoint
 from spotd.daemon.backend.contents import Damaged, checkpoint_manifest, piece
+from spotd.daemon.backend.fetching import Piece, batches, fetch, joined
 from spotd.daemon.backend.parts import Parts
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.wire.manifest import (
@@ -51,6 +52,7 @@ class Files:
             attempt=source.attempt,
             files=[_file_shape(entry) for entry in source.manifest.files],
             bytes=source.manifest.bytes,
+            manifest_sha256=source.manifest.sha256,
         )
 
     async def read(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
@@ -61,6 +63,28 @@ class Files:
             raise NotFound(f"there is no file {path!r} in {source.kind} {source.manifest.name}")
         async for content in self._pieces(entry):
             yield content
+
+    async def read_many(
+        self, ref: str, checkpoint: str | None, manifest: str, spans: Sequence[tuple[int, int]]
+    ) -> AsyncIterator[bytes]:
+        job = await self._parts.find(ref)
+        source = await self._source(job, checkpoint)
+        if source.manifest.sha256 != manifest:
+            raise StateConflict(f"the files of {source.manifest.name} are others by now", hint="pull again")
+        files = source.manifest.files
+        if any(last >= len(files) for _, last in spans):
+            raise NotFound(f"there are only {len(files)} files in {source.kind} {source.manifest.name}")
+        chosen = (entry for first, last in spans for entry in files[first : last + 1])
+        wanted = (Piece(entry.path, chunk) for entry in chosen for chunk in entry.chunks)
+        for batch in batches(wanted):
+            for content in joined(await self._parts.stored(partial(self._batch, batch))):
+                yield content
+
+    def _batch(self, batch: Sequence[Piece]) -> list[bytes]:
+        try:
+            return fetch(self._parts.objects, batch)
+        except Damaged as exc:
+            raise Unavailable(str(exc), hint="pull an older checkpoint: spotctl checkpoints JOB") from exc
 
     async def _pieces(self, entry: Entry) -> AsyncIterator[bytes]:
         for chunk in entry.chunks:
