@@ -33,6 +33,7 @@ from spotd.core.billing import (
     is_starting,
     note_ceiling,
     note_listed,
+    prove,
     set_rate,
     start_billing,
 )
@@ -332,7 +333,8 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance, at: datetime) 
             _take_back(draft, attempt_id, mine)
         case InstanceState.PENDING | InstanceState.RUNNING | InstanceState.UNKNOWN:
             if item.state is AttemptState.ENDING:
-                _end_again(draft, item)
+                prove(draft, attempt_id, at)
+                _end_again(draft, draft.attempt(attempt_id))
                 return
             if item.machine is not MachineState.LIVE:
                 draft.put_attempt(replace(item, machine=MachineState.LIVE))

@@ -14,7 +14,7 @@ from spotd.core.model import AttemptId, ExitCause, HostReport
 from spotd.core.outputs import pin_outputs, tell_outputs
 from spotd.core.retention import tell_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.traffic import meter_traffic
+from spotd.core.traffic import meter_outputs, meter_traffic
 
 _RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
 
@@ -122,6 +122,8 @@ def exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
     if item.state is AttemptState.INTENDED:
         return  # its machine is not known yet; the report will still be there
     draft.put_attempt(item)
+    meter_outputs(draft, attempt_id, report.outputs_bytes)
+    item = draft.attempt(attempt_id)
     cause = report.exit_cause
     detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
     match cause:

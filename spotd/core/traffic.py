@@ -57,6 +57,19 @@ def meter_traffic(draft: Draft, attempt: AttemptId, report: HostReport) -> None:
         _hold_to_ceiling(draft, attempt, traffic_cost(offer, uploaded, 0))
 
 
+def meter_outputs(draft: Draft, attempt: AttemptId, size: int) -> None:
+    """Book the outputs that the attempt left at its end, which is read once."""
+    item = draft.attempt(attempt)
+    uploaded = min(bytes_within(size), MOVED_MAX - item.uploaded_bytes)
+    if not uploaded:
+        return
+    offer = item.quote.offer
+    before = traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)
+    after = traffic_cost(offer, item.uploaded_bytes + uploaded, item.restored_bytes)
+    meter = replace(item.meter, traffic=MicroUsd(item.meter.traffic + after - before))
+    draft.put_attempt(replace(item, uploaded_bytes=item.uploaded_bytes + uploaded, meter=meter))
+
+
 def _restored(item: Attempt, job: Job, report: HostReport) -> int:
     """What was downloaded of the checkpoints that this attempt was offered, and of the code."""
     offered = [saved for saved in job.checkpoints if saved.attempt != item.id.number]

@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from random import SystemRandom
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 TAKING_STOCK: Final = "spotd has just started and first asks every provider which machines run"
 STOCK_DEADLINE_S: Final = 10.0
 API_CLOSE_S: Final = 3.0
+WRITABLE_LOOK: Final = timedelta(seconds=10)
 HISTORY_FILE: Final = "prices.sqlite"
 
 
@@ -172,7 +174,7 @@ class App:
             self.log.info("daemon.ready", socket=str(self.settings.socket), state=str(self.settings.state_dir))
             lifecycle = daemon.lifecycle(self._load, group)
             if daemon.timeline is not None:
-                group.start_soon(lifecycle.end_when, daemon.timeline.set_anew, name="clock")
+                group.start_soon(lifecycle.end_when, daemon.date_wanted, name="clock")
             await lifecycle.run(received)
             closing.set()
             with anyio.move_on_after(API_CLOSE_S):
@@ -357,6 +359,15 @@ class _Daemon:
         log.info("daemon.starting", version=_version(), install=settings.install, providers=names)
         for warning in settings.warnings:
             log.warning("config.warning", warning=warning)
+
+    async def date_wanted(self) -> None:
+        """Return when the clock was set and the state can be written: without that no run could begin."""
+        if self.timeline is None:
+            await anyio.sleep_forever()
+        else:
+            await self.timeline.set_anew()
+        while self.parts.database.trouble:
+            await self._clock.sleep(WRITABLE_LOOK)
 
     async def forget_secrets_of_no_job(self) -> None:
         """Values written for a job that a crash kept from being queued are gone. To be called before any is queued."""

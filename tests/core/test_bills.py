@@ -244,3 +244,14 @@ def test_a_machine_of_eight_gpus_is_compared_by_the_gpu() -> None:
 def test_what_was_on_demand_is_compared_over_the_same_time() -> None:
     world = running()
     assert on_demand_spent(the(world), AWAKE) <= cost(MicroUsdPerHour(1_000_000), 10 * MINUTE + BEYOND)
+
+
+def test_a_machine_that_reported_its_end_and_is_listed_as_running_is_booked_until_it_is_gone() -> None:
+    world = running()
+    last = report(seq=40, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0, exit_at=ASLEEP + MINUTE)
+    world = seen(world, InstanceState.RUNNING, ASLEEP + 2 * MINUTE, last)
+    assert the(world).state is AttemptState.ENDING
+    for hours in range(1, 9):
+        world = seen(world, InstanceState.RUNNING, ASLEEP + hours * HOUR, {})
+    world = seen(world, InstanceState.GONE, AWAKE)
+    assert sum(world.books.by_day.values()) >= cost(RATE, 8 * HOUR), "its runner did not end it, and no order was taken"

@@ -10,7 +10,7 @@ import pytest
 
 from spotd.core.budgets import Purse
 from spotd.core.metering import job_spent, spent, spent_on_day
-from spotd.core.model import Attempt, Checkpoint, JobId, World
+from spotd.core.model import Attempt, Checkpoint, ExitCause, JobId, World
 from spotd.core.plans import applied
 from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
@@ -170,3 +170,11 @@ def test_a_job_that_saves_oftener_than_it_said_is_priced_by_what_it_does(every: 
     kept = tuple(saved(n, 1, NOW + n * every) for n in (3, 2, 1))
     needs = needs_of(job(checkpoints=kept, spec={"checkpoint": spec.checkpoint}), shop_policy())
     assert needs.upload_bytes_per_hour == counted * GB
+
+
+def test_what_a_job_leaves_at_its_end_was_uploaded_as_well() -> None:
+    before = uploading()
+    told = report(seq=9, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0, outputs_bytes=30 * GB)
+    world = applied(before, reconcile(before, listing(instance(InstanceState.RUNNING)), told, NOW))
+    assert the(world).uploaded_bytes == 30 * GB
+    assert spent(the(world), NOW) - spent(the(before), NOW) == 300_000
