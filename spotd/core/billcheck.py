@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd.core.draft import Draft
@@ -68,7 +68,11 @@ def _most(item: Attempt) -> int:
 def _correct(draft: Draft, job: Job, item: Attempt, booked: Sequence[Charge], billed: MicroUsd) -> None:
     settled = item.meter.settled
     missing = billed - settled
-    own = sorted((charge for charge in booked if charge.attempt == item.id), key=lambda charge: charge.start)
+    # A correction stands beside a charge of its day; one that was moved over midnight to be apart cannot bear it.
+    own = sorted(
+        (one for one in booked if one.attempt == item.id and one.start.astimezone(UTC).date() == one.day),
+        key=lambda charge: charge.start,
+    )
     if not own:
         return
     if missing > 0:
@@ -80,6 +84,8 @@ def _correct(draft: Draft, job: Job, item: Attempt, booked: Sequence[Charge], bi
         if part > 0:
             draft.book(_again(on_day[-1], -part))
             left -= part
+    missing += max(0, left)
+    billed = MicroUsd(settled + missing)
     draft.put_attempt(replace(item, meter=replace(item.meter, settled=billed)))
     draft.put_job(replace(job, spent=MicroUsd(job.spent + missing)))
     way = "more was booked than that" if missing < 0 else "less was booked than that"

@@ -14,7 +14,7 @@ from typing import Final
 
 from spotd.core.draft import Draft
 from spotd.core.model import Attempt, AttemptId, HostReport, Meter, Policy
-from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate
+from spotd.core.pricing import PPM, halted_rate, metered_rate, on_demand_rate
 from spotd.core.proof import outlives, proven_until
 from spotd.core.words import per_gpu_words
 from spotd_providers.contract.money import MicroUsdPerHour, per_gpu
@@ -24,6 +24,8 @@ PROOF_STEP: Final = timedelta(minutes=2)
 """How far the newest proof of a machine may move before it is written down."""
 GAP: Final = timedelta(minutes=5)
 """After so long without a proof, a host's own word says when it lived in between."""
+FIXED_TOLERANCE_PPM: Final = 10_000
+"""What a provider may round a bid or an on-demand price up by."""
 ENDING_TAKES: Final = timedelta(minutes=1)
 """From the report of the runner's end to the end of its machine."""
 
@@ -162,5 +164,7 @@ def words_over_ceiling(item: Attempt) -> str:
     is_fixed = offer.market is not Market.SPOT or offer.pays_bid
     first, last = item.over_ceiling_at, item.listed_at
     if is_fixed and (first is None or last is None or last <= first):
+        return ""
+    if is_fixed and per_gpu_now <= item.ceiling + item.ceiling * FIXED_TOLERANCE_PPM // PPM:
         return ""
     return f"{per_gpu_words(per_gpu_now)}, accepted were {per_gpu_words(item.ceiling)}"

@@ -5,9 +5,9 @@ Best effort: an answer that does not come costs a later try, and after a few of 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, cast
 
 import anyio
@@ -71,17 +71,15 @@ class BillCheck:
         """
         now = self._clock.now()
         since, until = now - ENDED_MAX, now - ASKED_AFTER
-        ended = await self._database.read(lambda reads: reads.unchecked_bills(since=since, until=until, limit=AT_ONCE))
-        by_provider: defaultdict[ProviderName, list[Attempt]] = defaultdict(list)
-        for item in ended:
-            if is_due(item, now) and _can_be_asked(self._providers.get(item.provider)):
-                by_provider[item.provider].append(item)
-        self._former = {i: amount for i, amount in self._former.items() if i in {item.id for item in ended}}
-        for name, items in by_provider.items():
-            charges = await self._ask(name, items, now)
-            if charges is not None:
-                for item in items:
-                    await self._compare(item, charges)
+        former, self._former = self._former, {}
+        for name in sorted(name for name, provider in self._providers.items() if _can_be_asked(provider)):
+            read = partial(Reads.unchecked_bills, provider=name, since=since, until=until, limit=AT_ONCE)
+            ended = await self._database.read(read)
+            self._former |= {item.id: former[item.id] for item in ended if item.id in former}
+            due = [item for item in ended if is_due(item, now)]
+            charges = await self._ask(name, due, now) if due else None
+            for item in due if charges is not None else ():
+                await self._compare(item, charges or ())
 
     async def _ask(self, name: ProviderName, items: Sequence[Attempt], now: datetime) -> Sequence[Charge] | None:
         since = min(item.intended_at for item in items) - MARGIN
@@ -107,8 +105,8 @@ class BillCheck:
             self._former[item.id] = billed
 
 
-def _can_be_asked(provider: Provider | None) -> bool:
-    power = None if provider is None else provider.capabilities.get(Power.BILLING)
+def _can_be_asked(provider: Provider) -> bool:
+    power = provider.capabilities.get(Power.BILLING)
     return power is not None and power.available and isinstance(provider, Bills)
 
 

@@ -28,7 +28,7 @@ from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, EVENTS, INTENTS, 
 from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView, MachineView
 from spotd.store.world import load_checkpoints
 from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import AttemptKey
+from spotd_providers.contract.values import AttemptKey, ProviderName
 
 AMBIGUOUS_MAX: Final = 10
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
@@ -321,12 +321,15 @@ def strays(connection: Connection) -> tuple[Intent, ...]:
     return tuple(map(rows.intent_in, rows.fetch(connection, query)))
 
 
-def unchecked_bills(connection: Connection, since: datetime, until: datetime, *, limit: int) -> tuple[Attempt, ...]:
+def unchecked_bills(
+    connection: Connection, provider: ProviderName, since: datetime, until: datetime, *, limit: int
+) -> tuple[Attempt, ...]:
     """Attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
     query = (
         select(ATTEMPTS)
         .where(
             ATTEMPTS.c.state == AttemptState.ENDED.value,
+            ATTEMPTS.c.provider == provider,
             ATTEMPTS.c.bill_tries >= 0,
             ATTEMPTS.c.ref_id.is_not(None),
             ATTEMPTS.c.ended_at.between(instant_out(since), instant_out(until)),

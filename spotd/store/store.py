@@ -30,7 +30,7 @@ from spotd.store.points import AtPoint, StorePoint, pass_on
 from spotd.store.tables import COOLDOWNS, META
 from spotd.store.views import AmbiguousJob, CostView, EventView, JobView, MachineView
 from spotd.store.world import load_world
-from spotd_providers.contract.values import AttemptKey
+from spotd_providers.contract.values import AttemptKey, ProviderName
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -148,9 +148,11 @@ class Reads:
         """Booked cost of each of these UTC days, both included; a day without any is left out."""
         return self._ask(queries.costs_by_day, since, until)
 
-    def unchecked_bills(self, *, since: datetime, until: datetime, limit: int) -> tuple[Attempt, ...]:
-        """Attempts that ended in this span, cost something, and whose bill was not compared; the oldest first."""
-        return self._ask(queries.unchecked_bills, since, until, limit=limit)
+    def unchecked_bills(
+        self, provider: ProviderName, *, since: datetime, until: datetime, limit: int
+    ) -> tuple[Attempt, ...]:
+        """Attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
+        return self._ask(queries.unchecked_bills, provider, since, until, limit=limit)
 
     def strays(self) -> tuple[Intent, ...]:
         """The ends of machines that no attempt owned, owed or done, as far as anything is known of their cost."""

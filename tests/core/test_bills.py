@@ -255,3 +255,11 @@ def test_a_machine_that_reported_its_end_and_is_listed_as_running_is_booked_unti
         world = seen(world, InstanceState.RUNNING, ASLEEP + hours * HOUR, {})
     world = seen(world, InstanceState.GONE, AWAKE)
     assert sum(world.books.by_day.values()) >= cost(RATE, 8 * HOUR), "its runner did not end it, and no order was taken"
+
+
+def test_a_bid_that_its_provider_rounds_up_to_just_above_the_ceiling_ends_nothing() -> None:
+    agreed = quote(offer(pays_bid=True, price=500_000), needs_of(job(), shop_policy()), 1_000_000, NOW)
+    world = world_with(AttemptState.RUNNING, quote=agreed)
+    for minutes in range(4):
+        world = seen(world, InstanceState.RUNNING, NOW + minutes * MINUTE / 2, price=MicroUsdPerHour(500_001))
+        assert not decide(world, market(), NOW).attempts
