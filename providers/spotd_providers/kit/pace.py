@@ -10,24 +10,47 @@ import anyio
 from spotd_providers.contract.provider import Clock
 
 
+class Rest:
+    """A time in which nothing is to be asked. A clock that is set back does not make it longer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._noted_at: datetime | None = None
+        self._until: datetime | None = None
+
+    def take(self, span: timedelta) -> None:
+        """It lasts so long from now on, if it does not last longer already."""
+        now = self._clock.now()
+        if self._until is None or self.left() < span:
+            self._noted_at, self._until = now, now + span
+
+    def left(self) -> timedelta:
+        """How much of it is left."""
+        now = self._clock.now()
+        if self._until is None or self._noted_at is None:
+            return timedelta(0)
+        if now < self._noted_at:
+            self._until -= self._noted_at - now
+            self._noted_at = now
+        return max(timedelta(0), self._until - now)
+
+
 class Pace:
     """At most one call per `interval` and endpoint; callers queue in order."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._next_at: dict[str, datetime] = {}
+        self._rests: dict[str, Rest] = {}
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def turn(self, endpoint: str, interval: timedelta) -> None:
         """Returns when a call to this endpoint is due."""
         async with self._locks[endpoint]:
-            now = self._clock.now()
-            due = self._next_at.get(endpoint, now)
-            if due > now:
-                await self._clock.sleep(due - now)
-            self._next_at[endpoint] = max(due, now) + interval
+            rest = self._rests.setdefault(endpoint, Rest(self._clock))
+            if (left := rest.left()) > timedelta(0):
+                await self._clock.sleep(left)
+            rest.take(interval)
 
     def penalise(self, endpoint: str, wait: timedelta) -> None:
         """The next call to this endpoint is at least `wait` away."""
-        until = self._clock.now() + wait
-        self._next_at[endpoint] = max(self._next_at.get(endpoint, until), until)
+        self._rests.setdefault(endpoint, Rest(self._clock)).take(wait)

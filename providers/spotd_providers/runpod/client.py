@@ -17,6 +17,7 @@ from urllib.parse import quote
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import Answer, AnswerLost, Http
+from spotd_providers.kit.pace import Rest
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.text import quoted
 from spotd_providers.runpod.answers import (
@@ -33,6 +34,9 @@ from spotd_providers.runpod.wire import BillingPage, GpuRows, PodPage, PodRow, g
 CREATE_TIMEOUT_S: Final = 60.0
 SEARCH_TIMEOUT_S: Final = 45.0
 WAIT_MAX: Final = timedelta(seconds=15)
+MINUTE_WINDOW: Final = timedelta(seconds=61)
+PODS_PER_PAGE: Final = 1000
+PROBE: Final[Mapping[str, Any]] = {"spotdCheck": True}
 LOG_LINES_MAX: Final = 5000
 T = TypeVar("T")
 
@@ -44,8 +48,13 @@ class RunpodClient:
         self._http = http
         self._clock = clock
         self._rng = rng
-        self._free_at: datetime | None = None
-        self._low_until: datetime | None = None
+        self._used_up = Rest(clock)
+        self._low = Rest(clock)
+
+    @property
+    def requests_sent(self) -> int:
+        """HTTP requests since it was opened."""
+        return self._http.requests_sent
 
     # --- catalogue ------------------------------------------------------------------------------------------------
 
@@ -54,9 +63,8 @@ class RunpodClient:
 
         Prices are asked for most often and matter least: the last quarter of a minute's requests is kept for machines.
         """
-        now = self._clock.now()
-        if self._low_until is not None and now < self._low_until:
-            raise RateLimited("RunPod's minute is nearly used up (the catalogue)", retry_after=self._low_until - now)
+        if (low := self._low.left()) > timedelta(0):
+            raise RateLimited("RunPod's minute is nearly used up (the catalogue)", retry_after=low)
         params: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": cloud}
         if cuda_min is not None:
             params["minCudaVersion"] = cuda_min
@@ -96,6 +104,26 @@ class RunpodClient:
             raise OutcomeUnknown("RunPod's answer to a create names no pod", key=key)
         return row
 
+    async def may_create(self) -> None:
+        """Ask for a pod that cannot be: an order without anything in it but a word that no order has.
+
+        A key that may create is told what is wrong with it. RunPod has no other way to find out.
+
+        Raises:
+            AuthFailed: this key may read and not create.
+            ProviderError: it was not found out.
+        """
+        answer = await self._http.send("POST", "/v2/pods", json_body=PROBE, timeout_s=CREATE_TIMEOUT_S)
+        value = body_of(answer)
+        self._note(answer)
+        made = pod_row(value)
+        if answer.status < 300 and made is not None:
+            await self.delete(made.id)
+        try:
+            raise_for(answer, value, what="creating pods", rng=self._rng)
+        except Refused:
+            return
+
     async def pod(self, pod_id: str) -> Any | None:
         """The row of one pod, or `None` when RunPod says that it does not exist (or not yet)."""
 
@@ -110,12 +138,14 @@ class RunpodClient:
         return await self._repeated(call)
 
     async def pod_page(self, *, cursor: str | None) -> PodPage:
-        """One page of the account's pods. Filters would be ignored, so none are sent."""
-        params: dict[str, str | int] = {} if cursor is None else {"cursor": cursor}
+        """One page of the account's pods, as long as RunPod gives them. Filters would be ignored, so none are sent."""
+        params: dict[str, str | int] = {"limit": PODS_PER_PAGE}
+        if cursor is not None:
+            params["cursor"] = cursor
 
         async def call() -> PodPage:
             try:
-                value = await self._json("GET", "/v2/pods", what="the list of pods", params=params)
+                value = await self._json("GET", "/v2/pods", what="the list of pods", params=params, urgent=True)
             except Refused as exc:
                 raise Unavailable(str(exc)) from exc
             return shaped(PodPage, value, what="the list of pods")
@@ -126,7 +156,7 @@ class RunpodClient:
         """RunPod accepted the end of this pod, or it did not exist."""
 
         async def call() -> None:
-            answer = await self._asked("DELETE", _pod_path(pod_id), what="a deletion")
+            answer = await self._asked("DELETE", _pod_path(pod_id), what="a deletion", urgent=True)
             body = body_of(answer)
             try:
                 raise_for(answer, body, what="a deletion", rng=self._rng)
@@ -206,9 +236,15 @@ class RunpodClient:
         return await retry_read(call, clock=self._clock, rng=self._rng, attempts=attempts)
 
     async def _json(
-        self, method: str, path: str, *, what: str, params: Mapping[str, str | int] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        params: Mapping[str, str | int] | None = None,
+        urgent: bool = False,
     ) -> Mapping[str, Any]:
-        answer = await self._asked(method, path, what=what, params=params)
+        answer = await self._asked(method, path, what=what, params=params, urgent=urgent)
         body = body_of(answer)
         raise_for(answer, body, what=what, rng=self._rng)
         if not isinstance(body, dict):
@@ -216,9 +252,15 @@ class RunpodClient:
         return body
 
     async def _asked(
-        self, method: str, path: str, *, what: str, params: Mapping[str, str | int] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        params: Mapping[str, str | int] | None = None,
+        urgent: bool = False,
     ) -> Answer:
-        await self._turn()
+        await self._turn(urgent=urgent)
         timeout_s = SEARCH_TIMEOUT_S if what == "the catalogue" else None
         answer = await self._http.read(method, path, params=params, timeout_s=timeout_s)
         self._note(answer)
@@ -226,25 +268,30 @@ class RunpodClient:
 
     def _note(self, answer: Answer) -> None:
         if answer.status != 429 and (wait := used_up(answer)) is not None:
-            self._free_at = self._clock.now() + wait
+            self._used_up.take(wait)
         low = running_low(answer)
-        self._low_until = None if low is None else self._clock.now() + low
+        self._low = Rest(self._clock)
+        if low is not None:
+            self._low.take(low)
 
     def _refuse_if_used_up(self, what: str) -> None:
-        wait = timedelta(0) if self._free_at is None else self._free_at - self._clock.now()
-        if wait > timedelta(0):
+        if (wait := self._used_up.left()) > timedelta(0):
             raise RateLimited(f"RunPod's rate limit is used up ({what})", retry_after=wait)
 
-    async def _turn(self) -> None:
-        """Returns when the account has a request left, if that is soon."""
-        if self._free_at is None:
-            return
-        wait = self._free_at - self._clock.now()
+    async def _turn(self, *, urgent: bool = False) -> None:
+        """Returns when the account has a request left, if that is soon.
+
+        An end, and the list that shows whether it took effect, wait for no longer window than that of a minute: they
+        are sent all the same, as seldom as their callers do, and RunPod may refuse them itself.
+        """
+        wait = self._used_up.left()
         if wait > WAIT_MAX:
+            if urgent and wait > MINUTE_WINDOW:
+                return
             self._refuse_if_used_up("any call")
         elif wait > timedelta(0):
             await self._clock.sleep(wait)
-        self._free_at = None
+        self._used_up = Rest(self._clock)
 
 
 def _pod_path(pod_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 from spotd_providers.contract.errors import AuthFailed, ProviderError
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
-from spotd_providers.kit.http import Answer
+from spotd_providers.kit.http import Answer, AnswerLost
 from spotd_providers.runpod.answers import Refused
 from spotd_providers.runpod.books import account
 from spotd_providers.runpod.client import RunpodClient
@@ -56,6 +56,7 @@ async def examine(
     if not heard:
         return tuple(lines)  # whatever is wrong would only be found again and again, each time after its time-out
     lines.extend(_clock(heard[0], services))
+    lines.extend(await _creates(client))
     lines.append(await _line("market", market, hint="RunPod's catalogue does not answer; see its status page"))
     lines.append(await _line("billing", billing, hint=_SCOPES))
     lines.append(await _line("balance", balance, hint="the balance is told by RunPod's old GraphQL API only"))
@@ -77,6 +78,17 @@ async def examine(
             )
         )
     return tuple(lines)
+
+
+async def _creates(client: RunpodClient) -> list[CheckLine]:
+    """A line for a key that may read and not create: each of its creates is refused like a pool it may not use."""
+    try:
+        await client.may_create()
+    except AuthFailed as exc:
+        return [CheckLine(name="create", ok=False, detail=str(exc), hint=_KEY)]
+    except (ProviderError, AnswerLost):
+        pass  # nothing was found out about it, and whatever is wrong is found by the next line
+    return []
 
 
 def _quota(account: Myself | None) -> CheckLine:

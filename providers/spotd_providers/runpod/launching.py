@@ -103,15 +103,25 @@ class Strangers:
 
     def __init__(self) -> None:
         self._refused: set[OfferId] = set()
+        self._forbidden: set[OfferId] = set()
 
     def met(self, offer: OfferId) -> bool:
         """Whether so many different offers were refused in a row that the request is suspect."""
         self._refused.add(offer)
         return len(self._refused) >= STRANGERS_MAX
 
+    def forbidden(self, offer: OfferId) -> bool:
+        """Whether so many different offers were forbidden in a row that the key is suspect.
+
+        A key that may only read is refused every create in words that read like a pool this account may not use.
+        """
+        self._forbidden.add(offer)
+        return len(self._forbidden) >= STRANGERS_MAX
+
     def forget(self) -> None:
         """A create was understood."""
         self._refused.clear()
+        self._forbidden.clear()
 
 
 def refusal_of_create(refused: Refused, request: LaunchRequest, strangers: Strangers) -> ProviderError:
@@ -125,6 +135,10 @@ def refusal_of_create(refused: Refused, request: LaunchRequest, strangers: Stran
         return known
     if refused.status == 403 and says(refused.detail, SCOPE_WORDS):
         return AuthFailed(f"the RunPod API key may not create pods: {said}")
+    if refused.status == 403 and strangers.forbidden(request.offer.offer_id):
+        return AuthFailed(
+            f"RunPod forbids every create with this key: {said}; give it write access, `spotctl doctor` checks it"
+        )
     if refused.status == 403:
         return NoCapacity(f"this account may not rent this kind of pod: {said}")
     if refused.status in (404, 410):

@@ -37,6 +37,15 @@ DISK_PRICE: Final = MicroUsdPerGbMonth(100_000)
 IN_STOCK: Final = frozenset({"LOW", "MEDIUM", "HIGH"})
 
 
+_CREATED_AS: Final = {"NVIDIA RTX PRO 4500 Blackwell Server Edition": "NVIDIA RTX PRO 4500 Blackwell"}
+"""Ids of the catalogue that a create does not know, and what it calls the same."""
+
+
+def create_id(gpu: str) -> str:
+    """The id by which a create knows this GPU of the catalogue."""
+    return _CREATED_AS.get(gpu, gpu)
+
+
 def translated(
     rows: Iterable[GpuRow], cloud: str, count: int, settings: RunpodSettings
 ) -> tuple[list[Offer], list[Rejected]]:
@@ -69,7 +78,7 @@ def _offer(row: GpuRow, cloud: str, count: int, price: MicroUsdPerGpuHour, setti
         pool=PoolId(name),
         market=Market.ON_DEMAND,
         interruption=Interruption.NEVER,
-        gpu=canonical(PROVIDER, row.id, memory_mb),
+        gpu=canonical(PROVIDER, create_id(row.id), memory_mb),
         gpu_count=count,
         gpu_vram_mb=memory_mb,
         gpu_price=machine,
@@ -77,7 +86,7 @@ def _offer(row: GpuRow, cloud: str, count: int, price: MicroUsdPerGpuHour, setti
         storage_price=DISK_PRICE,
         region=places[0] if len(places) == 1 else "",
         cuda_max=_cuda_max(row),
-        extra={"gpu": row.id, "cloud": cloud},
+        extra={"gpu": create_id(row.id), "cloud": cloud},
     )
 
 

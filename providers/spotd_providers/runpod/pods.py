@@ -52,6 +52,9 @@ _DETAILS: Final = {
 }
 
 
+_NO_GPU: Final = "RunPod calls it running and shows no GPU on it"
+
+
 def ref_of(pod_id: str) -> InstanceRef:
     """How the rest of spotd names this pod."""
     return InstanceRef(provider=PROVIDER, instance_id=InstanceId(pod_id))
@@ -64,7 +67,14 @@ def as_instance(row: PodRow, key: AttemptKey, *, market: Market | None) -> Insta
     loss = _LOSSES.get(word)
     if loss is Loss.HOST_LOST and market is Market.SPOT:
         loss = Loss.OUTBID
-    detail = _DETAILS.get(word, "" if word in _STATES else f"RunPod calls its status {quoted(row.status or '')!r}")
+    without_gpu = state is InstanceState.RUNNING and row.gpu is not None and row.gpu.count == 0
+    if without_gpu:
+        state = InstanceState.UNKNOWN  # it is being moved to another machine, or came back without what it is paid for
+    detail = (
+        _NO_GPU
+        if without_gpu
+        else _DETAILS.get(word, "" if word in _STATES else f"RunPod calls its status {quoted(row.status or '')!r}")
+    )
     return Instance(
         ref=ref_of(row.id),
         key=key,

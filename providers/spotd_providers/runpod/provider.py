@@ -103,6 +103,11 @@ class RunpodProvider:
         balance = Capability(available=not self._graph.gone, reason=self._graph.gone)
         return {**_ALWAYS, Power.SPOT: spot, Power.BID_CHANGE: spot, Power.BALANCE: balance}
 
+    @property
+    def requests_sent(self) -> int:
+        """HTTP requests since it was opened."""
+        return self._client.requests_sent
+
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete.
 

@@ -41,7 +41,7 @@ from spotd_providers.kit.shapes import Lenient, first_fault
 from spotd_providers.runpod.answers import GONE_WORDS, Refused, says
 from spotd_providers.runpod.graphql import Graph, GraphRefused
 from spotd_providers.runpod.launching import DISK_GB_MIN, arguments, checked, refusal_in_words, rejected
-from spotd_providers.runpod.offers import DISK_PRICE, PROVIDER, offer_id
+from spotd_providers.runpod.offers import DISK_PRICE, PROVIDER, create_id, offer_id
 from spotd_providers.runpod.settings import RunpodSettings
 from spotd_providers.runpod.wire import UsdPerHour
 
@@ -256,14 +256,14 @@ def _offer(gpu: SpotGpu, count: int, cloud: str, bid: float, on_demand: float | 
         pool=PoolId(identity),
         market=Market.SPOT,
         interruption=Interruption.SUDDEN,
-        gpu=canonical(PROVIDER, gpu.id, memory_mb),
+        gpu=canonical(PROVIDER, create_id(gpu.id), memory_mb),
         gpu_count=count,
         gpu_vram_mb=memory_mb,
         gpu_price=MicroUsdPerHour(micro_usd(bid)),
         pays_bid=True,
         on_demand_price=None if on_demand is None else MicroUsdPerHour(micro_usd(on_demand)),
         storage_price=DISK_PRICE,
-        extra={"gpu": gpu.id, "cloud": cloud},
+        extra={"gpu": create_id(gpu.id), "cloud": cloud},
     )
 
 

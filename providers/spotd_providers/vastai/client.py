@@ -44,6 +44,8 @@ SEARCHES_PER_MINUTE: Final = 8
 SEARCH_WAIT_MAX: Final = timedelta(seconds=15)
 """A poll that has read something does not wait longer for its next search."""
 MINUTE: Final = timedelta(minutes=1)
+REST_MAX: Final = timedelta(minutes=4)
+DESTROY_REST_MAX: Final = timedelta(seconds=20)
 LOG_TRIES: Final = 30
 LOG_WAIT: Final = timedelta(seconds=0.3)
 T = TypeVar("T")
@@ -68,6 +70,11 @@ class Endpoint(Enum):
         self.title = title
         self.interval = timedelta(seconds=interval_s)
         self.penalty = timedelta(seconds=penalty_s)
+
+    @property
+    def rest_max(self) -> timedelta:
+        """Longest rest that is kept after a 429, whatever it asks for: a machine bills while its end waits."""
+        return DESTROY_REST_MAX if self is Endpoint.DESTROY else REST_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +334,8 @@ class VastClient:
                 purchase=endpoint is Endpoint.CREATE,
             )
         except RateLimited as exc:
-            self._pace.penalise(endpoint.title, exc.retry_after)
+            # The caller learns the whole wait. Kept here, it would hold back an end, or the list that proves one.
+            self._pace.penalise(endpoint.title, min(exc.retry_after, endpoint.rest_max))
             raise
 
 

@@ -173,7 +173,7 @@ class RunpodApi:
         if quirks.page_rows is None:
             return 200, {"pods": rows}
         start = _position(request.query_params.get("cursor"))
-        end = start + quirks.page_rows
+        end = start + min(quirks.page_rows, _limit(request.query_params.get("limit")))
         more = end < len(rows)
         if quirks.last_page_fails and not more and start:
             raise Refusal(500, "internal error")
@@ -181,7 +181,12 @@ class RunpodApi:
         return 200, {"pods": rows[start:end], "pagination": {"hasNextPage": more, "nextCursor": cursor}}
 
     def _create(self, _: Request, content: Any) -> tuple[int, Any]:
+        if self.cloud.quirks.read_only_key:
+            raise Refusal(403, "access denied")
         body = check_create(_decoded(content), size=len(content), knows_entrypoint=self.cloud.quirks.knows_entrypoint)
+        gpu = body["gpu"]["id"]
+        if gpu in self.cloud.quirks.unknown_to_create:
+            raise Refusal(422, "Request validation failed.", errors=[f"$.gpu.id: unknown GPU type {gpu}"])
         return 201, self._row(self.cloud.create(body))
 
     def _show(self, request: Request, _: Any) -> tuple[int, Any]:
@@ -313,6 +318,14 @@ def _position(cursor: str | None) -> int:
     if found is None:
         raise Refusal(400, "invalid cursor")
     return int(found[1])
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return 1000
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise Refusal(422, "Request validation failed.", errors=["$.limit: invalid value"])
+    return int(text)
 
 
 def _decoded(content: bytes) -> Any:

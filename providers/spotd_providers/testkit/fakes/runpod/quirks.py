@@ -21,10 +21,12 @@ class Quirks:
         sells_nothing: every create answers that there are no instances, whatever the catalogue says.
         capacity_text: the sentence of that answer.
         refuses_create: status and sentence of every create's answer.
+        read_only_key: the account's key reads everything and is answered 403 to every create.
+        unknown_to_create: ids of the catalogue that a create does not know.
         undead: a deleted pod runs and bills on, and is shown, until it is deleted this many times more.
         knows_entrypoint: `entrypoint` and `cmd` are part of the schema, as dstack's client takes for granted.
         spend_limit: $ per hour all pods together may cost.
-        page_rows: rows of one page; `None` for lists without pages.
+        page_rows: rows of one page at most, whatever `limit` asks; `None` for lists without pages.
         last_page_fails: the last page of a list answers 500.
         cursor_missing: a page says that there is more and not where.
         cost_factor: what pods cost, over their list price.
@@ -49,6 +51,8 @@ class Quirks:
         "There are no longer any instances available with the requested specifications. Please refresh and try again."
     )
     refuses_create: tuple[int, str] | None = None
+    read_only_key: bool = False
+    unknown_to_create: frozenset[str] = frozenset({"NVIDIA RTX PRO 4500 Blackwell Server Edition"})
     undead: int = 0
     knows_entrypoint: bool = True
     spend_limit: float = 80.0

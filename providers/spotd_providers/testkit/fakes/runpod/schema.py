@@ -91,6 +91,9 @@ def check_create(body: Any, *, size: int, knows_entrypoint: bool) -> Mapping[str
         raise Refusal(422, "Request validation failed.", errors=faults)
     if ("gpu" in body) == ("cpu" in body):
         raise Refusal(400, "exactly one of gpu or cpu must be set")
+    if "disk" not in body and "templateId" not in body:
+        # The schema calls it optional; once a host is chosen, a create without it fails.
+        raise Refusal(400, "You must either provide a template id or pod configuration parameters")
     if "cpu" in body:
         raise Refusal(400, "this fake sells no CPU pods")
     return body
