@@ -23,6 +23,7 @@ _COLUMNS = (
     Column(title="+TRAFFIC", right=True),
     Column(title="=$/H", right=True),
     Column(title="$/GPU-H", right=True),
+    Column(title="BID", right=True, drop=2),
     Column(title="CEILING", right=True),
     Column(title="VERDICT", least=8),
 )
@@ -72,6 +73,7 @@ def _row(quote: QuoteShape) -> Row:
         price(terms["upload_usd_h"] + terms["restore_usd_h"]),
         price(terms["total_usd_h"]),
         Cell(price(terms["per_gpu_usd_h"]), "green" if quote["fits"] else ""),
+        price(quote["bid_usd_gpu_h"]),
         price(quote["ceiling_usd_gpu_h"]),
         quote["verdict"],
     )

@@ -22,7 +22,7 @@ from typing import Final
 from spotd.core.cooling import cooling_until
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import EVERYWHERE, Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
-from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour
+from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour, usual_bid
 from spotd.core.states import AttemptState
 from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
 from spotd_providers.contract import gpus
@@ -78,6 +78,15 @@ def raise_ppm(offer: Offer) -> int:
     return scarcity_ppm(offer) + hazard * MINUTES_LOST // 60
 
 
+def ranked_total(offer: Offer, needs: Needs, fee_ppm: int, headroom_ppm: int) -> int:
+    """What the whole machine counts as per hour: what would be agreed for it, raised for what is said of it."""
+    gpu_price = usual_bid(offer, headroom_ppm) if offer.pays_bid else offer.gpu_price
+    total = total_per_hour(offer, needs, fee_ppm, gpu_price)
+    if offer.capacity_score is None and offer.hazard_ppm is None:
+        return total
+    return total + total * raise_ppm(offer) // PPM
+
+
 def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
     """The highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
     if limit is not None and limit.per_gpu_hour is not None:
@@ -90,15 +99,21 @@ def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Poli
 class ShapeList:
     """The offers that fit one shape, best first, found only as far as somebody asks.
 
-    Best is cheapest, where one that is scarce or often lost counts as a little dearer than it is (`raise_ppm`). Shelves
-    are sorted by the price of the GPU part, which no total can undercut. So the best is certain as soon as it is at
-    most the lowest GPU part not yet looked at, and most of a market is never priced at all.
+    Best is cheapest by what would be agreed, a bid with its headroom, where one that is scarce or often lost counts as
+    a little more than it is (`raise_ppm`). Shelves are sorted by the price of the GPU part, which no total can
+    undercut. So the best is certain as soon as it is at most the lowest GPU part not yet looked at, and most of a
+    market is never priced at all.
     """
 
     def __init__(
-        self, shape: Shape, groups: Sequence[tuple[ProviderPolicy, bool, Sequence[Offer]]], misfits: Counter[str]
+        self,
+        shape: Shape,
+        groups: Sequence[tuple[ProviderPolicy, bool, Sequence[Offer]]],
+        misfits: Counter[str],
+        headroom_ppm: int,
     ) -> None:
         self.shape = shape
+        self._headroom_ppm = headroom_ppm
         self.entries: list[Offer] = []
         self.misfits = misfits
         self.quotes: dict[int, Quote] = {}
@@ -132,9 +147,8 @@ class ShapeList:
             if problem:
                 self.misfits[problem] += 1
                 continue
-            total = total_per_hour(offer, self.shape.needs, rules.fee_ppm)
             rank = _INTERRUPTION_ORDER[offer.interruption]
-            ranked = total + total * raise_ppm(offer) // PPM
+            ranked = ranked_total(offer, self.shape.needs, rules.fee_ppm, self._headroom_ppm)
             heapq.heappush(self._priced, (ranked, rank, offer.provider, offer.offer_id, offer))
         if not self._priced:
             return False
@@ -211,7 +225,7 @@ class Catalogue:
                     groups.append((rules, board.sells_spot, group))
                 else:
                     misfits["another GPU or count"] += len(group)
-        return ShapeList(shape, groups, misfits)
+        return ShapeList(shape, groups, misfits, self._policy.bid_headroom_ppm)
 
     def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         if wanted.gpu:
@@ -242,6 +256,11 @@ class Catalogue:
             if not self.blocked(offer):
                 yield self.quote_at(offers, index)
             index += 1
+
+    def ranked_total(self, offers: ShapeList, offer: Offer) -> int:
+        """By how much this offer ranks among those of the shape."""
+        fee_ppm = self._policy.providers[offer.provider].fee_ppm
+        return ranked_total(offer, offers.shape.needs, fee_ppm, self._policy.bid_headroom_ppm)
 
     def first_free(self, offers: ShapeList) -> Quote | None:
         """The best quote that is neither cooling nor taken; moves the shared mark past what is blocked."""

@@ -17,7 +17,7 @@ from functools import partial
 
 from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import Purse, hold
-from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, shape_of
+from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, raise_ppm, shape_of
 from spotd.core.draft import Draft
 from spotd.core.keys import attempt_key
 from spotd.core.market import Board, MarketSnapshot
@@ -36,7 +36,7 @@ from spotd.core.model import (
     World,
     launch_intent_id,
 )
-from spotd.core.pricing import PPM, gpu_price_limit, repriced
+from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, repriced, usual_bid
 from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, guarded, in_words
 from spotd.core.requests import stop_attempt
@@ -74,6 +74,8 @@ class _Decision:
             self.attempts_by_job[attempt.id.job].append(attempt)
         self.machines = machines_in_use(world, now)
         self.launches = 0
+        self._ranks_behind_ppm = (PPM + RAISE_PPM_MAX) * (PPM + world.policy.bid_headroom_ppm) // PPM
+        """How far behind its price an offer may rank at most."""
 
     def run(self) -> Plan:
         self._enforce_budgets()
@@ -203,7 +205,7 @@ class _Decision:
             return
         if ceiling is None:
             return
-        agreed, price_max = self._agree(chosen, ceiling)
+        agreed, price_max = self._agree(job, offers, chosen, ceiling)
         refusal = self.purse.refusal(job, agreed)
         if refusal is not None:
             self._wait(job, *refusal, best=chosen, ceiling=ceiling)
@@ -247,7 +249,7 @@ class _Decision:
             first = ceiling if first is None else first
             if ceiling is not None and candidate.price.per_gpu <= ceiling:
                 return candidate, ceiling
-            if highest is not None and candidate.price.total > highest + highest * RAISE_PPM_MAX // PPM:
+            if highest is not None and candidate.price.total > highest * self._ranks_behind_ppm // PPM:
                 break  # no later one is admissible either, however much it ranks behind its price
         return None, first
 
@@ -264,15 +266,38 @@ class _Decision:
             known.append(self.policy.ceiling_default)
         return max(known) * max(counts) if known else 0
 
-    def _agree(self, chosen: Quote, ceiling: MicroUsdPerGpuHour) -> tuple[Quote, MicroUsdPerHour]:
-        """What to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid."""
+    def _agree(
+        self, job: Job, offers: ShapeList, chosen: Quote, ceiling: MicroUsdPerGpuHour
+    ) -> tuple[Quote, MicroUsdPerHour]:
+        """What to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
+
+        A bid is no higher than leaves this offer the best choice beside the next one.
+        """
         limit = gpu_price_limit(chosen, ceiling)
         offer = chosen.offer
         if offer.market is Market.ON_DEMAND or not offer.pays_bid:
             return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
-        wanted = offer.gpu_price + offer.gpu_price * self.policy.bid_headroom_ppm // PPM
-        bid = MicroUsdPerHour(max(offer.gpu_price, min(limit, wanted)))
+        wanted = min(limit, usual_bid(offer, self.policy.bid_headroom_ppm))
+        next_best = self._runner_up(job, offers, chosen)
+        if next_best is not None:
+            wanted = min(wanted, gpu_price_within(chosen, next_best * PPM // (PPM + raise_ppm(offer))))
+        bid = MicroUsdPerHour(max(offer.gpu_price, wanted))
         return repriced(chosen, bid), bid
+
+    def _runner_up(self, job: Job, offers: ShapeList, chosen: Quote) -> int | None:
+        """What the next best machine under its ceiling counts as per hour."""
+        walk = iter(self.catalogue.ranked(offers))
+        for candidate in walk:
+            if candidate.offer is chosen.offer:
+                break
+        for candidate in walk:
+            offer = candidate.offer
+            ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
+            if ceiling is not None and candidate.price.per_gpu <= ceiling:
+                return self.catalogue.ranked_total(offers, offer)
+            if candidate.price.total > chosen.price.total * self._ranks_behind_ppm // PPM:
+                return None  # none that follows could limit the bid
+        return None
 
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
         number = job.attempts_made + 1
@@ -301,7 +326,7 @@ class _Decision:
         )
         rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
         self.draft.put_job(replace(self.draft.job(job.id), attempts_made=number, rate_low=MicroUsdPerHour(rate_low)))
-        sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the cheapest that fits now"
+        sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
         self.draft.move_job(job.id, JobState.PROVISIONING, sentence)
         self.draft.event(
             "attempt.intended",

@@ -77,9 +77,16 @@ def _traffic(bytes_per_hour: int, price: MicroUsdPerGb) -> MicroUsdPerHour:
     return MicroUsdPerHour(hourly_within(_up(bytes_per_hour * price, GB)))
 
 
-def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int) -> int:
+def usual_bid(offer: Offer, headroom_ppm: int) -> MicroUsdPerHour:
+    """The price of the GPU part that would be agreed if nothing limits it: a bid is above the lowest that wins."""
+    if not offer.pays_bid or offer.market is Market.ON_DEMAND:
+        return offer.gpu_price
+    return MicroUsdPerHour(offer.gpu_price + offer.gpu_price * headroom_ppm // PPM)
+
+
+def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int, gpu_price: int) -> int:
     """The effective price alone, in micro-dollars per hour; equals `breakdown(...).total` without building it."""
-    base = offer.gpu_price + _up(offer.storage_price * needs.disk_gb, HOURS_PER_STORAGE_MONTH)
+    base = gpu_price + _up(offer.storage_price * needs.disk_gb, HOURS_PER_STORAGE_MONTH)
     total = base + _up(base * (fee_ppm - PPM), PPM)
     if needs.upload_bytes_per_hour:
         total += _traffic(needs.upload_bytes_per_hour, offer.upload_price)
@@ -133,13 +140,23 @@ def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
 
 def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHour:
     """The highest price of the GPU part at which the whole stays at or under the ceiling; 0 when none does."""
-    old = agreed.price
-    left = ceiling * agreed.offer.gpu_count - old.upload - old.restore
-    base = left * PPM // old.fee_ppm
-    limit = base - old.storage
+    limit = _gpu_price_for(agreed, ceiling * agreed.offer.gpu_count)
     while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.per_gpu > ceiling:
         limit -= 1
     return MicroUsdPerHour(max(0, limit))
+
+
+def gpu_price_within(agreed: Quote, total: int) -> MicroUsdPerHour:
+    """The highest price of the GPU part at which the whole machine costs no more than this; 0 when none does."""
+    limit = _gpu_price_for(agreed, total)
+    while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.total > total:
+        limit -= 1
+    return MicroUsdPerHour(max(0, limit))
+
+
+def _gpu_price_for(agreed: Quote, total: int) -> int:
+    old = agreed.price
+    return (total - old.upload - old.restore) * PPM // old.fee_ppm - old.storage
 
 
 def metered_rate(agreed: Quote) -> MicroUsdPerHour:

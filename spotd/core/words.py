@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from spotd.core.model import Quote
+from spotd.core.pricing import repriced
 from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
 
@@ -14,13 +15,22 @@ def per_gpu_words(price: MicroUsdPerGpuHour) -> str:
 
 
 def quote_words(quote: Quote) -> str:
-    """`1 x H100_SXM at vast (Texas, US), spot, $2.1000/GPU-h`."""
+    """`1 x H100_SXM at vast (Texas, US), spot, $2.1000/GPU-h`; of a bid, the lowest that wins now besides."""
     offer = quote.offer
     place = f" ({offer.region})" if offer.region else ""
+    floor = lowest_winning(quote)
+    wins = "" if floor is None else f" as bid, where {per_gpu_words(floor)} wins now"
     return (
         f"{offer.gpu_count} x {offer.gpu} at {offer.provider}{place}, {offer.market.value},"
-        f" {per_gpu_words(quote.price.per_gpu)}"
+        f" {per_gpu_words(quote.price.per_gpu)}{wins}"
     )
+
+
+def lowest_winning(quote: Quote) -> MicroUsdPerGpuHour | None:
+    """The effective price at the lowest bid that wins, where more than that is bid."""
+    if not quote.offer.pays_bid or quote.price.gpu <= quote.offer.gpu_price:
+        return None
+    return repriced(quote, quote.offer.gpu_price).price.per_gpu
 
 
 def wanted_words(wanted: Resources) -> str:

@@ -186,6 +186,8 @@ def quote(**given: Any) -> QuoteShape:
         "reliability": 0.99,
         "effective_usd_h": 2.31,
         "effective_usd_gpu_h": 2.31,
+        "floor_usd_gpu_h": 2.31,
+        "bid_usd_gpu_h": 2.4,
         "on_demand_usd_h": 3.9,
         "ceiling_usd_gpu_h": 2.4,
         "fits": True,

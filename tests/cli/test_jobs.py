@@ -142,7 +142,7 @@ def test_why_answers_in_sentences(stocked: Ctl) -> None:
     assert stocked("why", "prep").out == (
         "prep (6k0a9zzzzz) is WAITING_PRICE: the lowest H100 costs $2.61, the ceiling is $2.40\n"
         "  ceiling   $2.400 per GPU-hour\n"
-        "  best now  $2.310 per GPU-hour: H100:1 spot at vast/4410 (SE)\n"
+        "  best now  $2.310 per GPU-hour: H100:1 spot at vast/4410 (SE); lowest winning bid $2.310, ours $2.400\n"
         "  passed over:\n"
         "       40 offers: above the ceiling\n"
         "  runpod shows no prices: rate limited\n"

@@ -40,8 +40,8 @@ llama-lora: python train.py
   ceiling H100 $2.400 per GPU-hour
   budget  $120.00 for the whole job
 
-WHERE      GPU     MARKET  GPU$/H   +DISK    +FEE  +TRAFFIC   =$/H  $/GPU-H  CEILING  VERDICT
-vast/4410  H100:1  spot     1.850  0.0417  0.3783    0.0400  2.310    2.310    2.400  ok
+WHERE      GPU     MARKET  GPU$/H   +DISK    +FEE  +TRAFFIC   =$/H  $/GPU-H    BID  CEILING  VERDICT
+vast/4410  H100:1  spot     1.850  0.0417  0.3783    0.0400  2.310    2.310  2.400    2.400  ok
 
 12 offers passed over: less disk than 100 GB
 verdict: would start now on vast/4410

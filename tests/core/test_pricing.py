@@ -69,7 +69,7 @@ def test_every_term_of_a_worked_example() -> None:
 
 @given(OFFERS, NEEDS, FEES)
 def test_the_quick_total_is_the_total_of_the_breakdown(sold: Offer, needs: Needs, fee: int) -> None:
-    assert total_per_hour(sold, needs, fee) == quote(sold, needs, fee, NOW).price.total
+    assert total_per_hour(sold, needs, fee, sold.gpu_price) == quote(sold, needs, fee, NOW).price.total
 
 
 @given(OFFERS, NEEDS, FEES, st.integers(1, 20_000_000))

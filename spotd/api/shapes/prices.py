@@ -22,6 +22,8 @@ class QuoteShape(TypedDict):
     """An offer with its effective price; `ceiling_usd_gpu_h` is the one that applies to it, null when none does.
 
     Attributes:
+        floor_usd_gpu_h, bid_usd_gpu_h: in a market of bids, the effective price at the lowest bid that wins now, and
+            at the one that would be placed or was; both null elsewhere.
         fits: it is under the ceiling and nothing else speaks against it.
         verdict: why not (`above the ceiling`, `cooling down until ...`), or `ok`.
     """
@@ -38,6 +40,8 @@ class QuoteShape(TypedDict):
     reliability: float | None
     effective_usd_h: float
     effective_usd_gpu_h: float
+    floor_usd_gpu_h: float | None
+    bid_usd_gpu_h: float | None
     on_demand_usd_h: float | None
     ceiling_usd_gpu_h: float | None
     fits: bool

@@ -294,7 +294,9 @@ def _trouble(board: BoardShape) -> str:
 def quote_text(quote: QuoteShape) -> str:
     """An offer in one line."""
     where = where_text(quote) + (f" ({quote['region']})" if quote["region"] else "")
-    return f"${price(quote['effective_usd_gpu_h'])} per GPU-hour: {gpu_text(quote)} {quote['market']} at {where}"
+    floor, bid = quote["floor_usd_gpu_h"], quote["bid_usd_gpu_h"]
+    wins = "" if floor is None else f"; lowest winning bid ${price(floor)}, ours ${price(bid)}"
+    return f"${price(quote['effective_usd_gpu_h'])} per GPU-hour: {gpu_text(quote)} {quote['market']} at {where}{wins}"
 
 
 @click.command()

@@ -40,6 +40,7 @@ EXPLAIN_COLUMNS = (
     Column(title="+RESTORE", right=True),
     Column(title="=$/H", right=True),
     Column(title="$/GPU-H", right=True),
+    Column(title="BID", right=True, drop=2),
     Column(title="CEILING", right=True),
 )
 FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage price / 720) + upload + restore traffic"
@@ -113,5 +114,6 @@ def explained_row(quote: QuoteShape) -> Row:
         price(terms["restore_usd_h"]),
         price(terms["total_usd_h"]),
         Cell(price(terms["per_gpu_usd_h"]), "green" if quote["fits"] else ""),
+        price(quote["bid_usd_gpu_h"]),
         price(quote["ceiling_usd_gpu_h"]),
     )

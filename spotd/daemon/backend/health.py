@@ -91,7 +91,8 @@ class Health:
                 for offer in group:
                     priced = quote(offer, needs, rules.fee_ppm, board.at or now)
                     blocked = catalogue.silent.get(name, "") or catalogue.blocked(offer)
-                    found.append((priced.price.per_gpu, name, offer.offer_id, quote_shape(priced, ceiling, blocked)))
+                    shape = quote_shape(priced, ceiling, blocked, policy.bid_headroom_ppm)
+                    found.append((priced.price.per_gpu, name, offer.offer_id, shape))
         found.sort(key=lambda row: row[:3])
         return PricesShape(
             quotes=[row[3] for row in islice(found, query.limit)],

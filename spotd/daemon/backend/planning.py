@@ -151,7 +151,12 @@ def outlook(
             budget_usd=usd(spec.job_budget),
             resume_from=None,
             candidates=[
-                quote_shape(q, ceiling_for(q.offer.gpu, q.offer.gpu_count, spec.price, world.policy), blocked)
+                quote_shape(
+                    q,
+                    ceiling_for(q.offer.gpu, q.offer.gpu_count, spec.price, world.policy),
+                    blocked,
+                    world.policy.bid_headroom_ppm,
+                )
                 for q, blocked in shown
             ],
             passed_over=passed_over_shapes(tally.items()),

@@ -254,7 +254,7 @@ class Queue:
             verdict = None if state is None or job.state.is_final else state.verdicts.get(job_id)
             best = None
             if verdict is not None and verdict.best is not None:
-                best = quote_shape(verdict.best, verdict.ceiling, "")
+                best = quote_shape(verdict.best, verdict.ceiling, "", parts.policy.current.bid_headroom_ppm)
             sentence = job.reason
             if verdict is not None:
                 sentence = verdict.sentence

@@ -15,6 +15,7 @@ from spotd.api.words import utc_text
 from spotd.core.market import Board, MarketSnapshot
 from spotd.core.metering import on_demand_spent, spent
 from spotd.core.model import Attempt, AttemptId, Checkpoint, PriceBreakdown, Quote, Verdict
+from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
 from spotd.daemon.transfers import Transfer
 from spotd.store import AttemptView, EventView, JobView
 from spotd_jobs.spec.model import JobSpec
@@ -150,9 +151,10 @@ def breakdown_shape(price: PriceBreakdown) -> BreakdownShape:
     )
 
 
-def quote_shape(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str) -> QuoteShape:
+def quote_shape(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str, headroom_ppm: int) -> QuoteShape:
     """`blocked` says what besides the price speaks against it."""
     offer, price = quote.offer, quote.price
+    floor, bid = _bids(quote, ceiling, headroom_ppm)
     if blocked:
         verdict = blocked
     elif ceiling is None:
@@ -174,6 +176,8 @@ def quote_shape(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str) 
         reliability=offer.reliability,
         effective_usd_h=as_usd(price.total),
         effective_usd_gpu_h=as_usd(price.per_gpu),
+        floor_usd_gpu_h=usd(floor),
+        bid_usd_gpu_h=usd(bid),
         on_demand_usd_h=usd(quote.on_demand),
         ceiling_usd_gpu_h=usd(ceiling),
         fits=verdict == "ok",
@@ -181,6 +185,19 @@ def quote_shape(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str) 
         breakdown=breakdown_shape(price),
         at=utc_text(quote.at),
     )
+
+
+def _bids(quote: Quote, ceiling: MicroUsdPerGpuHour | None, headroom_ppm: int) -> tuple[int | None, int | None]:
+    """Per GPU: the price at the lowest bid that wins, and at the bid that was placed or would be."""
+    offer = quote.offer
+    if not offer.pays_bid:
+        return None, None
+    floor = repriced(quote, offer.gpu_price).price.per_gpu
+    placed = quote.price.gpu
+    if placed <= offer.gpu_price:
+        most = usual_bid(offer, headroom_ppm)
+        placed = most if ceiling is None else max(offer.gpu_price, min(most, gpu_price_limit(quote, ceiling)))
+    return floor, repriced(quote, placed).price.per_gpu
 
 
 def board_shape(board: Board, note: str) -> BoardShape:
