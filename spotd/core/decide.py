@@ -159,7 +159,7 @@ class _Decision:
             if error is not None:
                 self.draft.note_contained(f"the offers of {name}", in_words(error))
                 del boards[name]
-        self.market = MarketSnapshot(boards=boards)
+        self.market = replace(self.market, boards=boards)
         self.catalogue = self._catalogue_of(self.market)
 
     def _survey_error(self, job: Job, boards: Mapping[ProviderName, Board]) -> Exception | None:
@@ -170,7 +170,7 @@ class _Decision:
             offers = catalogue.list_for(shape_of(job, self.policy))
             for candidate in catalogue.ranked(offers):
                 ceiling = ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
-                self._agree(candidate, ceiling or MicroUsdPerGpuHour(0))
+                self._agree(candidate, ceiling or MicroUsdPerGpuHour(0), candidate.price.total)
 
         return self.draft.attempted(survey)
 
@@ -205,7 +205,7 @@ class _Decision:
             return
         if ceiling is None:
             return
-        agreed, price_max = self._agree(job, offers, chosen, ceiling)
+        agreed, price_max = self._agree(chosen, ceiling, self._runner_up(job, offers, chosen))
         refusal = self.purse.refusal(job, agreed)
         if refusal is not None:
             self._wait(job, *refusal, best=chosen, ceiling=ceiling)
@@ -267,25 +267,26 @@ class _Decision:
         return max(known) * max(counts) if known else 0
 
     def _agree(
-        self, job: Job, offers: ShapeList, chosen: Quote, ceiling: MicroUsdPerGpuHour
+        self, chosen: Quote, ceiling: MicroUsdPerGpuHour, next_best: int | None
     ) -> tuple[Quote, MicroUsdPerHour]:
         """What to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
 
-        A bid is no higher than leaves this offer the best choice beside the next one.
+        A bid is no higher than leaves this offer the best choice beside the next best, whose rank is given.
         """
         limit = gpu_price_limit(chosen, ceiling)
         offer = chosen.offer
         if offer.market is Market.ON_DEMAND or not offer.pays_bid:
             return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
         wanted = min(limit, usual_bid(offer, self.policy.bid_headroom_ppm))
-        next_best = self._runner_up(job, offers, chosen)
         if next_best is not None:
             wanted = min(wanted, gpu_price_within(chosen, next_best * PPM // (PPM + raise_ppm(offer))))
         bid = MicroUsdPerHour(max(offer.gpu_price, wanted))
         return repriced(chosen, bid), bid
 
     def _runner_up(self, job: Job, offers: ShapeList, chosen: Quote) -> int | None:
-        """What the next best machine under its ceiling counts as per hour."""
+        """What the next best machine under its ceiling counts as per hour, where we pay what we bid."""
+        if not chosen.offer.pays_bid:
+            return None
         walk = iter(self.catalogue.ranked(offers))
         for candidate in walk:
             if candidate.offer is chosen.offer:
