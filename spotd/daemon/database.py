@@ -1,6 +1,6 @@
 """The state store as the daemon reaches it: one transaction at a time, off the event loop.
 
-In production every transaction runs in a worker thread behind a limiter of one. In virtual time there are no threads:
+In production transactions run in one worker thread and reads in another. In virtual time there are no threads:
 the same calls run inline, so that a test's order of events is the program's and nothing else's.
 """
 
@@ -28,7 +28,8 @@ class Database:
     def __init__(self, store: Store, *, inline: bool = False) -> None:
         self._store = store
         self._inline = inline
-        self._one: anyio.CapacityLimiter | None = None
+        self._writer: anyio.CapacityLimiter | None = None
+        self._reader: anyio.CapacityLimiter | None = None
         self._writing = ""
         self._reading = ""
 
@@ -53,7 +54,7 @@ class Database:
             return result
 
         try:
-            result = await self._run(lambda: self._store.tx(proven if self._writing else work))
+            result = await self._write(lambda: self._store.tx(proven if self._writing else work))
         except StoreError as exc:
             self._writing = exc.message
             raise
@@ -63,16 +64,21 @@ class Database:
     async def read(self, work: Callable[[Reads], T]) -> T:
         """What the work read, from one consistent state."""
         try:
-            result = await self._run(lambda: self._store.read(work))
+            result = await self._read(lambda: self._store.read(work))
         except StoreError as exc:
             self._reading = exc.message
             raise
         self._reading = ""
         return result
 
-    async def _run(self, call: Callable[[], T]) -> T:
+    async def _write(self, call: Callable[[], T]) -> T:
         if self._inline:
             return call()
-        if self._one is None:
-            self._one = anyio.CapacityLimiter(1)
-        return await anyio.to_thread.run_sync(call, limiter=self._one)
+        self._writer = self._writer or anyio.CapacityLimiter(1)
+        return await anyio.to_thread.run_sync(call, limiter=self._writer)
+
+    async def _read(self, call: Callable[[], T]) -> T:
+        if self._inline:
+            return call()
+        self._reader = self._reader or anyio.CapacityLimiter(1)
+        return await anyio.to_thread.run_sync(call, limiter=self._reader)

@@ -10,10 +10,11 @@ from spotd.store.errors import (
 )
 from spotd.store.points import StorePoint
 from spotd.store.store import Reads, Store, Tx
-from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView, MachineView
+from spotd.store.views import AmbiguousJob, AttemptCost, AttemptView, CostView, EventView, JobView, MachineView, Totals
 
 __all__ = [
     "AmbiguousJob",
+    "AttemptCost",
     "AttemptView",
     "CostView",
     "EventView",
@@ -28,5 +29,6 @@ __all__ = [
     "StoreTooNew",
     "StoreUnavailable",
     "StoreUnsupported",
+    "Totals",
     "Tx",
 ]

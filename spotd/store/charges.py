@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import date
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Insert, Table, insert, select
+from sqlalchemy.dialects.sqlite import insert as upsert_into
 
 from spotd.core.model import Charge
 from spotd.store import rows
-from spotd.store.tables import CHARGES
+from spotd.store.tables import ATTEMPT_COSTS, CHARGES, DAY_COSTS
 from spotd.store.world import chunks
 
 
@@ -32,6 +36,37 @@ def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
     for row in fresh:
         _begin_apart(row, taken[str(row["job_id"]), int(row["attempt"])])
     connection.execute(insert(CHARGES), fresh)
+    _add_up(connection, fresh)
+
+
+def _add_up(connection: Connection, fresh: Sequence[rows.Columns]) -> None:
+    """Keep the sums that answers are made of, so that no answer reads the charges of years."""
+    attempts: dict[tuple[str, int], rows.Columns] = {}
+    days: dict[tuple[date, str], rows.Columns] = {}
+    for row in fresh:
+        amount = int(row["amount"])
+        on_demand = amount if row["on_demand"] is None else int(row["on_demand"])
+        attempt = attempts.setdefault(
+            (row["job_id"], row["attempt"]),
+            {"job_id": row["job_id"], "attempt": row["attempt"], "amount": 0, "on_demand": 0, "billed": 0, "free": 0},
+        )
+        day = days.setdefault(
+            (row["day"], row["provider"]), {"day": row["day"], "provider": row["provider"], "amount": 0, "on_demand": 0}
+        )
+        for sums in (attempt, day):
+            sums["amount"] += amount
+            sums["on_demand"] += on_demand
+        attempt["billed"] += int(row["end"]) - int(row["start"])
+        attempt["free"] += max(0, -amount)
+    connection.execute(_adding(ATTEMPT_COSTS), list(attempts.values()))
+    connection.execute(_adding(DAY_COSTS), list(days.values()))
+
+
+@cache
+def _adding(table: Table) -> Insert:
+    statement = upsert_into(table)
+    added: dict[str, Any] = {c.name: c + statement.excluded[c.name] for c in table.c if not c.primary_key}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
 
 
 def _begin_apart(row: rows.Columns, taken: set[int]) -> None:

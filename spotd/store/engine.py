@@ -1,7 +1,7 @@
 """The one door to the database: place, connection, its settings, and translation of its errors.
 
 Theory. pysqlite's own transaction handling is switched off (`isolation_level = None`): it would begin late, and not at
-all before DDL. Every BEGIN is ours, COMMIT and ROLLBACK go through SQLAlchemy. There is one connection. WAL with
+all before DDL. Every BEGIN is ours, COMMIT and ROLLBACK go through SQLAlchemy. One connection writes. WAL with
 synchronous=FULL means that a returned commit survives a power cut; memory mapping stays off because it turns an I/O
 error into a crash.
 """
@@ -64,8 +64,8 @@ def parse_place(url: str | Path) -> Place:
     return Place(path=None if str(url) == MEMORY else Path(url).absolute())
 
 
-def open_engine(place: Place) -> Engine:
-    """An engine with exactly one connection, set up for durability."""
+def open_engine(place: Place, *, reads_only: bool = False) -> Engine:
+    """An engine with exactly one connection, set up for durability; or one through which nothing can be written."""
     if place.path is not None:
         _create_private(place.path)
     engine = create_engine(
@@ -76,7 +76,7 @@ def open_engine(place: Place) -> Engine:
         poolclass=StaticPool,
         hide_parameters=True,
     )
-    event.listen(engine, "connect", _set_up)
+    event.listen(engine, "connect", _set_up_reader if reads_only else _set_up)
     return engine
 
 
@@ -94,6 +94,11 @@ def _create_private(path: Path) -> None:
 def _set_up(connection: sqlite3.Connection, _record: object) -> None:
     for setting in _SETTINGS:
         connection.execute(setting)
+
+
+def _set_up_reader(connection: sqlite3.Connection, record: object) -> None:
+    _set_up(connection, record)
+    connection.execute("PRAGMA query_only = ON")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, desc, func, or_, select, true
 
 from spotd.core.model import (
     OF_ANOTHER_JOB,
@@ -24,8 +24,17 @@ from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, instant_out, maybe_instant_in
-from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, EVENTS, INTENTS, JOBS
-from spotd.store.views import AmbiguousJob, AttemptView, CostView, EventView, JobView, MachineView
+from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS
+from spotd.store.views import (
+    AmbiguousJob,
+    AttemptCost,
+    AttemptView,
+    CostView,
+    EventView,
+    JobView,
+    MachineView,
+    Totals,
+)
 from spotd.store.world import load_checkpoints
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, ProviderName
@@ -280,36 +289,86 @@ def charges_of(connection: Connection, job_id: JobId) -> tuple[Charge, ...]:
     return tuple(map(rows.charge_in, rows.fetch(connection, query)))
 
 
+def jobs_by_id(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
+    """Whole jobs, without their checkpoints."""
+    found = rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids)))
+    return {row.id: rows.job_in(row, rows.spec_in(row.spec), ()) for row in found}
+
+
+def attempts_of_jobs(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
+    """Every attempt of these jobs, oldest first."""
+    query = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
+    found: dict[JobId, list[Attempt]] = {}
+    for row in rows.fetch(connection, query):
+        found.setdefault(row.job_id, []).append(rows.attempt_in(row, rows.quote_in(row.quote)))
+    return {job_id: tuple(some) for job_id, some in found.items()}
+
+
+def attempt_costs(connection: Connection, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
+    """What is booked for each attempt of these jobs."""
+    query = select(ATTEMPT_COSTS).where(ATTEMPT_COSTS.c.job_id.in_(ids))
+    return {
+        AttemptId(job=row.job_id, number=row.attempt): AttemptCost(
+            amount=MicroUsd(row.amount),
+            on_demand=MicroUsd(row.on_demand),
+            billed=duration_in(row.billed),
+            free=MicroUsd(row.free),
+        )
+        for row in rows.fetch(connection, query)
+    }
+
+
+def events_of_jobs(connection: Connection, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
+    """Events of these kinds and jobs, in the order they happened."""
+    query = select(EVENTS).where(EVENTS.c.kind.in_(kinds), EVENTS.c.job_id.in_(ids)).order_by(EVENTS.c.seq)
+    return tuple(map(_event_view, rows.fetch(connection, query)))
+
+
+def totals(connection: Connection) -> Totals:
+    """What all jobs together cost, as far as it is booked."""
+    amount, on_demand = func.sum(DAY_COSTS.c.amount), func.sum(DAY_COSTS.c.on_demand)
+    spent, compared = connection.execute(select(amount, on_demand)).one()
+    count, recoveries, lost = connection.execute(
+        select(func.count(), func.sum(JOBS.c.recoveries), func.sum(JOBS.c.lost))
+    ).one()
+    return Totals(
+        jobs=int(count),
+        spent=MicroUsd(int(spent or 0)),
+        on_demand=MicroUsd(int(compared or 0)),
+        recoveries=int(recoveries or 0),
+        lost=duration_in(int(lost or 0)),
+    )
+
+
 def _costs(
-    connection: Connection, subject: ColumnElement[Any], since: date | None, until: date | None
+    connection: Connection, table: Table, subject: ColumnElement[Any], since: date | None, until: date | None
 ) -> tuple[CostView, ...]:
-    compared = func.sum(func.coalesce(CHARGES.c.on_demand, CHARGES.c.amount))
-    query = select(subject, func.sum(CHARGES.c.amount), compared).group_by(subject).order_by(subject)
+    query = select(subject, func.sum(table.c.amount), func.sum(table.c.on_demand)).group_by(subject).order_by(subject)
     if since is not None:
-        query = query.where(CHARGES.c.day >= since)
+        query = query.where(DAY_COSTS.c.day >= since)
     if until is not None:
-        query = query.where(CHARGES.c.day <= until)
+        query = query.where(DAY_COSTS.c.day <= until)
     return tuple(
         CostView(subject=one, amount=MicroUsd(int(amount)), on_demand=MicroUsd(int(on_demand)))
         for one, amount, on_demand in connection.execute(query)
     )
 
 
-def costs_by_job(connection: Connection, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
-    """Booked cost of each job on these UTC days, both included."""
-    return _costs(connection, CHARGES.c.job_id, since, until)
+def costs_by_job(connection: Connection) -> tuple[CostView, ...]:
+    """Booked cost of each job."""
+    return _costs(connection, ATTEMPT_COSTS, ATTEMPT_COSTS.c.job_id, None, None)
 
 
 def costs_by_provider(
     connection: Connection, since: date | None = None, until: date | None = None
 ) -> tuple[CostView, ...]:
     """Booked cost at each provider on these UTC days, both included."""
-    return _costs(connection, CHARGES.c.provider, since, until)
+    return _costs(connection, DAY_COSTS, DAY_COSTS.c.provider, since, until)
 
 
 def costs_by_day(connection: Connection, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
     """Booked cost of each of these UTC days, both included; a day without any is left out."""
-    return _costs(connection, CHARGES.c.day, since, until)
+    return _costs(connection, DAY_COSTS, DAY_COSTS.c.day, since, until)
 
 
 def strays(connection: Connection) -> tuple[Intent, ...]:

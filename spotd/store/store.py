@@ -1,23 +1,25 @@
 """The state of one spotd installation, as transactions over core values.
 
 Theory. One process writes. `tx` runs a function in one write transaction (BEGIN IMMEDIATE, synchronous FULL): when it
-returns, what it committed survives a power cut; when it raises, nothing happened. `read` runs one in a snapshot. Both
-may be called from any thread, one at a time; production calls them from one dedicated thread, a simulation inline.
+returns, what it committed survives a power cut; when it raises, nothing happened. `read` runs one in a snapshot, on a
+connection of its own, so that no answer delays a decision. Both may be called from any thread, one of each kind at a
+time; production calls each kind from one dedicated thread, a simulation inline. A state in memory has one connection.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, exc, insert, select, update
 
-from spotd.core.model import Attempt, Charge, Checkpoint, Intent, Job, JobId, Plan, Policy, World
+from spotd.core.model import Attempt, AttemptId, Charge, Checkpoint, Intent, Job, JobId, Plan, Policy, World
 from spotd.core.states import InvariantBroken, JobState
 from spotd.store import queries
 from spotd.store.commit import write_plan
@@ -28,12 +30,13 @@ from spotd.store.memory import Memory
 from spotd.store.migrate import migrate
 from spotd.store.points import AtPoint, StorePoint, pass_on
 from spotd.store.tables import COOLDOWNS, META
-from spotd.store.views import AmbiguousJob, CostView, EventView, JobView, MachineView
+from spotd.store.views import AmbiguousJob, AttemptCost, CostView, EventView, JobView, MachineView, Totals
 from spotd.store.world import load_world
 from spotd_providers.contract.values import AttemptKey, ProviderName
 
 T = TypeVar("T")
 P = ParamSpec("P")
+NESTED: Final = "a transaction was begun inside another one"
 
 
 class Reads:
@@ -136,9 +139,29 @@ class Reads:
         """Every booked span of a job, in order of attempt and time."""
         return self._ask(queries.charges_of, job_id)
 
-    def costs_by_job(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
-        """Booked cost of each job on these UTC days, both included."""
-        return self._ask(queries.costs_by_job, since, until)
+    def jobs_by_id(self, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
+        """Whole jobs, without their checkpoints."""
+        return self._ask(queries.jobs_by_id, ids)
+
+    def attempts_of_jobs(self, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
+        """Every attempt of these jobs, oldest first."""
+        return self._ask(queries.attempts_of_jobs, ids)
+
+    def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
+        """What is booked for each attempt of these jobs."""
+        return self._ask(queries.attempt_costs, ids)
+
+    def events_of_jobs(self, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
+        """Events of these kinds and jobs, oldest first."""
+        return self._ask(queries.events_of_jobs, kinds, ids)
+
+    def totals(self) -> Totals:
+        """What all jobs together cost, as far as it is booked."""
+        return self._ask(queries.totals)
+
+    def costs_by_job(self) -> tuple[CostView, ...]:
+        """Booked cost of each job."""
+        return self._ask(queries.costs_by_job)
 
     def costs_by_provider(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
         """Booked cost at each provider on these UTC days, both included."""
@@ -170,6 +193,7 @@ class Tx(Reads):
         super().__init__(place, connection, memory)
         self._at_point = at_point
         self.spoiled = False
+        self.changed: set[JobId] = set()
 
     def commit(self, plan: Plan) -> int:
         """The plan is part of this transaction; returns the number of its last event, 0 if it has none.
@@ -177,6 +201,7 @@ class Tx(Reads):
         Raises:
             InvariantBroken: the plan breaks a rule. The transaction can not be saved any more.
         """
+        self.changed.update(plan.jobs, (attempt.job for attempt in plan.attempts))
         try:
             return write_plan(self._connection, self._memory, plan, self._at_point)
         except BaseException:
@@ -197,15 +222,26 @@ class Tx(Reads):
 class Store:
     """The state, open for reading and writing until it is closed. Made by `Store.open`."""
 
-    def __init__(self, *, place: Place, engine: Engine, lock: WriterLock | None, at_point: AtPoint = pass_on) -> None:
+    def __init__(
+        self,
+        *,
+        place: Place,
+        engine: Engine,
+        lock: WriterLock | None,
+        reader: Engine | None = None,
+        at_point: AtPoint = pass_on,
+    ) -> None:
         self._place = place
         self._engine = engine
         self._lock = lock
         self._at_point = at_point
         self._memory = Memory()
-        self._turn = threading.Lock()
-        self._turn_of: int | None = None
-        self._is_closed = False
+        self._turn = _Turn(place)
+        self._reader = engine if reader is None else reader
+        self._reading = self._turn if reader is None else _Turn(place)
+        self._read_memory = self._memory if reader is None else Memory()
+        self._stale: deque[frozenset[JobId]] = deque()
+        """Jobs that were written, and that the reader must read again."""
 
     @classmethod
     def open(cls, url: str | Path, *, at_point: AtPoint = pass_on) -> Self:
@@ -236,12 +272,14 @@ class Store:
             if lock is not None:
                 lock.release()
             raise
-        return cls(place=place, engine=engine, lock=lock, at_point=at_point)
+        reader = None if place.path is None else open_engine(place, reads_only=True)
+        return cls(place=place, engine=engine, reader=reader, lock=lock, at_point=at_point)
 
     def close(self) -> None:
         """Nothing of the state is held any more; closing twice is fine."""
-        with self._turn:
-            self._is_closed = True
+        with self._reading.closing():
+            self._reader.dispose()
+        with self._turn.closing():
             self._engine.dispose()
             if self._lock is not None:
                 self._lock.release()
@@ -261,15 +299,21 @@ class Store:
             StoreUnavailable: nothing was written; the same call may work later.
             InvariantBroken: a plan broke a rule.
         """
-        with self._my_turn(), translated(self._place), self._engine.connect() as connection:
+        if self._reading.is_mine:
+            raise InvariantBroken(NESTED)
+        with self._turn.mine(), translated(self._place), self._engine.connect() as connection:
             try:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 self._at_point(StorePoint.BEGUN)
                 tx = Tx(self._place, connection, self._memory, self._at_point)
                 result = fn(tx)
+                changed = frozenset(tx.changed)
+                self._forget_later(changed)
                 if tx.spoiled:
                     raise InvariantBroken("a transaction went on after one of its plans was refused")
                 connection.commit()
+                # Once more: the reader may have remembered the former values in between.
+                self._forget_later(changed)
             except BaseException:
                 self._memory.forget()
                 with suppress(exc.DBAPIError):
@@ -284,23 +328,57 @@ class Store:
         Raises:
             StoreUnavailable: it cannot be read now.
         """
-        with self._my_turn(), translated(self._place), self._engine.connect() as connection:
+        if self._turn.is_mine:
+            raise InvariantBroken(NESTED)
+        with self._reading.mine(), translated(self._place), self._reader.connect() as connection:
+            self._forget_now()
             connection.exec_driver_sql("BEGIN")
             try:
-                return fn(Reads(self._place, connection, self._memory))
+                return fn(Reads(self._place, connection, self._read_memory))
             finally:
                 with suppress(exc.DBAPIError):
                     connection.rollback()
 
+    def _forget_later(self, changed: frozenset[JobId]) -> None:
+        if self._reader is not self._engine:
+            self._stale.append(changed)
+
+    def _forget_now(self) -> None:
+        while self._stale:
+            changed = self._stale.popleft()
+            self._read_memory.lists.clear()
+            for job in changed:
+                self._read_memory.jobs.pop(job, None)
+
+
+class _Turn:
+    """One function at a time, and none inside itself or after the end."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._of: int | None = None
+        self._is_over = False
+
+    @property
+    def is_mine(self) -> bool:
+        return self._of == threading.get_ident()
+
     @contextmanager
-    def _my_turn(self) -> Iterator[None]:
-        if self._turn_of == threading.get_ident():
-            raise InvariantBroken("a transaction was begun inside another one")
-        with self._turn:
-            if self._is_closed:
+    def mine(self) -> Iterator[None]:
+        if self.is_mine:
+            raise InvariantBroken(NESTED)
+        with self._lock:
+            if self._is_over:
                 raise StoreUnavailable(f"the state {self._place} was closed", hint="open it again")
-            self._turn_of = threading.get_ident()
+            self._of = threading.get_ident()
             try:
                 yield
             finally:
-                self._turn_of = None
+                self._of = None
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        with self._lock:
+            self._is_over = True
+            yield

@@ -240,11 +240,38 @@ class ChargeRow(Base, table=True):
     on_demand: int | None = _big(nullable=True)
 
 
+class AttemptCostRow(Base, table=True):
+    """What the charges of one attempt add up to, kept as they are booked. `billed` is a span, `free` was taken back."""
+
+    __tablename__ = "attempt_costs"
+
+    job_id: str = _text(primary_key=True)
+    attempt: int = _big(primary_key=True)
+    amount: int = _big()
+    on_demand: int = _big()
+    billed: int = _big()
+    free: int = _big()
+
+
+class DayCostRow(Base, table=True):
+    """What the charges of one day at one provider add up to, kept as they are booked."""
+
+    __tablename__ = "day_costs"
+
+    day: date = Field(sa_column=Column(Date, primary_key=True, nullable=False))
+    provider: str = _text(primary_key=True)
+    amount: int = _big()
+    on_demand: int = _big()
+
+
 class EventRow(Base, table=True):
     """Append-only, numbered without gaps by the one writer. No foreign key: it may tell of what is not ours."""
 
     __tablename__ = "events"
-    __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
+    __table_args__ = (
+        Index("ix_events_job_id_seq", "job_id", "seq"),
+        Index("ix_events_kind_job_id", "kind", "job_id"),
+    )
 
     seq: int = Field(
         sa_column=Column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False)
@@ -276,6 +303,8 @@ CHECKPOINTS: Final = _table(CheckpointRow)
 INTENTS: Final = _table(IntentRow)
 COOLDOWNS: Final = _table(CooldownRow)
 CHARGES: Final = _table(ChargeRow)
+ATTEMPT_COSTS: Final = _table(AttemptCostRow)
+DAY_COSTS: Final = _table(DayCostRow)
 EVENTS: Final = _table(EventRow)
 META: Final = _table(MetaRow)
 

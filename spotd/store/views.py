@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from spotd.core.metering import accrued, on_demand_accrued
-from spotd.core.model import AttemptId, Checkpoint, Event, JobId, Meter
+from spotd.core.model import NOTHING, AttemptId, Checkpoint, Event, JobId, Meter
 from spotd.core.states import AttemptState, JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, ProviderName
@@ -125,3 +125,24 @@ class CostView:
     subject: JobId | ProviderName | date
     amount: MicroUsd
     on_demand: MicroUsd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptCost:
+    """What is booked for one attempt. `billed` is metered time, `free` was booked and taken back."""
+
+    amount: MicroUsd = NOTHING
+    on_demand: MicroUsd = NOTHING
+    billed: timedelta = timedelta(0)
+    free: MicroUsd = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What all jobs together cost. What still runs on a meter is not in it."""
+
+    jobs: int
+    spent: MicroUsd
+    on_demand: MicroUsd
+    recoveries: int
+    lost: timedelta

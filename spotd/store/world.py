@@ -32,7 +32,7 @@ from spotd.core.states import AttemptState, InvariantBroken, JobState
 from spotd.store import rows
 from spotd.store.columns import instant_out
 from spotd.store.memory import Memory
-from spotd.store.tables import ATTEMPTS, CHARGES, CHECKPOINTS, COOLDOWNS, INTENTS, JOBS
+from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, DAY_COSTS, INTENTS, JOBS
 from spotd_providers.contract.money import MicroUsd
 
 T = TypeVar("T")
@@ -156,9 +156,9 @@ def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
 def _books(connection: Connection, now: datetime) -> Books:
     first = now.astimezone(UTC).date().replace(day=1)
     query = (
-        select(CHARGES.c.day, func.sum(CHARGES.c.amount))
-        .where(CHARGES.c.day >= first)
-        .group_by(CHARGES.c.day)
-        .order_by(CHARGES.c.day)
+        select(DAY_COSTS.c.day, func.sum(DAY_COSTS.c.amount))
+        .where(DAY_COSTS.c.day >= first)
+        .group_by(DAY_COSTS.c.day)
+        .order_by(DAY_COSTS.c.day)
     )
     return Books(by_day={day: MicroUsd(int(amount)) for day, amount in connection.execute(query)})

@@ -278,6 +278,7 @@ class FakeBackend:
             "recoveries": sum(r["recoveries"] for r in chosen),
             "lost_s": sum(r["lost_s"] for r in chosen),
             "budgets": self.budgets,
+            "more": 0,
             "strays": [],
         }
 

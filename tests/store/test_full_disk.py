@@ -22,10 +22,10 @@ def large() -> Plan:
 @contextmanager
 def few_pages(store: Store) -> Iterator[None]:
     """The database may not grow by more than a few pages: SQLITE_FULL."""
-    pages = store.read(lambda r: r._connection.exec_driver_sql("PRAGMA page_count").scalar_one())
-    store.read(lambda r: r._connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 8}").scalar())
+    pages = store.tx(lambda r: r._connection.exec_driver_sql("PRAGMA page_count").scalar_one())
+    store.tx(lambda r: r._connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 8}").scalar())
     yield
-    store.read(lambda r: r._connection.exec_driver_sql("PRAGMA max_page_count = 1000000").scalar())
+    store.tx(lambda r: r._connection.exec_driver_sql("PRAGMA max_page_count = 1000000").scalar())
 
 
 @contextmanager

@@ -249,7 +249,6 @@ def test_costs_add_up_by_job_by_provider_and_by_day(store: Store) -> None:
     assert lines(lambda r: r.costs_by_provider()) == [("aws", 7, 9), ("vast", 15, 35)]
     assert lines(lambda r: r.costs_by_day()) == [(date(2026, 11, 20), 10, 30), (date(2026, 11, 21), 12, 14)]
     today = date(2026, 11, 21)
-    assert lines(lambda r: r.costs_by_job(since=today)) == [("j1", 5, 5), ("j2", 7, 9)]
     assert lines(lambda r: r.costs_by_provider(until=date(2026, 11, 20))) == [("vast", 10, 30)]
     assert lines(lambda r: r.costs_by_day(since=today, until=today)) == [(today, 12, 14)]
 

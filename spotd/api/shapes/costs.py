@@ -83,9 +83,13 @@ class StrayShape(TypedDict):
 
 
 class CostShape(TypedDict):
-    """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets."""
+    """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets.
+
+    Of many jobs only the newest have a receipt here; the sums hold the `more` others, too.
+    """
 
     receipts: list[ReceiptShape]
+    more: int
     spent_usd: float
     on_demand_usd: float
     saved_usd: float

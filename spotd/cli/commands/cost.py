@@ -60,6 +60,9 @@ def cost(*, ref: str | None, output: str) -> None:
     else:
         show_table(_JOB_COLUMNS, [_job_row(receipt) for receipt in shape["receipts"]])
         stdout.line("")
+        if shape.get("more", 0):
+            older = count(shape["more"], "older job")
+            stdout.line(f"{older} not shown, but in the total: spotctl cost JOB")
         stdout.line(
             f"total: spent {dollars(shape['spent_usd'])}, on demand {dollars(shape['on_demand_usd'])}, "
             f"saved {dollars(shape['saved_usd'])}{_percent(shape['saved_usd'], shape['on_demand_usd'])}, "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 from spotd.api.shapes.costs import (
     AttemptCostShape,
@@ -17,14 +18,19 @@ from spotd.api.shapes.costs import (
 from spotd.api.words import utc_text
 from spotd.core.budgets import committed
 from spotd.core.metering import on_demand_spent, running_time, spent, spent_in_month, spent_on_day
-from spotd.core.model import Attempt, Charge, Event, Intent, JobId, World
+from spotd.core.model import Attempt, AttemptId, Event, Intent, Job, JobId, World
 from spotd.core.pricing import traffic_cost
 from spotd.core.strays import stray_cost
 from spotd.core.taking import machines_in_use
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.render import instant, usd
-from spotd.store import JobView, Reads
+from spotd.store import AttemptCost, JobView, Reads, Totals
 from spotd_providers.contract.money import as_usd
+
+FALLBACK: Final = "checkpoint.fallback"
+BILLED: Final = "attempt.billed"
+RECEIPTS_MAX: Final = 100
+"""Receipts of one answer; the sums of older jobs are in its totals."""
 
 
 class Receipts:
@@ -37,24 +43,25 @@ class Receipts:
         wanted = None if ref is None else await self._parts.find(ref)
         now = self._parts.clock.now()
 
-        def work(reads: Reads) -> list[ReceiptShape]:
-            told: defaultdict[JobId | None, list[Event]] = defaultdict(list)
-            for item in reads.events_of_kind("checkpoint.fallback", job_id=wanted):
-                told[item.event.job].append(item.event)
-            corrected: defaultdict[JobId | None, list[Event]] = defaultdict(list)
-            for item in reads.events_of_kind("attempt.billed", job_id=wanted):
-                corrected[item.event.job].append(item.event)
+        def work(reads: Reads) -> tuple[list[ReceiptShape], Totals, tuple[Intent, ...]]:
             if wanted is None:
-                views = reads.jobs()
+                # One more than are shown: jobs that go on first, since their money is still being spent.
+                active = reads.jobs(active=True)
+                room = max(0, RECEIPTS_MAX - len(active))
+                chosen = [*active[:RECEIPTS_MAX], *(reads.ended_jobs(limit=room) if room else ())]
+                views = sorted(chosen, key=lambda view: (view.submitted_at, view.id), reverse=True)
             else:
                 one = reads.job_view(wanted)
-                views = (one,) if one is not None else ()
-            return [_receipt(reads, view, told[view.id], corrected[view.id], now) for view in views]
+                views = [one] if one is not None else []
+            receipts = _receipts(reads, views, now)
+            return receipts, reads.totals(), () if wanted is not None else reads.strays()
 
-        receipts = await self._parts.read(work)
-        strays = () if wanted is not None else await self._parts.read(lambda reads: reads.strays())
+        receipts, totals, strays = await self._parts.read(work)
+        if wanted is None and totals.jobs > len(receipts):
+            return self._of_many(receipts, totals, strays, now)
         return CostShape(
             receipts=receipts,
+            more=0,
             spent_usd=sum(r["spent_usd"] for r in receipts),
             on_demand_usd=sum(r["on_demand_usd"] for r in receipts),
             saved_usd=sum(r["saved_usd"] for r in receipts),
@@ -63,6 +70,40 @@ class Receipts:
             budgets=budget_shapes(self._parts.world(), now),
             strays=_strays(strays, now),
         )
+
+    def _of_many(
+        self, receipts: list[ReceiptShape], totals: Totals, strays: tuple[Intent, ...], now: datetime
+    ) -> CostShape:
+        """The newest receipts, with the sums of all jobs: what is booked, and what still runs on a meter."""
+        world = self._parts.world()
+        running = world.attempts.values()
+        paid = totals.spent + sum(spent(a, now) - a.meter.settled for a in running)
+        compared = totals.on_demand + sum(on_demand_spent(a, now) - a.on_demand_settled for a in running)
+        return CostShape(
+            receipts=receipts,
+            more=totals.jobs - len(receipts),
+            spent_usd=as_usd(paid),
+            on_demand_usd=as_usd(compared),
+            saved_usd=as_usd(compared - paid),
+            recoveries=totals.recoveries,
+            lost_s=totals.lost.total_seconds(),
+            budgets=budget_shapes(world, now),
+            strays=_strays(strays, now),
+        )
+
+
+def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[ReceiptShape]:
+    """One receipt for each of these jobs, from a fixed number of questions however much they cost."""
+    ids = [view.id for view in views]
+    told: defaultdict[JobId | None, list[Event]] = defaultdict(list)
+    corrected: defaultdict[JobId | None, list[Event]] = defaultdict(list)
+    for item in reads.events_of_jobs((FALLBACK, BILLED), ids):
+        (told if item.event.kind == FALLBACK else corrected)[item.event.job].append(item.event)
+    attempts, costs, jobs = reads.attempts_of_jobs(ids), reads.attempt_costs(ids), reads.jobs_by_id(ids)
+    return [
+        _receipt(view, jobs.get(view.id), attempts.get(view.id, ()), costs, told[view.id], corrected[view.id], now)
+        for view in views
+    ]
 
 
 def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayShape]:
@@ -77,18 +118,21 @@ def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayShape]:
 
 
 def _receipt(
-    reads: Reads, view: JobView, fallbacks: list[Event], corrections: list[Event], now: datetime
+    view: JobView,
+    job: Job | None,
+    attempts: tuple[Attempt, ...],
+    costs: Mapping[AttemptId, AttemptCost],
+    fallbacks: list[Event],
+    corrections: list[Event],
+    now: datetime,
 ) -> ReceiptShape:
-    attempts = reads.attempts_of(view.id)
-    charges = reads.charges_of(view.id)
-    seconds = _billed(charges, attempts, now)
-    free: defaultdict[int, int] = defaultdict(int)
-    for charge in charges:
-        free[charge.attempt.number] += max(0, -charge.amount)
+    booked = {item.id.number: costs.get(item.id, AttemptCost()) for item in attempts}
+    seconds = {item.id.number: booked[item.id.number].billed + running_time(item.meter, now) for item in attempts}
+    free = {number: int(sums.free) for number, sums in booked.items()}
     for event in corrections:
         # Taken back because the provider bills less, not because it took the machine.
-        free[event.attempt or 0] += min(0, int(event.data.get("amount_microusd") or 0))
-    job = reads.job(view.id)
+        number = event.attempt or 0
+        free[number] = free.get(number, 0) + min(0, int(event.data.get("amount_microusd") or 0))
     total = sum(spent(a, now) for a in attempts)
     compared = sum(on_demand_spent(a, now) for a in attempts)
     return ReceiptShape(
@@ -116,16 +160,6 @@ def _fallback(event: Event) -> FallbackShape:
         next=None if after is None else str(after),
         at=utc_text(event.at),
     )
-
-
-def _billed(charges: Iterable[Charge], attempts: tuple[Attempt, ...], now: datetime) -> defaultdict[int, timedelta]:
-    """Machine time that was metered, by attempt: what is booked and what still runs."""
-    spans: defaultdict[int, timedelta] = defaultdict(timedelta)
-    for charge in charges:
-        spans[charge.attempt.number] += charge.end - charge.start
-    for item in attempts:
-        spans[item.id.number] += running_time(item.meter, now)
-    return spans
 
 
 def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> AttemptCostShape:

@@ -38,6 +38,35 @@ def upgrade() -> None:
     _add("cooldowns", "since")
     _add("cooldowns", "strikes", nullable=False)
     op.add_column("cooldowns", sa.Column("ends", sa.Text(), nullable=False, server_default="time"))
+    _sums()
+
+
+def _sums() -> None:
+    """Sums of the charges, for answers that need not read every one of them."""
+    op.create_table(
+        "attempt_costs",
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.Column("attempt", sa.BigInteger(), autoincrement=False, nullable=False),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in ("amount", "on_demand", "billed", "free")),
+        sa.PrimaryKeyConstraint("job_id", "attempt", name="pk_attempt_costs"),
+    )
+    op.create_table(
+        "day_costs",
+        sa.Column("day", sa.Date(), nullable=False),
+        sa.Column("provider", sa.Text(), nullable=False),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in ("amount", "on_demand")),
+        sa.PrimaryKeyConstraint("day", "provider", name="pk_day_costs"),
+    )
+    op.execute(
+        "INSERT INTO attempt_costs (job_id, attempt, amount, on_demand, billed, free) SELECT job_id, attempt, "
+        'sum(amount), sum(coalesce(on_demand, amount)), sum("end" - start), sum(max(0, -amount)) '
+        "FROM charges GROUP BY job_id, attempt"
+    )
+    op.execute(
+        "INSERT INTO day_costs (day, provider, amount, on_demand) "
+        "SELECT day, provider, sum(amount), sum(coalesce(on_demand, amount)) FROM charges GROUP BY day, provider"
+    )
+    op.create_index("ix_events_kind_job_id", "events", ["kind", "job_id"], unique=False)
 
 
 def _add(table: str, *names: str, nullable: bool = True) -> None:
