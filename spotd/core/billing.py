@@ -24,6 +24,8 @@ PROOF_STEP: Final = timedelta(minutes=2)
 """How far the newest proof of a machine may move before it is written down."""
 GAP: Final = timedelta(minutes=5)
 """After so long without a proof, a host's own word says when it lived in between."""
+LEAP: Final = 2
+"""So many times the agreed price is more likely a wrong row than a market."""
 FIXED_TOLERANCE_PPM: Final = 10_000
 """What a provider may round a bid or an on-demand price up by."""
 ENDING_TAKES: Final = timedelta(minutes=1)
@@ -153,8 +155,8 @@ def note_ceiling(draft: Draft, attempt: AttemptId, at: datetime, *, is_over: boo
 def words_over_ceiling(item: Attempt) -> str:
     """How far the machine's price is above what its job accepted; empty while it is not.
 
-    The price of a spot market moves, so one listing is believed. A bid and an on-demand price do not: a second listing
-    must state it, since one may be wrong.
+    The price of a spot market moves, so one listing is believed, but for a leap. A bid and an on-demand price do not: a
+    second listing must state it, since one may be wrong.
     """
     offer, price = item.quote.offer, item.quote.price
     total = item.meter.rate + price.upload + price.restore
@@ -163,7 +165,7 @@ def words_over_ceiling(item: Attempt) -> str:
         return ""
     is_fixed = offer.market is not Market.SPOT or offer.pays_bid
     first, last = item.over_ceiling_at, item.listed_at
-    if is_fixed and (first is None or last is None or last <= first):
+    if (is_fixed or total > LEAP * price.total) and (first is None or last is None or last <= first):
         return ""
     if is_fixed and per_gpu_now <= item.ceiling + item.ceiling * FIXED_TOLERANCE_PPM // PPM:
         return ""

@@ -263,3 +263,11 @@ def test_a_bid_that_its_provider_rounds_up_to_just_above_the_ceiling_ends_nothin
     for minutes in range(4):
         world = seen(world, InstanceState.RUNNING, NOW + minutes * MINUTE / 2, price=MicroUsdPerHour(500_001))
         assert not decide(world, market(), NOW).attempts
+
+
+def test_a_market_price_that_leaps_is_believed_when_two_listings_state_it() -> None:
+    world = world_with(AttemptState.RUNNING)
+    world = seen(world, InstanceState.RUNNING, NOW, price=MicroUsdPerHour(8 * 400_000))
+    assert not decide(world, market(), NOW).attempts, "a price of all GPUs where one was meant"
+    world = seen(world, InstanceState.RUNNING, NOW + MINUTE / 2, price=MicroUsdPerHour(8 * 400_000))
+    assert decide(world, market(), NOW + MINUTE / 2).attempts
