@@ -556,6 +556,7 @@ class HostReport:
         alive_at: when the host gave its newest sign of life, by its own clock, never after the look.
         exit_at: when the runner reported its end, by the same clock.
         uploads: bytes that each of `checkpoints` added to the store, by manifest key; all of its bytes where absent.
+        stored_bytes: all that the host wrote and the store still bills, when it was last counted.
         restored_bytes: what the host has downloaded of its checkpoint so far.
     """
 
@@ -584,6 +585,7 @@ class HostReport:
     alive_at: datetime | None = None
     exit_at: datetime | None = None
     uploads: Mapping[str, int] = field(default_factory=dict)
+    stored_bytes: int = 0
     restored_bytes: int = 0
 
 

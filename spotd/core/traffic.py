@@ -5,8 +5,8 @@ machine's time leaves of it. Uploads come in lumps: each is a debt that is paid 
 tolerance. A machine is given up when it uploads again while more than a window of debt is left, so neither one large
 checkpoint nor a few in quick succession end it, and a pace that costs more than the ceiling always does.
 
-The bytes are those of manifests whose chunks the daemon found in the store, and of checkpoints that it offered to
-restore; no figure of a host is taken further than that.
+The bytes are those of manifests whose chunks the daemon found in the store, or all that it counts there once in a while
+where that is more, and of checkpoints that it offered to restore; no figure of a host is taken further than that.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def meter_traffic(draft: Draft, attempt: AttemptId, report: HostReport) -> None:
     """Book what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
     item = draft.attempt(attempt)
     added = sum(bytes_within(report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
+    # What was uploaded for a checkpoint that never became complete is in no manifest, and was paid for.
+    added = max(added, bytes_within(report.stored_bytes) - item.uploaded_bytes)
     uploaded = min(added, MOVED_MAX - item.uploaded_bytes)
     restored = max(item.restored_bytes, _restored(item, draft.job(attempt.job), report))
     if not uploaded and restored == item.restored_bytes:

@@ -37,8 +37,25 @@ class FloodLimits:
     audit_every: timedelta = timedelta(minutes=10)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """What one host wrote: the bytes, and what of it is too much, in words; empty while it is within its limits."""
+
+    bytes: int
+    flood: str
+
+
 def audit(objects: ObjectStore, attempt: Attempt, limits: FloodLimits, *, at: datetime) -> str:
     """What the host wrote too much of, in words; empty while it is within its limits.
+
+    Raises:
+        StoreError
+    """
+    return count(objects, attempt, limits, at=at).flood
+
+
+def count(objects: ObjectStore, attempt: Attempt, limits: FloodLimits, *, at: datetime) -> Count:
+    """Count what the host wrote, up to the first limit that it is past.
 
     Raises:
         StoreError
@@ -46,15 +63,16 @@ def audit(objects: ObjectStore, attempt: Attempt, limits: FloodLimits, *, at: da
     days = max(1, -(-(at - attempt.intended_at) // _DAY))
     prefix = layout.prefix_of(attempt.id)
     size = logs = 0
-    for count, info in enumerate(objects.stored(prefix), start=1):
+    for number, info in enumerate(objects.stored(prefix), start=1):
         size += info.size
         if info.key.startswith(_LOGS, len(prefix)):
             logs += info.size
         for what, found, limit in (
-            ("objects", count, limits.objects_day),
+            ("objects", number, limits.objects_day),
             ("bytes", size, limits.bytes_day),
             ("bytes of logs", logs, limits.log_bytes_day),
         ):
             if found > limit * days:
-                return f"more than {limit * days} {what} in {days} day{'s' if days > 1 else ''}"
-    return ""
+                words = f"more than {limit * days} {what} in {days} day{'s' if days > 1 else ''}"
+                return Count(bytes=size, flood=words)
+    return Count(bytes=size, flood="")

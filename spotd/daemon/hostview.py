@@ -55,6 +55,8 @@ class HostView:
     transfers: TransferMeter = field(default_factory=TransferMeter)
     exit: Exit | None = None
     exit_at: datetime | None = None
+    stored_bytes: int = 0
+    """Of all that it wrote, when it was last counted."""
     resumed_from: str | None = None
     events_read: str = ""
     serial_known: int | None = None
@@ -195,6 +197,7 @@ def report_of(
         fallbacks=tuple(view.fallbacks),
         alive_at=None if beat is None else virtual(beat.at),
         exit_at=None if view.exit_at is None else virtual(view.exit_at),
+        stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
         restored_bytes=beat.restore.bytes_done if beat is not None and beat.restore is not None else 0,
     )

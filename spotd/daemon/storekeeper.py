@@ -30,7 +30,7 @@ import anyio.to_thread
 from spotd.core.model import Attempt, AttemptId, HostReport, Job, JobId, World
 from spotd.daemon import layout
 from spotd.daemon.beats import STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
-from spotd.daemon.flood import FloodLimits, audit
+from spotd.daemon.flood import FloodLimits, count
 from spotd.daemon.hostview import HostView, look_at_checkpoints, look_at_news, report_of, told, with_job
 from spotd.daemon.shares import Share
 from spotd.daemon.transfers import Transfer
@@ -300,7 +300,8 @@ class Storekeeper:
                 if pass_.over or pass_.trouble or view is None or not self._audit_is_due(pass_, view, attempt):
                     continue
                 try:
-                    view.flood = audit(self._objects, attempt, self._limits, at=pass_.at)
+                    counted = count(self._objects, attempt, self._limits, at=pass_.at)
+                    view.flood, view.stored_bytes = counted.flood, counted.bytes
                 except StoreUnavailable as exc:
                     pass_.trouble = str(exc)
                     return

@@ -178,3 +178,23 @@ def test_what_a_job_leaves_at_its_end_was_uploaded_as_well() -> None:
     world = applied(before, reconcile(before, listing(instance(InstanceState.RUNNING)), told, NOW))
     assert the(world).uploaded_bytes == 30 * GB
     assert spent(the(world), NOW) - spent(the(before), NOW) == 300_000
+
+
+def test_uploads_that_never_became_a_checkpoint_are_paid_for_and_end_the_machine() -> None:
+    world = uploading()
+    for number in range(1, 10):
+        at = NOW + number * 10 * MINUTE
+        told = report(seq=5 + number, phase="run", stored_bytes=number * 40 * GB)
+        told = {i: replace(r, looked_at=at) for i, r in told.items()}
+        world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), told, at))
+        assert the(world).uploaded_bytes == number * 40 * GB
+        if the(world).stop is not None:
+            break
+    assert the(world).stop is not None
+    assert number <= 3
+
+
+def test_what_is_stored_of_counted_checkpoints_is_not_counted_again() -> None:
+    world = after_saving(uploading(), 50, NOW)
+    world = after_saving(world, 1, NOW + MINUTE, stored_bytes=40 * GB)
+    assert the(world).uploaded_bytes == 51 * GB

@@ -125,3 +125,10 @@ async def test_a_flooding_attempts_grant_is_withdrawn_and_not_renewed(tmp_path: 
     assert desk.objects.head(layout.grant_key(desk.identity)) is None
     await granter.round()
     assert desk.objects.head(layout.grant_key(desk.identity)) is None
+
+
+async def test_a_count_says_how_many_bytes_the_host_has_uploaded(tmp_path: Path) -> None:
+    one, host = keeper(tmp_path, FloodLimits(audit_every=ALWAYS))
+    host.raw("data/half-a-checkpoint", b"x" * 5_000)
+    await one.look(WORLD)
+    assert (await one.look(WORLD))[ATTEMPT].stored_bytes > 5_000
