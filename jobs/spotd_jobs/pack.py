@@ -1,8 +1,9 @@
 """A working folder as one deterministic archive, so that equal content has an equal hash and is stored once.
 
-`.gitignore` files count as they do for git: nested ones, negations, and those of the repository above the folder.
-`.git` never travels. Links may point around inside the folder but not out of it, since what they point to would be
-missing, or somebody else's, on the host.
+`.gitignore` files count as they do for git: nested ones, negations, and those of the repository above the folder; so do
+`.spotdignore` files, whose rules come after those of the `.gitignore` beside them. What is likely to hold keys is
+refused unless it is included by name. `.git` never travels. Links may point around inside the folder but not out of
+it, since what they point to would be missing, or somebody else's, on the host.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from spotd_jobs.secretnames import HEAD_BYTES, holds_keys
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 _NEVER: Final = ".git"
 _RULES: Final = ".gitignore"
+_OWN_RULES: Final = ".spotdignore"
+_NAMED_MAX: Final = 10
 _COMPRESSION: Final = 6
 _FILES_MAX: Final = 100_000
 
@@ -62,23 +67,29 @@ class _Rules:
     spec: GitIgnoreSpec
 
 
-def pack(workdir: Path, *, bytes_max: int) -> Packed:
+def pack(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> Packed:
     """The folder's content as an archive that depends on names, contents, links and the executable bit only.
 
+    Args:
+        include: files and folders, relative to the workdir, that travel in any case: ignored ones, and such as are
+            likely to hold keys.
+
     Raises:
-        PackError: no such folder, nothing in it, more than `bytes_max` bytes, an unreadable file, or a link that
-            leads out of it.
+        PackError: no such folder, nothing in it, more than `bytes_max` bytes, an unreadable file, a link that leads
+            out of it, or files that are likely to hold keys and were not included.
     """
     if not workdir.is_dir():
         what = "is not a folder" if workdir.exists() else "does not exist"
         raise PackError(f"the workdir {workdir} {what}", hint="set workdir to the folder that holds the code")
-    members = list(_walk(workdir))
+    wanted = [_included(workdir, name) for name in include]
+    members = sorted({**dict(_walk(workdir)), **_all_below(workdir, wanted)}.items())
     skipped = tuple(name for name, mode in members if not _travels(mode))
     files = sorted((name, mode) for name, mode in members if _travels(mode))
     if not any(not stat.S_ISDIR(mode) for _, mode in files):
         raise PackError(
             f"the workdir {workdir} holds nothing to pack", hint=f"check its {_RULES}, or leave workdir out"
         )
+    _refuse_keys(workdir, files, wanted)
     _refuse_too_much(workdir, files, bytes_max)
     buffer = io.BytesIO()
     left = bytes_max
@@ -149,10 +160,70 @@ def _rules_above(workdir: Path) -> tuple[str, list[_Rules]]:
     return f"{folder.relative_to(top).as_posix()}/", rules
 
 
+def _included(workdir: Path, name: str) -> str:
+    """The name, as the archive has it.
+
+    Raises:
+        PackError: there is no such file or folder in the workdir.
+    """
+    parts = [part for part in name.split("/") if part not in {"", "."}]
+    if not parts or ".." in parts or name.startswith("/") or not os.path.lexists(workdir / "/".join(parts)):
+        raise PackError(f"{name} is to be included, and is not in {workdir}", hint="write its path inside the workdir")
+    return "/".join(parts)
+
+
+def _all_below(workdir: Path, wanted: Sequence[str]) -> dict[str, int]:
+    """Path and mode of these, of everything below them, and of the folders above them."""
+    found: dict[str, int] = {}
+    waiting = list(wanted)
+    while waiting:
+        name = waiting.pop()
+        mode = (workdir / name).lstat().st_mode
+        found[name] = mode
+        if stat.S_ISDIR(mode):
+            waiting += [f"{name}/{entry.name}" for entry in os.scandir(workdir / name) if entry.name != _NEVER]
+        parts = name.split("/")
+        for length in range(1, len(parts)):
+            above = "/".join(parts[:length])
+            found[above] = (workdir / above).lstat().st_mode
+    return found
+
+
+def _refuse_keys(workdir: Path, files: list[tuple[str, int]], wanted: Sequence[str]) -> None:
+    found = [
+        name
+        for name, mode in files
+        if not stat.S_ISDIR(mode)
+        and not any(name == one or name.startswith(f"{one}/") for one in wanted)
+        and holds_keys(name, lambda path=workdir / name, mode=mode: _head(path, mode))  # type: ignore[misc]  # mypy cannot type a lambda's defaults
+    ]
+    if not found:
+        return
+    named = ", ".join(found[:_NAMED_MAX]) + (f" and {len(found) - _NAMED_MAX} more" if len(found) > _NAMED_MAX else "")
+    raise PackError(
+        f"the workdir {workdir} holds what looks like keys, and would send them to a rented machine: {named}",
+        hint=f"ignore them in a {_OWN_RULES} or {_RULES}, hand values over with --secret NAME, or send a file all the"
+        f" same with --include {found[0]}",
+    )
+
+
+def _head(path: Path, mode: int) -> bytes:
+    if not stat.S_ISREG(mode):
+        return b""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""  # packing it will say so
+
+
 def _rules_in(folder: Path, base: str) -> list[_Rules]:
+    return [*_rules_of(folder / _RULES, base), *_rules_of(folder / _OWN_RULES, base)]
+
+
+def _rules_of(path: Path, base: str) -> list[_Rules]:
     from pathspec import GitIgnoreSpec  # the client must start without it
 
-    path = folder / _RULES
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

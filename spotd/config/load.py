@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from spotd import paths
-from spotd.config.credentials import others_may_read, resolve_credential
+from spotd.config.credentials import CredentialRef, others_may_read, resolve_credential
 from spotd.config.model import (
     NOT_YET,
     SECTIONS,
@@ -249,7 +249,7 @@ def _contradictions(config: Config) -> list[Problem]:
 
 def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> list[Problem]:
     """What does not stop the daemon: secrets that others can read, and enabled providers without a usable key."""
-    warnings = []
+    warnings = _open_secrets(config, path)
     for provider in config.providers:
         ref = provider.common.api_key
         key = key_path((_PROVIDERS, provider.name, "api_key"))
@@ -259,15 +259,49 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
                 hint = f"write api_key = {own}, or enabled = false"
                 warnings.append(Problem(key=key, message="is missing, so nothing can be launched there", hint=hint))
             continue
-        if ref.inline is not None and path is not None and others_may_read(path):
-            hint = f"chmod 600 {path}, or write api_key = {own}"
-            warnings.append(Problem(key=key, message="is a secret in a file that other users can read", hint=hint))
         if provider.common.enabled:
             try:
                 resolve_credential(ref, environ=environ)
             except BadValue as exc:
                 warnings.append(Problem(key=key, message=str(exc), hint=exc.hint))
     return warnings
+
+
+def _open_secrets(config: Config, path: Path | None) -> list[Problem]:
+    """Every secret that stands in a file which other users can read, whichever section names it."""
+    tables: list[tuple[tuple[str, ...], object]] = [
+        (("daemon",), config.daemon),
+        (("store",), config.store),
+        (("budget",), config.budget),
+    ]
+    for provider in config.providers:
+        tables += [((_PROVIDERS, provider.name), provider.common), ((_PROVIDERS, provider.name), provider.settings)]
+    warnings = []
+    for place, table in tables:
+        for where, value in _secrets_in(table, place):
+            kept = path if not isinstance(value, CredentialRef) or value.inline is not None else _file_of(value)
+            if kept is None or not others_may_read(kept):
+                continue
+            hint = f"chmod 600 {kept}"
+            if kept == path:
+                variable = "_".join(where[1:] if where[0] == _PROVIDERS else ("spotd", *where)).upper()
+                hint += f', or write {where[-1]} = {{ env = "{variable}" }}'
+            message = "is a secret in a file that other users can read"
+            warnings.append(Problem(key=key_path(where), message=message, hint=hint))
+    return warnings
+
+
+def _secrets_in(table: object, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], CredentialRef | SecretStr]]:
+    for name in type(table).model_fields if isinstance(table, BaseModel) else ():
+        value = getattr(table, name)
+        if isinstance(value, CredentialRef | SecretStr):
+            yield (*place, name), value
+        elif isinstance(value, BaseModel):
+            yield from _secrets_in(value, (*place, name))
+
+
+def _file_of(ref: CredentialRef) -> Path | None:
+    return None if ref.file is None else Path(ref.file).expanduser()
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, ...], tuple[str, Any]]:

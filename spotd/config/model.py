@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationInfo
 
 from spotd.config.credentials import CredentialRef
 from spotd.config.values import Bytes, CeilingPrice, DayBytes, DayLogBytes, FeePpm, Interval, Money, Scale, hinted
+from spotd_jobs.objects.endpoints import is_private
 from spotd_providers.contract.provider import ProviderPlugin
 
 INSTALL_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,22}[a-z0-9]|[a-z0-9]"
@@ -148,9 +149,14 @@ class StoreSection(Section):
     @field_validator("endpoint_url", "grants_endpoint_url")
     @classmethod
     def _endpoint_is_a_url(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None or (urlsplit(value).scheme in {"http", "https"} and urlsplit(value).hostname):
+        way_out = f'write {info.field_name} = "https://..."'
+        if value is None:
             return value
-        raise hinted("is no URL", f'write {info.field_name} = "https://..."')
+        if urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).hostname:
+            raise hinted("is no URL", way_out)
+        if not is_private(value):
+            raise hinted("is plain http, by which the secrets of every job would travel", way_out)
+        return value
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> StoreSection:

@@ -393,6 +393,51 @@ def test_an_inline_secret_is_warned_of_where_others_can_read_it_and_never_shown(
     assert "hunter2" not in repr(warning)
 
 
+def test_every_secret_in_a_file_that_others_can_read_is_warned_of_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hunter2")
+    text = f"""
+[store]
+url = "s3://bucket/prefix"
+access_key = "hunter2"
+secret_key = "hunter2"
+signer_access_key = {{ env = "A" }}
+signer_secret_key = "hunter2"
+[providers.market]
+api_key = {{ file = "{tmp_path}/key" }}
+"""
+    (tmp_path / "key").chmod(0o600)
+    assert read(tmp_path, text).warnings == ()
+    (tmp_path / "key").chmod(0o640)
+    (tmp_path / "config.toml").chmod(0o604)
+    warnings = load(tmp_path / "config.toml", environ=NOWHERE, plugins=TwoPlugins()).warnings
+    assert [warning.key for warning in warnings] == [
+        "store.access_key",
+        "store.secret_key",
+        "store.signer_secret_key",
+        "providers.market.api_key",
+    ]
+    assert "SPOTD_STORE_SECRET_KEY" in warnings[1].hint
+    assert f"chmod 600 {tmp_path}/key" in warnings[3].hint
+    assert "hunter2" not in repr(warnings)
+
+
+@pytest.mark.parametrize("key", ["endpoint_url", "grants_endpoint_url"])
+@pytest.mark.parametrize(
+    "url", ["http://minio.lan:9000", "http://192.168.1.5:9000", "http://0.0.0.0:1", "http://127.0.0.1.evil.example"]
+)
+def test_a_store_by_plain_http_is_refused_since_job_secrets_travel_there(tmp_path: Path, key: str, url: str) -> None:
+    with pytest.raises(ConfigError, match="secrets of every job") as refused:
+        read(tmp_path, f'[store]\nurl = "s3://bucket/p"\n{key} = "{url}"\n')
+    assert "https://" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8333", "http://[::1]:8333", "http://localhost:9000", "https://x.lan"]
+)
+def test_a_store_with_tls_or_on_this_computer_is_in_order(tmp_path: Path, url: str) -> None:
+    assert read(tmp_path, f'[store]\nurl = "s3://bucket/p"\nendpoint_url = "{url}"\n').config.store.endpoint_url == url
+
+
 def test_installed_providers_are_found_by_entry_point_and_a_missing_one_lists_them() -> None:
     plugins = InstalledPlugins()
     assert "local" in plugins.names()

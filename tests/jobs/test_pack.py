@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,64 @@ def test_sockets_and_pipes_are_left_out_and_named(tmp_path: Path, monkeypatch: p
         packed = pack(tmp_path, bytes_max=MUCH)
     assert names(packed) == ["a.py"]
     assert packed.skipped == ("pipe", "sock")
+
+
+KEYS = [
+    ".env", ".env.local", "conf/prod.env", ".ssh/id_rsa", ".ssh/config", "id_ed25519", "deploy/id_rsa_backup",
+    ".aws/credentials", ".netrc", ".git-credentials", "server.key", "cert.p12", ".kube/config", "kubeconfig",
+    ".config/gcloud/application_default_credentials.json", ".azure/accessTokens.json", ".docker/config.json",
+    ".huggingface/token", ".ENV", "Id_RSA", ".streamlit/secrets.toml",
+]  # fmt: skip
+BY_CONTENT = {
+    "k.pem": "-----BEGIN RSA PRIVATE KEY-----\nx",
+    "odd-name": "-----BEGIN OPENSSH PRIVATE KEY-----\nx",
+    ".npmrc": "//registry/:_authToken=abc",
+    ".pypirc": "[pypi]\npassword = abc",
+    "pip.conf": "[global]\nindex-url = https://me:word@host/simple",
+    "sa.json": '{"type": "service_account", "private_key": "-----"}',
+}
+HARMLESS = {
+    ".env.example": "A=", "id_rsa.pub": "ssh-rsa", "ca.pem": "-----BEGIN CERTIFICATE-----\n", ".npmrc": "a=true",
+    "pip.conf": "[global]\nindex-url = https://host/simple", "data.json": "{}", "environment.yml": "x", "key.py": "x",
+    "tokenizer.json": "{}", "keys/readme.txt": "x", "monkey": "x",
+}  # fmt: skip
+
+
+def _with(tmp_path: Path, files: Mapping[str, str]) -> Path:
+    for name, text in {"train.py": "x", **files}.items():
+        (tmp_path / "w" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "w" / name).write_text(text)
+    return tmp_path / "w"
+
+
+@pytest.mark.parametrize(("name", "text"), [*((name, "x") for name in KEYS), *BY_CONTENT.items()])
+def test_what_looks_like_a_key_travels_only_where_it_is_included_by_name(tmp_path: Path, name: str, text: str) -> None:
+    folder = _with(tmp_path, {name: text})
+    with pytest.raises(PackError) as refused:
+        pack(folder, bytes_max=MUCH)
+    assert name in str(refused.value)
+    assert f"--include {name}" in refused.value.hint
+    assert ".spotdignore" in refused.value.hint
+    assert name in names(pack(folder, bytes_max=MUCH, include=[name]))
+    (folder / ".spotdignore").write_text(f"/{name}\n")
+    assert name not in names(pack(folder, bytes_max=MUCH))
+    assert name in names(pack(folder, bytes_max=MUCH, include=[name])), "included is included, also where it is ignored"
+
+
+def test_harmless_files_of_similar_names_travel_without_a_word(tmp_path: Path) -> None:
+    folder = _with(tmp_path, HARMLESS)
+    assert set(HARMLESS) <= set(names(pack(folder, bytes_max=MUCH)))
+
+
+def test_many_keys_are_named_in_one_refusal_and_a_folder_includes_all_below_it(tmp_path: Path) -> None:
+    folder = _with(tmp_path, {f".ssh/id_rsa{number}": "x" for number in range(30)})
+    with pytest.raises(PackError, match="and 20 more"):
+        pack(folder, bytes_max=MUCH)
+    assert len(names(pack(folder, bytes_max=MUCH, include=[".ssh/"]))) == 31
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", "none", "a/../../x"])
+def test_only_what_is_in_the_workdir_can_be_included(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    with pytest.raises(PackError, match="is to be included, and is not in"):
+        pack(_with(tmp_path, {}), bytes_max=MUCH, include=[name])

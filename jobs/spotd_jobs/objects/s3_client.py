@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import StoreError
+from spotd_jobs.objects.endpoints import is_private
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -87,11 +88,16 @@ def s3_client(place: S3Place, access_key: str | None, secret_key: str | None) ->
     """A client that behaves the same in front of every maker's store.
 
     Raises:
-        StoreError: boto3 is not installed.
+        StoreError: boto3 is not installed, or what is sent would be open to everybody on the way.
     """
     client: S3Client = _session(place, access_key, secret_key).client(
         "s3", region_name=_region(place), endpoint_url=place.endpoint_url, config=_config(place)
     )
+    # Not only from the config: boto3 takes an address from its environment, too.
+    if not is_private(client.meta.endpoint_url):
+        raise StoreError(
+            f"{place} is reached by plain http, by which the secrets of every job would travel; use an https:// address"
+        )
     return client
 
 

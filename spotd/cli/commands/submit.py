@@ -92,6 +92,9 @@ def _job_options(function: F) -> F:
 @click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the job; may be repeated.")
 @click.option("--secret", "secret", multiple=True, metavar="NAME", help="Secret, read from this environment.")
 @click.option("--secret-file", type=click.Path(path_type=Path), metavar="FILE", help="Secrets as NAME=value lines.")
+@click.option(
+    "--include", multiple=True, metavar="PATH", help="Send this file of the workdir although it looks like a key."
+)
 @click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -130,7 +133,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
     if not given["yes"] and stderr.can_ask() and not stderr.ask("submit this job?"):
         stderr.note("nothing was submitted")
         return ExitCode.INTERRUPTED
-    code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]))
+    code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]), given["include"])
     job = _submitted(daemon, draft, code, secrets, resume_from)
     return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
 
@@ -190,14 +193,14 @@ def _lowest(plan: PlanShape) -> str:
     return f": the lowest is ${price(min(prices))} per GPU-hour" if prices else f": {plan['verdict']}"
 
 
-def _upload(daemon: Daemon, workdir: Path) -> str:
+def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
     """The hash under which the store holds the packed workdir."""
     from spotd_jobs.pack import PackError, pack
 
     if stderr.is_terminal():
         stderr.note(f"packing {workdir}")
     try:
-        packed = pack(workdir, bytes_max=CODE_BYTES_MAX)
+        packed = pack(workdir, bytes_max=CODE_BYTES_MAX, include=include)
     except PackError as exc:
         raise CommandFailed(str(exc), code=ExitCode.USAGE, hint=exc.hint) from exc
     if packed.skipped:
