@@ -112,6 +112,11 @@ class AwsProvider:
         return PROVIDER
 
     @property
+    def requests_sent(self) -> int:
+        """Calls to AWS since it was opened; a few of them may have been sent twice by Amazon's own client."""
+        return self._sdk.requests_sent
+
+    @property
     def capabilities(self) -> Mapping[Power, Capability]:
         for region in self._regions.values():
             if region.scores.is_refused:

@@ -56,6 +56,7 @@ class Sdk:
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
         self._session = _session(settings, credential)
+        self.requests_sent = 0
 
     async def call(self, service: str, region: str, operation: str, **params: Any) -> Mapping[str, Any]:
         """AWS's answer.
@@ -65,6 +66,7 @@ class Sdk:
             AnswerLost: the request left, and what came back proves nothing.
             AuthFailed, RequestRejected, Unavailable: it never left.
         """
+        self.requests_sent += 1
         try:
             return await self._threads.run(
                 partial(self._invoke, service, region, operation, params), timeout_s=CALL_TIMEOUT_S

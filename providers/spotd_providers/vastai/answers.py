@@ -23,6 +23,8 @@ RETRY_AFTER_MAX: Final = timedelta(days=1)
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
 _AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
 _ABOUT_THE_KEY: Final = re.compile(r"api key|user key|permission|scope|login|log in|auth|access denied")
+_TWO_FACTOR: Final = re.compile(r"(?i)lacks proper privileges|two[ -]factor")
+"""Said of a key that may search and nothing else, since it is older than the account's second factor."""
 _WORD: Final = re.compile(r"[a-z][a-z0-9_]{2,40}")
 
 
@@ -78,6 +80,11 @@ def raise_for(
     code = word if _WORD.fullmatch(word) else ""
     said = _text(fields.get("msg")) or _text(fields.get("detail")) or ("" if code else word)
     detail = quoted(said or ("" if fields else answer.text[:TEXT_CHARS_MAX]))
+    if _TWO_FACTOR.search(said):
+        raise AuthFailed(
+            "vast.ai wants a key that was made in a session with two-factor login; make a new one after such a login:"
+            f" {detail}"
+        )
     if answer.status == 429:
         raise too_many(answer, code=code, detail=detail, endpoint=endpoint, penalty=penalty, now=now, rng=rng)
     explained = purchase and bool(code or said) and _ABOUT_THE_KEY.search(f"{code} {said}".lower()) is None

@@ -65,7 +65,6 @@ _IMAGE_FAILURES: Final = (
     "no such image",
     "no matching manifest",
     "invalid reference format",
-    "exec format error",
 )
 _NOT_IN_THE_IMAGE: Final = re.compile(r"exec: .{0,200}(executable file not found|no such file or directory|permission)")
 _FROM_DOCKER: Final = "error response from daemon"

@@ -206,6 +206,9 @@ class VastApi:
             self.cloud.stop(contract_id)
         elif fields.get("state") == "running":
             self.cloud.start(contract_id)
+            if not self.cloud.existing(contract_id).holds_gpu:
+                # It may start later by itself, and bill.
+                return {"success": True, "msg": "Required resources are currently unavailable, state change queued."}
         elif isinstance(fields.get("label"), str):
             self.cloud.existing(contract_id).label = fields["label"]
         else:

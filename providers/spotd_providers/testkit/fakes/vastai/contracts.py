@@ -100,6 +100,8 @@ def status_words(contract: Contract, *, silent: bool, scheduling: bool) -> dict[
         case Phase.FAILED:
             actual = "created" if contract.failure is Failure.OCI else "loading"
             message = contract.failure.value if contract.failure else None
+            if contract.failure is Failure.OCI:
+                contract_word, wanted = "stopped", "stopped"  # the service gives up by itself, as recorded
         case Phase.FROZEN:
             actual, wanted = "frozen", "frozen"
         case Phase.GONE:
