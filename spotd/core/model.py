@@ -582,6 +582,8 @@ class HostReport:
     outputs_bytes: int = 0
     outputs_problem: str = ""
     """What of the outputs is not there, in words."""
+    outputs_lost: int = 0
+    """How many files of them the host could not store."""
     alive_at: datetime | None = None
     exit_at: datetime | None = None
     uploads: Mapping[str, int] = field(default_factory=dict)

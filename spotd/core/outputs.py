@@ -12,7 +12,7 @@ def pin_outputs(draft: Draft, attempt: AttemptId, report: HostReport) -> Outputs
     """Record on the job which manifest its outputs are, and what of them is not there."""
     job = draft.job(attempt.job)
     problem = report.outputs_problem
-    if report.outputs_sha256 is None and not job.spec.outputs:
+    if report.outputs_sha256 is None and not job.spec.outputs and not report.outputs_lost:
         problem = ""  # none were asked for
     outputs = Outputs(attempt=attempt.number, sha256=report.outputs_sha256, bytes=report.outputs_bytes, problem=problem)
     draft.put_job(replace(job, outputs=outputs))

@@ -5,7 +5,7 @@ Whatever the host, or any other, writes there later is not what the job made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -32,6 +32,8 @@ class OutputsSeen:
     sha256: str | None = None
     bytes: int = 0
     problem: str = ""
+    lost: int = 0
+    """Outputs that the host says there were and that it could not store."""
 
 
 def outputs_of(objects: ObjectStore, attempt: Attempt) -> OutputsSeen:
@@ -54,6 +56,15 @@ def outputs_of(objects: ObjectStore, attempt: Attempt) -> OutputsSeen:
     if isinstance(verdict, Refused):
         return OutputsSeen(problem=f"their manifest cannot be read: {verdict.reason}")
     return _judged(objects, verdict)
+
+
+def with_lost(seen: OutputsSeen, lost: int) -> OutputsSeen:
+    """The same, with what the host itself says that it could not store."""
+    if not lost:
+        return seen
+    sentence = f"{lost} file{'s' if lost > 1 else ''} could not be stored by the machine"
+    known = seen.problem if seen.problem != NONE_STORED else ""
+    return replace(seen, lost=lost, problem=f"{known}; {sentence}" if known else sentence)
 
 
 def _judged(objects: ObjectStore, found: AcceptedManifest) -> OutputsSeen:

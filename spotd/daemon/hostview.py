@@ -16,7 +16,7 @@ from typing import Final
 from spotd.core.model import Attempt, Checkpoint, ExitCause, Fallback, HostReport, Job
 from spotd.daemon.hostevents import read_events, read_heartbeat
 from spotd.daemon.hostmanifests import MISSING_LOOKS_MAX, Lacking, read_manifests
-from spotd.daemon.hostoutputs import OutputsSeen, outputs_of
+from spotd.daemon.hostoutputs import OutputsSeen, outputs_of, with_lost
 from spotd.daemon.proved import ProvedChunks
 from spotd.daemon.shares import Ration, Share
 from spotd.daemon.transfers import TransferMeter
@@ -160,7 +160,7 @@ def look_at_checkpoints(
     read_manifests(objects, view, attempt, job, share, at=at, virtual=virtual)
     ended = view.exit
     if ended is not None and not view.behind and view.outputs is None and ended.outcome is Outcome.SUCCEEDED:
-        view.outputs = outputs_of(objects, attempt)
+        view.outputs = with_lost(outputs_of(objects, attempt), ended.outputs_lost)
     view.notes += view.ration.folded(at, is_end=ended is not None and not view.behind)
     view.unfinished = view.left or view.behind
     view.first_look = False
@@ -192,6 +192,7 @@ def report_of(
         outputs_sha256=outputs.sha256,
         outputs_bytes=outputs.bytes,
         outputs_problem=outputs.problem,
+        outputs_lost=outputs.lost,
         notice_at=None if notice is None else _near(virtual(notice.at), at) if notice.at is not None else at,
         notes=tuple(view.notes),
         fallbacks=tuple(view.fallbacks),
