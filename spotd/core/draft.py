@@ -98,6 +98,8 @@ class Draft:
         self._wake_at: datetime | None = None
         self._look_again: set[ProviderName] = set()
         self._look_closer: set[AttemptId] = set()
+        self.listed_at: Mapping[ProviderName, datetime] = {}
+        """The instants of the listings that are being taken in."""
         self._contained: list[Contained] = []
         self._undo: list[Callable[[], object]] = []
 

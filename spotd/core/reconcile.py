@@ -104,6 +104,7 @@ def _reconcile(
             step = partial(absorb, draft, attempt.id, report)
             contain(draft, attempt.id.job, step, f"what the host of attempt {attempt.id.number} wrote cannot be judged")
     listings, held = _usable(draft, listings)
+    draft.listed_at = {provider: listing.at for provider, listing in listings.items()}
     sighted = _by_key(listings)
     for attempt in draft.attempts():
         _judge_alone(draft, attempt, listings.get(attempt.provider), sighted, reports.get(attempt.id), held)
@@ -216,7 +217,7 @@ def _judge(
     if mine is not None and item.ref is None:
         _adopt(draft, attempt_id, mine)
     if mine is not None and (mine.state is InstanceState.GONE or not _outdated(draft, item, listing)):
-        _observe(draft, attempt_id, mine, draft.now if listing is None else listing.at)
+        _observe(draft, attempt_id, mine)
     item = draft.attempt(attempt_id)
     if item.state.counts and report is not None and report.exit_cause is not None:
         exited(draft, attempt_id, report)
@@ -311,9 +312,10 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         draft.owe_termination(mine.ref, mine.key, attempt_id, why="it was launched after its attempt had ended")
 
 
-def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance, at: datetime) -> None:
+def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     """What the listing says of a machine we know: price, notice, whether it can still compute."""
     item = draft.attempt(attempt_id)
+    at = draft.listed_at.get(item.provider, draft.now)
     if not item.ever_listed or item.missing_since is not None:
         item = replace(item, ever_listed=True, missing_since=None)
         draft.put_attempt(item)

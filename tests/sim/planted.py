@@ -200,7 +200,7 @@ def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def everything_is_ours() -> AbstractContextManager[None]:
-    return patched((reconcile, "key_belongs_to", lambda _install, _key: True))
+    return patched((reconcile, "is_own_key", lambda _policy, _key: True))
 
 
 def paused_is_gone() -> AbstractContextManager[None]:
