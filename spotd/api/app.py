@@ -20,6 +20,7 @@ from starlette.routing import Route
 from spotd.api.answers import INTERNAL, TooLarge, error_body, json_response, refusal_response
 from spotd.api.backend import Backend, Invalid, Refusal, RefusalCode, Submission, Unavailable
 from spotd.api.parameters import (
+    read_anyway,
     read_budget_change,
     read_draft,
     read_event_query,
@@ -242,8 +243,8 @@ class _Api:
         return self._reply({"job": await self._ask(lambda: self._backend.cancel(ref))})
 
     async def retry(self, request: Request) -> Response:
-        ref = request.path_params["ref"]
-        return self._reply({"job": await self._ask(lambda: self._backend.retry(ref))})
+        ref, anyway = request.path_params["ref"], read_anyway(request)
+        return self._reply({"job": await self._ask(lambda: self._backend.retry(ref, anyway=anyway))})
 
     async def set_budget(self, request: Request) -> Response:
         change = read_budget_change(await read_json(request, {"budget"}))

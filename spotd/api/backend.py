@@ -272,11 +272,14 @@ class Backend(Protocol):
         """
         ...
 
-    async def retry(self, ref: str) -> JobShape:
+    async def retry(self, ref: str, *, anyway: bool = False) -> JobShape:
         """A final job is queued again and will resume from its newest checkpoint.
 
+        Args:
+            anyway: also where it succeeded, or where its machine said so.
+
         Raises:
-            StateConflict: it is not final, or succeeded.
+            StateConflict: it is not final, or succeeded and `anyway` is not set, or its secrets are gone.
         """
         ...
 

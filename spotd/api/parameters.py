@@ -153,6 +153,12 @@ def _flag(request: Request, name: str) -> bool:
     return text == "1"
 
 
+def read_anyway(request: Request) -> bool:
+    """Whether a job is to be queued again although it succeeded."""
+    without_unknown(request, ("anyway",))
+    return _flag(request, "anyway")
+
+
 def read_job_query(request: Request) -> JobQuery:
     without_unknown(request, ("state", "active", "limit"))
     limit = _count(request, "limit", 1000, least=1)

@@ -64,8 +64,8 @@ class Daemon:
     def cancel(self, ref: str) -> dict[str, Any]:
         return self._transport.json("POST", _job(ref, "cancel"))
 
-    def retry(self, ref: str) -> dict[str, Any]:
-        return self._transport.json("POST", _job(ref, "retry"))
+    def retry(self, ref: str, *, anyway: bool = False) -> dict[str, Any]:
+        return self._transport.json("POST", _job(ref, "retry"), query={"anyway": 1} if anyway else None)
 
     def set_budget(self, ref: str, budget: str) -> dict[str, Any]:
         return self._transport.json("POST", _job(ref, "budget"), body={"budget": budget})

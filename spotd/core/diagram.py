@@ -41,7 +41,7 @@ def page() -> str:
             "",
             "## Jobs",
             "",
-            "Final states lead only back to `QUEUED`, by `spotctl retry`.",
+            "Final states lead only back to `QUEUED`, by `spotctl retry` (`SUCCEEDED` by `spotctl retry --anyway`).",
             "",
             "```mermaid",
             mermaid(JobState.QUEUED, JOB_TRANSITIONS),

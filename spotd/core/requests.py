@@ -98,5 +98,6 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
             exit_code=None,
         )
     )
-    draft.move_job(job.id, JobState.QUEUED, "queued again by its owner", kind="job.retried")
+    although = ", although it had succeeded" if job.state is JobState.SUCCEEDED else ""
+    draft.move_job(job.id, JobState.QUEUED, f"queued again by its owner{although}", kind="job.retried")
     return draft.plan()

@@ -24,6 +24,8 @@ from spotd.core.model import AttemptId, Checkpoint, Fallback, Job, Plan, World
 from spotd_jobs.spec.model import MetricBest
 
 FALLBACKS: Final = lineage.CHOICES
+DROPPED_SAID_MAX: Final = 10
+"""More than so many that go at once are told in one line."""
 REMEMBERED: Final = 50
 """How many checkpoints one attempt can have on the list: how many a host publishes is a stranger's choice."""
 
@@ -89,17 +91,26 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
         if len(stay) == len(job.checkpoints):
             continue
         draft.put_job(replace(job, checkpoints=stay))
-        for checkpoint in job.checkpoints:
-            if checkpoint not in stay:
-                draft.event(
-                    "checkpoint.dropped",
-                    f"checkpoint {checkpoint.name} is not kept any longer: {len(stay)} others are",
-                    job=job.id,
-                    name=checkpoint.name,
-                    step=checkpoint.step,
-                    bytes=checkpoint.bytes,
-                    of_attempt=checkpoint.attempt,
-                )
+        dropped = [checkpoint for checkpoint in job.checkpoints if checkpoint not in stay]
+        if len(dropped) > DROPPED_SAID_MAX:
+            draft.event(
+                "checkpoint.dropped",
+                f"{len(dropped)} checkpoints are not kept any longer: {len(stay)} others are",
+                job=job.id,
+                count=len(dropped),
+                bytes=sum(checkpoint.bytes for checkpoint in dropped),
+            )
+            continue
+        for checkpoint in dropped:
+            draft.event(
+                "checkpoint.dropped",
+                f"checkpoint {checkpoint.name} is not kept any longer: {len(stay)} others are",
+                job=job.id,
+                name=checkpoint.name,
+                step=checkpoint.step,
+                bytes=checkpoint.bytes,
+                of_attempt=checkpoint.attempt,
+            )
     return draft.plan()
 
 

@@ -133,12 +133,13 @@ JOB_TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
         }
     ),
     JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED}),
-    JobState.SUCCEEDED: frozenset(),
+    JobState.SUCCEEDED: frozenset({JobState.QUEUED}),
     JobState.FAILED: frozenset({JobState.QUEUED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
     JobState.EXPIRED: frozenset({JobState.QUEUED}),
 }
-"""Final states lead only back to QUEUED, by `spotctl retry`. Every other one leads to FAILED, by a quarantine."""
+"""Final states lead only back to QUEUED, by `spotctl retry`, a success only with `--anyway`; all others to FAILED,
+by a quarantine."""
 
 ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = {
     AttemptState.INTENDED: frozenset(

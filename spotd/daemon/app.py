@@ -40,6 +40,7 @@ from spotd.daemon.granter import Granter
 from spotd.daemon.grants import Grants, RunnerBundle
 from spotd.daemon.historian import Historian
 from spotd.daemon.hosting import Hosting
+from spotd.daemon.housekeeping import Housekeeping
 from spotd.daemon.ids import JobIds
 from spotd.daemon.install import new_identity, require_same_install, this_holder
 from spotd.daemon.leasing import Leasing
@@ -164,6 +165,7 @@ class App:
             group.start_soon(daemon.surveyor.run, name="survey")
             group.start_soon(daemon.brain.run, name="brain")
             group.start_soon(daemon.retention.run, name="retention")
+            group.start_soon(daemon.housekeeping.run, name="housekeeping")
             group.start_soon(daemon.historian.run, name="history")
             group.start_soon(daemon.bills.run, name="bills")
             daemon.hosting.start(group)
@@ -320,6 +322,7 @@ class _Daemon:
             look_at=leasing.look_at,
         )
         self.brain.only_reconciles = True
+        self.housekeeping = Housekeeping(database, clock=clock, log=logs.get("housekeeping"))
         self.retention = Retention(
             objects,
             commits=commits,

@@ -5,11 +5,12 @@ Whatever the host, or any other, writes there later is not what the job made.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from spotd.core.model import Attempt
+from spotd.core.model import Attempt, AttemptId, Outputs
 from spotd.daemon import layout
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.manifest import (
@@ -71,8 +72,8 @@ def _judged(objects: ObjectStore, found: AcceptedManifest) -> OutputsSeen:
     if found.kind is not ManifestKind.OUTPUTS:
         return OutputsSeen(problem="their manifest cannot be read: it is no manifest of outputs")
     lacking = _lacking(objects, found)
-    problem = f"{lacking} of {len(found.chunk_keys)} pieces of them are not in the store" if lacking else ""
-    return OutputsSeen(sha256=found.sha256, bytes=found.bytes, problem=problem)
+    absent = f"{lacking} of {len(found.chunk_keys)} pieces of them are not in the store" if lacking else ""
+    return OutputsSeen(sha256=found.sha256, bytes=found.bytes, problem=absent)
 
 
 def _lacking(objects: ObjectStore, found: AcceptedManifest) -> int:
@@ -88,3 +89,36 @@ def _lacking(objects: ObjectStore, found: AcceptedManifest) -> int:
 
 def _is_it(info: StoredObject, size: int | None) -> bool:
     return size is not None and info.size == size
+
+
+def pinned_manifest(objects: ObjectStore, attempt: AttemptId, pinned: Outputs) -> AcceptedManifest | None:
+    """The manifest of this very hash, also where it was written over in a store that keeps versions.
+
+    Raises:
+        StoreUnavailable
+    """
+    key = layout.outputs_key(attempt)
+    data = read_outputs(objects, key, None)
+    if data is None or hashlib.sha256(data).hexdigest() != pinned.sha256:
+        first = objects.first_versions(key).get(key)
+        data = None if first is None else read_outputs(objects, key, first)
+    if data is None or hashlib.sha256(data).hexdigest() != pinned.sha256:
+        return None
+    verdict = verify_manifest(data, attempt.job, attempt.number, None)
+    return None if isinstance(verdict, Refused) else verdict
+
+
+def read_outputs(objects: ObjectStore, key: str, version: str | None) -> bytes | None:
+    """The bytes of a manifest of outputs, `None` where there is none that can be read.
+
+    Raises:
+        StoreUnavailable
+    """
+    try:
+        return objects.get(key, bytes_max=MANIFEST_BYTES_MAX, version=version)
+    except ObjectMissing:
+        return None
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return None

@@ -68,4 +68,8 @@ def owner_of(manifest_key: str) -> AttemptId:
 
 
 def outputs_key(attempt: AttemptId) -> str:
-    return prefix_of(attempt) + "outputs/manifest.json"
+    return outputs_prefix(attempt) + "manifest.json"
+
+
+def outputs_prefix(attempt: AttemptId) -> str:
+    return prefix_of(attempt) + "outputs/"

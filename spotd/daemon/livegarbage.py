@@ -28,6 +28,8 @@ SETTLED: Final = timedelta(minutes=2)
 """So far apart the clocks of a store's own machines may be."""
 MANIFESTS_MAX: Final = 10_000
 CHUNKS_MAX: Final = 200_000
+PARSED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of manifests that are not on the list: how many and how large is a stranger's choice."""
 
 
 def live_garbage(
@@ -55,15 +57,21 @@ def live_garbage(
     horizon = found[WINDOW - 1].modified - settled
     needed = set(needed)
     garbage: list[ObjectInfo] = []
+    unread, left = False, PARSED_BYTES_MAX
     for place, info in enumerate(found):
         if info.key in needed:
             continue
-        manifest = _parsed(objects, info.key)
+        left -= info.size
+        manifest = _parsed(objects, info.key) if left >= 0 else None
         is_news = manifest is not None and manifest.serial > accepted.serial
-        if place >= WINDOW and info.modified < horizon and not is_news:
+        if place >= WINDOW and info.modified < horizon and not is_news and left >= 0:
             garbage.append(info)
         elif manifest is not None:
             needed |= set(manifest.chunk_sizes())
+        else:
+            unread = True
+    if unread:
+        return garbage  # what cannot be read may need any chunk of its attempt
     written = islice(objects.list(layout.data_prefix(attempt)), CHUNKS_MAX)
     return [*garbage, *(info for info in written if info.key not in needed and info.modified < horizon)]
 

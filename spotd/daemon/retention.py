@@ -11,14 +11,16 @@ and store leaves garbage that the next process finds.
 A job that was told to begin from another job's checkpoint has it on its own list. What lists of other jobs hold is
 needed too: it is read after the lists were made short, and a list takes over only what is on the other one.
 
-Logs, events, heartbeats and outputs are kept; so is every chunk that the outputs of any attempt refer to.
+Logs, events and heartbeats are kept; so are the outputs that the job's are known to be, with every chunk they name.
+What else is written as outputs is garbage once its attempt has ended. A key that a host made up and no store can
+delete by is left alone, and keeps nothing else from being deleted.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
@@ -27,16 +29,26 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from spotd.core.model import AttemptId, Checkpoint, Job, JobId, Plan, World
+from spotd.core.model import AttemptId, Checkpoint, Job, JobId, Outputs, Plan, World
 from spotd.core.retention import open_numbers, trim
+from spotd.core.states import JobState
 from spotd.daemon import layout
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.commits import Commits, cycle_points
 from spotd.daemon.database import Database
+from spotd.daemon.hostoutputs import pinned_manifest
 from spotd.daemon.livegarbage import SETTLED, live_garbage
 from spotd.store import Reads
 from spotd.store import StoreError as StateError
-from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.objects.api import (
+    ObjectInfo,
+    ObjectMissing,
+    ObjectStore,
+    ObjectTooLarge,
+    StoreError,
+    StoreUnavailable,
+)
+from spotd_jobs.objects.folder import is_key, listed_key
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix, parse_manifest
 from spotd_providers.contract.provider import Clock, Logger
@@ -243,15 +255,14 @@ def sweep(
         manifest = _manifest(objects, checkpoint)
         needed |= _chunks_of(manifest)
         newest.setdefault(checkpoint.attempt, manifest)
-    for attempt in every:
-        needed |= _chunks_of_outputs(objects, attempt)
+    needed |= _needed_by_outputs(objects, job, every, open_attempts)
     gone, freed = 0, 0
     now_clean: set[AttemptId] = set()
     for attempt in ended:
         garbage: list[ObjectInfo] = []
         left, more = 0, False
         for info in _written(objects, attempt):
-            if info.key in needed:
+            if info.key in needed or not _can_be_deleted(info.key):
                 left += 1
             elif len(garbage) < deleted_max - gone:
                 garbage.append(info)
@@ -259,11 +270,11 @@ def sweep(
                 more = True
                 break
         # A daemon that died may have left its grant, which holds the job's secrets.
-        keys = [layout.grant_key(attempt), *(info.key for info in garbage)]
-        for start in range(0, len(keys), BATCH):
-            objects.delete(keys[start : start + BATCH])
-        gone += len(garbage)
-        freed += sum(info.size for info in garbage)
+        objects.delete([layout.grant_key(attempt)])
+        deleted = _deleted(objects, garbage)
+        left += len(garbage) - len(deleted)
+        gone += len(deleted)
+        freed += sum(info.size for info in deleted)
         if more:
             return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean), more=True)
         if not left:
@@ -272,12 +283,12 @@ def sweep(
         accepted = newest.get(attempt.number) if attempt.number in open_attempts else None
         if accepted is None:
             continue
-        left_behind = live_garbage(objects, attempt, needed, accepted, settled=settled)
+        found = live_garbage(objects, attempt, needed, accepted, settled=settled)
+        left_behind = [info for info in found if _can_be_deleted(info.key)]
         some = left_behind[: deleted_max - gone]
-        for start in range(0, len(some), BATCH):
-            objects.delete([info.key for info in some[start : start + BATCH]])
-        gone += len(some)
-        freed += sum(info.size for info in some)
+        deleted = _deleted(objects, some)
+        gone += len(deleted)
+        freed += sum(info.size for info in deleted)
         if len(some) < len(left_behind):
             return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean), more=True)
     return Swept(objects=gone, bytes=freed, clean=frozenset(now_clean))
@@ -291,7 +302,7 @@ def _own(job: Job, open_: Collection[int]) -> tuple[str, ...]:
 def _signature(job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> int:
     """What of a job decides about its garbage: an open attempt's own checkpoints do not."""
     listed = tuple(c.manifest_key for c in job.checkpoints if c.attempt not in open_)
-    return hash((open_, job.attempts_made, listed, frozenset(c.manifest_key for c in lent)))
+    return hash((open_, job.attempts_made, listed, job.outputs, frozenset(c.manifest_key for c in lent)))
 
 
 def _by_owner(borrowed: Iterable[Checkpoint]) -> dict[JobId, tuple[Checkpoint, ...]]:
@@ -311,6 +322,7 @@ def _written(objects: ObjectStore, attempt: AttemptId) -> Iterator[ObjectInfo]:
     """What of an attempt's writing can be garbage."""
     yield from islice(objects.list(checkpoint_prefix(attempt.job, attempt.number)), LISTED_MAX)
     yield from islice(objects.list(layout.data_prefix(attempt)), LISTED_MAX)
+    yield from islice(objects.list(layout.outputs_prefix(attempt)), LISTED_MAX)
 
 
 def _manifest(objects: ObjectStore, checkpoint: Checkpoint) -> Manifest:
@@ -336,12 +348,83 @@ def _chunks_of(manifest: Manifest) -> set[str]:
     return set(manifest.chunk_sizes())
 
 
+def _needed_by_outputs(
+    objects: ObjectStore, job: Job, every: Iterable[AttemptId], open_attempts: frozenset[int]
+) -> set[str]:
+    """What the job's outputs are made of, and what an attempt that has not ended may yet call its outputs.
+
+    Raises:
+        StoreError: the job's outputs cannot be read, so that nobody can tell what they need.
+    """
+    needed: set[str] = set()
+    unpinned = job.outputs is None and job.state is JobState.SUCCEEDED
+    for attempt in every:
+        if attempt.number in open_attempts or unpinned:
+            needed |= _chunks_of_outputs(objects, attempt)
+    if job.outputs is not None and job.outputs.sha256 is not None:
+        attempt = AttemptId(job=job.id, number=job.outputs.attempt)
+        needed.add(layout.outputs_key(attempt))
+        needed |= _chunks_of_pinned(objects, attempt, job.outputs)
+    return needed
+
+
+def _chunks_of_pinned(objects: ObjectStore, attempt: AttemptId, pinned: Outputs) -> set[str]:
+    manifest = pinned_manifest(objects, attempt, pinned)
+    if manifest is not None:
+        return {*manifest.chunk_keys}
+    if objects.head(layout.outputs_key(attempt)) is None:
+        return set()  # they are gone, and what they were made of is of no use
+    raise StoreError(f"the outputs of job {attempt.job} are not those it left: nothing is deleted")
+
+
 def _chunks_of_outputs(objects: ObjectStore, attempt: AttemptId) -> set[str]:
+    """What a manifest of outputs names that nothing has judged yet, and the manifest itself."""
+    key = layout.outputs_key(attempt)
     try:
-        data = objects.get(layout.outputs_key(attempt), bytes_max=MANIFEST_BYTES_MAX)
-    except ObjectMissing:
+        data = objects.get(key, bytes_max=MANIFEST_BYTES_MAX)
+    except (ObjectMissing, ObjectTooLarge):
         return set()
     try:
-        return _chunks_of(parse_manifest(data))
+        return {key, *_chunks_of(parse_manifest(data))}
     except WireError:
         return set()  # it never was a manifest, so it needs nothing
+
+
+def _can_be_deleted(key: str) -> bool:
+    """Whether the key, which a host made up, means the same object to every store."""
+    try:
+        listed_key(key)
+    except StoreError:
+        return False
+    return True
+
+
+def _deleted(objects: ObjectStore, garbage: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """Delete these and return what is gone; one that the store refuses to delete keeps no other.
+
+    Raises:
+        StoreUnavailable
+    """
+    gone: list[ObjectInfo] = []
+    plain = [info for info in garbage if is_key(info.key)]
+    for start in range(0, len(plain), BATCH):
+        some = plain[start : start + BATCH]
+        try:
+            objects.delete([info.key for info in some])
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            gone += [info for info in some if _is_gone(objects, info)]
+        else:
+            gone += some
+    return gone + [info for info in garbage if not is_key(info.key) and _is_gone(objects, info)]
+
+
+def _is_gone(objects: ObjectStore, info: ObjectInfo) -> bool:
+    try:
+        objects.delete_listed(info.key)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return False
+    return True

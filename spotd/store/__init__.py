@@ -8,6 +8,7 @@ from spotd.store.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
+from spotd.store.folding import Folding
 from spotd.store.points import StorePoint
 from spotd.store.store import Reads, Store, Tx
 from spotd.store.views import AmbiguousJob, AttemptCost, AttemptView, CostView, EventView, JobView, MachineView, Totals
@@ -18,6 +19,7 @@ __all__ = [
     "AttemptView",
     "CostView",
     "EventView",
+    "Folding",
     "JobView",
     "MachineView",
     "Reads",

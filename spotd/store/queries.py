@@ -197,6 +197,7 @@ def _job_view_of(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tup
         open=tuple(a for a in attempts if a.state is not AttemptState.ENDED),
         checkpoint=None if checkpoint is None else checkpoint[0],
         checkpoint_count=0 if checkpoint is None else checkpoint[1],
+        outputs=rows.outputs_in(row),
     )
 
 

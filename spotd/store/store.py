@@ -25,6 +25,7 @@ from spotd.store import queries
 from spotd.store.commit import write_plan
 from spotd.store.engine import Place, open_engine, parse_place, translated
 from spotd.store.errors import StoreCorrupt, StoreUnavailable
+from spotd.store.folding import Folding, fold, forget_settled
 from spotd.store.lock import WriterLock
 from spotd.store.memory import Memory
 from spotd.store.migrate import migrate
@@ -211,6 +212,10 @@ class Tx(Reads):
     def forget_cooldowns(self) -> None:
         """No cool-down is stored; those of the next plan are all there are."""
         self._connection.execute(delete(COOLDOWNS))
+
+    def fold(self, now: datetime, rules: Folding) -> int:
+        """Fold one piece of old events and forget what nothing asks for any more; return how many rows are gone."""
+        return forget_settled(self._connection, now, rules) + fold(self._connection, now, rules)
 
     def set_meta(self, key: str, value: str) -> None:
         """A fact about this state itself is as given."""

@@ -309,11 +309,17 @@ EVENTS: Final = _table(EventRow)
 META: Final = _table(MetaRow)
 
 
+FOLDING_KEY: Final = "folding"
+"""While this fact is in `meta`, which is within one transaction of `folding.fold`, events may be deleted."""
+
+
 def _append_only(table: Table, connection: Connection, **_: object) -> None:
-    """Rows of the table can be neither changed nor deleted, by anybody."""
+    """Rows of the table can be neither changed nor deleted, but for events that are folded."""
     for verb in ("UPDATE", "DELETE"):
+        folded = table is EVENTS and verb == "DELETE"
+        unless = "WHEN NOT EXISTS (SELECT 1 FROM meta WHERE key = 'folding') " if folded else ""
         connection.exec_driver_sql(
-            f"CREATE TRIGGER {table.name}_no_{verb.lower()} BEFORE {verb} ON {table.name} "
+            f"CREATE TRIGGER {table.name}_no_{verb.lower()} BEFORE {verb} ON {table.name} {unless}"
             f"BEGIN SELECT RAISE(ABORT, '{table.name} are append-only'); END"
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from spotd.core.metering import accrued, on_demand_accrued
-from spotd.core.model import NOTHING, AttemptId, Checkpoint, Event, JobId, Meter
+from spotd.core.model import NOTHING, AttemptId, Checkpoint, Event, JobId, Meter, Outputs
 from spotd.core.states import AttemptState, JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, ProviderName
@@ -78,6 +78,7 @@ class JobView:
     open: tuple[AttemptView, ...]
     checkpoint: Checkpoint | None
     checkpoint_count: int
+    outputs: Outputs | None = None
 
     def spent_at(self, now: datetime) -> MicroUsd:
         """What the job has cost by now, over all attempts."""

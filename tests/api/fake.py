@@ -73,6 +73,7 @@ class FakeBackend:
     """What verification finds, by checkpoint."""
     cut_verification: bool = False
     contents: dict[str, bytes] = field(default_factory=dict)
+    files_warning: str = ""
     file_rows: list[FileShape] = field(default_factory=list)
     plan_row: PlanShape | None = None
     why_row: WhyShape | None = None
@@ -227,9 +228,11 @@ class FakeBackend:
         row["state"], row["reason"] = "CANCELLING", "cancelled by its owner"
         return row
 
-    async def retry(self, ref: str) -> JobShape:
+    async def retry(self, ref: str, *, anyway: bool = False) -> JobShape:
         await self._look()
         row = self._find(ref)
+        if row["state"] == "SUCCEEDED" and not anyway:
+            raise StateConflict(f"{row['name']} succeeded", hint=f"spotctl retry --anyway {row['id']}")
         if row["state"] not in FINAL:
             raise StateConflict(f"{row['name']} has not ended", hint=f"spotctl cancel {row['id']}")
         row["state"], row["reason"] = "QUEUED", "queued again"
@@ -353,6 +356,7 @@ class FakeBackend:
             "manifest_sha256": self.manifest_sha256,
             "files": self.file_rows,
             "bytes": sum(entry["bytes"] for entry in self.file_rows),
+            "warning": self.files_warning,
         }
 
     async def read_file(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:

@@ -250,3 +250,22 @@ def test_an_upload_that_fails_says_why(ctl: Ctl) -> None:
     ctl.backend.rows = [shapes_made.job(transfer=shapes_made.transfer(failing="the store answers 503"))]
     assert "  1200 up 30% failing  " in ctl("ls").out
     assert "failing: the store answers 503" in ctl("show", "llama-lora").out
+
+
+def test_a_success_without_its_outputs_is_warned_of_below_the_list(ctl: Ctl) -> None:
+    reason = "the command ended with exit code 0; none of its outputs is stored: its machine stored none"
+    ctl.backend.rows = [shapes_made.job(state="SUCCEEDED", reason=reason), shapes_made.job(id="j2", state="SUCCEEDED")]
+    result = ctl("ls")
+    assert result.code == 0
+    assert result.err.count("warning:") == 1
+    assert "none of its outputs is stored: its machine stored none" in result.err
+
+
+def test_retry_of_a_success_needs_the_word_for_it(ctl: Ctl) -> None:
+    ctl.backend.rows = [shapes_made.job(state="SUCCEEDED")]
+    name = ctl.backend.rows[0]["id"]
+    refused = ctl("retry", name)
+    assert refused.code == 2
+    assert "--anyway" in refused.err
+    assert ctl("retry", "--anyway", name).code == 0
+    assert ctl.backend.rows[0]["state"] == "QUEUED"

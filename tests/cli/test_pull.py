@@ -245,3 +245,13 @@ def test_spans_ask_for_the_content_of_the_chosen_files_and_no_other(rows: list[t
     assert asked == sorted(set(asked))
     assert [n for n in asked if listed[n]["bytes"]] == [n for n in places if listed[n]["bytes"]]
     assert set(asked) <= set(places)
+
+
+def test_outputs_that_are_missing_show_in_the_exit_code_and_what_is_there_is_fetched(
+    saved: Ctl, tmp_path: Path
+) -> None:
+    saved.backend.files_warning = "some of its outputs are missing: 3 of them could not be stored by the host"
+    result = saved("pull", "llama-lora")
+    assert result.code == 1
+    assert "warning: some of its outputs are missing" in result.err
+    assert (tmp_path / "llama-lora/out/run.sh").exists()

@@ -11,7 +11,7 @@ import pytest
 from spotd.core.lineage import DOUBTS
 from spotd.core.model import AttemptId, Checkpoint, ExitCause, HostReport, Job, World
 from spotd.core.reconcile import reconcile
-from spotd.core.retention import REMEMBERED, in_reach, kept, offered, with_fresh
+from spotd.core.retention import REMEMBERED, in_reach, kept, offered, trim, with_fresh
 from spotd.core.states import AttemptState, JobState
 from spotd_jobs.spec.model import CheckpointPolicy
 from spotd_providers.contract.values import HostId
@@ -247,3 +247,11 @@ def test_the_list_of_a_job_that_is_moved_again_and_again_does_not_grow() -> None
 def test_many_checkpoints_of_one_attempt_are_bounded_before_they_are_trimmed() -> None:
     item = a_job(*row(1, 1))
     assert len(with_fresh(item, 2, row(2, *range(2, 500)))) == REMEMBERED + 1
+
+
+def test_many_that_go_at_once_are_told_in_one_line() -> None:
+    base = world_with(AttemptState.RUNNING)
+    item = a_job(*row(1, *range(60, 0, -1)), attempts_made=1, state=JobState.RUNNING)
+    plan = trim(replace(base, jobs={item.id: item}), [], NOW)
+    (line,) = plan.events
+    assert (line.kind, line.data["count"]) == ("checkpoint.dropped", 57)

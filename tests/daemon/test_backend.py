@@ -196,6 +196,10 @@ async def test_outputs_and_checkpoints_can_be_pulled_and_damage_is_noticed(rig: 
         host.checkpoint("u1", b"weights one")
         host.outputs("out/result", b"the result")
         await rig.until(lambda: bool(rig.job(job).checkpoints))
+        with pytest.raises(NotFound, match="no outputs"):
+            await backend.files(job, None)
+        host.exit("succeeded")
+        await rig.until_state(job, JobState.SUCCEEDED)
         assert [f["path"] for f in (await backend.files(job, None))["files"]] == ["out/result"]
         assert [c["name"] for c in await backend.checkpoints(job)] == ["u1"]
         read = [piece async for piece in backend.read_file(job, "newest", "u1/weights")]
@@ -214,6 +218,8 @@ async def test_many_files_come_one_behind_the_other_and_each_chunk_is_read_once(
         job = await submitted(rig)
         host = await rig.until_running(job, 1)
         host.many_outputs({f"out/{number:03d}": b"%03d" % number for number in range(300)})
+        host.exit("succeeded")
+        await rig.until_state(job, JobState.SUCCEEDED)
         listed = await backend.files(job, None)
         sha256 = listed["manifest_sha256"]
         asked = []

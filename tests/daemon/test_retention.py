@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotd.core.lineage import EARLIER_KEPT, UNPROVEN_KEPT
-from spotd.core.model import AttemptId, Checkpoint, Job, World
+from spotd.core.model import AttemptId, Checkpoint, Job, Outputs, World
 from spotd.core.retention import FALLBACKS, REMEMBERED, kept, offered, trim, with_fresh
 from spotd.core.states import AttemptState, JobState
 from spotd.daemon import layout
@@ -118,7 +118,7 @@ class History:
         self.counting: int | None = None
         self.offers: dict[int, tuple[Checkpoint, ...]] = {}
         self.unread: list[Checkpoint] = []
-        self.outputs: set[str] = set()
+        self.outputs: dict[int, str] = {}
         self.seen: tuple[Job, frozenset[int]] | None = None
         self._serial = 0
 
@@ -176,10 +176,19 @@ class History:
         )
 
     def store_outputs(self) -> None:
-        if self.counting is not None:
-            data = self._manifest(self.counting, "outputs", "outputs")
-            self.objects.put(layout.outputs_key(self._id(self.counting)), data)
-            self.outputs.add(layout.outputs_key(self._id(self.counting)))
+        """Outputs that may never count, or that are the job's from now on."""
+        number = self.counting
+        if number is None or number in self.outputs:
+            return
+        data, key = self._manifest(number, "outputs", "outputs"), layout.outputs_key(self._id(number))
+        self.objects.put(key, data)
+        self.outputs[number] = key
+        if self.random.random() < 0.5:
+            self.job = replace(self.job, outputs=Outputs(attempt=number, sha256=hashlib.sha256(data).hexdigest()))
+
+    def needed_outputs(self) -> set[str]:
+        pinned = None if self.job.outputs is None else self.job.outputs.attempt
+        return {key for number, key in self.outputs.items() if number in self.open or number == pinned}
 
     def accept(self) -> None:
         """The daemon looks, verifies, and puts what is new on the list."""
@@ -236,7 +245,7 @@ class History:
                 assert isinstance(self.verified(item), AcceptedManifest)
             for key in known._keys.values():
                 assert self.objects.head(key) is not None
-        for key in self.outputs:
+        for key in self.needed_outputs():
             for chunk in self._chunks(key):
                 assert self.objects.head(chunk) is not None
 
@@ -326,7 +335,7 @@ def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_ga
         if len(list(objects.list(""))) == before:
             break
     assert len(history.job.checkpoints) <= keep + EARLIER_KEPT + UNPROVEN_KEPT
-    needed = {c.manifest_key for c in history.job.checkpoints} | history.outputs
+    needed = {c.manifest_key for c in history.job.checkpoints} | history.needed_outputs()
     needed |= {chunk for key in set(needed) for chunk in history._chunks(key)}
     assert {info.key for info in objects.list("")} == needed
 

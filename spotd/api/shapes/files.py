@@ -24,6 +24,7 @@ class FilesShape(TypedDict):
     """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it.
 
     `manifest_sha256` is of this very list.
+    `warning` says what of the outputs is missing; it is empty where nothing is.
     """
 
     id: str
@@ -33,3 +34,4 @@ class FilesShape(TypedDict):
     manifest_sha256: str
     files: list[FileShape]
     bytes: int
+    warning: str

@@ -41,9 +41,9 @@ def pull(
     list_only: bool,
     force: bool,
     output: str,
-) -> None:
+) -> int | None:
     """Fetch a job's outputs, or one of its checkpoints, into a folder. Each file appears complete or not at all."""
-    fetch(ref, checkpoint, patterns=patterns, folder=folder, list_only=list_only, force=force, output=output)
+    return fetch(ref, checkpoint, patterns=patterns, folder=folder, list_only=list_only, force=force, output=output)
 
 
 def fetch(
@@ -55,8 +55,8 @@ def fetch(
     list_only: bool = False,
     force: bool,
     output: str,
-) -> None:
-    """The files are in the folder, or listed where that is wished.
+) -> int | None:
+    """The files are in the folder, or listed where that is wished; the exit code says whether any are missing.
 
     Raises:
         CommandFailed: one is in the way, or the disk refuses.
@@ -66,12 +66,13 @@ def fetch(
     shape: FilesShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     places = choose(shape["files"], patterns)
     files = [shape["files"][place] for place in places]
+    code = _code_of(shape)
     if list_only:
         if output == JSON:
             stdout.document({**answer, "files": files})
         else:
             show_table(_FILE_COLUMNS, [(entry["path"], size_text(entry["bytes"])) for entry in files])
-        return
+        return code
     if folder is None:
         folder = Path(daemon.job(shape["id"])["job"]["name"])
     # From here on job and checkpoint are named for good: new ones may take over their names while the files come.
@@ -113,3 +114,13 @@ def fetch(
             code=ExitCode.LOCAL_IO,
             hint="pull it into another folder with --to, on a disk that can hold such names",
         )
+    return code
+
+
+def _code_of(shape: FilesShape) -> int | None:
+    """What is there is fetched all the same; that some is missing shows on the terminal and in the exit code."""
+    warning = shape.get("warning", "")
+    if not warning:
+        return None
+    stderr.warning(warning)
+    return ExitCode.JOB_FAILED

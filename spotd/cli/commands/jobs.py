@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spotd.api.shapes.plans import WhyShape
     from spotd.api.shapes.prices import BoardShape, QuoteShape
 
+WARNINGS_MAX = 5
 LS_COLUMNS = (
     Column(title="ID"),
     Column(title="NAME", least=8),
@@ -83,8 +84,15 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
         stderr.note("no job matches" if active or states else "no jobs; queue one with spotctl submit")
         return
     show_table(LS_COLUMNS, [job_row(job, answer["now"]) for job in jobs])
+    for job, words in [(job, words) for job in jobs if (words := warning_of(job))][:WARNINGS_MAX]:
+        stderr.warning(f"{job['name']} ({job['id']}): {words}")
     if answer["more"]:
         stderr.note(f"older jobs are left out; spotctl ls --limit {limit * 10} shows more")
+
+
+def warning_of(job: JobShape) -> str:
+    """What is wrong with a job that succeeded: its reason says it behind how its command ended."""
+    return job["reason"].partition("; ")[2] if job["state"] == "SUCCEEDED" else ""
 
 
 def job_row(job: JobShape, now: str) -> Row:
@@ -320,10 +328,11 @@ def cancel(*, ref: str, yes: bool, output: str) -> int | None:
 
 @click.command()
 @job_argument
+@click.option("--anyway", is_flag=True, help="Also a job that succeeded, for instance without its outputs.")
 @output(TABLE, JSON, ID)
-def retry(*, ref: str, output: str) -> None:
+def retry(*, ref: str, anyway: bool, output: str) -> None:
     """Queue a job again that failed, expired or was cancelled; it resumes from its newest checkpoint."""
-    _changed(Daemon().retry(ref), output)
+    _changed(Daemon().retry(ref, anyway=anyway), output)
 
 
 def _changed(answer: Mapping[str, Any], output: str) -> None:

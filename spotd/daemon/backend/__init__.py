@@ -79,8 +79,8 @@ class DaemonBackend:
     async def cancel(self, ref: str) -> JobShape:
         return await self._queue.cancel(ref)
 
-    async def retry(self, ref: str) -> JobShape:
-        return await self._queue.retry(ref)
+    async def retry(self, ref: str, *, anyway: bool = False) -> JobShape:
+        return await self._queue.retry(ref, anyway=anyway)
 
     async def set_budget(self, ref: str, change: BudgetChange) -> JobShape:
         return await self._amending.set_budget(ref, change)

@@ -9,22 +9,14 @@ from typing import Literal
 
 from spotd.api.backend import NotFound, StateConflict, Unavailable
 from spotd.api.shapes.files import FileShape, FilesShape
-from spotd.core.model import AttemptId, JobId
-from spotd.daemon import layout
+from spotd.core.model import JobId
+from spotd.core.outputs import outputs_warning
 from spotd.daemon.backend.checkpoints import get_checkpoint
 from spotd.daemon.backend.contents import Damaged, checkpoint_manifest, piece
 from spotd.daemon.backend.fetching import Piece, batches, fetch, joined
+from spotd.daemon.backend.outputs import get_outputs
 from spotd.daemon.backend.parts import Parts
-from spotd_jobs.objects.api import ObjectMissing
-from spotd_jobs.wire.manifest import (
-    MANIFEST_BYTES_MAX,
-    AcceptedManifest,
-    Chunk,
-    Entry,
-    EntryType,
-    Refused,
-    verify_manifest,
-)
+from spotd_jobs.wire.manifest import AcceptedManifest, Chunk, Entry, EntryType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +26,7 @@ class _Source:
     kind: Literal["outputs", "checkpoint"]
     attempt: int
     manifest: AcceptedManifest
+    warning: str = ""
 
 
 class Files:
@@ -53,6 +46,7 @@ class Files:
             files=[_file_shape(entry) for entry in source.manifest.files],
             bytes=source.manifest.bytes,
             manifest_sha256=source.manifest.sha256,
+            warning=source.warning,
         )
 
     async def read(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
@@ -102,8 +96,10 @@ class Files:
     async def _source(self, job: JobId, checkpoint: str | None) -> _Source:
         if checkpoint is not None:
             return await self._checkpoint(job, checkpoint)
-        manifest = await self._outputs(job)
-        return _Source(kind="outputs", attempt=manifest.attempt, manifest=manifest)
+        manifest = await get_outputs(self._parts, job)
+        view = await self._parts.read(lambda reads: reads.job_view(job))
+        warning = "" if view is None else outputs_warning(view.outputs)
+        return _Source(kind="outputs", attempt=manifest.attempt, manifest=manifest, warning=warning)
 
     async def _checkpoint(self, job: JobId, name: str) -> _Source:
         found = await self._parts.read(lambda reads: reads.job(job))
@@ -117,27 +113,6 @@ class Files:
                 hint=f"choose another: spotctl checkpoints {job}",
             )
         return _Source(kind="checkpoint", attempt=chosen.attempt, manifest=manifest)
-
-    async def _outputs(self, job: JobId) -> AcceptedManifest:
-        """The newest attempt's that stored any."""
-        attempts = await self._parts.read(lambda reads: reads.attempts_of(job))
-        for attempt in reversed(attempts):
-            manifest = await self._parts.stored(partial(self._outputs_of, attempt.id))
-            if manifest is not None:
-                return manifest
-        raise NotFound(
-            f"job {job} has no outputs (yet)", hint="outputs are stored on success, if the job file names any"
-        )
-
-    def _outputs_of(self, attempt: AttemptId) -> AcceptedManifest | None:
-        objects = self._parts.objects
-        try:
-            data = objects.get(layout.outputs_key(attempt), bytes_max=MANIFEST_BYTES_MAX)
-        except ObjectMissing:
-            return None
-        # Each chunk is verified by its content when it is read.
-        verdict = verify_manifest(data, attempt.job, attempt.number, None)
-        return None if isinstance(verdict, Refused) else verdict
 
 
 def _file_shape(entry: Entry) -> FileShape:

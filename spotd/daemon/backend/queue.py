@@ -44,6 +44,7 @@ from spotd.daemon.backend.render import (
 )
 from spotd.daemon.commits import Committed, Decide, DecideWith, Points
 from spotd.daemon.crash import CrashPoint
+from spotd.daemon.secretfiles import SecretsMissing
 from spotd.store import JobView, Reads, StoreError
 from spotd_jobs.spec.model import JobSpec
 
@@ -294,13 +295,15 @@ class Queue:
         self._parts.log.info("job.cancel_requested", job=job_id)
         return await self.line(job_id)
 
-    async def retry(self, ref: str) -> JobShape:
+    async def retry(self, ref: str, *, anyway: bool = False) -> JobShape:
         job_id = await self._parts.find(ref)
         job = await self._parts.read(lambda reads: _get(reads, job_id))
         if not job.state.is_final:
             raise StateConflict(f"{job.name} is {job.state.value} and needs no retry", hint=f"spotctl why {job_id}")
-        if job.state is JobState.SUCCEEDED:
-            raise StateConflict(f"{job.name} succeeded", hint="submit it again to run it once more")
+        if job.state is JobState.SUCCEEDED and not anyway:
+            hint = f"spotctl retry --anyway {job_id} runs it again all the same, from its newest checkpoint"
+            raise StateConflict(f"{job.name} succeeded", hint=hint)
+        self._require_secrets(job)
 
         def decide(world: World, now: datetime) -> Plan:
             _refuse_namesake([(j.id, j.state) for j in world.jobs.values() if j.name == job.name], job.name)
@@ -310,6 +313,15 @@ class Queue:
         await self.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
         self._parts.log.info("job.retried", job=job_id)
         return await self.line(job_id)
+
+    def _require_secrets(self, job: Job) -> None:
+        """Without the values of its secrets the job could not be started on any machine."""
+        try:
+            self._parts.secrets.read(job.id, job.spec.secrets)
+        except SecretsMissing as exc:
+            raise StateConflict(
+                f"{job.name} cannot run again: {exc}", hint="they are deleted when a job has succeeded; submit it again"
+            ) from exc
 
     async def line(self, job_id: JobId) -> JobShape:
         """The job object as it is now."""

@@ -27,6 +27,13 @@ def upgrade() -> None:
     op.add_column("checkpoints", sa.Column("host", sa.Text(), nullable=False, server_default=""))
     op.add_column("checkpoints", sa.Column("proven_by", sa.BigInteger(), nullable=True))
     op.add_column("checkpoints", sa.Column("doubted_by", sa.Text(), nullable=False, server_default=""))
+    # Events that are too old or too many are folded, and deleted in no other way.
+    op.execute("DROP TRIGGER events_no_delete")
+    op.execute(
+        "CREATE TRIGGER events_no_delete BEFORE DELETE ON events "
+        "WHEN NOT EXISTS (SELECT 1 FROM meta WHERE key = 'folding') "
+        "BEGIN SELECT RAISE(ABORT, 'events are append-only'); END"
+    )
     # Which outputs are the job's.
     op.add_column("jobs", sa.Column("outputs_attempt", sa.BigInteger(), nullable=True))
     op.add_column("jobs", sa.Column("outputs_sha256", sa.Text(), nullable=True))
