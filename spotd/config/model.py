@@ -57,6 +57,14 @@ class DaemonSection(Section):
     """How often the machines are listed while any lives, which is how a loss is seen. Never less often than
     prices, nor more often than the provider allows; `spotctl providers` shows the requests. Each can have its own."""
 
+    silence_limit: Interval = timedelta(minutes=35)
+    """How long a machine may give no sign of life while its provider does not say that it is gone. After half an hour
+    without hearing from spotd a machine ends itself, so a shorter time only risks one that runs well."""
+
+    save_limit: Interval = timedelta(hours=1)
+    """How long beyond stop_grace a machine that was stopped may go on uploading its last checkpoint, as long as the
+    upload advances and the budgets allow it."""
+
     time_scale: Scale = 1.0
     """How much faster than the wall the daemon's whole clock runs. Only for the local market, which follows it."""
 

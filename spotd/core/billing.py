@@ -93,6 +93,23 @@ def prove_by_report(draft: Draft, before: Attempt, report: HostReport, *, moved:
         prove(draft, attempt, at)
 
 
+def book_unseen(draft: Draft, attempt: AttemptId, last: datetime) -> None:
+    """Book a machine that no list ever showed, from its intent to this last sign of it."""
+    item = draft.attempt(attempt)
+    if item.meter.since is not None or item.meter.settled:
+        return
+    until = min(max(last, item.intended_at) + ENDING_TAKES, draft.now)
+    meter = replace(
+        item.meter,
+        rate=metered_rate(item.quote),
+        on_demand_rate=on_demand_rate(item.quote),
+        since=min(item.intended_at, until),
+        until=until,
+    )
+    draft.put_attempt(replace(item, launched_at=item.launched_at or item.intended_at, meter=meter))
+    draft.set_rate(attempt, MicroUsdPerHour(0), None, at=until)
+
+
 def note_listed(draft: Draft, attempt: AttemptId, at: datetime, *, exactly: bool) -> None:
     """A listing of this instant showed the machine as it is."""
     item = draft.attempt(attempt)

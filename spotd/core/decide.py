@@ -43,7 +43,7 @@ from spotd.core.requests import stop_attempt
 from spotd.core.setbacks import pause_left
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import is_left_to_provider, machines_in_use
-from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words
+from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words, witness_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Market, ProviderName
 
@@ -112,6 +112,8 @@ class _Decision:
     def _enforce_budgets(self) -> None:
         running = self._running()
         shortage = self.purse.shortage()
+        for item in self.world.attempts.values():
+            contain(self.draft, item.id.job, partial(self._end_saving, item, shortage), "its stop cannot be judged")
         for item in running:
             step = partial(self._enforce_budget, item, shortage)
             contain(self.draft, item.id.job, step, "its budget cannot be judged")
@@ -121,6 +123,15 @@ class _Decision:
             if limit is not None and not self.purse.is_held(kind, limit):
                 hold(self.draft, kind, limit, why)
                 self.purse.held_now(kind, limit)
+
+    def _end_saving(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
+        """A host that goes on uploading beyond its first deadline does so only while every budget allows it."""
+        stop = item.stop
+        if item.state is not AttemptState.STOPPING or stop is None or not stop.progress or stop.deadline <= self.now:
+            return
+        if shortage or self.purse.job_shortage(self.world.jobs[item.id.job]):
+            self.draft.put_attempt(replace(item, stop=replace(stop, deadline=self.now, limit=self.now)))
+            self.draft.wake(self.now)
 
     def _enforce_budget(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
         own = self.purse.job_shortage(self.world.jobs[item.id.job])
@@ -135,10 +146,14 @@ class _Decision:
         self._verdict(
             job,
             VerdictKind.STOPPING if stopping else VerdictKind.RUNNING,
-            job.reason if item is None else f"{job.reason}; agreed at {quote_words(item.quote)}",
+            job.reason if item is None else self._running_words(job, item),
             best=item.quote if item is not None else None,
             ceiling=item.ceiling if item is not None else None,
         )
+
+    def _running_words(self, job: Job, item: Attempt) -> str:
+        doubt = witness_words(item, self.policy, self.now)
+        return f"{job.reason}; agreed at {quote_words(item.quote)}" + (f"; {doubt}" if doubt else "")
 
     # --- jobs that want a machine ---
 
@@ -228,6 +243,8 @@ class _Decision:
             saving = job.spec.checkpoint.stop_grace + self.policy.save_allowance
             released_at = (item.ended_at or item.intended_at) + self.policy.lease + saving
             blocks = item.machine.may_compute and self.now < released_at and not is_left_to_provider(item, self.world)
+            if item.end_reason is EndReason.LAUNCH_UNKNOWN:
+                continue  # all that could be waited for was waited for before it was given up
             if item.state.counts or blocks:
                 return (
                     VerdictKind.RECONCILING,

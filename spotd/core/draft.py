@@ -101,6 +101,7 @@ class Draft:
         self.listed_at: Mapping[ProviderName, datetime] = {}
         """The instants of the listings that are being taken in."""
         self._contained: list[Contained] = []
+        self._doubts: list[str] = []
         self._undo: list[Callable[[], object]] = []
 
     def plan(self) -> Plan:
@@ -114,6 +115,7 @@ class Draft:
             wake_at=self._wake_at,
             look_again=frozenset(self._look_again),
             look_closer=frozenset(self._look_closer),
+            doubts=tuple(self._doubts),
             contained=tuple(self._contained),
         )
 
@@ -147,6 +149,14 @@ class Draft:
 
     def job(self, job: JobId) -> Job:
         return self._jobs.get(job) or self._world.jobs[job]
+
+    def looked_before(self, attempt: AttemptId) -> datetime | None:
+        """When the host's words were read completely the last time before this judgement."""
+        before = self._world.attempts.get(attempt)
+        return None if before is None else before.looked_at
+
+    def doubt(self, why: str) -> None:
+        self._doubts.append(why)
 
     def find_job(self, job: JobId) -> Job | None:
         return self._jobs.get(job) or self._world.jobs.get(job)

@@ -136,6 +136,10 @@ class StopOrder:
     detail: str
     ordered_at: datetime
     deadline: datetime
+    limit: datetime | None = None
+    """Up to when the deadline may move while an upload advances; `None` where it may not."""
+    progress: str = ""
+    """How far the upload was when the deadline moved last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,13 +456,17 @@ class Policy:
     machines_max: int = 8
     launches_per_cycle_max: int = 16
     silence_max: timedelta = timedelta(seconds=45)
-    """No sign of life from a running host for so long means that it is lost."""
+    """No sign of life from a running host for so long, and its provider lists it no more: then it is lost."""
+    silence_limit: timedelta = timedelta(minutes=35)
+    """How long a silence alone is borne; a little longer than the lease, after which the host has ended itself."""
     commit_horizon: timedelta = timedelta(minutes=5)
     """How much running cost is set aside for each machine: detecting, saving and ending take that long at most."""
     useful_run: timedelta = timedelta(minutes=5)
     """A launch that the budget would not let run for at least so long is not made."""
     save_allowance: timedelta = timedelta(minutes=2)
     """Time beyond stop_grace that a stopping host may take for uploading."""
+    save_limit: timedelta = timedelta(hours=1)
+    """How long a stopping host may go on uploading after its stop_grace, as long as its upload advances."""
     expected_stay: timedelta = timedelta(hours=6)
     host_cooldown: timedelta = timedelta(minutes=30)
     pool_cooldown: timedelta = timedelta(minutes=3)
@@ -573,6 +581,10 @@ class HostReport:
     exit_detail: str = ""
     notice_at: datetime | None = None
     notes: tuple[str, ...] = ()
+    upload_progress: str = ""
+    """How far the upload under way has come; differs whenever it has advanced."""
+    store_takes_no_writes: bool = False
+    """The daemon itself cannot write to the store, so that no host's silence says anything."""
     flood: str = ""
     """What the host wrote too much of, in words; empty while it is within its limits."""
     fallbacks: tuple[Fallback, ...] = ()
@@ -660,6 +672,8 @@ class Plan:
     """Providers whose machines must be listed again at once, before a large loss is believed."""
     look_closer: frozenset[AttemptId] = frozenset()
     """Attempts about which only a look at all that their hosts wrote can decide."""
+    doubts: tuple[str, ...] = ()
+    """Readings that are not believed at the moment, in words; not written."""
     sealed: tuple[Unreadable, ...] = ()
     """Rows that cannot be understood: they are marked as over, as they stand."""
     contained: tuple[Contained, ...] = ()

@@ -23,6 +23,7 @@ def combine(first: Plan, second: Plan) -> Plan:
         wake_at=min(wakes, default=None),
         look_again=first.look_again | second.look_again,
         look_closer=first.look_closer | second.look_closer,
+        doubts=first.doubts + second.doubts,
         sealed=first.sealed + second.sealed,
         contained=first.contained + second.contained,
     )

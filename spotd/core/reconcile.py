@@ -6,11 +6,13 @@ it died is missed. The matrix, for a *complete* listing begun after the attempt'
 
     ours \\ theirs    runs                   paused / ending / gone      absent
     INTENDED         adopt                  adopt, then its loss        after the window: never launched
-    STARTING         provision time-out     its loss                    twice if the news is large: lost
-    RUNNING          silence: lost          its loss                    twice if the news is large: lost
-    STOPPING         deadline: end it       the order's reason          the order's reason
+    STARTING         provision time-out     its loss                    for as long as a silence: lost
+    RUNNING          silent for long: lost  its loss                    silent, too: lost
+    STOPPING         deadline: end it       the order's reason          silent, too: the order's reason
     ENDING           end it                 end it, wait for gone       gone, once its end was accepted
     unknown key      end it                 end it unless gone          -
+
+How list and heartbeat are weighed against each other is the theory of `witnesses`.
 
 An incomplete listing proves what it shows and nothing else; with no listing and no look, everything is held. Most
 looks are a glance at the beats of all hosts (`HostReport.glance`): it keeps an attempt alive, and whatever would end
@@ -29,6 +31,7 @@ from typing import Final, assert_never
 from spotd.core.billing import (
     began,
     bill_until_ended,
+    book_unseen,
     first_meter,
     is_starting,
     note_ceiling,
@@ -58,6 +61,7 @@ from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.strays import note_stray, stray_cost
 from spotd.core.taking import free_of
+from spotd.core.witnesses import Witnesses
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
 
@@ -103,17 +107,20 @@ def _reconcile(
         if report is not None:
             step = partial(absorb, draft, attempt.id, report)
             contain(draft, attempt.id.job, step, f"what the host of attempt {attempt.id.number} wrote cannot be judged")
-    listings, held = _usable(draft, listings)
+    witnesses = Witnesses(draft, reports)
+    for why in witnesses.doubts():
+        draft.doubt(why)
+    listings, held = _usable(draft, listings, witnesses)
     draft.listed_at = {provider: listing.at for provider, listing in listings.items()}
     sighted = _by_key(listings)
     for attempt in draft.attempts():
-        _judge_alone(draft, attempt, listings.get(attempt.provider), sighted, reports.get(attempt.id), held)
+        _judge_alone(draft, attempt, listings.get(attempt.provider), sighted, reports.get(attempt.id), held, witnesses)
     _end_strays(draft, listings)
     return draft.plan()
 
 
 def _usable(
-    draft: Draft, listings: Mapping[ProviderName, Listing]
+    draft: Draft, listings: Mapping[ProviderName, Listing], witnesses: Witnesses
 ) -> tuple[dict[ProviderName, Listing], frozenset[AttemptId]]:
     """The listings that can be read at all, and whose absence from them is not believed yet."""
     usable: dict[ProviderName, Listing] = {}
@@ -122,7 +129,7 @@ def _usable(
         one = {provider: listings[provider]}
 
         def read(one: Mapping[ProviderName, Listing] = one) -> None:
-            held.update(_held_back(draft, one, _by_key(one)))
+            held.update(_held_back(draft, one, _by_key(one), witnesses))
 
         error = draft.attempted(read)
         if error is None:
@@ -139,12 +146,14 @@ def _judge_alone(
     sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
     report: HostReport | None,
     held: frozenset[AttemptId],
+    witnesses: Witnesses,
 ) -> None:
     """Judge one attempt; a listing that makes this raise counts for it as none, and only then is it quarantined."""
-    error = draft.attempted(partial(_judge, draft, item.id, listing, sighted, report, held))
+    error = draft.attempted(partial(_judge, draft, item.id, listing, sighted, report, held, witnesses))
     if error is None:
         return
-    if listing is not None and draft.attempted(partial(_judge, draft, item.id, None, {}, report, held)) is None:
+    blind = partial(_judge, draft, item.id, None, {}, report, held, witnesses)
+    if listing is not None and draft.attempted(blind) is None:
         draft.note_contained(f"the listing of {item.provider} about {item.key}", in_words(error))
         return
     quarantine(draft, item.id.job, f"attempt {item.id.number} cannot be judged ({in_words(error)})")
@@ -161,15 +170,16 @@ def _by_key(listings: Mapping[ProviderName, Listing]) -> dict[tuple[ProviderName
     }
 
 
-# --- large news ------------------------------------------------------------------------------------------------
+# --- machines that a list lacks --------------------------------------------------------------------------------
 
 
 def _held_back(
     draft: Draft,
     listings: Mapping[ProviderName, Listing],
     sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
+    witnesses: Witnesses,
 ) -> frozenset[AttemptId]:
-    """Attempts whose absence is not believed yet: too many vanished in one reading, which is read again at once."""
+    """Attempts whose absence from a complete list is not believed yet."""
     held: set[AttemptId] = set()
     for provider in sorted(listings):
         listing = listings[provider]
@@ -184,21 +194,38 @@ def _held_back(
         for item in tracked:
             if (provider, item.key) in sighted and item.missing_since is not None:
                 draft.put_attempt(replace(item, missing_since=None))
-        if len(missing) * 3 <= len(tracked):
-            continue
         for item in missing:
-            if item.missing_since is not None and listing.at > item.missing_since:
+            if not item.state.counts:
                 continue
             if item.missing_since is None:
-                draft.put_attempt(replace(item, missing_since=listing.at))
-                draft.event(
-                    "machine.missing",
-                    f"{len(missing)} of {len(tracked)} machines at {provider} are missing at once: asking again",
-                    attempt=item.id,
-                )
-            held.add(item.id)
-            draft.look_again(provider)
+                _note_missing(draft, item, listing, f"{len(missing)} of {len(tracked)} machines")
+            item = draft.attempt(item.id)
+            if not witnesses.confirm_absence(item, listing, large=len(missing) * 3 > len(tracked)):
+                held.add(item.id)
+                _ask_when_it_matters(draft, item, listing, witnesses)
     return frozenset(held)
+
+
+def _note_missing(draft: Draft, item: Attempt, listing: Listing, how_many: str) -> None:
+    draft.put_attempt(replace(item, missing_since=listing.at))
+    draft.event(
+        "machine.missing",
+        f"the list of {item.provider} lacks {how_many}, among them this one: it is kept until its heartbeats stop, too",
+        attempt=item.id,
+    )
+    draft.look_again(item.provider)
+
+
+def _ask_when_it_matters(draft: Draft, item: Attempt, listing: Listing, witnesses: Witnesses) -> None:
+    """Ask for another list as soon as one can decide."""
+    due = witnesses.sign(item) or item.missing_since
+    if due is None:
+        return
+    due += draft.policy.silence_max
+    if draft.now < due:
+        draft.wake(due)
+    elif listing.at < due or witnesses.is_silent(item):
+        draft.look_again(item.provider)
 
 
 # --- one attempt -----------------------------------------------------------------------------------------------
@@ -211,6 +238,7 @@ def _judge(
     sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
     report: HostReport | None,
     held: frozenset[AttemptId],
+    witnesses: Witnesses,
 ) -> None:
     item = draft.attempt(attempt_id)
     mine = _pick(draft, item, sighted.get((item.provider, item.key), ()))
@@ -238,14 +266,38 @@ def _judge(
     # However little we know of it, it may have run and saved while we were away or the store did not answer.
     looked = report is not None and not report.glance and (listing is None or report.looked_at >= listing.at)
     stopped = mine is not None and mine.state in _STOPPED
+    if absent and item.ref is None and item.heartbeat_seen_at is not None and not witnesses.is_silent(item):
+        absent = False  # the machine speaks, so the launch took effect, whatever the lists lack
     if report is not None and report.glance and (stopped or (absent and attempt_id not in held)):
         draft.look_closer(attempt_id)
     elif mine is not None and stopped and looked:
         _lost(draft, attempt_id, mine)
     elif absent and attempt_id not in held and looked:
         _absent(draft, attempt_id)
+    elif _is_unanswerable(draft, item, listing, looked=looked):
+        why = f"{item.provider} does not answer; the job goes on elsewhere, and the machine is ended when it is found"
+        draft.end_attempt(attempt_id, EndReason.LAUNCH_UNKNOWN, why)
     else:
-        _watch_clocks(draft, attempt_id, report)
+        _watch_clocks(draft, attempt_id, report, witnesses.patience(item, mine, listing), witnesses)
+
+
+def _is_unanswerable(draft: Draft, item: Attempt, listing: Listing | None, *, looked: bool) -> bool:
+    """Whether a machine that may have been launched could by now neither be heard nor go on without being heard.
+
+    Its provider has been away since its answer was lost. A machine that lives would have given a sign of life; one that
+    does not starts no more, once the grant that it would read is superseded.
+    """
+    intent = draft.intent(launch_intent_id(item.key))
+    if item.ref is not None or intent is None or intent.state is not IntentState.UNKNOWN or intent.not_before is None:
+        return False
+    if listing is not None and listing.at > intent.not_before:
+        return False
+    grace = draft.job(item.id.job).spec.checkpoint.stop_grace
+    given_up_at = intent.not_before + draft.policy.lease + grace + draft.policy.save_allowance
+    if draft.now < given_up_at:
+        draft.wake(given_up_at)
+        return False
+    return looked and item.heartbeat_seen_at is None
 
 
 def _end_accepted(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
@@ -290,6 +342,8 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     """A launch whose answer we never had is found to have happened."""
     item = draft.attempt(attempt_id)
     since = began(item, mine.created_at, draft.now, item.intended_at)
+    if item.meter.settled:
+        since = draft.now  # what came before is booked by its host's word
     item = replace(
         item,
         ref=mine.ref,
@@ -434,7 +488,11 @@ def _lost(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
 
 def _absent(draft: Draft, attempt_id: AttemptId) -> None:
     item = draft.attempt(attempt_id)
-    if item.ref is None:
+    if item.ref is None and item.heartbeat_seen_at is not None:
+        book_unseen(draft, attempt_id, item.heartbeat_seen_at)
+        draft.machine_gone(attempt_id)
+        draft.end_attempt(attempt_id, EndReason.HOST_LOST, "its host was heard, and the provider lists no machine")
+    elif item.ref is None:
         draft.machine_gone(attempt_id)
         draft.end_attempt(attempt_id, EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
     elif item.stop is not None:
@@ -445,7 +503,9 @@ def _absent(draft: Draft, attempt_id: AttemptId) -> None:
         draft.end_attempt(attempt_id, EndReason.HOST_LOST, "the provider lists it no more")
 
 
-def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None) -> None:
+def _watch_clocks(
+    draft: Draft, attempt_id: AttemptId, report: HostReport | None, patience: timedelta, witnesses: Witnesses
+) -> None:
     """Time-outs of a machine that seems to exist.
 
     Without a fresh look, silence is ours and not the host's, and a checkpoint may lie unseen in the store. Where there
@@ -471,12 +531,12 @@ def _watch_clocks(draft: Draft, attempt_id: AttemptId, report: HostReport | None
         return
     if item.heartbeat_seen_at is not None:
         seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
-        silent_at = seen_at + draft.policy.silence_max
-        if draft.now >= silent_at:
+        lost_at = seen_at + patience
+        if draft.now >= lost_at and witnesses.is_silent(item):
             silence = int((draft.now - seen_at).total_seconds())
             end(EndReason.HOST_LOST, f"no sign of life for {silence} s")
         else:
-            draft.wake(silent_at)
+            draft.wake(next((at for at in (seen_at + draft.policy.silence_max, lost_at) if at > draft.now), lost_at))
         _look_when_late(draft, item, seen_at)
     elif rules is not None:
         late_at = item.launched_at + rules.provision_timeout

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final, assert_never
 
-from spotd.core.billing import prove_by_report, start_billing
+from spotd.core.billing import book_unseen, prove_by_report, start_billing
 from spotd.core.bounds import notice_within
 from spotd.core.draft import Draft
 from spotd.core.lineage import with_progress
@@ -77,10 +77,27 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
         draft.put_job(with_progress(job, item, draft.now))
     if report.notice_at is not None:
         note_notice(draft, attempt_id, report.notice_at)
+    _extend_stop(draft, attempt_id, report)
+    item = draft.attempt(attempt_id)
     if report.phase in _RUNNING_PHASES and item.state in {AttemptState.INTENDED, AttemptState.STARTING}:
         if item.state is AttemptState.INTENDED and item.ref is None:
             return  # the machine speaks before its launch was answered; its listing will name it
         _running(draft, attempt_id)
+
+
+def _extend_stop(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
+    """Give a stopping host more time while its upload advances, up to the order's limit."""
+    item = draft.attempt(attempt_id)
+    stop = item.stop
+    if stop is None or stop.limit is None or report.upload_progress in {"", stop.progress}:
+        return
+    later = min(stop.limit, draft.now + draft.policy.save_allowance)
+    if later <= stop.deadline:
+        return
+    if not stop.progress:
+        minutes = int((stop.limit - draft.now).total_seconds() // 60)
+        draft.event("attempt.saving", f"its upload advances: it has up to {minutes} min more", attempt=attempt_id)
+    draft.put_attempt(replace(item, stop=replace(stop, deadline=later, progress=report.upload_progress)))
 
 
 def last_sign_of_life(written: datetime, report: HostReport) -> datetime:
@@ -119,8 +136,11 @@ def note_notice(draft: Draft, attempt_id: AttemptId, at: datetime) -> None:
 def exited(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
     """The runner reported its own end."""
     item = replace(draft.attempt(attempt_id), exit_code=report.exit_code, phase="done")
-    if item.state is AttemptState.INTENDED:
-        return  # its machine is not known yet; the report will still be there
+    if item.state is AttemptState.INTENDED and not item.outcome_unknown:
+        return  # the answer to its launch is on its way; the report will still be there
+    if item.ref is None:
+        book_unseen(draft, attempt_id, report.exit_at or draft.now)
+        item = replace(draft.attempt(attempt_id), exit_code=report.exit_code, phase="done")
     draft.put_attempt(item)
     meter_outputs(draft, attempt_id, report.outputs_bytes)
     item = draft.attempt(attempt_id)

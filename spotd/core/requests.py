@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from spotd.core.draft import Draft
 from spotd.core.model import Attempt, Job, JobId, Plan, StopOrder, World
@@ -22,6 +23,10 @@ def submit(world: World, job: Job, now: datetime) -> Plan:
     return draft.plan()
 
 
+_FOR_MONEY: Final = frozenset({EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED})
+"""What was set aside for the end of such a machine is not to be exceeded."""
+
+
 def stop_attempt(draft: Draft, item: Attempt, reason: EndReason, detail: str) -> None:
     """The runner is told to save and stop; a machine that is not known yet is let go as soon as it is."""
     if item.stop is not None:
@@ -32,6 +37,7 @@ def stop_attempt(draft: Draft, item: Attempt, reason: EndReason, detail: str) ->
         detail=detail,
         ordered_at=draft.now,
         deadline=draft.now + grace + draft.policy.save_allowance,
+        limit=None if reason in _FOR_MONEY else draft.now + grace + draft.policy.save_limit,
     )
     if item.running_at is None:
         draft.put_attempt(replace(item, stop=order))

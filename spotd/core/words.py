@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime, timedelta
 
-from spotd.core.model import Quote
+from spotd.core.model import Attempt, Policy, Quote
 from spotd.core.pricing import repriced
 from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
@@ -45,3 +46,20 @@ def wanted_words(wanted: Resources) -> str:
 def passed_over_words(misfits: Counter[str]) -> str:
     """`3 too little disk, 1 another region`, most frequent first."""
     return ", ".join(f"{count} {why}" for why, count in sorted(misfits.items(), key=lambda kv: (-kv[1], kv[0])))
+
+
+def witness_words(item: Attempt, policy: Policy, now: datetime) -> str:
+    """What speaks against the machine and does not end it yet; empty where nothing does."""
+    seen_at = item.heartbeat_seen_at
+    silence = timedelta(0) if seen_at is None else now - seen_at
+    # What is on record may be as old as one such span although the host beats.
+    is_silent = silence >= 2 * policy.silence_max
+    if item.missing_since is not None and not is_silent:
+        return f"{item.provider} does not list the machine, but its heartbeats arrive, so it is kept"
+    if not is_silent:
+        return ""
+    minutes, limit = int(silence.total_seconds() // 60), int(policy.silence_limit.total_seconds() // 60)
+    return (
+        f"no sign of life for {minutes} min, and {item.provider} does not say that it is gone:"
+        f" it is given up after {limit} min, or later if most hosts are silent"
+    )

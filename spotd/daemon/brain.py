@@ -104,6 +104,8 @@ class Brain:
         self.held = ""
         """Why nothing is decided, empty while decisions are made."""
         self._contained: frozenset[Contained] = frozenset()
+        self.doubts: tuple[str, ...] = ()
+        """Why silence says nothing of a host at the moment."""
         self._durable: World | None = None
         """What was read from the state since it could be written last."""
         self._unsaved: World | None = None
@@ -186,6 +188,7 @@ class Brain:
         self._keeper.committed(reports)
         self._tell(committed, listings, reports)
         self._tell_contained(committed.plan.contained)
+        self._tell_doubts(committed.plan.doubts, committed.at)
         self._publish(committed)
         for job in committed.plan.jobs.values():
             if job.state is JobState.SUCCEEDED:
@@ -204,6 +207,16 @@ class Brain:
         for one in sorted(now - self._contained, key=lambda one: one.subject):
             self._log.error("failure.contained", subject=one.subject, error=one.error)
         self._contained = now
+
+    def _tell_doubts(self, doubts: tuple[str, ...], at: datetime) -> None:
+        """One event when silence begins to be no witness, and one when it is again."""
+        if doubts and not self.doubts:
+            self._log.warning("silence.doubted", why=doubts[0])
+            self._boards.note("silence.doubted", doubts[0], {}, at=at)
+        elif self.doubts and not doubts:
+            self._log.info("silence.trusted")
+            self._boards.note("silence.trusted", "the hosts are heard again", {}, at=at)
+        self.doubts = doubts
 
     @property
     def contained(self) -> frozenset[Contained]:

@@ -181,6 +181,7 @@ def report_of(
         glance=glance or view.behind,
         beat_at=view.beat_at,
         flood=view.flood,
+        upload_progress="" if beat is None else _progress_of(beat),
         seq=beat.seq if beat is not None else -1,
         phase=beat.phase.value if beat is not None else "",
         checkpoints=tuple(c for key, c in view.accepted.items() if key not in known),
@@ -207,6 +208,11 @@ def report_of(
 def _near(stated: datetime, at: datetime) -> datetime:
     """When the machine goes, as its host states it, no further from now than any provider announces it."""
     return min(max(stated, at - NOTICE_SPAN_MAX), at + NOTICE_SPAN_MAX)
+
+
+def _progress_of(beat: Heartbeat) -> str:
+    up = beat.upload
+    return "" if up.name is None else f"{up.name}:{up.bytes_done}:{up.queued}"
 
 
 def _exit_code(ended: Exit | None) -> int | None:

@@ -22,6 +22,8 @@ SAVE: Final = (timedelta(minutes=2), 8.0)
 COMMIT_HORIZON: Final = (timedelta(minutes=5), 5.0)
 RECHECK: Final = (timedelta(seconds=60), 0.5)
 LEASE: Final = (timedelta(minutes=30), 30.0)
+SILENCE_LIMIT_FLOOR_S: Final = 35.0
+SAVE_LIMIT_FLOOR_S: Final = 30.0
 PROVISION_FLOOR_S: Final = 30.0
 RECONCILE_FLOOR_S: Final = 5.0
 QUOTE_FLOOR_S: Final = 5.0
@@ -53,6 +55,8 @@ def build_policy(
         commit_horizon=span(COMMIT_HORIZON),
         recheck_every=span(RECHECK),
         lease=span(LEASE),
+        silence_limit=virtual_at_least(clock, settings.silence_limit, real_s=SILENCE_LIMIT_FLOOR_S),
+        save_limit=virtual_at_least(clock, settings.save_limit, real_s=SAVE_LIMIT_FLOOR_S),
     )
 
 

@@ -57,6 +57,8 @@ class Settings:
     budget_day: MicroUsd | None = None
     budget_month: MicroUsd | None = None
     machines_max: int = 8
+    silence_limit: timedelta = timedelta(minutes=35)
+    save_limit: timedelta = timedelta(hours=1)
     flood: FloodLimits = field(default_factory=FloodLimits)
     config_path: Path | None = None
     take_over: frozenset[str] = frozenset()
@@ -76,6 +78,8 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
         ("budget_day", "[budget] day"),
         ("budget_month", "[budget] month"),
         ("machines_max", "[budget] machines"),
+        ("silence_limit", "[daemon] silence_limit"),
+        ("save_limit", "[daemon] save_limit"),
     ):
         if getattr(old, name) != getattr(new, name):
             at_once.append(words)

@@ -29,7 +29,7 @@ import anyio.to_thread
 
 from spotd.core.model import Attempt, AttemptId, HostReport, Job, JobId, World
 from spotd.daemon import layout
-from spotd.daemon.beats import STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
+from spotd.daemon.beats import STILL_SHARE, STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
 from spotd.daemon.flood import FloodLimits, count
 from spotd.daemon.hostview import HostView, look_at_checkpoints, look_at_news, report_of, told, with_job
 from spotd.daemon.shares import Share
@@ -44,6 +44,9 @@ ATTEMPTS_PER_THREAD_MIN: Final = 16
 """Below this a further thread costs more than it saves on a folder."""
 FAILURES_MAX: Final = 5
 """After so many looks in a row that failed by what one host wrote, it is judged by what is known of it."""
+PROBE_EVERY: Final = timedelta(seconds=30)
+"""How often the store is asked to take a write while a host is silent."""
+PROBE_KEY: Final = "doctor/writes"
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 EARLY_SHARE: Final = 0.9
 """A look that comes so early lists the beats all the same: the next might come much later."""
@@ -82,6 +85,8 @@ class Storekeeper:
         self._busy: set[AttemptId] = set()
         """Whose host a thread is reading at this moment."""
         self._auditing = False
+        self._probed_at: datetime | None = None
+        self._writes_fail = False
         self._busy_lock = threading.Lock()
         self._limiter: anyio.CapacityLimiter | None = None
         self.trouble = ""
@@ -134,6 +139,8 @@ class Storekeeper:
             pass_.trouble = f"the checkpoint store did not answer within {self._deadline_s:.0f} s"
         if pass_.trouble or pass_.asked:
             self._note(pass_.trouble)
+        if self._writes_fail:
+            return {i: replace(report, store_takes_no_writes=True) for i, report in pass_.reports.items()}
         return dict(pass_.reports)
 
     def committed(self, reports: Mapping[AttemptId, HostReport]) -> None:
@@ -153,6 +160,7 @@ class Storekeeper:
 
     def _list(self, pass_: _Pass, world: World) -> None:
         """The pass knows the beats, if it is time for them."""
+        self._probe_writes(pass_, world)
         early = self._listed_at is not None and pass_.real - self._listed_at < self._list_every * EARLY_SHARE
         if early:
             return
@@ -167,6 +175,28 @@ class Storekeeper:
         if self._strays_at is None or pass_.real - self._strays_at >= STRAYS_KEPT:
             self._strays_at = pass_.real
             delete_strays(self._objects, beats, {layout.beat_key(i) for i in world.attempts}, real=pass_.real)
+
+    def _probe_writes(self, pass_: _Pass, world: World) -> None:
+        """Learn whether the store takes writes at all, while a host is silent that may be unable to write."""
+        late = pass_.at - world.policy.silence_max * STILL_SHARE
+        if not any(self._is_late(item, late) for item in world.attempts.values()):
+            self._writes_fail = False
+            return
+        if self._probed_at is not None and pass_.real - self._probed_at < PROBE_EVERY:
+            return
+        self._probed_at = pass_.real
+        try:
+            self._objects.put(PROBE_KEY, b"spotd")
+        except StoreError:
+            self._writes_fail = True
+        else:
+            self._writes_fail = False
+
+    def _is_late(self, item: Attempt, late: datetime) -> bool:
+        view = self._views.get(item.id)
+        beat_at = None if view is None else view.beat_at
+        signs = [at for at in (item.heartbeat_seen_at, beat_at) if at is not None]
+        return item.state.counts and item.heartbeat_seen_at is not None and max(signs) < late
 
     def _batches(
         self, pass_: _Pass, free: Iterable[Attempt], world: World, closely: frozenset[AttemptId]

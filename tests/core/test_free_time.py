@@ -90,7 +90,7 @@ def test_a_machine_first_seen_when_it_is_gone_is_free_as_well() -> None:
 
 
 def test_an_end_that_we_ordered_too_does_not_make_it_cost() -> None:
-    lost, _ = seen(world(heartbeat_seen_at=NOW - MINUTE), InstanceState.RUNNING, None)
+    lost, _ = seen(world(heartbeat_seen_at=NOW - 35 * MINUTE), InstanceState.RUNNING, None)
     (ending,) = lost.intents
     ordered = applied(lost, terminate_accepted(lost, ending, NOW))
     assert attempt(ordered).meter.settled == 68_334

@@ -19,12 +19,15 @@ LONG_AGO = NOW - timedelta(hours=5)
 STOP = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=LONG_AGO, deadline=NOW - timedelta(seconds=1))
 
 WOULD_END = {
-    "silent": (world_with(A.RUNNING, heartbeat_seen_at=NOW - timedelta(seconds=45)), RUNS),
+    "silent": (world_with(A.RUNNING, heartbeat_seen_at=NOW - timedelta(minutes=35)), RUNS),
     "never heard of": (world_with(A.STARTING, launched_at=LONG_AGO, heartbeat_seen_at=None), RUNS),
     "stopping for too long": (world_with(A.STOPPING, stop=STOP), RUNS),
     "outbid": (world_with(A.RUNNING), (instance(S.PAUSED, loss=Loss.OUTBID),)),
     "gone": (world_with(A.RUNNING), (instance(S.GONE, loss=Loss.PREEMPTED),)),
-    "absent": (world_with(A.RUNNING, missing_since=NOW - timedelta(minutes=1)), ()),
+    "absent": (
+        world_with(A.RUNNING, missing_since=NOW - timedelta(minutes=1), heartbeat_seen_at=NOW - timedelta(seconds=45)),
+        (),
+    ),
 }
 
 
@@ -50,12 +53,12 @@ def test_hosts_that_only_beat_are_written_down_once_in_a_while_and_judged_by_the
     world = world_with(A.RUNNING, heartbeat_seen_at=NOW - timedelta(seconds=40))
     beating = report(glance=True, beat_at=NOW - timedelta(seconds=1))
     assert reconcile(world, listing(*RUNS), beating, NOW).is_empty
-    later = NOW + timedelta(seconds=40)
+    later = NOW + timedelta(minutes=34, seconds=58)
     assert reconcile(world, listing(*RUNS), beating, later).look_closer == frozenset()
-    silent = NOW + timedelta(seconds=44)
+    silent = NOW + timedelta(minutes=34, seconds=59)
     assert reconcile(world, listing(*RUNS), beating, silent).look_closer == {ATTEMPT}
     looked = reconcile(world, listing(*RUNS), report(beat_at=NOW - timedelta(seconds=1)), silent)
-    assert looked.attempts[ATTEMPT].end_detail == "no sign of life for 45 s"
+    assert looked.attempts[ATTEMPT].end_detail == "no sign of life for 2100 s"
 
 
 def test_an_old_beat_does_not_put_the_last_sign_of_life_back() -> None:

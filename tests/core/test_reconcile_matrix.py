@@ -25,7 +25,7 @@ from spotd.core.pricing import halted_rate
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market
-from tests.core.builders import MINUTE, NOW, REF, instance, listing, report, world_with
+from tests.core.builders import MINUTE, NOW, REF, instance, listing, report, shop_policy, world_with
 
 J = JobId("j1")
 A, S = AttemptState, InstanceState
@@ -118,20 +118,18 @@ def test_each_cell_of_ours_against_theirs(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("ours", [A.STARTING, A.RUNNING, A.STOPPING])
-def test_absence_of_the_only_machine_is_believed_at_the_second_reading(ours: AttemptState) -> None:
-    world = world_with(ours)
+def test_absence_of_the_only_machine_is_believed_at_the_second_reading_once_it_is_silent(ours: AttemptState) -> None:
+    silent = None if ours is A.STARTING else NOW - MINUTE
+    world = world_with(ours, heartbeat_seen_at=silent)
     first = reconcile(world, listing(), report(), NOW)
     assert after(world, first)[0] is ours
     assert first.look_again == {REF.provider}
     world = applied(world, first)
     same = reconcile(world, listing(), report(), NOW)
     assert after(world, same)[0] is ours, "the same reading is not a second one"
-    second = reconcile(
-        world,
-        listing(at=NOW + MINUTE / 60),
-        {i: r.__class__(attempt=i, looked_at=NOW + MINUTE) for i, r in report().items()},
-        NOW + MINUTE / 60,
-    )
+    later = NOW + (MINUTE if ours is A.STARTING else MINUTE / 60)
+    looked = {i: r.__class__(attempt=i, looked_at=NOW + MINUTE) for i, r in report().items()}
+    second = reconcile(world, listing(at=later), looked, later)
     assert after(world, second)[0] is A.ENDING
     assert ends(second), "even what is believed to be gone is ended for certain"
 
@@ -221,8 +219,9 @@ def test_a_machine_that_does_not_come_up_in_time_is_given_up() -> None:
     assert next(iter(plan.attempts.values())).end_reason is EndReason.PROVISION_TIMEOUT
 
 
-def test_silence_longer_than_allowed_is_a_lost_host() -> None:
-    world = world_with(A.RUNNING, heartbeat_seen_at=NOW - MINUTE)
+def test_silence_alone_is_a_lost_host_only_after_the_lease() -> None:
+    assert shop_policy().silence_limit > shop_policy().lease
+    world = world_with(A.RUNNING, heartbeat_seen_at=NOW - shop_policy().silence_limit)
     plan = reconcile(world, listing(instance(S.RUNNING)), report(seq=5), NOW)
     assert after(world, plan) == (A.ENDING, JobState.RECOVERING)
     assert plan.attempts[next(iter(plan.attempts))].end_reason is EndReason.HOST_LOST
@@ -232,7 +231,7 @@ def test_silence_longer_than_allowed_is_a_lost_host() -> None:
 def test_the_loss_of_a_host_without_a_name_cools_its_pool_down_only_if_the_attempt_had_saved_nothing(
     saved: bool,
 ) -> None:
-    world = world_with(A.RUNNING, heartbeat_seen_at=NOW - MINUTE)
+    world = world_with(A.RUNNING, heartbeat_seen_at=NOW - shop_policy().silence_limit)
     (lost,) = world.attempts.values()
     unnamed = replace(lost, quote=replace(lost.quote, offer=replace(lost.quote.offer, host_id=None)))
     kept = Checkpoint(

@@ -65,7 +65,7 @@ def test_every_other_machine_is_ended_at_once(world: World) -> None:
 
 
 def test_a_machine_whose_runner_has_not_reported_its_end_is_not_left_alone() -> None:
-    world = told(heartbeat_seen_at=NOW - MINUTE)
+    world = told(heartbeat_seen_at=NOW - timedelta(minutes=35))
     plan = reconcile(world, listing(instance(InstanceState.RUNNING)), report(seq=5), NOW)
     assert order(plan).not_before is None
 

@@ -202,6 +202,7 @@ class Health:
             row_of("daemon", one.subject, one.error, ok=False, hint="everything else goes on; report this with the log")
             for one in sorted(parts.brain.contained, key=lambda one: one.subject)
         )
+        rows.extend(row_of("daemon", "silent hosts", why, ok=False) for why in parts.brain.doubts)
         if parts.brain.held:
             rows.append(row_of("daemon", "decisions", f"none are made: {parts.brain.held}", ok=False))
         return rows
