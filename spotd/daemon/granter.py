@@ -2,17 +2,22 @@
 
 Level-triggered. The brain says what the world is; this loop compares it with what it last wrote for each attempt and
 writes what differs. A write that fails is tried again at the next round, and the store's silence is told once.
+
+A thread cannot be stopped, so a write that was given up may still land, over a newer one. Writes of an attempt are
+therefore numbered; when one ends that is not the newest, whatever came of it, the newest is written once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from spotd.core.model import Attempt, AttemptId, Fallback, Job, Policy, World
@@ -71,6 +76,10 @@ class Granter:
         self._world: World | None = None
         self._written: dict[AttemptId, _Written] = {}
         self._trouble = ""
+        self._numbers: dict[AttemptId, int] = {}
+        """How many writes of each attempt were begun."""
+        self._late: set[AttemptId] = set()
+        """Whose newest grant an older write may have replaced."""
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
         """The grant is written; returns the start script that reads it.
@@ -81,7 +90,7 @@ class Granter:
         if self._forbidden():
             raise StoreError(self._forbidden())
         policy = self._policy()
-        url = await self._call(lambda: self._grants.prepare(attempt, job, policy))
+        url = await self._call(self._numbered(attempt.id, lambda: self._grants.prepare(attempt, job, policy)))
         self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
         return self._start_script(attempt.provider, url)
 
@@ -108,14 +117,22 @@ class Granter:
         lease_s = min(self._clock.real_seconds(policy.lease), WRITE_LIFE.total_seconds())
         renew_after = timedelta(seconds=max(0.2, lease_s / RENEWALS_PER_LEASE))
         # Taken before the first await: a grant prepared during this round belongs to a newer world than this one.
-        gone = [attempt for attempt in self._written if attempt not in world.attempts]
+        late, self._late = self._late, set()
+        for attempt_id in late & world.attempts.keys():
+            self._written.pop(attempt_id, None)
+        gone = [i for i in {*self._written, *self._numbers, *late} if i not in world.attempts]
         trouble = ""
         for attempt in sorted(world.attempts.values(), key=lambda a: (a.stop is None, a.id.job, a.id.number)):
             work = self._due(attempt, world.jobs.get(attempt.id.job), policy, renew_after)
             if work is not None:
-                trouble = await self._try(work) or trouble
+                trouble = await self._try(self._numbered(attempt.id, work)) or trouble
         for ended in gone:
-            trouble = await self._try(partial(self._remove, ended)) or trouble
+            failed = await self._try(self._numbered(ended, partial(self._remove, ended)))
+            if failed:
+                self._late.add(ended)
+            else:
+                self._numbers.pop(ended, None)
+            trouble = failed or trouble
         self._note(trouble)
         return RETRY_S if trouble else renew_after.total_seconds() / 4
 
@@ -139,6 +156,21 @@ class Granter:
             if timedelta(0) <= age < renew_after:
                 return None
         return partial(self._renew, attempt, job, policy)
+
+    def _numbered(self, attempt: AttemptId, work: Callable[[], T]) -> Callable[[], T]:
+        """The write, which notes at its end whether a newer one was begun meanwhile."""
+        number = self._numbers[attempt] = self._numbers.get(attempt, 0) + 1
+
+        def write() -> T:
+            try:
+                return work()
+            finally:
+                if self._numbers.get(attempt) != number:
+                    self._late.add(attempt)
+                    with suppress(RuntimeError):  # the loop has ended, and with it this daemon's writing
+                        anyio.from_thread.run_sync(self._bell.ring)
+
+        return write
 
     def _renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
         self._grants.renew(attempt, job, policy)

@@ -29,7 +29,7 @@ from spotd_providers.contract.money import as_usd
 
 FALLBACK: Final = "checkpoint.fallback"
 BILLED: Final = "attempt.billed"
-RECEIPTS_MAX: Final = 100
+RECEIPTS_MAX: Final = 50
 """Receipts of one answer; the sums of older jobs are in its totals."""
 
 
