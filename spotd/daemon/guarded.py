@@ -42,6 +42,7 @@ from spotd_providers.contract.values import (
     Launched,
     LaunchRequest,
     Listing,
+    Offer,
     OfferPage,
     OfferQuery,
     Power,
@@ -66,6 +67,7 @@ class Guarded:
         self._log = log
         self._name = ProviderName(str(inner.name)) if name is None else name
         self._calls = 0
+        self._known_offers: dict[str, Offer] = {}
         self._complaints: dict[str, str] = {}
 
     @property
@@ -97,7 +99,11 @@ class Guarded:
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         page = await self._called("offers", lambda: self.inner.offers(query))
-        return _scoped(self._read("offers", lambda: plain.offer_page(page, self.name, now=self._now())), query)
+        checked = self._read(
+            "offers", lambda: plain.offer_page(page, self.name, now=self._now(), known=self._known_offers)
+        )
+        self._known_offers = {offer.offer_id: offer for offer in checked.offers}
+        return _scoped(checked, query)
 
     async def launch(self, request: LaunchRequest) -> Launched:
         """One launch, made by the plugin.

@@ -163,8 +163,13 @@ _END: Final = object()
 # --- offers ----------------------------------------------------------------------------------------------------
 
 
-def offer_page(value: Any, provider: ProviderName, *, now: datetime) -> OfferPage:
+def offer_page(
+    value: Any, provider: ProviderName, *, now: datetime, known: Mapping[str, Offer] | None = None
+) -> OfferPage:
     """The offers that can be used; each of the others is refused with its reason.
+
+    Args:
+        known: offers of an earlier page by their ids: a row that equals one needs no second look, and most do.
 
     Raises:
         Malformed: it is no page at all.
@@ -176,7 +181,8 @@ def offer_page(value: Any, provider: ProviderName, *, now: datetime) -> OfferPag
     refused: list[Rejected] = []
     for row in rows:
         try:
-            offer = _offer(row, provider)
+            before = known.get(row.offer_id) if known and type(row) is Offer and type(row.offer_id) is str else None
+            offer = before if before is not None and before == row else _offer(row, provider)
         except Malformed as exc:
             refused.append(Rejected(offer_id=_name_of(row), reason=str(exc)))
             continue

@@ -209,6 +209,15 @@ def test_more_rows_than_any_market_has_are_cut_off_and_said_to_be() -> None:
     assert not plain_listing(Listing(instances=endless(BAD_MACHINE), complete=True, at=NOW)).complete  # type: ignore[arg-type]  # the point
 
 
+def test_a_row_that_equals_a_known_offer_is_that_offer_whatever_it_is_made_of() -> None:
+    known = {BAD_OFFER.offer_id: BAD_OFFER}
+    alike = replace(BAD_OFFER, gpu_price=100_000.0, gpu_count=True)  # type: ignore[arg-type]  # equal, and of other types
+    (found,) = pluginvalues.offer_page(page(alike), BAD, now=NOW, known=known).offers
+    assert found is BAD_OFFER
+    (found,) = pluginvalues.offer_page(page(replace(BAD_OFFER, gpu_price=7)), BAD, now=NOW, known=known).offers
+    assert found.gpu_price == 7
+
+
 def test_an_offer_twice_in_one_answer_is_one_offer() -> None:
     found = plain_offers(page(BAD_OFFER, replace(BAD_OFFER, gpu_price=1)))
     assert [one.gpu_price for one in found.offers] == [100_000]
