@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotd.core.decide import decide
-from spotd.core.metering import job_spent, on_demand_spent, spent
+from spotd.core.metering import job_spent, on_demand_spent, settled, spent
 from spotd.core.model import Attempt, ExitCause, HostReport, JobId, World
 from spotd.core.outcomes import launched, terminate_accepted
 from spotd.core.plans import applied
@@ -271,3 +271,12 @@ def test_a_market_price_that_leaps_is_believed_when_two_listings_state_it() -> N
     assert not decide(world, market(), NOW).attempts, "a price of all GPUs where one was meant"
     world = seen(world, InstanceState.RUNNING, NOW + MINUTE / 2, price=MicroUsdPerHour(8 * 400_000))
     assert decide(world, market(), NOW + MINUTE / 2).attempts
+
+
+def test_a_meter_that_begins_in_the_future_books_nothing_and_begins_now() -> None:
+    world = world_with(AttemptState.RUNNING)
+    item = replace(the(world), meter=replace(the(world).meter, since=NOW + timedelta(seconds=1)))
+    after, charges = settled(item, NOW, RATE, None)
+    assert not charges
+    assert after.meter.since == NOW
+    assert spent(item, NOW) == 0

@@ -128,6 +128,15 @@ def test_an_anchor_that_cannot_be_read_begins_a_new_timeline(store: Store, text:
     assert begin(store, Machine()).clock.now() == NOW
 
 
+async def answered(path: Path) -> None:
+    """The daemon has begun to serve its API."""
+    while not path.exists():  # noqa: ASYNC110 - a file tells no event
+        await anyio.sleep(0.02)
+    async with await anyio.connect_unix(path) as stream:
+        await stream.send(b"GET / HTTP/1.0\r\n\r\n")
+        await stream.receive()
+
+
 def test_a_daemon_whose_clock_is_set_ends_its_run_for_the_next_one(tmp_path: Path) -> None:
     machine = Machine()
     overrides = {"STATE_DIRECTORY": str(tmp_path / "state"), "SPOTD_SOCKET": str(tmp_path / "run" / "s.sock")}
@@ -144,10 +153,8 @@ def test_a_daemon_whose_clock_is_set_ends_its_run_for_the_next_one(tmp_path: Pat
 
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            with anyio.fail_after(30):
-                while not (tmp_path / "run" / "s.sock").exists():  # noqa: ASYNC110 - a file tells no event
-                    await anyio.sleep(0.02)
-            await anyio.sleep(0.3)
+            with anyio.fail_after(60):
+                await answered(tmp_path / "run" / "s.sock")
             if steps is None:
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
@@ -160,3 +167,20 @@ def test_a_daemon_whose_clock_is_set_ends_its_run_for_the_next_one(tmp_path: Pat
     with Store.open(tmp_path / "state" / "state.sqlite") as store:
         kinds = [seen.event.kind for seen in store.read(lambda reads: reads.newest_events())]
     assert kinds.count("clock.stepped") == 1
+
+
+def test_a_clock_set_back_over_midnight_books_the_second_midnight_as_well(store: Store) -> None:
+    machine = Machine(wall=NOW)
+    begin(store, machine)
+    filled(store)
+    machine.passes(timedelta(hours=12, seconds=1))  # a second past midnight
+    machine.wall -= timedelta(seconds=11)
+    begin(store, machine)
+    machine.passes(timedelta(seconds=12))
+    machine.wall -= timedelta(minutes=1)
+    timeline = begin(store, machine)
+    charges = store.read(lambda reads: reads.charges_of(next(iter(reads.world(shop_policy(), NOW).jobs))))
+    assert len({charge.start for charge in charges}) == len(charges) == 4, "two of them begin at midnight"
+    assert sum(charge.amount for charge in charges) in range(4_868_110, 4_868_120), "twelve hours, 13 s and ten minutes"
+    world = store.read(lambda reads: reads.world(shop_policy(), timeline.clock.now()))
+    assert next(iter(world.attempts.values())).meter.since == timeline.clock.now()
