@@ -130,7 +130,7 @@ def test_an_anchor_that_cannot_be_read_begins_a_new_timeline(store: Store, text:
 
 async def answered(path: Path) -> None:
     """The daemon has begun to serve its API."""
-    while not path.exists():  # noqa: ASYNC110 - a file tells no event
+    while not await anyio.Path(path).exists():  # noqa: ASYNC110 - a file tells no event
         await anyio.sleep(0.02)
     async with await anyio.connect_unix(path) as stream:
         await stream.send(b"GET / HTTP/1.0\r\n\r\n")
