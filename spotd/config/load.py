@@ -34,6 +34,7 @@ from spotd.config.refusals import ConfigError, known_keys, problems_of
 from spotd_jobs.spec.files import read_toml
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_key
 from spotd_providers.contract.gpus import UnknownGpu, resolve
+from spotd_providers.contract.provider import ProviderPlugin
 
 DEFAULT_PROVIDER: Final = "local"
 BUILT_IN: Final = "the built-in defaults"
@@ -210,6 +211,18 @@ def _provider(name: str, table: Any, plugins: Plugins, problems: list[Problem]) 
     except BadValue as exc:
         problems.append(Problem(key=key_path(place), message=str(exc), hint=exc.hint))
         return None
+    try:
+        return _checked_provider(name, table, plugin, problems)
+    except Exception as exc:  # noqa: BLE001 - foreign code runs here, and must not hide the other problems
+        message = f"the plugin of this provider fails with {type(exc).__name__}, which is a bug in it"
+        problems.append(Problem(key=key_path(place), message=message, hint="remove this table, or mend the plugin"))
+        return None
+
+
+def _checked_provider(
+    name: str, table: Mapping[str, Any], plugin: ProviderPlugin, problems: list[Problem]
+) -> ProviderConfig | None:
+    place = (_PROVIDERS, name)
     model: type[BaseModel] = plugin.settings_model
     common: ProviderSection | None = None
     settings: BaseModel | None = None
@@ -231,11 +244,7 @@ def _provider(name: str, table: Any, plugins: Plugins, problems: list[Problem]) 
 def _contradictions(config: Config) -> list[Problem]:
     if config.daemon.time_scale == 1:
         return []
-    real = [
-        provider.name
-        for provider in config.providers
-        if provider.common.enabled and not provider.plugin.traits(provider.settings).hosts_share_filesystem
-    ]
+    real = [provider.name for provider in config.providers if provider.common.enabled and not _shares_files(provider)]
     if not real:
         return []
     return [
@@ -245,6 +254,13 @@ def _contradictions(config: Config) -> list[Problem]:
             hint="remove time_scale, or enable only the local market",
         )
     ]
+
+
+def _shares_files(provider: ProviderConfig) -> bool:
+    try:
+        return provider.plugin.traits(provider.settings).hosts_share_filesystem is True
+    except Exception:  # noqa: BLE001 - the daemon says what is wrong with this plugin, and goes on without it
+        return False
 
 
 def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> list[Problem]:

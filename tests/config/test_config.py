@@ -503,3 +503,26 @@ def test_any_junk_is_a_config_or_a_list_of_problems(data: dict[str, Any]) -> Non
         return
     assert problems
     assert all(problem.hint for problem in problems)
+
+
+class FailingModel:
+    """Settings of a plugin that fails when it is asked for them."""
+
+    @property
+    def settings_model(self) -> object:
+        raise RuntimeError("a bug")
+
+    def traits(self, settings: object) -> object:
+        raise RuntimeError("a bug")
+
+
+class FailingPlugins(TwoPlugins):
+    def load(self, name: str) -> ProviderPlugin:
+        return FailingModel()  # type: ignore[return-value]  # the point
+
+
+def test_a_plugin_that_fails_over_its_settings_is_a_refusal_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[providers.local]\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="fails with RuntimeError, which is a bug in it"):
+        load(path, environ=NOWHERE, plugins=FailingPlugins())
