@@ -238,7 +238,7 @@ def test_a_corrupt_chunk_costs_one_checkpoint_and_not_the_result(found: Lab, tmp
 
     found.start()
     until(lambda: found.job(job)["attempt"] == 2 and found.state(job) == "RUNNING", what="the second attempt to run")
-    bad, good = manifests[-1]["name"], manifests[-2]["name"]
+    bad, good = manifests[-1].name, manifests[-2].name
     until(lambda: f"checkpoint {bad} could not be restored" in spotctl(found, "why", job).stdout, what="why to say so")
     found.wait_final(job)
     assert found.state(job) == "SUCCEEDED"
