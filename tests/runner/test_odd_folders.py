@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -416,3 +417,24 @@ def test_patterns_of_outputs_match_as_a_shell_would(pattern: str, matched: set[s
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "l").symlink_to("out")
     assert set(outputs.find_outputs(str(tmp_path), [pattern], outputs.LeftOut())) == matched
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ELOOP, errno.ESTALE])
+def test_an_unreadable_folder_costs_its_own_entry_and_is_named(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root, who may read everything, only the system's own answer can be changed."""
+    for name in ("step-1/lost+found", "step-2"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "step-2/w").write_bytes(b"w")
+    real = os.listdir
+
+    def listed(place: str) -> list[str]:
+        if place.endswith("lost+found"):
+            raise OSError(error, os.strerror(error))
+        return real(place)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    with pytest.raises(tree.Unfit, match=r"lost\+found can not be read: " + os.strerror(error)):
+        tree.look(str(tmp_path), "step-1")
+    assert [one.path for one in tree.look(str(tmp_path), "step-2").files] == ["step-2/w"]
