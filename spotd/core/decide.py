@@ -329,6 +329,7 @@ class _Decision:
             ceiling=ceiling,
             price_max=price_max,
             intended_at=self.now,
+            account=self.policy.providers[agreed.offer.provider].account,
         )
         self.draft.put_attempt(item)
         self.draft.put_intent(

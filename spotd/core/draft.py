@@ -312,9 +312,12 @@ class Draft:
         known = self.intent(intent)
         if known is not None and known.is_open:
             return
+        rules = self.policy.providers.get(ref.provider)
+        owner = None if attempt is None else self.attempt(attempt).account
         self.put_intent(
             Intent(
                 id=intent,
+                account=owner or ("" if rules is None else rules.account),
                 kind=IntentKind.TERMINATE,
                 provider=ref.provider,
                 key=key,

@@ -196,6 +196,8 @@ class Attempt:
     traffic_since: datetime | None = None
     traffic_spent: MicroUsd = NOTHING
     bill_tries: int = 0
+    account: str = ""
+    """At the provider; empty where it does not say."""
 
     @property
     def provider(self) -> ProviderName:
@@ -308,6 +310,8 @@ class Intent:
     not_before: datetime | None = None
     accepted_at: datetime | None = None
     error: str = ""
+    account: str = ""
+    """Of the machine at the provider; empty where it does not say."""
     stray_rate: MicroUsdPerHour = FREE
     """Of a machine that no attempt owns: what it costs per hour, as listed when its end was first owed."""
     stray_since: datetime | None = None
@@ -431,6 +435,12 @@ class ProviderPolicy:
     free_if_taken_within: timedelta = timedelta(0)
     bills_from_running: bool = False
     ends_itself: bool = True
+    account: str = ""
+    """What names the account of the key in use; empty where the provider does not say, or has not yet."""
+
+    def is_other_account(self, account: str) -> bool:
+        """Whether a machine of this account is out of the sight of the key in use."""
+        return bool(account) and bool(self.account) and account != self.account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -369,6 +369,10 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
 def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     """What the listing says of a machine we know: price, notice, whether it can still compute."""
     item = draft.attempt(attempt_id)
+    rules = draft.policy.providers.get(item.provider)
+    if rules is not None and rules.account and not item.account:
+        item = replace(item, account=rules.account)
+        draft.put_attempt(item)
     at = draft.listed_at.get(item.provider, draft.now)
     if not item.ever_listed or item.missing_since is not None:
         item = replace(item, ever_listed=True, missing_since=None)
@@ -463,6 +467,8 @@ def _end_again_if_forgotten(draft: Draft, item: Attempt, seen: str) -> bool:
 def _listing_speaks(draft: Draft, item: Attempt, listing: Listing) -> bool:
     """Whether absence from this listing says anything about the attempt's machine."""
     rules = draft.policy.providers.get(item.provider)
+    if rules is not None and rules.is_other_account(item.account):
+        return False  # the key in use belongs to somebody else, whose lists never had it
     window = rules.reconcile_window if rules is not None else timedelta(minutes=3)
     if item.ever_listed:
         return item.launched_at is None or listing.at > item.launched_at
@@ -589,6 +595,9 @@ def _settle_stray(draft: Draft, intent: Intent, seen: Listing | None) -> None:
     if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
         return
     if seen is None or not seen.complete or intent.accepted_at is None or seen.at <= intent.accepted_at:
+        return
+    rules = draft.policy.providers.get(intent.provider)
+    if rules is not None and rules.is_other_account(intent.account):
         return
     if not any(i.ref == intent.ref and i.state is not InstanceState.GONE for i in seen.instances):
         draft.put_intent(replace(intent, state=IntentState.DONE))

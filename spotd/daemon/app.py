@@ -42,7 +42,7 @@ from spotd.daemon.historian import Historian
 from spotd.daemon.hosting import Hosting
 from spotd.daemon.housekeeping import Housekeeping
 from spotd.daemon.ids import JobIds
-from spotd.daemon.install import new_identity, require_same_install, this_holder
+from spotd.daemon.install import new_identity, other_account_words, require_same_install, this_holder
 from spotd.daemon.leasing import Leasing
 from spotd.daemon.lifecycle import Lifecycle, Reload, signals
 from spotd.daemon.log import Redactor
@@ -252,6 +252,7 @@ class _Daemon:
             log=logs.get("poller"),
             crash=crash,
             world=lambda: None if self.brain.state is None else self.brain.state.world,
+            account_known=self._account_known,
         )
         self.policy = PolicyBox(self._policy(settings))
         self.policy.paused = TAKING_STOCK
@@ -405,6 +406,15 @@ class _Daemon:
         self._app.reloaded = fresh
         self._app.redactor.register(fresh.secrets)
         self.policy.reload(self._policy(fresh))
+        self.bell.ring()
+
+    def _account_known(self, provider: ProviderName, account: str) -> None:
+        """A key of another account than that of running machines is told of: it can neither see nor end them."""
+        self.policy.accounts[provider] = account
+        world = None if self.brain.state is None else self.brain.state.world
+        words = "" if world is None else other_account_words(world, self.policy.current, provider)
+        if words:
+            self._app.log.error("provider.other_account", provider=provider, error=words)
         self.bell.ring()
 
     def _owned(self, policy: Policy) -> Policy:

@@ -16,6 +16,7 @@ from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
 from spotd.store import Reads, Tx
 from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import ProviderName
 
 Decide = Callable[[World, datetime], Plan]
 DecideWith = Callable[[Reads, World, datetime], Plan]
@@ -34,11 +35,16 @@ class PolicyBox:
         """What forbids launches, asked each time: a sentence, or nothing."""
         self.owned: Callable[[Policy], Policy] = lambda policy: policy
         """Completes the policy by whose machines are ours, which no config says."""
+        self.accounts: dict[ProviderName, str] = {}
+        """What names the account of the key in use, where a provider has said so."""
 
     @property
     def current(self) -> Policy:
         why = self.why_paused
         policy = self.owned(self._policy)
+        if self.accounts:
+            providers = {n: replace(p, account=self.accounts.get(n, "")) for n, p in policy.providers.items()}
+            policy = replace(policy, providers=providers)
         return replace(policy, launches_paused=why) if why else policy
 
     @property
@@ -68,6 +74,10 @@ class Commits:
         self._clock = clock
         self._crash = crash
         self._checked = False
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy.current
 
     async def world(self) -> World:
         """The newest durable world.

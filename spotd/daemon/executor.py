@@ -368,6 +368,11 @@ class Executor:
 
     async def _call_terminate(self, intent: Intent, ref: InstanceRef) -> tuple[str, timedelta | None]:
         """Why the provider did not accept the end, and how long it asks to wait; empty when it did."""
+        rules = self._commits.policy.providers.get(intent.provider)
+        if rules is not None and rules.is_other_account(intent.account):
+            # Asked with this key the provider would say that there is no such machine, and mean its own.
+            why = f"the machine belongs to the account {intent.account}, the key in use to {rules.account}"
+            return f"{why}: put a key of the former account back into [providers.{intent.provider}]", None
         self._crash(CrashPoint.BEFORE_TERMINATE)
         detail, wait = "", None
         try:

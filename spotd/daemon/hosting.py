@@ -48,7 +48,9 @@ class Hosting:
         log: Logger,
         crash: CrashPoints,
         world: Callable[[], World | None],
+        account_known: Callable[[ProviderName, str], None],
     ) -> None:
+        self._account_known = account_known
         self._settings = settings
         self._boards = boards
         self._clock = clock
@@ -204,6 +206,7 @@ class Hosting:
             pace=self._pace(one),
             query=lambda: self._query(one.name),
             crash=self._crash,
+            account_known=self._account_known,
         )
         self.live[one.name] = provider
         self.entries[one.name] = replace(self.entries[one.name], provider=provider, poller=poller, trouble="")

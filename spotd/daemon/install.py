@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from spotd.core.keys import key_belongs_to
+from spotd.core.model import Policy, World
 from spotd.daemon.database import Database
 from spotd.daemon.ids import ALPHABET
 from spotd.daemon.lease import Holder, place_hash
 from spotd.daemon.lifecycle import BadConfig
 from spotd.store import MachineView
-from spotd_providers.contract.values import InstallId
+from spotd_providers.contract.values import InstallId, ProviderName
 
 IDENTITY_LENGTH: Final = 6
 STATE_ID: Final = "state_id"
@@ -108,3 +109,20 @@ def _token(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as exc:
         raise BadConfig(f"{path} cannot be used: {exc}\n\nhint: check the owner and the disk of its folder") from exc
+
+
+def other_account_words(world: World, policy: Policy, provider: ProviderName) -> str:
+    """Which machines the key in use can neither see nor end, since they belong to another account; empty for none."""
+    rules = policy.providers.get(provider)
+    if rules is None:
+        return ""
+    strange = [
+        a for a in world.attempts.values() if a.provider == provider and a.ref and rules.is_other_account(a.account)
+    ]
+    if not strange:
+        return ""
+    named = ", ".join(f"{a.ref.instance_id} ({a.key})" for a in strange[:NAMED_MAX] if a.ref is not None)
+    return (
+        f"the key of {provider} belongs to the account {rules.account}, but {named} to {strange[0].account}: they can "
+        f"neither be seen nor ended; put a key of that account back into [providers.{provider}] until they have ended"
+    )

@@ -29,11 +29,12 @@ from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.guarded import guarded
 from spotd.daemon.tally import Tally
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
-from spotd_providers.contract.provider import Clock, Logger, Provider
+from spotd_providers.contract.provider import Clock, KnowsAccount, Logger, Provider
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, Power, ProviderName
 
 T = TypeVar("T")
 
+ACCOUNT_LENGTH_MAX: Final = 200
 READ_DEADLINE_S: Final = 60.0
 """A slow provider may take half a minute for a page; beyond this it counts as away."""
 POLL_FLOOR_REAL_S: Final = 0.2
@@ -90,7 +91,10 @@ class Poller:
         pace: Pace,
         query: Callable[[], OfferQuery],
         crash: CrashPoints,
+        account_known: Callable[[ProviderName, str], None] = lambda _name, _account: None,
     ) -> None:
+        self._account_known = account_known
+        self._knows_account = provider if isinstance(provider, KnowsAccount) else None
         self._provider = guarded(provider, clock=clock, log=log)
         self.name: ProviderName = self._provider.name
         self._boards = boards
@@ -184,6 +188,7 @@ class Poller:
         wanted = self._boards.wanted.get(self.name, frozenset())
         self._crash(CrashPoint.BEFORE_INSTANCES)
         try:
+            await self._learn_account()
             listing = await self._ask(self._provider.instances)
             self._crash(CrashPoint.AFTER_INSTANCES)
             found = [machine for key in sorted(wanted) for machine in await self._find(key)]
@@ -201,6 +206,18 @@ class Poller:
         self._boards.machines_listed(self.name, _merged(listing, found, asked_at))
         self._came_back()
         return self._at_pace(self.pace.machines)
+
+    async def _learn_account(self) -> None:
+        """Ask once whose machines the listings show, before the first of them is believed."""
+        if self._knows_account is None:
+            return
+        try:
+            account = await self._ask(self._knows_account.account)
+        except AuthFailed:
+            account = ""  # the key may list machines and not ask this: then nothing is known
+        if account.isprintable() and len(account) <= ACCOUNT_LENGTH_MAX:
+            self._account_known(self.name, account)
+        self._knows_account = None
 
     async def _find(self, key: AttemptKey) -> tuple[Instance, ...]:
         self._crash(CrashPoint.BEFORE_FIND)

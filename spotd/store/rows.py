@@ -264,6 +264,7 @@ def attempt_out(attempt: Attempt, quote_text: str) -> Columns:
         "traffic_since": maybe_instant_out(attempt.traffic_since),
         "traffic_spent": attempt.traffic_spent,
         "bill_tries": attempt.bill_tries,
+        "account": words_out(attempt.account),
     }
 
 
@@ -326,6 +327,7 @@ def attempt_in(row: Row, quote: Quote) -> Attempt:
         traffic_since=maybe_instant_in(row.traffic_since),
         traffic_spent=row.traffic_spent,
         bill_tries=row.bill_tries,
+        account=row.account,
     )
 
 
@@ -347,6 +349,7 @@ def intent_out(intent: Intent) -> Columns:
         "not_before": maybe_instant_out(intent.not_before),
         "accepted_at": maybe_instant_out(intent.accepted_at),
         "error": words_out(intent.error),
+        "account": words_out(intent.account),
         "stray_rate": intent.stray_rate,
         "stray_since": maybe_instant_out(intent.stray_since),
     }
@@ -372,6 +375,7 @@ def intent_in(row: Row) -> Intent:
         not_before=maybe_instant_in(row.not_before),
         accepted_at=maybe_instant_in(row.accepted_at),
         error=row.error,
+        account=row.account,
         stray_rate=row.stray_rate,
         stray_since=maybe_instant_in(row.stray_since),
     )

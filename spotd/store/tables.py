@@ -163,6 +163,7 @@ class AttemptRow(Base, table=True):
     traffic_since: int | None = _big(nullable=True)
     traffic_spent: int = _zero()
     bill_tries: int = _zero()
+    account: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
 
 
 class CheckpointRow(Base, table=True):
@@ -207,6 +208,7 @@ class IntentRow(Base, table=True):
     not_before: int | None = _big(nullable=True)
     accepted_at: int | None = _big(nullable=True)
     error: str = _text()
+    account: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
     stray_rate: int = _zero()
     stray_since: int | None = _big(nullable=True)
 

@@ -30,6 +30,26 @@ QUOTA_HINT: Final = (
 )
 
 
+async def _identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> Mapping[str, Any]:
+    """What AWS says of the key.
+
+    Raises:
+        AuthFailed, Unavailable, RateLimited: as every call.
+    """
+    try:
+        answer: Mapping[str, Any] = await sdk.call("sts", regions[0].name, "get_caller_identity")
+    except Refused as exc:
+        raise failure(exc, what="get_caller_identity", rng=services.rng) from None
+    except AnswerLost as exc:
+        raise Unavailable(str(exc)) from None
+    return answer
+
+
+async def account_of(sdk: Sdk, regions: Sequence[Region], services: Services) -> str:
+    """The number of the account; empty where AWS does not say."""
+    return str((await _identity(sdk, regions, services)).get("Account") or "")
+
+
 async def examine(
     sdk: Sdk,
     regions: Sequence[Region],
@@ -42,12 +62,7 @@ async def examine(
     said: list[Mapping[str, Any]] = []
 
     async def key() -> str:
-        try:
-            answer = await sdk.call("sts", regions[0].name, "get_caller_identity")
-        except Refused as exc:
-            raise failure(exc, what="get_caller_identity", rng=services.rng) from None
-        except AnswerLost as exc:
-            raise Unavailable(str(exc)) from None
+        answer = await _identity(sdk, regions, services)
         if not answer.get("Arn"):
             raise Unavailable("AWS's answer does not say who this key is")
         said.append(answer)

@@ -240,6 +240,10 @@ class AwsProvider:
             text = ""
         return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
 
+    async def account(self) -> str:
+        """The number of the AWS account."""
+        return await doctor.account_of(self._sdk, tuple(self._regions.values()), self._services)
+
     async def check(self) -> Sequence[CheckLine]:
         """Key, clock, and in each region: reads, permission to launch, quotas."""
         return await doctor.examine(

@@ -127,6 +127,19 @@ class ReadsLogs(Protocol):
 
 
 @runtime_checkable
+class KnowsAccount(Protocol):
+    """Tells whose machines it lists: without it, a key of another account makes every machine look gone."""
+
+    async def account(self) -> str:
+        """What names the account of this key, the same for every key of it; never a secret.
+
+        Raises:
+            AuthFailed: the key may not ask for it.
+        """
+        ...
+
+
+@runtime_checkable
 class KnowsBalance(Protocol):
     """`Power.BALANCE`."""
 

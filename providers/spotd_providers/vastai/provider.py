@@ -193,6 +193,11 @@ class VastProvider:
         """The container's last lines as vast.ai kept them, without anything that looks like a secret."""
         return await self._console(_contract(ref), lines)
 
+    async def account(self) -> str:
+        """The number of the user; empty where vast.ai does not say it."""
+        told, _ = await self._client.user()
+        return "" if told.id is None else str(told.id)
+
     async def balance(self) -> Balance:
         """The credit that is left. A debt is shown as nothing left."""
         money, _ = await money_left(self._client)

@@ -117,6 +117,7 @@ class UserReply(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
+    id: Annotated[int | None, Lenient] = None
     credit: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
     balance: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
     email_verified: Annotated[bool | int | None, Lenient] = None

@@ -33,6 +33,7 @@ from spotd.daemon.backend.parts import Parts, ProviderEntry
 from spotd.daemon.backend.render import board_shapes, instant, quote_shape
 from spotd.daemon.backend.surroundings import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
 from spotd.daemon.guarded import guarded
+from spotd.daemon.install import other_account_words
 from spotd.daemon.tally import Tally
 from spotd.history import DISK_GB, HistoryUnavailable
 from spotd.store import Reads
@@ -256,6 +257,9 @@ class Health:
         rows = []
         if rules is not None and rules.unusable:
             rows.append(row_of(entry.name, "usable", rules.unusable, ok=False))
+        strange = other_account_words(self._parts.world(), self._parts.policy.current, entry.name)
+        if strange:
+            rows.append(row_of(entry.name, "account", strange, ok=False))
         try:
             lines = await guarded(entry.provider, clock=self._parts.clock, log=self._parts.log).check()
         except ProviderError as exc:

@@ -45,6 +45,9 @@ def upgrade() -> None:
     _add("cooldowns", "since")
     _add("cooldowns", "strikes", nullable=False)
     op.add_column("cooldowns", sa.Column("ends", sa.Text(), nullable=False, server_default="time"))
+    # Whose machine it is at the provider.
+    for table in ("attempts", "intents"):
+        op.add_column(table, sa.Column("account", sa.Text(), nullable=False, server_default=""))
     _sums()
 
 
