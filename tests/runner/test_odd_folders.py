@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from spotd_jobs.runner import outputs, tree
+from spotd_jobs.runner.ahead import Ahead
 from spotd_jobs.runner.files import remove
 from spotd_jobs.runner.manifest import CHUNKS_MAX, TEXT_MAX, text_bytes
 from spotd_jobs.runner.upload import Progress, TreeUpload, loads_of
@@ -251,6 +252,30 @@ def test_a_checkpoint_that_does_not_fit_is_passed_over_before_a_byte_of_it_is_fe
         (fallback,) = restore.fallbacks
         assert fallback.name == "step-2"
         assert "GB of disk" in fallback.reason
+
+
+def test_what_was_fetched_ahead_of_one_that_does_not_fit_makes_room_for_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Rig(tmp_path) as rig:
+        older, newer = saved(rig, "step-1", 10_000), saved(rig, "step-2", 300_000)
+        home = tmp_path / "home"
+        (home / "ahead").mkdir(parents=True)
+        (home / "ahead" / ("0" * 64)).write_bytes(b"x" * 1000)
+        with_free(monkeypatch, 17_000_000)
+        restore = restore_into(rig, tmp_path / "back", [newer, older])
+        restore._ahead = Ahead(str(home))
+        room: list[bool] = []
+        real = restore._fill
+
+        def filled(work: str, document: dict[str, Any]) -> None:
+            room.append(not (home / "ahead").exists())
+            real(work, document)
+
+        restore._fill = filled  # type: ignore[method-assign]  # the same work, seen
+        done = restore.run()
+        assert done is not None
+        assert (done.name, room) == ("step-1", [True])
 
 
 def test_a_job_whose_checkpoints_do_not_fit_never_begins_afresh_and_says_why(tmp_path: Path) -> None:

@@ -140,6 +140,8 @@ class Restore:
                 return self._restore()
             except BadCheckpoint as bad:
                 no_room = no_room or (str(bad) if isinstance(bad, NoRoom) else "")
+                if self._ahead is not None:
+                    self._ahead.end()  # it is of the newest, and takes up the room that an older one needs
                 self.fallbacks.append(Fallback(str(offer.get("name")), clean(str(bad))))
                 say("checkpoint %s can not be used: %s" % (clean(str(offer.get("name"))), clean(str(bad))))
         self.name = None
