@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.draft import Draft
+from spotd.core.hysteresis import borne_until
 from spotd.core.model import Attempt, AttemptId, HostReport, Meter, Policy
 from spotd.core.pricing import PPM, halted_rate, metered_rate, on_demand_rate
 from spotd.core.proof import outlives, proven_until
@@ -169,8 +170,8 @@ def note_ceiling(draft: Draft, attempt: AttemptId, at: datetime, *, is_over: boo
         draft.put_attempt(replace(item, over_ceiling_at=None))
 
 
-def words_over_ceiling(item: Attempt) -> str:
-    """How far the machine's price is above what its job accepted; empty while it is not.
+def words_over_ceiling(draft: Draft, item: Attempt) -> str:
+    """How far the machine's price is above what its job accepted; empty while it is not, or is borne for a while.
 
     The price of a spot market moves, so one listing is believed, but for a leap. A bid and an on-demand price do not: a
     second listing must state it, since one may be wrong.
@@ -185,5 +186,9 @@ def words_over_ceiling(item: Attempt) -> str:
     if (is_fixed or total > LEAP * price.total) and (first is None or last is None or last <= first):
         return ""
     if is_fixed and per_gpu_now <= item.ceiling + item.ceiling * FIXED_TOLERANCE_PPM // PPM:
+        return ""
+    borne = borne_until(item, draft.job(item.id.job), per_gpu_now, draft.now)
+    if borne is not None:
+        draft.wake(borne)
         return ""
     return f"{per_gpu_words(per_gpu_now)}, accepted were {per_gpu_words(item.ceiling)}"

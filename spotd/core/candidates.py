@@ -40,6 +40,7 @@ SCARCITY_PPM_PER_POINT: Final = 5_000
 """What a point of capacity is worth in price. A pool that refuses costs seconds, but one that is scarce is taken away
 sooner: another loss every ten hours costs a quarter of an hour, some two or three percent of the price."""
 SCARCITY_PPM_MAX: Final = SCARCITY_PPM_PER_POINT * (CAPACITY_SCORE_MAX - 1)
+TOO_LITTLE_DISK: Final = "too little disk"
 MINUTES_LOST: Final = 22
 """What a loss costs in machine time: starting again, and half of a usual checkpoint interval."""
 HAZARD_PPM_MAX: Final = 100_000
@@ -336,7 +337,7 @@ def misfit(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool) -
     if wanted.min_vram_mb is not None and (offer.gpu_vram_mb or 0) < wanted.min_vram_mb:
         return "too little GPU memory"
     if offer.disk_gb_max is not None and offer.disk_gb_max < disk_gb:
-        return "too little disk"
+        return TOO_LITTLE_DISK
     if wanted.cpus is not None and (offer.cpus or 0) < wanted.cpus:
         return "too few CPUs"
     if wanted.memory_mb is not None and (offer.memory_mb or 0) < wanted.memory_mb:

@@ -17,7 +17,8 @@ from functools import partial
 
 from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import Purse, hold
-from spotd.core.candidates import RAISE_PPM_MAX, Catalogue, ShapeList, ceiling_for, raise_ppm, shape_of
+from spotd.core.candidates import RAISE_PPM_MAX, TOO_LITTLE_DISK, Catalogue, ShapeList, ceiling_for, raise_ppm, shape_of
+from spotd.core.disk import disk_gb_for
 from spotd.core.draft import Draft
 from spotd.core.keys import attempt_key
 from spotd.core.market import Board, MarketSnapshot
@@ -105,7 +106,7 @@ class _Decision:
             contain(self.draft, item.id.job, partial(self._enforce_ceiling, item), "its price cannot be judged")
 
     def _enforce_ceiling(self, item: Attempt) -> None:
-        over = words_over_ceiling(item)
+        over = words_over_ceiling(self.draft, item)
         if over:
             stop_attempt(self.draft, item, EndReason.PRICE_ROSE, over)
 
@@ -206,8 +207,7 @@ class _Decision:
         if gate is not None:
             self._wait(job, *gate)
             return
-        offers = self.catalogue.list_for(shape_of(job, self.policy))
-        best = self.catalogue.first_free(offers)
+        offers, best = self._free_offers(job)
         if not offers.entries:
             self._wait(job, *self._nothing_fits(job, offers))
             return
@@ -226,6 +226,23 @@ class _Decision:
             self._wait(job, *refusal, best=chosen, ceiling=ceiling)
             return
         self._launch(job, agreed, ceiling, price_max)
+
+    def _free_offers(self, job: Job) -> tuple[ShapeList, Quote | None]:
+        """What fits the job, and the best of it that is free.
+
+        Where no disk can hold the newest checkpoint, one is enough that holds an older one: the runner takes that.
+        """
+        offers = self.catalogue.list_for(shape_of(job, self.policy))
+        best = self.catalogue.first_free(offers)
+        if offers.entries or not offers.misfits[TOO_LITTLE_DISK] or not job.checkpoints:
+            return offers, best
+        smallest = disk_gb_for(job, min(saved.bytes for saved in job.checkpoints))
+        shape = shape_of(job, self.policy)
+        if smallest >= shape.needs.disk_gb:
+            return offers, best
+        fallback = self.catalogue.list_for(replace(shape, needs=replace(shape.needs, disk_gb=smallest)))
+        best = self.catalogue.first_free(fallback)
+        return (fallback, best) if fallback.entries else (offers, None)
 
     def _gate(self, job: Job) -> tuple[VerdictKind, str] | None:
         """What keeps any machine from being bought for this job, whatever it costs."""

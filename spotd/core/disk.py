@@ -11,6 +11,7 @@ from typing import Final
 from spotd.core.bounds import bytes_within
 from spotd.core.model import Job
 from spotd.core.states import EndReason
+from spotd_providers.contract.values import Offer
 
 GB: Final = 1_000_000_000
 CODE_COPIES: Final = 2
@@ -28,6 +29,14 @@ def disk_gb_for(job: Job, checkpoint_bytes: int | None = None) -> int:
     stored += CODE_COPIES * bytes_within(job.code_bytes)
     restored = 0 if stored == 0 else -(-stored * (100 + MARGIN_PERCENT) // (100 * GB))
     return max(job.spec.resources.disk_gb, restored, job.disk_gb_seen)
+
+
+def disk_gb_on(job: Job, offer: Offer) -> int:
+    """What to ask for on this machine, which may hold an older checkpoint only."""
+    wanted, most = disk_gb_for(job), offer.disk_gb_max
+    if most is None or wanted <= most or not job.checkpoints:
+        return wanted
+    return disk_gb_for(job, min(saved.bytes for saved in job.checkpoints))
 
 
 def disk_gb_after(job: Job, reason: EndReason) -> int:

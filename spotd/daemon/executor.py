@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 
 from spotd.core import outcomes
-from spotd.core.disk import disk_gb_for
+from spotd.core.disk import disk_gb_on
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -277,7 +277,7 @@ class Executor:
             offer=attempt.quote.offer,
             price_max=attempt.price_max,
             image=job.spec.image,
-            disk_gb=disk_gb_for(job),
+            disk_gb=disk_gb_on(job, attempt.quote.offer),
             start_script=script,
         )
         self._crash(CrashPoint.BEFORE_LAUNCH)

@@ -9,12 +9,13 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
+from spotd.core.cooling import COOLDOWNS_REMEMBERED
 from spotd.core.model import AttemptId, Checkpoint, Cooldown, CooldownScope, IntentState, Job, JobId, Plan, Unreadable
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.store import rows
 from spotd.store.charges import append_charges
-from spotd.store.columns import words_out
+from spotd.store.columns import instant_out, words_out
 from spotd.store.memory import Memory
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.rules import Stored, check_plan
@@ -53,6 +54,7 @@ def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint
     _upsert(connection, INTENTS, [rows.intent_out(intent) for intent in plan.intents.values()])
     at_point(StorePoint.INTENTS)
     _upsert(connection, COOLDOWNS, [rows.cooldown_out(cooldown) for cooldown in _longest(plan.cooldowns)])
+    _forget_cooldowns(connection, plan.cooldowns)
     at_point(StorePoint.COOLDOWNS)
     append_charges(connection, plan.charges)
     at_point(StorePoint.CHARGES)
@@ -123,6 +125,14 @@ def _append_events(connection: Connection, plan: Plan) -> int:
     first = int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0) + 1
     _append(connection, EVENTS, [rows.event_out(first + n, event) for n, event in enumerate(plan.events)])
     return first + len(plan.events) - 1
+
+
+def _forget_cooldowns(connection: Connection, fresh: Sequence[Cooldown]) -> None:
+    """Rows that nothing reads any more are gone: marketplaces name new offers and hosts for ever."""
+    known = [min(cooldown.since, cooldown.until) for cooldown in fresh if cooldown.since is not None]
+    if known:
+        limit = instant_out(min(known) - 2 * COOLDOWNS_REMEMBERED)
+        connection.execute(delete(COOLDOWNS).where(COOLDOWNS.c.until < limit))
 
 
 def _longest(cooldowns: Sequence[Cooldown]) -> list[Cooldown]:

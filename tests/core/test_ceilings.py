@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from spotd.core.decide import decide
+from spotd.core.hysteresis import DWELL_MAX, borne_until
 from spotd.core.model import ExitCause, JobId, VerdictKind, World
 from spotd.core.plans import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import InstanceState, Market
 from tests.core.builders import NOW, instance, listing, market, offer, report, world_with
 
@@ -30,8 +32,8 @@ def priced(usd: int, state: AttemptState = AttemptState.RUNNING, **sold: Any) ->
     return applied(world, reconcile(world, listing(seen), report(seq=6), NOW))
 
 
-def test_a_price_above_the_ceiling_stops_the_machine_in_order() -> None:
-    world = priced(500_001)
+def test_a_price_well_above_the_ceiling_stops_the_machine_in_order() -> None:
+    world = priced(525_001)
     plan = decide(world, market(offer("o2", price=300_000)), NOW)
     (item,) = plan.attempts.values()
     assert item.state is AttemptState.STOPPING
@@ -75,3 +77,54 @@ def test_the_job_goes_on_once_it_has_saved_and_waits_for_a_price_it_accepts() ->
     assert plan.jobs[JOB].state is JobState.WAITING_PRICE
     assert not decide(applied(world, plan), dear, NOW).attempts
     assert decide(applied(world, plan), market(offer("o2", price=500_000)), NOW).attempts
+
+
+def later(world: World, usd: int, after: timedelta) -> World:
+    """A listing some time later states this price."""
+    at = NOW + after
+    seen = replace(instance(InstanceState.RUNNING), price=MicroUsdPerHour(usd))
+    told = {i: replace(r, looked_at=at) for i, r in report(seq=7 + int(after.total_seconds())).items()}
+    return applied(world, reconcile(world, listing(seen, at=at), told, at))
+
+
+def stops(world: World, after: timedelta) -> bool:
+    at = NOW + after
+    return bool(decide(world, market(at=at), at).attempts)
+
+
+def test_a_price_a_little_above_the_ceiling_is_borne_for_a_while_and_no_longer() -> None:
+    world = priced(525_000)
+    assert not stops(world, timedelta(0))
+    plan = decide(world, market(), NOW)
+    assert plan.wake_at is not None
+    assert plan.wake_at <= NOW + DWELL_MAX
+    for minutes in range(1, 10):
+        world = later(world, 525_000, timedelta(minutes=minutes))
+        assert not stops(world, timedelta(minutes=minutes))
+    assert stops(later(world, 525_000, DWELL_MAX), DWELL_MAX)
+
+
+def test_a_price_that_moves_around_the_ceiling_restarts_nothing() -> None:
+    world = priced(510_000)
+    for minutes in range(1, 120):
+        world = later(world, 510_000 if minutes % 8 else 490_000, timedelta(minutes=minutes))
+        assert not stops(world, timedelta(minutes=minutes))
+
+
+def test_a_price_that_rises_past_the_margin_is_not_borne_any_more() -> None:
+    world = later(priced(510_000), 530_000, timedelta(minutes=1))
+    assert stops(world, timedelta(minutes=1))
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+@pytest.mark.parametrize("excess", [1, 25_000])
+def test_what_is_paid_above_the_ceiling_is_bounded_for_machines_of_any_size(gpus: int, excess: int) -> None:
+    (item,) = world_with(AttemptState.RUNNING, over_ceiling_at=NOW).attempts.values()
+    agreed = replace(item.quote, offer=replace(item.quote.offer, gpu_count=gpus))
+    item = replace(item, quote=agreed)
+    price = MicroUsdPerGpuHour(item.ceiling + excess)
+    owner = world_with(AttemptState.RUNNING).jobs[JOB]
+    assert borne_until(item, owner, price, NOW + DWELL_MAX - timedelta(seconds=1)) == NOW + DWELL_MAX
+    assert borne_until(item, owner, price, NOW + DWELL_MAX) is None
+    assert borne_until(item, owner, price, NOW - timedelta(hours=1)) is None, "the clock was set back"
+    assert borne_until(replace(item, over_ceiling_at=None), owner, price, NOW) is None

@@ -56,6 +56,14 @@ def test_a_cooldown_is_remembered_for_a_while_after_it_is_over(store: Store) -> 
     assert world(store, forgotten_at).cooldowns == ()
 
 
+def test_cooldowns_of_long_ago_are_deleted_with_the_next_one(store: Store) -> None:
+    commit(store, v.plan(v.cooldown(until=v.NOW)))
+    late = v.NOW + 3 * COOLDOWNS_REMEMBERED
+    fresh = replace(v.cooldown(until=late + timedelta(minutes=1)), subject="host-2", since=late)
+    commit(store, v.plan(fresh))
+    assert world(store, v.NOW).cooldowns == (fresh,)
+
+
 def test_the_books_are_those_of_the_utc_month_by_day(store: Store) -> None:
     commit(store, v.running_job())
     last_of_october = datetime(2026, 10, 31, 23, 50, tzinfo=UTC)

@@ -1,0 +1,38 @@
+"""When a price a little above the ceiling is worth a restart, and when it is borne for a while.
+
+Theory. A spot price moves around any ceiling. To stop a machine costs what a restart costs: booting, restoring, and the
+work since the newest checkpoint. So a price that is above the ceiling by no more than a margin is borne until what it
+costs above the ceiling has grown to what the restart would, and never for longer than a dwell time. What is paid
+beyond the ceiling is thus at most `MARGIN_PERCENT` of it for `DWELL_MAX`. A launch is never admitted above the ceiling.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.model import Attempt, Job
+from spotd.core.usefulness import startup
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, cost
+
+MARGIN_PERCENT: Final = 5
+DWELL_MAX: Final = timedelta(minutes=10)
+
+
+def borne_until(item: Attempt, job: Job, price: MicroUsdPerGpuHour, now: datetime) -> datetime | None:
+    """Until when this price above the ceiling is borne, as far as is known now; `None` if it is not."""
+    since, excess = item.over_ceiling_at, price - item.ceiling
+    if since is None or since > now or excess * 100 > item.ceiling * MARGIN_PERCENT:
+        return None
+    ends_at = since + DWELL_MAX
+    count = item.quote.offer.gpu_count
+    paid = cost(MicroUsdPerHour(excess * count), now - since)
+    lost = restart_time(item, job, now)
+    return ends_at if now < ends_at and paid < cost(MicroUsdPerHour(price * count), lost) else None
+
+
+def restart_time(item: Attempt, job: Job, now: datetime) -> timedelta:
+    """Machine time that a restart costs: the way to the first step, and the work that is not saved."""
+    saved = [c.at for c in job.checkpoints if c.attempt == item.id.number]
+    began = max([item.running_at or now, *saved])
+    return startup(job, item.quote.offer) + max(timedelta(0), now - began)
