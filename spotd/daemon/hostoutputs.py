@@ -12,7 +12,7 @@ from typing import Final
 
 from spotd.core.model import Attempt, AttemptId, Outputs
 from spotd.daemon import layout
-from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
 from spotd_jobs.wire.manifest import (
     MANIFEST_BYTES_MAX,
     AcceptedManifest,
@@ -43,19 +43,17 @@ def outputs_of(objects: ObjectStore, attempt: Attempt) -> OutputsSeen:
     Its chunks are not asked for one by one: they are verified by content whenever they are read.
 
     Raises:
-        StoreUnavailable: the store does not answer, so nothing can be said.
+        StoreError: the store does not answer, or refuses to, so nothing can be said.
     """
     try:
         data = objects.get(layout.outputs_key(attempt.id), bytes_max=MANIFEST_BYTES_MAX)
     except ObjectMissing:
         return OutputsSeen(problem=NONE_STORED)
-    except StoreUnavailable:
-        raise
-    except StoreError as exc:
-        return OutputsSeen(problem=f"their manifest cannot be read: {exc}")
+    except ObjectTooLarge as exc:
+        return unreadable(exc)
     verdict = verify_manifest(data, attempt.id.job, attempt.id.number, None)
     if isinstance(verdict, Refused):
-        return OutputsSeen(problem=f"their manifest cannot be read: {verdict.reason}")
+        return unreadable(verdict.reason)
     return _judged(objects, verdict)
 
 
@@ -68,9 +66,14 @@ def with_lost(seen: OutputsSeen, lost: int) -> OutputsSeen:
     return replace(seen, lost=lost, problem=f"{known}; {sentence}" if known else sentence)
 
 
+def unreadable(why: object) -> OutputsSeen:
+    """There is a manifest, and it cannot be read."""
+    return OutputsSeen(problem=f"their manifest cannot be read: {why}")
+
+
 def _judged(objects: ObjectStore, found: AcceptedManifest) -> OutputsSeen:
     if found.kind is not ManifestKind.OUTPUTS:
-        return OutputsSeen(problem="their manifest cannot be read: it is no manifest of outputs")
+        return unreadable("it is no manifest of outputs")
     lacking = _lacking(objects, found)
     absent = f"{lacking} of {len(found.chunk_keys)} pieces of them are not in the store" if lacking else ""
     return OutputsSeen(sha256=found.sha256, bytes=found.bytes, problem=absent)

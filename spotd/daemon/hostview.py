@@ -27,6 +27,8 @@ __all__ = ["MISSING_LOOKS_MAX", "HostView", "RealToVirtual", "look", "look_at_ch
 
 NOTICE_SPAN_MAX: Final = timedelta(days=30)
 COMPLAINTS_MAX: Final = 1_000
+SHARES_OF_ONE_LOOK: Final = 20
+"""A look at one host alone goes on for so many shares."""
 
 _CAUSES: Final = {
     Outcome.SUCCEEDED: ExitCause.FINISHED,
@@ -100,6 +102,11 @@ class HostView:
     failures: int = 0
     """How many looks in a row failed by what this host wrote."""
 
+    @property
+    def lacks_outputs(self) -> bool:
+        """It ended well, and what it left has not been read yet."""
+        return self.exit is not None and self.exit.outcome is Outcome.SUCCEEDED and self.outputs is None
+
     def note(self, kind: str, sentence: str, at: datetime) -> None:
         """Tell it in the job's history, or count it where this host has told too much of this kind."""
         if self.ration.take(kind, at):
@@ -120,9 +127,11 @@ def look(
     Raises:
         StoreError: the store does not answer, or refuses to, so nothing can be said.
     """
-    share = Share()
-    look_at_news(objects, view, attempt, share, at=at)
-    look_at_checkpoints(objects, view, attempt, job, share, at=at, virtual=virtual)
+    look_at_news(objects, view, attempt, Share(), at=at)
+    for _ in range(SHARES_OF_ONE_LOOK):
+        look_at_checkpoints(objects, view, attempt, job, Share(), at=at, virtual=virtual)
+        if not view.behind:
+            break
     return report_of(view, attempt, job, at=at, virtual=virtual)
 
 
@@ -172,7 +181,7 @@ def report_of(
 ) -> HostReport:
     """What is known of the host, without asking the store for anything."""
     known = {c.manifest_key for c in job.checkpoints} if view.accepted else frozenset()
-    beat, ended = view.heartbeat, None if view.behind else view.exit
+    beat, ended = view.heartbeat, None if view.behind or view.lacks_outputs else view.exit
     outputs = view.outputs or OutputsSeen()
     notice = beat.notice if beat is not None else None
     return HostReport(

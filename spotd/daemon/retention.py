@@ -36,7 +36,7 @@ from spotd.daemon import layout
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.commits import Commits, cycle_points
 from spotd.daemon.database import Database
-from spotd.daemon.hostoutputs import pinned_manifest
+from spotd.daemon.hostoutputs import NONE_STORED, pinned_manifest
 from spotd.daemon.livegarbage import SETTLED, live_garbage
 from spotd.store import Reads
 from spotd.store import StoreError as StateError
@@ -258,7 +258,7 @@ def sweep(
     needed |= _needed_by_outputs(objects, job, every, open_attempts)
     gone, freed = 0, 0
     now_clean: set[AttemptId] = set()
-    for attempt in ended:
+    for attempt in (attempt for attempt in ended if not _is_protected(job, attempt)):
         garbage: list[ObjectInfo] = []
         left, more = 0, False
         for info in _written(objects, attempt):
@@ -346,6 +346,14 @@ def _manifest(objects: ObjectStore, checkpoint: Checkpoint) -> Manifest:
 
 def _chunks_of(manifest: Manifest) -> set[str]:
     return set(manifest.chunk_sizes())
+
+
+def _is_protected(job: Job, attempt: AttemptId) -> bool:
+    """Whether the attempt succeeded and its outputs could not be read: then nothing tells what they need."""
+    pinned = job.outputs
+    if pinned is None or pinned.attempt != attempt.number or pinned.sha256 is not None:
+        return False
+    return pinned.problem not in {"", NONE_STORED}
 
 
 def _needed_by_outputs(

@@ -42,6 +42,7 @@ class Share:
         self._ticks = ticks
         self._over = over
         self._until = ticks() + seconds
+        self._has_begun = False
         self._documents = 0
         self._bytes = 0
         self._large = 0
@@ -50,8 +51,9 @@ class Share:
 
     def has_time(self) -> bool:
         """Whether this look may go on; one thing is always done, so that each look comes further than the last."""
-        if self._documents and (self._over() or self._ticks() >= self._until):
+        if self._has_begun and (self._over() or self._ticks() >= self._until):
             self.is_spent = True
+        self._has_begun = True
         return not self.is_spent
 
     def take(self, size: int) -> bool:

@@ -31,6 +31,7 @@ from spotd.core.model import Attempt, AttemptId, HostReport, Job, JobId, World
 from spotd.daemon import layout
 from spotd.daemon.beats import STILL_SHARE, STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
 from spotd.daemon.flood import FloodLimits, count
+from spotd.daemon.hostoutputs import unreadable
 from spotd.daemon.hostview import HostView, look_at_checkpoints, look_at_news, report_of, told, with_job
 from spotd.daemon.shares import Share
 from spotd.daemon.transfers import Transfer
@@ -253,14 +254,16 @@ class Storekeeper:
 
     def _work(self, pass_: _Pass, batch: Sequence[Attempt], jobs: Mapping[JobId, Job]) -> None:
         """One thread's part of the look: first what is short of every host, then a share of what each published."""
-        shares: dict[AttemptId, Share] = {}
+        readable: list[Attempt] = []
         for attempt in batch:
-            share = shares[attempt.id] = Share(ticks=self._ticks, over=lambda: pass_.over)
-            if not self._one_host(pass_, attempt, jobs, partial(self._news, pass_, attempt, share)):
-                shares.pop(attempt.id)
-        for attempt in (attempt for attempt in batch if attempt.id in shares):
-            work = partial(self._checkpoints, pass_, attempt, jobs[attempt.id.job], shares[attempt.id])
-            self._one_host(pass_, attempt, jobs, work)
+            share = Share(ticks=self._ticks, over=lambda: pass_.over)
+            if self._one_host(pass_, attempt, jobs, partial(self._news, pass_, attempt, share)):
+                readable.append(attempt)
+        for attempt in readable:
+            share = Share(ticks=self._ticks, over=lambda: pass_.over)
+            self._one_host(
+                pass_, attempt, jobs, partial(self._checkpoints, pass_, attempt, jobs[attempt.id.job], share)
+            )
 
     def _one_host(self, pass_: _Pass, attempt: Attempt, jobs: Mapping[JobId, Job], work: Callable[[], None]) -> bool:
         """Whether the work was done for this host; what it raises costs this host's reading only.
@@ -312,10 +315,12 @@ class Storekeeper:
         if refused and not pass_.read:
             pass_.trouble = pass_.trouble or str(refused[0])
             return
-        for attempt, job, _ in pass_.odd.values():
+        for attempt, job, error in pass_.odd.values():
             view = self._views[attempt.id]
             if view.failures >= FAILURES_MAX:
                 view.behind = False
+                if view.lacks_outputs:
+                    view.outputs = unreadable(error)
                 self._report(pass_, attempt, job, glance=False)
 
     def _audits(self, pass_: _Pass, free: Sequence[Attempt], _jobs: Mapping[JobId, Job]) -> None:

@@ -224,3 +224,39 @@ def test_what_a_store_refuses_to_delete_keeps_nothing_else(tmp_path: Path) -> No
     done = sweep(objects, job(attempts_made=1, state=JobState.FAILED), frozenset())
     assert (done.objects, done.more, done.clean) == (2, False, frozenset())
     assert [info.key for info in objects.list("jobs/j1/attempts/1/data/")] == ["jobs/j1/attempts/1/data/locked"]
+
+
+async def test_outputs_that_cannot_be_read_protect_all_that_their_attempt_wrote(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit(job(spec={"outputs": ("model",)}))
+        host = await rig.until_running(name, 1)
+        host.outputs("model", b"a model")
+        host.raw("outputs/manifest.json", b"{}")
+        host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+        await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
+        for _ in range(3):
+            await retention(rig).round()
+        assert len(data_keys(rig, 1)) == 1
+
+
+async def test_a_success_is_not_taken_in_while_a_store_refuses_to_give_its_outputs(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit(job(spec={"outputs": ("model",)}))
+        host = await rig.until_running(name, 1)
+        host.outputs("model", b"a model")
+        real = rig.objects.get
+
+        def refusing(key: str, **given: object) -> bytes:
+            if key.endswith("outputs/manifest.json"):
+                raise StoreError("HTTP 403")
+            return real(key, **given)  # type: ignore[arg-type]  # as it was called
+
+        rig.objects.get = refusing  # type: ignore[method-assign]  # a passing refusal
+        host.exit("succeeded")
+        before = rig.brain.cycles
+        await rig.until(lambda: rig.brain.cycles > before + 8)
+        assert rig.job(name).state is JobState.RUNNING
+        rig.objects.get = real  # type: ignore[method-assign]  # as it was
+        await rig.until_state(name, JobState.SUCCEEDED)
+        assert await content(rig, name) == b"a model"
