@@ -23,6 +23,7 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.core.model import Policy
+from spotd.core.states import InvariantBroken
 from spotd.daemon import collecting, sockets, spools
 from spotd.daemon import log as logs
 from spotd.daemon.backend import DaemonBackend, Parts
@@ -154,7 +155,11 @@ class App:
         from spotd.api.app import make_app
 
         closing, started, closed = anyio.Event(), anyio.Event(), anyio.Event()
-        await daemon.brain.adopt()
+        try:
+            await daemon.brain.adopt()
+        except InvariantBroken as exc:
+            # The loop tries again, and holds until it works: to end would end no machine, at each start again.
+            self.log.warning("state.not_adopted", error=str(exc))
         await daemon.forget_secrets_of_no_job()
         api = make_app(DaemonBackend(daemon.parts), on_failure=self._api_failed, closing=closing)
         async with anyio.create_task_group() as group:

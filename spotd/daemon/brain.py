@@ -103,6 +103,7 @@ class Brain:
         """Whose hosts the next cycle looks at completely, since something about them cannot be decided otherwise."""
         self.held = ""
         """Why nothing is decided, empty while decisions are made."""
+        self._adopted = False
         self._contained: frozenset[Contained] = frozenset()
         self.doubts: tuple[str, ...] = ()
         """Why silence says nothing of a host at the moment."""
@@ -125,6 +126,7 @@ class Brain:
         committed = await self._commits.commit(
             after_restart, (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT), contain=True
         )
+        self._adopted = True
         self._publish(committed)
         machines = len(committed.world.attempts)
         if machines:
@@ -157,6 +159,8 @@ class Brain:
 
     async def cycle(self) -> float:
         """The world was looked at and what follows is durable and under way. Returns seconds until the next is due."""
+        if not self._adopted:
+            await self.adopt()
         listings = self._boards.listings()
         self._look_at(listings, None if self.state is None else self.state.world)
         notes = self._boards.notes()

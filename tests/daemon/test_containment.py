@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 from sqlalchemy import text
 
 from spotd.core.model import AttemptId, JobId
 from spotd.core.quarantine import QUARANTINE_MARK
-from spotd.core.states import AttemptState, JobState
+from spotd.core.states import AttemptState, InvariantBroken, JobState
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.core.builders import job, offer
 from tests.daemon.rig import Rig
+from tests.daemon.shop import Hang
 
 pytestmark = pytest.mark.anyio
 
@@ -206,3 +208,25 @@ async def test_a_quarantined_job_is_shown_by_doctor_until_it_is_queued_again(
         await backend.retry(first)
         assert not [row for row in (await backend.doctor())["checks"] if row["name"] == "job job1"]
         await rig.until_running(first, 2)
+
+
+async def test_a_state_that_refuses_what_a_start_writes_is_held_and_adopted_once_it_does_not(rig: Rig) -> None:
+    rig.shop.shelf = [offer("o1")]
+    rig.shop.faults["launch"].append(Hang(acts=True))
+    async with rig.running():
+        first = await rig.submit(job(1))
+        await rig.until(lambda: bool(rig.shop.requests))
+    corrupt(rig, "CREATE TRIGGER refuses BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'no'); END")
+    reborn = rig.reborn()
+    with pytest.raises(InvariantBroken):
+        await reborn.brain.adopt()
+    async with anyio.create_task_group() as group:
+        group.start_soon(reborn.executor.run)
+        group.start_soon(reborn.brain.run)
+        for poller in reborn.pollers.values():
+            group.start_soon(poller.machines_loop)
+        await reborn.until(lambda: bool(reborn.brain.held))
+        corrupt(reborn, "DROP TRIGGER refuses")
+        await reborn.until(lambda: reborn.attempts(first)[0].ref is not None)
+        group.cancel_scope.cancel()
+    assert "machine.adopted" in reborn.kinds(first)

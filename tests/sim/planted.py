@@ -206,8 +206,8 @@ def everything_is_ours() -> AbstractContextManager[None]:
 def paused_is_gone() -> AbstractContextManager[None]:
     observe = reconcile._observe
 
-    def wrong(draft: Draft, attempt: AttemptId, mine: Instance) -> None:
-        observe(draft, attempt, mine)
+    def wrong(draft: Draft, attempt: AttemptId, mine: Instance, at: datetime) -> None:
+        observe(draft, attempt, mine, at)
         if mine.state is InstanceState.PAUSED:
             draft.put_attempt(replace(draft.attempt(attempt), machine=MachineState.HALTED))
 
