@@ -6,7 +6,7 @@ it died is missed. The matrix, for a *complete* listing begun after the attempt'
 
     ours \\ theirs    runs                   paused / ending / gone      absent
     INTENDED         adopt                  adopt, then its loss        after the window: never launched
-    STARTING         provision time-out     its loss                    for as long as a silence: lost
+    STARTING         provision time-out     its loss                    for as long as lists lag: lost
     RUNNING          silent for long: lost  its loss                    silent, too: lost
     STOPPING         deadline: end it       the order's reason          silent, too: the order's reason
     ENDING           end it                 end it, wait for gone       gone, once its end was accepted
@@ -61,7 +61,7 @@ from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.strays import note_stray, stray_cost
 from spotd.core.taking import free_of
-from spotd.core.witnesses import Witnesses
+from spotd.core.witnesses import Witnesses, list_lag
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
 
@@ -197,31 +197,33 @@ def _held_back(
         for item in missing:
             if not item.state.counts:
                 continue
+            large = len(missing) * 3 > len(tracked)
             if item.missing_since is None:
-                _note_missing(draft, item, listing, f"{len(missing)} of {len(tracked)} machines")
+                draft.put_attempt(replace(item, missing_since=listing.at))
+                draft.look_again(item.provider)
+                if large:  # one that a list lacks now and then is told by `why`, not by an event each time
+                    _tell_missing(draft, item, f"{len(missing)} of {len(tracked)} machines")
             item = draft.attempt(item.id)
-            if not witnesses.confirm_absence(item, listing, large=len(missing) * 3 > len(tracked)):
+            if not witnesses.confirm_absence(item, listing, large=large):
                 held.add(item.id)
                 _ask_when_it_matters(draft, item, listing, witnesses)
     return frozenset(held)
 
 
-def _note_missing(draft: Draft, item: Attempt, listing: Listing, how_many: str) -> None:
-    draft.put_attempt(replace(item, missing_since=listing.at))
+def _tell_missing(draft: Draft, item: Attempt, how_many: str) -> None:
     draft.event(
         "machine.missing",
         f"the list of {item.provider} lacks {how_many}, among them this one: it is kept until its heartbeats stop, too",
         attempt=item.id,
     )
-    draft.look_again(item.provider)
 
 
 def _ask_when_it_matters(draft: Draft, item: Attempt, listing: Listing, witnesses: Witnesses) -> None:
     """Ask for another list as soon as one can decide."""
-    due = witnesses.sign(item) or item.missing_since
-    if due is None:
+    sign, missing_since = witnesses.sign(item), item.missing_since
+    if sign is None and missing_since is None:
         return
-    due += draft.policy.silence_max
+    due = sign + draft.policy.silence_max if sign is not None else (missing_since or draft.now) + list_lag(draft, item)
     if draft.now < due:
         draft.wake(due)
     elif listing.at < due or witnesses.is_silent(item):

@@ -4,7 +4,7 @@ Theory. A list may lie: it may be empty, cut off, or late. A silence may be the 
 and the daemon can read. So neither ends a machine alone, unless for very long:
 
 * A machine that a complete list lacks is kept as long as its heartbeats arrive. It is lost once it is silent, too. One
-  that never gave a sign of life must be missing for as long as a silence lasts. Where a list lacks more than a third of
+  that never gave a sign of life must be missing for as long as lists may lag. Where a list lacks more than a third of
   a provider's machines, the next list must lack them, too.
 * A machine that is silent is kept as long as its provider does not say that it is gone, up to `silence_limit`: its own
   lease ends it before, if it lives at all. Where the provider itself has lost sight of it, the time a list may lag is
@@ -92,7 +92,7 @@ class Witnesses:
         missing = listing.at - (item.missing_since or listing.at)
         sign = self.sign(item)
         if sign is None:
-            return item.heartbeat_seen_at is None and missing >= self._silence_max
+            return item.heartbeat_seen_at is None and missing >= list_lag(self._draft, item)
         if not self.is_silent(item) or listing.at <= sign:
             return False
         if self.is_shared(item):

@@ -127,8 +127,8 @@ def test_absence_of_the_only_machine_is_believed_at_the_second_reading_once_it_i
     world = applied(world, first)
     same = reconcile(world, listing(), report(), NOW)
     assert after(world, same)[0] is ours, "the same reading is not a second one"
-    later = NOW + (MINUTE if ours is A.STARTING else MINUTE / 60)
-    looked = {i: r.__class__(attempt=i, looked_at=NOW + MINUTE) for i, r in report().items()}
+    later = NOW + (3 * MINUTE if ours is A.STARTING else MINUTE / 60)
+    looked = {i: r.__class__(attempt=i, looked_at=NOW + 3 * MINUTE) for i, r in report().items()}
     second = reconcile(world, listing(at=later), looked, later)
     assert after(world, second)[0] is A.ENDING
     assert ends(second), "even what is believed to be gone is ended for certain"

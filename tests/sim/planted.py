@@ -24,6 +24,7 @@ from spotd.core.model import (
     World,
 )
 from spotd.core.outcomes import LaunchFailure
+from spotd.core.witnesses import Witnesses
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
 from tests.sim.daemon import Daemon
@@ -245,6 +246,14 @@ def machines_without_number() -> AbstractContextManager[None]:
     return patched((decide._Decision, "__init__", wrong))
 
 
+def lists_alone() -> AbstractContextManager[None]:
+    return patched((Witnesses, "confirm_absence", lambda *_args, **_kwargs: True))
+
+
+def silence_alone() -> AbstractContextManager[None]:
+    return patched((Witnesses, "patience", lambda self, *_: self._silence_max))
+
+
 def large_news_at_once() -> AbstractContextManager[None]:
     return patched((reconcile, "_held_back", lambda *_: frozenset()))
 
@@ -264,7 +273,9 @@ BUGS: Mapping[str, Bug] = {
     ),
     "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",)),
     "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",)),
-    "believe every listing": Bug(daemon=BelievesEveryListing, rule=("healthy_machines_killed", "doubles"), seed=1),
+    "believe a list against a heartbeat": Bug(
+        daemon=BelievesEveryListing, patch=lists_alone, rule=("healthy_machines_killed", "doubles"), seed=1
+    ),
     "believe large news at once": Bug(patch=large_news_at_once, rule=("healthy_machines_killed",)),
     "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=OUTAGES, seed=2),
     "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",)),
@@ -280,5 +291,7 @@ BUGS: Mapping[str, Bug] = {
     "launch what is under way": Bug(daemon=LaunchesTwice, rule=("launches",)),
     "end a machine only once": Bug(daemon=EndsOnce, rule=("doubles", "forgotten_machines")),
     "forget at the start what was owed": Bug(daemon=ForgetsWhatItOwed, rule=("launches",)),
-    "take a silent store for silent hosts": Bug(daemon=BlindIsSilent, rule=("healthy_machines_killed",), seed=9),
+    "take a silent store for silent hosts": Bug(
+        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), seed=9
+    ),
 }
