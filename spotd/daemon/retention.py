@@ -160,8 +160,7 @@ class Retention:
     async def _shorten(self) -> tuple[World, list[Job]]:
         """The world with short lists, and some jobs beside it that are over, theirs short too."""
         if self._over is None:
-            views = await self._database.read(lambda reads: reads.jobs())
-            self._over = deque(view.id for view in views if view.state.is_final)
+            self._over = deque(await self._database.read(lambda reads: reads.ended_ids()))
             self._turns = set(self._over)
         some = list(islice(self._over, JOBS_PER_ROUND))
         self._over.rotate(-len(some))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, Final
@@ -35,17 +36,19 @@ from spotd.store.views import (
     MachineView,
     Totals,
 )
-from spotd.store.world import load_checkpoints
+from spotd.store.world import chunks, load_checkpoints
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, ProviderName
 
 AMBIGUOUS_MAX: Final = 10
+_LAST_CHARACTER: Final = chr(sys.maxunicode)
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
 _NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
 _OPEN_INTENT: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes"})
 _OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
 _OTHER: Final = CHECKPOINTS.alias()
+_NAMESAKE: Final = JOBS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
 
 
@@ -60,20 +63,29 @@ def job(connection: Connection, job_id: JobId) -> Job | None:
 def find_job(connection: Connection, text: str) -> JobView | AmbiguousJob | None:
     """The job that a user means: by id, else by name (the newest of that name), else by the only id that begins so.
 
-    A name goes before a prefix, because names are chosen and the beginning of an id is chance.
+    A name goes before a prefix, because names are chosen and the beginning of an id is chance. Only the jobs that are
+    answered are read: ten thousand runs of one job file have one name.
     """
     if not text:
         return None
-    exact = list_jobs(connection, where=or_(JOBS.c.id == text, JOBS.c.name == text))
-    for view in exact:
-        if view.id == text:
-            return view
+    exact = list_jobs(connection, where=or_(JOBS.c.id == text, JOBS.c.id == _newest_named(text)))
     if exact:
-        return exact[0]
-    begins = list_jobs(connection, where=func.substr(JOBS.c.id, 1, len(text)) == text, limit=AMBIGUOUS_MAX)
+        return next((view for view in exact if view.id == text), exact[0])
+    begins = list_jobs(connection, where=_begins_with(text), limit=AMBIGUOUS_MAX)
     if len(begins) > 1:
         return AmbiguousJob(text=text, candidates=begins)
     return begins[0] if begins else None
+
+
+def _newest_named(name: str) -> ColumnElement[str]:
+    """The id of the newest job of this name."""
+    query = select(_NAMESAKE.c.id).where(_NAMESAKE.c.name == name)
+    return query.order_by(desc(_NAMESAKE.c.submitted_at), desc(_NAMESAKE.c.id)).limit(1).scalar_subquery()
+
+
+def _begins_with(text: str) -> ColumnElement[bool]:
+    """The condition of ids that begin with the text; its range is what the index is searched for."""
+    return and_(JOBS.c.id.between(text, f"{text}{_LAST_CHARACTER}"), func.substr(JOBS.c.id, 1, len(text)) == text)
 
 
 def quarantined() -> ColumnElement[bool]:
@@ -81,14 +93,15 @@ def quarantined() -> ColumnElement[bool]:
     return and_(JOBS.c.state == JobState.FAILED.value, JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True))
 
 
-def active_or_all(*, active: bool, names: Sequence[str] = ()) -> ColumnElement[bool]:
+def active_or_all(*, active: bool) -> ColumnElement[bool]:
     """The condition of a list of jobs."""
-    parts: list[ColumnElement[bool]] = []
-    if active:
-        parts.append(JOBS.c.state.in_(_ACTIVE))
-    if names:
-        parts.append(JOBS.c.name.in_(names))
-    return and_(true(), *parts)
+    return JOBS.c.state.in_(_ACTIVE) if active else true()
+
+
+def active_named(name: str) -> ColumnElement[bool]:
+    """The condition of jobs of this name that are not final."""
+    # The name as an expression, so that the index of states is searched: few jobs go on, many may have had the name.
+    return and_(JOBS.c.name.concat("") == name, JOBS.c.state.in_(_ACTIVE))
 
 
 def ended() -> ColumnElement[bool]:
@@ -199,6 +212,21 @@ def _job_view_of(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tup
         checkpoint_count=0 if checkpoint is None else checkpoint[1],
         outputs=rows.outputs_in(row),
     )
+
+
+def ended_ids(connection: Connection) -> tuple[JobId, ...]:
+    """The ids of all final jobs, newest first."""
+    query = select(JOBS.c.id).where(ended()).order_by(*_NEWEST_FIRST)
+    return tuple(JobId(one) for one in connection.execute(query).scalars())
+
+
+def names_of(connection: Connection, ids: Iterable[JobId]) -> Mapping[JobId, str]:
+    """The names of these jobs, as far as there are such jobs."""
+    found: dict[JobId, str] = {}
+    for some in chunks(ids):
+        query = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(some))
+        found.update((JobId(one), name) for one, name in connection.execute(query))
+    return found
 
 
 def attempts_of(connection: Connection, job_id: JobId) -> tuple[Attempt, ...]:

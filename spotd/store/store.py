@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
 from pathlib import Path
@@ -88,9 +88,17 @@ class Reads:
         found = self._ask(queries.list_jobs, where=queries.with_id(job_id))
         return found[0] if found else None
 
-    def jobs_named(self, names: tuple[str, ...]) -> tuple[JobView, ...]:
-        """Jobs with one of these names, newest first."""
-        return self._ask(queries.list_jobs, where=queries.active_or_all(active=False, names=names))
+    def active_named(self, name: str) -> tuple[JobView, ...]:
+        """Jobs of this name that are not final, newest first."""
+        return self._ask(queries.list_jobs, where=queries.active_named(name))
+
+    def ended_ids(self) -> tuple[JobId, ...]:
+        """The ids of all final jobs, newest first."""
+        return self._ask(queries.ended_ids)
+
+    def names_of(self, ids: Iterable[JobId]) -> Mapping[JobId, str]:
+        """The names of these jobs, as far as there are such jobs."""
+        return self._ask(queries.names_of, ids)
 
     def counts_by_state(self) -> Mapping[JobState, int]:
         """How many jobs are in each state; every state is there."""

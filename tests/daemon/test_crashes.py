@@ -15,6 +15,7 @@ from spotd.core.model import JobId
 from spotd.core.states import JobState
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.crashable import crash_points
+from spotd.store import JobView, Reads
 from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, Unavailable
 from spotd_providers.contract.values import InstanceState
 from tests.core.builders import offer
@@ -49,19 +50,23 @@ async def stream() -> AsyncIterator[bytes]:
     yield CODE
 
 
+def named(reads: Reads, name: str) -> list[JobView]:
+    return [view for view in reads.jobs() if view.name == name]
+
+
 async def submitted(rig: Rig, name: str) -> JobId:
     """What a user does, who tries again when the daemon died under the first try."""
     backend = rig.backend()
     if not await backend.has_code(SHA256):
         await backend.put_code(SHA256, stream())
     wish = Submission(draft=draft(name), code_sha256=SHA256, secrets={"TOKEN": "canary-value"})
-    known = rig.store.read(lambda reads: reads.jobs_named((name,)))
+    known = rig.store.read(lambda reads: named(reads, name))
     if known:
         return known[0].id
     try:
         return JobId((await backend.submit(wish))["job"]["id"])
     except StateConflict:
-        return rig.store.read(lambda reads: reads.jobs_named((name,)))[0].id
+        return rig.store.read(lambda reads: named(reads, name))[0].id
 
 
 async def story(rig: Rig) -> None:
@@ -129,7 +134,7 @@ async def test_after_a_crash_no_machine_is_forgotten_or_doubled_and_every_job_fi
     keys = [request.key for request in shop.requests]
     assert len(keys) == len(set(keys)), "an attempt was launched twice"
     for name in ("first", "second"):
-        view = rig.store.read(lambda reads, name=name: reads.jobs_named((name,)))
+        view = rig.store.read(lambda reads, name=name: named(reads, name))
         assert [v.state for v in view] == [JobState.SUCCEEDED]
         newest = rig.job(view[0].id).checkpoints[0]
         assert newest.name == f"u{UNITS:03d}"

@@ -92,9 +92,12 @@ def test_the_list_of_jobs_is_newest_first_and_can_be_cut(store: Store) -> None:
     assert ids(ask(store, lambda r: r.jobs(active=True, limit=2))) == active[:2]
 
 
-def test_jobs_with_some_names_are_found_together(store: Store) -> None:
-    commit(store, v.plan(v.job("a", name="x"), v.job("b", name="y"), v.job("c", name="z")))
-    assert sorted(ids(ask(store, lambda r: r.jobs_named(("x", "z", "nobody"))))) == ["a", "c"]
+def test_of_a_name_only_the_jobs_that_go_on_are_listed(store: Store) -> None:
+    over = v.job("b", JobState.SUCCEEDED, name="x")
+    commit(store, v.plan(v.job("a", name="x"), over, v.job("c", name="z")))
+    assert ids(ask(store, lambda r: r.active_named("x"))) == ["a"]
+    assert ask(store, lambda r: r.ended_ids()) == ("b",)
+    assert ask(store, lambda r: r.names_of([v.job_id("a"), v.job_id("c"), v.job_id("d")])) == {"a": "x", "c": "z"}
 
 
 def test_counts_are_by_state_and_name_every_state(store: Store) -> None:

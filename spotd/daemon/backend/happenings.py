@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 import anyio
@@ -16,6 +16,8 @@ from spotd.store import EventView, Reads
 
 FOLLOW_PAUSE_S: Final = 0.5
 BATCH: Final = 1000
+NAMES_MAX: Final = 10_000
+"""Names of jobs that one stream remembers."""
 
 
 class Happenings:
@@ -28,14 +30,16 @@ class Happenings:
         job = None if query.job is None else await self._parts.find(query.job)
         names: dict[JobId, str] = {}
         first, last = await self._parts.read(lambda reads: self._first(reads, query, job))
+        await self._learn(names, first)
         for item in first:
-            yield event_shape(item, await self._name(names, item.event.job))
+            yield event_shape(item, _name(names, item))
         while query.follow:
             fresh = await self._after(last, job)
+            await self._learn(names, fresh)
             for item in fresh:
                 last = item.seq
                 if query.since is None or item.event.at >= query.since:
-                    yield event_shape(item, await self._name(names, item.event.job))
+                    yield event_shape(item, _name(names, item))
             if len(fresh) < BATCH:
                 await anyio.sleep(FOLLOW_PAUSE_S)
 
@@ -53,10 +57,16 @@ class Happenings:
         ]
         return kept, last
 
-    async def _name(self, names: dict[JobId, str], job: JobId | None) -> str | None:
-        if job is None:
-            return None
-        if job not in names:
-            view = await self._parts.read(lambda reads: reads.job_view(job))
-            names[job] = view.name if view is not None else ""
-        return names[job] or None
+    async def _learn(self, names: dict[JobId, str], items: Sequence[EventView]) -> None:
+        """The names of all jobs that these events are of are known, by one question."""
+        missing = {item.event.job for item in items if item.event.job is not None} - names.keys()
+        if missing:
+            if len(names) + len(missing) > NAMES_MAX:
+                names.clear()
+                missing = {item.event.job for item in items if item.event.job is not None}
+            found = await self._parts.read(lambda reads: reads.names_of(missing))
+            names.update({job: found.get(job, "") for job in missing})
+
+
+def _name(names: Mapping[JobId, str], item: EventView) -> str | None:
+    return None if item.event.job is None else names[item.event.job] or None

@@ -178,8 +178,8 @@ class _Reader:
                 self._at = Cursor(attempt=attempt.id.number)
                 self._decoder = _decoder()
             after = self._at.name
-            names = await self._parts.stored(partial(_names, self._parts, attempt.id, after=after))
-            for name in names[:BATCH]:
+            names = await self._parts.stored(partial(_names, self._parts, attempt.id, after=after, limit=BATCH))
+            for name in names:
                 records.extend(await self._record(attempt, name))
             if records:
                 return records
@@ -282,11 +282,12 @@ def _where(attempt: Attempt) -> str:
     return f"attempt {attempt.id.number} on {offer.gpu_count} x {offer.gpu} at {offer.provider} {host}{place}{resumed}"
 
 
-def _names(parts: Parts, attempt: AttemptId, *, after: str = "") -> list[str]:
+def _names(parts: Parts, attempt: AttemptId, *, after: str = "", limit: int = OBJECTS_MAX) -> list[str]:
+    """The names of the next log objects; what lies before them is not listed again."""
     prefix = layout.log_prefix(attempt)
-    listed = islice(parts.objects.list(prefix), OBJECTS_MAX)
+    listed = islice(parts.objects.list_after(prefix, prefix + after), OBJECTS_MAX)
     names = (info.key.removeprefix(prefix) for info in listed)
-    return [name for name in names if name > after and name.isascii() and name.isdecimal()]
+    return list(islice((name for name in names if name.isascii() and name.isdecimal()), limit))
 
 
 def _data(parts: Parts, attempt: AttemptId, name: str, *, strict: bool = False) -> bytes:

@@ -132,7 +132,7 @@ class Parts:
 
 def find_job(reads: Reads, ref: str) -> JobId:
     """The one job the reference means, by the API's rule, looking only at jobs that could be it."""
-    candidates: dict[JobId, JobView] = {view.id: view for view in reads.jobs_named((ref,))}
+    candidates: dict[JobId, JobView] = {view.id: view for view in reads.active_named(ref)}
     found = reads.find_job(ref)
     if isinstance(found, AmbiguousJob):
         candidates.update({view.id: view for view in found.candidates})

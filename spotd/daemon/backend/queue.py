@@ -147,7 +147,7 @@ class Queue:
         """An id that no job has, once it is clear that the name is free."""
 
         def work(reads: Reads) -> JobId:
-            _refuse_namesake([(view.id, view.state) for view in reads.jobs_named((name,))], name)
+            _refuse_namesake([(view.id, view.state) for view in reads.active_named(name)], name)
             job_id = self._parts.ids.new()
             while reads.job(job_id) is not None:
                 job_id = self._parts.ids.new()

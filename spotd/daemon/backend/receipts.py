@@ -43,7 +43,7 @@ class Receipts:
         wanted = None if ref is None else await self._parts.find(ref)
         now = self._parts.clock.now()
 
-        def work(reads: Reads) -> tuple[list[ReceiptShape], Totals, tuple[Intent, ...]]:
+        def work(reads: Reads) -> tuple[list[ReceiptShape], Totals | None, tuple[Intent, ...]]:
             if wanted is None:
                 # One more than are shown: jobs that go on first, since their money is still being spent.
                 active = reads.jobs(active=True)
@@ -54,10 +54,10 @@ class Receipts:
                 one = reads.job_view(wanted)
                 views = [one] if one is not None else []
             receipts = _receipts(reads, views, now)
-            return receipts, reads.totals(), () if wanted is not None else reads.strays()
+            return (receipts, reads.totals(), reads.strays()) if wanted is None else (receipts, None, ())
 
         receipts, totals, strays = await self._parts.read(work)
-        if wanted is None and totals.jobs > len(receipts):
+        if totals is not None and totals.jobs > len(receipts):
             return self._of_many(receipts, totals, strays, now)
         return CostShape(
             receipts=receipts,
