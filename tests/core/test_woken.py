@@ -10,6 +10,7 @@ from spotd.core.model import IntentState, World
 from spotd.core.plans import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import InstanceState, Loss
 from tests.core.builders import NOW, instance, listing, world_with
 
@@ -47,3 +48,15 @@ def test_one_that_goes_on_running_waits_for_the_repetition_like_any_other() -> N
         plan = reconcile(world, listing(instance(InstanceState.RUNNING), at=at), {}, at)
         world = applied(world, plan)
     assert plan.events == ()
+
+
+def test_one_that_its_provider_does_not_end_is_metered_at_the_stated_price_while_it_is_listed() -> None:
+    world = paused_and_not_ended_yet()
+    for minutes in range(1, 181):
+        at = NOW + timedelta(minutes=minutes)
+        mine = replace(instance(InstanceState.RUNNING), price=MicroUsdPerHour(700_000))
+        world = applied(world, reconcile(world, listing(mine, at=at), {}, at))
+    (item,) = world.attempts.values()
+    assert item.meter.rate >= 700_000
+    booked = accrued(item.meter, NOW + timedelta(hours=3)) + item.meter.settled
+    assert booked >= 3 * 700_000 * 99 // 100

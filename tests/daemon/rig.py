@@ -34,6 +34,7 @@ from spotd.daemon.secretfiles import SecretFiles
 from spotd.daemon.storekeeper import Storekeeper
 from spotd.history import History
 from spotd.store import Store
+from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.wire.grant import Grant, parse_grant
 from spotd_providers.contract.provider import ProviderTraits
@@ -88,6 +89,8 @@ class Rig:
         policy: Policy | None = None,
         crash_at: CrashPoint | None = None,
         store: Store | None = None,
+        objects: ObjectStore | None = None,
+        look_every_s: float = 5.0,
     ) -> None:
         self.folder = folder
         self.clock = clock or VirtualClock()
@@ -99,7 +102,7 @@ class Rig:
         self.dead = False
         # In memory, and handed from life to life: what a transaction left undone is rolled back all the same.
         self.store = store or Store.open(":memory:")
-        self.objects = FolderStore(folder / "objects")
+        self.objects = objects or FolderStore(folder / "objects")
         self.bell = Bell()
         self.history = History(folder / "prices.sqlite", free_bytes=lambda _: 10**12)
         self.historian = Historian(
@@ -161,7 +164,7 @@ class Rig:
             bell=self.bell,
             look_again=self.look_again,
             alive=self._note_alive,
-            look_every_s=5.0,
+            look_every_s=look_every_s,
             succeeded=self.secrets.remove,
         )
         self.hosts: dict[AttemptId, Host] = {}

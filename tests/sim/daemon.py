@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 
 from spotd.core import outcomes, requests
 from spotd.core.cooling import COOLDOWNS_REMEMBERED
 from spotd.core.decide import decide
+from spotd.core.disk import disk_gb_for
 from spotd.core.invariants import check
 from spotd.core.market import Board, MarketSnapshot, build_shelf
 from spotd.core.model import (
@@ -36,13 +38,15 @@ from spotd.core.model import (
 from spotd.core.outcomes import LaunchFailure
 from spotd.core.plans import applied, combine
 from spotd.core.reconcile import reconcile
+from spotd.core.retention import offered
 from spotd.core.sending import launch_sent
 from spotd.core.states import AttemptState, JobState
+from spotd.daemon import pluginvalues
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import Instance, Listing, Offer, ProviderName
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud
-from tests.sim.machines import CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
+from tests.sim.machines import AccountDead, CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
 
 EPOCH = datetime(2026, 1, 5, 12, tzinfo=UTC)
 CALL_TIMEOUT = timedelta(seconds=90)
@@ -56,10 +60,19 @@ class Died(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a job really does: how long it takes, and how often its own code fails first."""
+    """What a job really does: how long it takes, and how often its own code fails first.
+
+    Attributes:
+        bytes: of each of its checkpoints.
+        never: it fails so wherever it is started, without end.
+        no_secrets: what it needs to be prepared is lost.
+    """
 
     need: timedelta
     errors: int = 0
+    bytes: int = 1000
+    never: ExitCause | None = None
+    no_secrets: bool = False
 
 
 @dataclass(kw_only=True)
@@ -70,7 +83,11 @@ class Told:
     charges: list[Charge] = field(default_factory=list)
     resumes: list[tuple[JobId, timedelta, timedelta]] = field(default_factory=list)
     cancels: dict[JobId, datetime] = field(default_factory=dict)
+    sent: dict[AttemptId, datetime] = field(default_factory=dict)
+    """When the call of each launch was made, or would have been."""
     broken: list[str] = field(default_factory=list)
+    rows: Counter[tuple[JobId | None, datetime]] = field(default_factory=Counter)
+    """Events by job and hour."""
 
 
 class Daemon:
@@ -91,7 +108,13 @@ class Daemon:
         self.told = Told()
         self.crash: Callable[[str], None] = lambda _point: None
         self.died: Callable[[], None] = lambda: None
-        self.store_up = True
+        self.can_read = True
+        """Whether the daemon can read the store."""
+        self.can_write = True
+        self.hostile: Callable[[Machine], dict[str, Any]] | None = None
+        """What a host states that cannot be, if hosts are hostile."""
+        self.asleep_until: datetime | None = None
+        """The computer sleeps: nothing of the process runs, and nothing of it is lost."""
         self.life = 0
         self.cycles = 0
         self.up = False
@@ -135,10 +158,16 @@ class Daemon:
         def guarded() -> None:
             if self.life != life:
                 return
+            if self.asleep_until is not None and self.now < self.asleep_until:
+                self.agenda.at(self.asleep_until, guarded)
+                return
             try:
                 action()
             except Died:
                 self.kill()
+            except Exception as exc:  # noqa: BLE001  # that nothing ends the daemon is what is tested
+                self.told.broken.append(f"the daemon raised {type(exc).__name__}: {exc}")
+                self.ring(self.pace)
 
         self.agenda.after(span, guarded)
 
@@ -165,7 +194,9 @@ class Daemon:
             else:
                 self.done.pop(i, None)
         self.told.events.extend(e.kind for e in plan.events)
+        self.told.rows.update((e.job, self.now.replace(minute=0, second=0, microsecond=0)) for e in plan.events)
         self.told.charges.extend(plan.charges)
+        self.told.broken.extend(f"contained: {c.subject}: {c.error}" for c in plan.contained)
         if not plan.is_empty:
             self.told.broken.extend(check(self.world))
 
@@ -184,6 +215,8 @@ class Daemon:
         try:
             offers = self.translated(cloud.rows())
             listing = self.understood(cloud.listing())
+            if cloud.spoil is not None:
+                listing = pluginvalues.listing(listing, name, now=begun)
         except CloudDown:
             self.soon(timedelta(seconds=5), lambda: self.heard(name, None, None))
             return
@@ -242,21 +275,36 @@ class Daemon:
             return HostReport(attempt=item.id, looked_at=self.now)
         fresh: tuple[Checkpoint, ...] = ()
         if m.saved:
-            known = {c.name for c in self.world.jobs[item.id.job].checkpoints if c.attempt == item.id.number}
+            known = self.newest_known(item)
             fresh = tuple(
-                _checkpoint(save, item)
+                _checkpoint(save, item, m.task.bytes)
                 for save in m.saved
-                if _name(save) not in known and save.at <= self.now and self.acceptable(save)
+                if save.work > known and save.at <= self.now and self.acceptable(save)
             )
+        odd = self.hostile(m) if self.hostile is not None else {}
+        if "step" in odd:
+            fresh = tuple(replace(one, step=odd["step"]) for one in fresh)
         return HostReport(
             attempt=item.id,
             looked_at=self.now,
+            notice_at=odd.get("notice_at"),
+            restored_bytes=odd.get("restored_bytes", 0),
             seq=m.seq,
             phase="run" if m.seq >= 0 else "",
+            resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
+            alive_at=m.alive_at,
+            exit_at=m.exit_at,
             checkpoints=fresh,
             exit_cause=m.exit_cause,
-            exit_code=m.task.exit_code if m.exit_cause is ExitCause.FINISHED else None,
+            exit_code=m.task.exit_code if m.exit_cause is m.task.cause is ExitCause.FINISHED else None,
         )
+
+    def newest_known(self, item: Attempt) -> timedelta:
+        """Only what an attempt published after its newest accepted checkpoint is news."""
+        for one in self.world.jobs[item.id.job].checkpoints:
+            if one.attempt == item.id.number:
+                return _work_in(one)
+        return timedelta(-1)
 
     # --- what it does ---
 
@@ -268,11 +316,18 @@ class Daemon:
         for cloud in self.clouds.values():
             cloud.advance(now)
         self.forget_cooldowns()
-        blind = not self.store_up or any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
+        blind = not self.can_read or any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
         reports = None if blind else self.look()
-        plan = self.thought(reports or {})
+        try:
+            plan = self.thought(reports or {})
+        except Exception as exc:  # noqa: BLE001  # that nothing raises out of a cycle is what is tested
+            self.told.broken.append(f"a cycle raised {type(exc).__name__}: {exc}")
+            self.ring(self.pace)
+            return
         self.settle(plan)
         if not blind:
+            self.note_readings()
+        if self.can_write and not blind:
             self.write_grants()
         for name in sorted(plan.look_again):
             self.look_again(name)
@@ -295,9 +350,18 @@ class Daemon:
         self.crash("after commit")
         self.act()
 
+    def note_readings(self) -> None:
+        """For the oracles: from when on the daemon had to know what these lists show."""
+        for name, listing in self.listings.items():
+            cloud = self.clouds[name]
+            news = not cloud.read or cloud.read[-1][0] < listing.at
+            if news and listing.complete and listing.at not in cloud.lies:
+                cloud.read.append((listing.at, self.now))
+
     def forget_cooldowns(self) -> None:
-        if any(c.until <= self.now - COOLDOWNS_REMEMBERED for c in self.world.cooldowns):
-            kept = tuple(c for c in self.world.cooldowns if c.until > self.now - COOLDOWNS_REMEMBERED)
+        known = {(c.provider, c.scope, c.subject): c for c in self.world.cooldowns}
+        kept = tuple(c for c in known.values() if c.until > self.now - COOLDOWNS_REMEMBERED)
+        if len(kept) != len(self.world.cooldowns):
             self.world = replace(self.world, cooldowns=kept)
 
     def write_grants(self) -> None:
@@ -343,8 +407,10 @@ class Daemon:
     def launch(self, item: Attempt) -> None:
         """The call is on the wire: it takes effect at the provider whether or not this process lives."""
         self.commit(self.sending(item))
+        self.told.sent[item.id] = self.now
         sent = self.world.intents.get(launch_intent_id(item.key))
         if sent is None or sent.state is not IntentState.SENT:
+            del self.told.sent[item.id]
             self.turn_over(item.provider)
             return
         cloud = self.clouds[item.provider]
@@ -353,8 +419,12 @@ class Daemon:
             lag = timedelta(seconds=self.rng.uniform(15, 95))
         owner = self.world.jobs[item.id.job]
         task = self.task(owner)
-        self.told.resumes.append((owner.id, task.resume_at, self.best_saved(owner.id)))
+        if not any(c.doubted_by for c in owner.checkpoints):  # else an older one may be right
+            self.told.resumes.append((owner.id, task.resume_at, self.best_saved(owner.id)))
         self.crash("before launch")
+        if self.work[owner.id].no_secrets:
+            self.not_prepared(item)
+            return
         answer: list[Instance | Exception] = []
         lease = self.world.policy.lease
 
@@ -365,7 +435,7 @@ class Daemon:
             cloud.advance(self.now)
             try:
                 answer.append(cloud.launch(item.key, item.quote.offer, item.price_max, task, lease))
-            except (Refused, LostAnswer) as exc:
+            except (Refused, LostAnswer, AccountDead) as exc:
                 answer.append(exc)
 
         def heard() -> None:
@@ -381,12 +451,25 @@ class Daemon:
     def sending(self, item: Attempt) -> Plan:
         return launch_sent(self.world, item.id, self.now)
 
+    def not_prepared(self, item: Attempt) -> None:
+        """The grant cannot be written, so the provider is never asked."""
+
+        def heard() -> None:
+            self.turn_over(item.provider)
+            why = "a secret of the job is lost"
+            self.commit(outcomes.launch_refused(self.world, item.id, LaunchFailure.NOT_PREPARED, why, self.now))
+            self.ring()
+
+        self.soon(timedelta(seconds=1), heard)
+
     def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
         match answer:
             case Instance():
                 return outcomes.launched(self.world, item.id, answer, self.now)
             case Refused():
                 return outcomes.launch_refused(self.world, item.id, LaunchFailure.NO_CAPACITY, "no capacity", self.now)
+            case AccountDead():
+                return outcomes.launch_refused(self.world, item.id, LaunchFailure.AUTH, "the key is refused", self.now)
             case CloudDown():
                 return outcomes.launch_refused(self.world, item.id, LaunchFailure.UNAVAILABLE, "down", self.now)
             case _:
@@ -394,11 +477,14 @@ class Daemon:
 
     def task(self, owner: Job) -> Task:
         """What the grant of the next attempt says."""
-        start = timedelta(seconds=(owner.checkpoints[0].step or 0) if owner.checkpoints else 0)
+        start = _work_in(offered(owner)[0]) if owner.checkpoints else timedelta(0)
         work = self.work[owner.id]
+        task = Task(resume_at=start, need=work.need, bytes=work.bytes, disk_gb=disk_gb_for(owner))
+        if work.never is not None:
+            return replace(task, need=start, cause=work.never, exit_code=1)
         if owner.errors < work.errors:
-            return Task(resume_at=start, need=start + timedelta(minutes=7), exit_code=1)
-        return Task(resume_at=start, need=work.need)
+            return replace(task, need=start + timedelta(minutes=7), exit_code=1)
+        return task
 
     def terminate(self, intent: Intent) -> None:
         cloud, ref = self.clouds[intent.provider], intent.ref
@@ -425,9 +511,10 @@ class Daemon:
         self.soon(timedelta(seconds=1), heard)
 
     def end_outcome(self, intent: IntentId, *, failed: bool) -> Plan:
-        if failed:
-            return outcomes.terminate_failed(self.world, intent, "down", self.now)
-        return outcomes.terminate_accepted(self.world, intent, self.now)
+        if not failed:
+            return outcomes.terminate_accepted(self.world, intent, self.now)
+        wait = max(cloud.faults.end_retry_after for cloud in self.clouds.values())
+        return outcomes.terminate_failed(self.world, intent, "down", self.now, wait or None)
 
     # --- what its user asks ---
 
@@ -468,15 +555,23 @@ class Daemon:
 
 
 def _name(save: Save) -> str:
-    return f"w{int(save.work.total_seconds())}"
+    return _name_of(save.work)
 
 
-def _checkpoint(save: Save, item: Attempt) -> Checkpoint:
+def _name_of(work: timedelta) -> str:
+    return f"w{int(work.total_seconds())}"
+
+
+def _work_in(checkpoint: Checkpoint) -> timedelta:
+    return timedelta(seconds=int(checkpoint.name[1:]))
+
+
+def _checkpoint(save: Save, item: Attempt, size: int) -> Checkpoint:
     return Checkpoint(
         name=_name(save),
         attempt=item.id.number,
         step=int(save.work.total_seconds()),
-        bytes=1000,
+        bytes=size,
         at=save.at,
         manifest_key=f"k{_name(save)}",
         sha256="0" * 64,

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
 from spotd.core.model import ExitCause
-from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour
+from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Loss, Offer, ProviderName
 
 BOOT = timedelta(minutes=3)
 CHECKPOINT_EVERY = timedelta(minutes=10)
 HEARTBEAT = timedelta(seconds=15)
 HOUR = timedelta(hours=1)
+OWED_UNIT = HOUR // timedelta(microseconds=1)
 DISK_GB = 10
+GB = 1_000_000_000
 STORAGE_PER_GB_MONTH = MicroUsdPerGbMonth(144_000)
-STORAGE = MicroUsdPerHour(STORAGE_PER_GB_MONTH * DISK_GB // 720)
 FORGOTTEN_AFTER = timedelta(minutes=5)
-FOREIGN = 10
+FOREIGN = 4
 
 
 @dataclass(kw_only=True)
@@ -44,6 +45,16 @@ class Faults:
     """A look at the store that fails."""
     bad_manifest: float = 0.0
     """A published checkpoint that is not complete."""
+    dumb: float = 0.0
+    """A machine that is listed as running, bills, and whose image never speaks."""
+    notice_per_hour: float = 0.0
+    """Taken back two minutes after it was announced."""
+    end_retry_after: timedelta = timedelta(0)
+    """How long the provider asks to be left alone when it fails to end a machine."""
+    overcharge_per_hour: float = 0.0
+    """A machine that bills three times what was agreed, and says so in the list."""
+    spike_per_hour: float = 0.0
+    """The price of every host is twenty times as high until it moves next."""
     market_moves: bool = False
 
 
@@ -52,6 +63,8 @@ class Host:
     name: str
     provider: ProviderName
     price: int
+    level: int
+    """The price without a momentary spike."""
     base: int
     offer: Offer
 
@@ -71,6 +84,11 @@ class Task:
     resume_at: timedelta
     need: timedelta
     exit_code: int = 0
+    cause: ExitCause = ExitCause.FINISHED
+    """What the runner calls its end."""
+    bytes: int = 1000
+    """Of each checkpoint."""
+    disk_gb: int = DISK_GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +107,8 @@ class Machine:
     ref: InstanceRef
     key: AttemptKey
     host: Host
+    offer: Offer
+    """As it was when the machine was bought."""
     bid: int
     born: datetime
     visible_at: datetime
@@ -104,22 +124,44 @@ class Machine:
     mute_until: datetime | None = None
     """Nothing it wrote before this can have been published before this."""
     leased_until: datetime
-    billed: int = 0
+    owed: int = 0
+    """Micro-dollars an hour times microseconds, so that nothing is lost or gained by rounding on the way."""
+    owed_by_day: dict[date, int] = field(default_factory=lambda: defaultdict(int))
     billed_until: datetime
-    billed_by_day: dict[date, int] = field(default_factory=lambda: defaultdict(int))
     saved: list[Save] = field(default_factory=list)
     seq: int = -1
     exit_cause: ExitCause | None = None
+    exit_at: datetime | None = None
+    alive_at: datetime | None = None
+    """When it last wrote a heartbeat."""
     stop_ordered: bool = False
     ended_by_us: datetime | None = None
+    end_taken: datetime | None = None
+    """When an order to end it was first answered, be it gone already."""
     was_silent: bool = False
     omitted: bool = False
     """A listing that called itself complete and showed others lacked it once."""
+    dumb: bool = False
+    factor: int = 1
+    """How many times what was agreed it bills."""
+    notice_at: datetime | None = None
     spans: list[tuple[datetime, datetime]] = field(default_factory=list)
+    quiet_spans: list[tuple[datetime, datetime]] = field(default_factory=list)
+    """When nothing it wrote could arrive, whoever was to blame."""
+    lacking: list[datetime] = field(default_factory=list)
+    """When lists that called themselves complete lacked it while it was there."""
+    rates: list[tuple[datetime, int]] = field(default_factory=list)
+    """What it billed per hour from when on, with the fee."""
+    traffic: int = 0
+    """Billed for bytes."""
 
     @property
     def alive(self) -> bool:
         return self.state is InstanceState.PENDING or self.state is InstanceState.RUNNING
+
+    @property
+    def billed(self) -> int:
+        return -(-self.owed // OWED_UNIT) + self.traffic
 
 
 class LostAnswer(Exception):
@@ -134,6 +176,10 @@ class CloudDown(Exception):
     pass
 
 
+class AccountDead(CloudDown):
+    """The key is refused."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchCall:
     """What one launch asked for, as the provider saw it."""
@@ -142,5 +188,7 @@ class LaunchCall:
     at: datetime
     offered: int
     price_max: int
+    gpus: int
+    disk_gb: int
     real_price: int
     alive_before: int

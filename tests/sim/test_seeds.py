@@ -11,8 +11,10 @@ from datetime import timedelta
 
 import pytest
 
+from tests.sim.hazards import READY
 from tests.sim.oracles import broken_rules
 from tests.sim.run import Result, run_world
+from tests.sim.swarm import drawn, run_all
 from tests.sim.worlds import QUIET, Shape
 
 SHORT = Shape(storm=timedelta(hours=6))
@@ -26,6 +28,8 @@ SHAPES = {
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = range(2), range(2, 40)
+DRAWN_FAST = (0, 10)
+FIRST_OF_SWARM = 100_000
 
 
 def run(shape: str, seed: int) -> Result:
@@ -51,6 +55,23 @@ def test_no_machine_is_forgotten_or_doubled_in_many_more_worlds(shape: str, seed
 @pytest.mark.parametrize("seed", range(3))
 def test_a_market_of_two_hundred_offers_and_forty_jobs_keeps_every_rule(seed: int) -> None:
     assert broken_rules(run_world(seed, Shape(jobs=40, hosts=100))) == []
+
+
+@pytest.mark.parametrize("seed", DRAWN_FAST)
+def test_a_world_that_is_drawn_whole_from_its_seed_keeps_every_rule(seed: int) -> None:
+    assert broken_rules(run_world(seed, drawn(seed))) == [], f"python -m tests.sim.run {seed}"
+
+
+@pytest.mark.slow
+def test_a_hundred_days_of_drawn_worlds_keep_every_rule() -> None:
+    worlds = run_all(days=100, jobs=2, first=FIRST_OF_SWARM, record=None)
+    assert [(world["seed"], world["broken"]) for world in worlds if world["broken"]] == []
+
+
+def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
+    drawn_ones = Counter(hazard for seed in range(200) for hazard in drawn(seed).hazards)
+    assert set(drawn_ones) == READY
+    assert min(drawn_ones.values()) >= 20
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -7,16 +7,21 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from random import Random
 
-from spotd.core.model import Job, JobId, Policy, ProviderPolicy
+from spotd.core.model import ExitCause, Job, JobId, Policy, ProviderPolicy
 from spotd.core.states import JobState
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
-from spotd_providers.contract.values import InstallId
-from tests.sim.cloud import Cloud
+from spotd_providers.contract.values import InstallId, Interruption, Market
+from tests.sim.cloud import Cloud, Trade
 from tests.sim.daemon import EPOCH, Work
+from tests.sim.hazards import Hazard
 from tests.sim.machines import Faults
 
 INSTALL = InstallId("lab")
-WINDOW = timedelta(minutes=3)
+WINDOW = timedelta(minutes=4)
+"""More than the slowest launch and the worst lag of a list together, as the contract asks of a plugin."""
+GPU_COUNTS = (1, 8, 2, 4)
+CHEAP_STORAGE = 3_000
+"""With it a disk for 10 TB stays under every ceiling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +38,16 @@ class Shape:
     """Of each provider, of the store, and how often a killed daemon stays away for hours instead of seconds."""
     faults: bool = True
     user: bool = True
+    whims_per_hour: float = 0.3
     reachable: bool = False
     """Hosts and stores answer, and machines end when told: what budgets can be held to."""
     job_budget: int | None = None
     limits: Mapping[str, object] = field(default_factory=dict)
+    hazards: frozenset[Hazard] = frozenset()
+    need: tuple[int, int] = (20, 400)
+    """Minutes of work in a job, least and most."""
+    paces: tuple[int, ...] = (30, 60, 120, 240)
+    """Seconds between two polls, one of these."""
 
 
 QUIET = Shape(faults=False, user=False, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0)
@@ -50,6 +61,7 @@ def policy(clouds: list[Cloud], pace: timedelta, **limits: object) -> Policy:
             quote_ttl=max(timedelta(minutes=5), 3 * pace),
             reconcile_window=WINDOW,
             provision_timeout=timedelta(minutes=20),
+            ends_itself=c.trade.ends_itself,
         )
         for c in clouds
     }
@@ -58,13 +70,20 @@ def policy(clouds: list[Cloud], pace: timedelta, **limits: object) -> Policy:
 
 
 def job(
-    number: int, *, ceiling: int, at: datetime = EPOCH, budget: int | None = None, priority: int = 0, retries: int = 1
+    number: int,
+    *,
+    ceiling: int,
+    at: datetime = EPOCH,
+    budget: int | None = None,
+    priority: int = 0,
+    retries: int = 1,
+    gpus: int = 1,
 ) -> Job:
     spec = JobSpec(
         name=f"job{number}",
         run=("true",),
         image="scratch",
-        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),)),
+        resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=gpus),)),
         price=PriceLimit(per_gpu_hour=ceiling),
         job_budget=budget,
         priority=priority,
@@ -116,14 +135,54 @@ def reachable(faults: Faults) -> Faults:
     )
 
 
-def some_job(rng: Random, number: int, shape: Shape, at: datetime) -> tuple[Job, Work]:
+def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime) -> tuple[Job, Work]:
+    """A job and what it really does; `luck` is the hazards' source of chance."""
     errors = rng.choice([0, 0, 0, 1, 2]) if shape.faults else 0
+    gpus = luck.choice(GPU_COUNTS) if Hazard.GPUS in shape.hazards else 1
     made = job(
         number,
         ceiling=rng.randint(500_000, 1_500_000),
         at=at,
-        budget=shape.job_budget,
+        budget=None if shape.job_budget is None else shape.job_budget * gpus,
         priority=rng.choice([-1, 0, 0, 5]),
         retries=rng.choice([1, 2]),
+        gpus=gpus,
     )
-    return made, Work(need=timedelta(minutes=rng.randint(20, 400)), errors=errors)
+    need = timedelta(minutes=rng.randint(*shape.need))
+    never: ExitCause | None = None
+    if Hazard.NEVER_STARTS in shape.hazards and luck.random() < 0.3:
+        never = luck.choice([ExitCause.SETUP_FAILED, ExitCause.RUNNER_FAILED])
+    return made, Work(
+        need=need,
+        errors=errors,
+        bytes=int(10 ** luck.uniform(3, 13)) if Hazard.SIZES in shape.hazards else 1000,
+        never=never,
+        no_secrets=Hazard.SECRETS in shape.hazards and never is None and luck.random() < 0.3,
+    )
+
+
+def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
+    """Who sells what in this world."""
+    fee = rng.choice([1_000_000, 1_200_000])
+    hazards = shape.hazards
+    upload = luck.choice([0, 1_000, 10_000, 90_000]) if Hazard.TRAFFIC in hazards else 0
+    bidders = Trade(
+        bids=True,
+        fee_ppm=fee,
+        gpus=GPU_COUNTS if Hazard.GPUS in hazards else (1,),
+        upload_price=upload,
+        download_price=upload // 2,
+    )
+    if Hazard.BORN_LONG_AGO in hazards:
+        bidders = replace(bidders, born_long_ago=True)
+    if Hazard.SIZES in hazards:
+        bidders = replace(bidders, storage_price=CHEAP_STORAGE)
+    zones = Trade(
+        storage_price=bidders.storage_price,
+        gpus=GPU_COUNTS if Hazard.GPUS in hazards else (1,),
+        interruption=Interruption.NOTICE if Hazard.NOTICES in hazards else Interruption.SUDDEN,
+    )
+    found = {"bidders": bidders, "zones": zones}
+    if Hazard.ON_DEMAND in hazards:
+        found["fixed"] = replace(zones, market=Market.ON_DEMAND, interruption=Interruption.NEVER)
+    return found

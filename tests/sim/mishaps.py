@@ -1,0 +1,147 @@
+"""The hazards of a world, as they happen."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from spotd_providers.contract.values import Instance, InstanceRef, ProviderName
+from tests.sim.cloud import Cloud
+from tests.sim.hazards import Hazard
+from tests.sim.machines import Machine
+
+if TYPE_CHECKING:
+    from tests.sim.weather import Weather
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+
+
+class Mishaps:
+    """Brings the hazards of the shape over the world, until the calm ends them."""
+
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+        self.hazards = weather.shape.hazards
+        self.luck = weather.luck
+        self.agenda = weather.agenda
+        self.clouds = weather.clouds
+        self.daemon = weather.daemon
+
+    def begin(self) -> None:
+        chances: dict[Hazard, tuple[float, Callable[[], None]]] = {
+            Hazard.SILENCE: (0.3, self.silence),
+            Hazard.ONE_SIDED: (0.3, self.one_sided),
+            Hazard.LISTS: (0.5, self.lists),
+            Hazard.SLEEP: (0.15, self.sleep),
+            Hazard.DEAD_ACCOUNT: (0.15, self.dead_account),
+        }
+        for hazard, (per_hour, action) in chances.items():
+            if hazard in self.hazards:
+                self.weather.often(per_hour, action, self.luck)
+        if Hazard.NUMBERS in self.hazards:
+            self.daemon.hostile = self.numbers
+        for cloud in self.clouds:
+            self.prepare(cloud)
+
+    def prepare(self, cloud: Cloud) -> None:
+        rates: dict[str, float] = {}
+        if Hazard.DUMB in self.hazards:
+            rates["dumb"] = self.luck.choice([0.05, 0.3])
+        if Hazard.NOTICES in self.hazards:
+            rates["notice_per_hour"] = self.luck.choice([0.1, 0.5])
+        if Hazard.OVERCHARGE in self.hazards:
+            rates["overcharge_per_hour"] = 0.1
+        if Hazard.SPIKES in self.hazards:
+            rates["spike_per_hour"] = self.luck.choice([0.2, 1.0])
+        cloud.faults = replace(cloud.faults, **rates)
+        if Hazard.RETRY_AFTER in self.hazards:
+            cloud.faults.end_retry_after = timedelta(days=1)
+        if Hazard.LOST_AND_AWAY in self.hazards:
+            cloud.lost = lambda: self.away(cloud)
+        if Hazard.ROWS in self.hazards:
+            cloud.spoil = self.spoilt
+
+    def end(self) -> None:
+        """The calm: what can heal is healed."""
+        self.daemon.asleep_until = self.daemon.hostile = None
+        for cloud in self.clouds:
+            cloud.dead, cloud.lying_until, cloud.spoil, cloud.lost = False, None, None, lambda: None
+            cloud.make_traffic_free()
+            for m in cloud.active.values():
+                m.factor = 1
+
+    def later(self, span: timedelta, action: Callable[[], None]) -> None:
+        self.agenda.after(span, action)
+
+    # --- one by one ---
+
+    def silence(self) -> None:
+        """A network is gone: nothing that these hosts write arrives, and they hear nothing."""
+        span = self.luck.choice([MINUTE, 4 * MINUTE, 20 * MINUTE])
+        for cloud in self.clouds if self.luck.random() < 0.5 else [self.luck.choice(self.clouds)]:
+            cloud.advance(self.agenda.now)
+            for m in cloud.active.values():
+                if m.alive:
+                    cloud.hush(m, span)
+
+    def one_sided(self) -> None:
+        span = self.luck.choice([MINUTE, 10 * MINUTE, 2 * HOUR])
+        if self.luck.random() < 0.5:
+            self.weather.hosts_write(up=False)
+            self.later(span, lambda: self.weather.hosts_write(up=True))
+        else:
+            self.daemon.can_read = False
+            self.later(span, lambda: setattr(self.daemon, "can_read", True))
+
+    def lists(self) -> None:
+        cloud = self.luck.choice(self.clouds)
+        cloud.lying_until = self.agenda.now + self.luck.choice([3, 30, 90]) * timedelta(seconds=1)
+
+    def sleep(self) -> None:
+        self.daemon.asleep_until = self.agenda.now + HOUR * self.luck.choice([0.1, 1, 8])
+
+    def dead_account(self) -> None:
+        cloud = self.luck.choice(self.clouds)
+        cloud.dead = True
+        self.later(HOUR * self.luck.choice([0.2, 6]), lambda: setattr(cloud, "dead", False))
+
+    def away(self, cloud: Cloud) -> None:
+        cloud.down = True
+        self.later(HOUR * self.luck.choice([0.2, 2, 6]), lambda: setattr(cloud, "down", False))
+
+    def numbers(self, m: Machine) -> dict[str, Any]:
+        """What the hosts of one machine in five state, as far as the parsers let it through."""
+        if zlib.crc32(m.key.encode()) % 5:
+            return {}
+        odd: list[dict[str, Any]] = [
+            {"notice_at": datetime(9999, 12, 31, tzinfo=UTC)},
+            {"notice_at": datetime(1970, 1, 1, tzinfo=UTC)},
+            {"step": 2**63 - 1},
+            {"step": 0},
+            {"restored_bytes": 2**63 - 1},
+        ]
+        return self.luck.choice(odd)
+
+    def spoilt(self, row: Instance) -> Instance:
+        """What a plugin makes of one row in ten."""
+        if self.luck.random() > 0.1:
+            return row
+        elsewhere = InstanceRef(provider=ProviderName("elsewhere"), instance_id=row.ref.instance_id)
+        oddities: list[dict[str, Any]] = [
+            {"ref": elsewhere},
+            {"created_at": datetime(2026, 1, 1)},  # noqa: DTZ001  # without a zone on purpose
+            {"notice_at": datetime(2026, 1, 1)},  # noqa: DTZ001  # as above
+            {"price": 0.4},
+            {"price": float("nan")},
+            {"price": -5},
+            {"price": None},
+            {"key": ""},
+            {"state": "sleeping"},
+            {"created_at": datetime.max.replace(tzinfo=UTC)},
+            {"created_at": datetime(1970, 1, 1, tzinfo=UTC)},
+        ]
+        return replace(row, **self.luck.choice(oddities))

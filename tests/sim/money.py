@@ -1,0 +1,209 @@
+"""What must hold of money in every world, judged by what the simulated clouds billed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+
+from spotd.core.model import Attempt, AttemptId, JobId
+from spotd.core.states import JobState
+from spotd_providers.contract.money import MicroUsdPerHour, cost
+from spotd_providers.contract.values import AttemptKey, InstanceState
+from tests.sim.cloud import Cloud
+from tests.sim.machines import DISK_GB, OWED_UNIT, Machine
+from tests.sim.run import Result
+
+UNIT = timedelta(minutes=1)
+"""What a marketplace bills at least for; the books may be off by so much for each attempt."""
+HOUR = timedelta(hours=1)
+
+
+def job_of(key: AttemptKey) -> JobId:
+    return JobId(key.split("-")[-2])
+
+
+def effective(gpu: int, cloud: Cloud, disk_gb: int = DISK_GB) -> int:
+    return -(-(gpu + -(-cloud.trade.storage_price * disk_gb // 720)) * cloud.fee_ppm // 1_000_000)
+
+
+def ceiling_of(result: Result, job: JobId) -> int:
+    """Per GPU and hour."""
+    price = result.submitted[job][0].spec.price
+    return 0 if price is None or price.per_gpu_hour is None else price.per_gpu_hour
+
+
+def matched(result: Result) -> Iterator[tuple[Attempt, Machine, Cloud]]:
+    """Each attempt with the machine that it says is its own."""
+    for cloud in result.clouds:
+        for m in cloud.machines.values():
+            for item in result.daemon.attempts_of.get(job_of(m.key), {}).values():
+                unnamed = item.ref is None and item.key == m.key and len(cloud.by_key[m.key]) == 1
+                if item.ref == m.ref or unnamed:
+                    yield item, m, cloud
+
+
+def booked_by_attempt(result: Result) -> dict[AttemptId, int]:
+    booked: defaultdict[AttemptId, int] = defaultdict(int)
+    for charge in result.daemon.told.charges:
+        booked[charge.attempt] += charge.amount
+    return booked
+
+
+def learnt(cloud: Cloud, at: datetime, end: datetime) -> datetime:
+    """When the daemon had decided on a true list that was begun after this."""
+    i = bisect_right(cloud.read, at, key=lambda reading: reading[0])
+    return cloud.read[i][1] if i < len(cloud.read) else end
+
+
+def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud) -> int:
+    """By how much the books of one attempt may differ from the bill: one unit, and what nobody could know yet."""
+    daemon = result.daemon
+    confirm = daemon.world.policy.silence_max + 3 * daemon.pace
+    total = cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), UNIT)
+    former = item.quote.price.total
+    first_seen = learnt(cloud, m.visible_at, result.ended_at)
+    if m.exit_at is not None and m.exit_at < first_seen:
+        # Its runner had told its end before any list could show that the machine outlived it.
+        total += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), first_seen - m.exit_at)
+    for at, rate in m.rates:
+        late = learnt(cloud, max(at, m.visible_at), result.ended_at) - at
+        if rate == 0:  # what lists lack is believed once something else says so, too
+            late = max(late, (m.end_taken or at) - at) + confirm
+            former = max(item.quote.price.total, *(other for _, other in m.rates))
+        total += cost(MicroUsdPerHour(abs(rate - former)), late)
+        former = rate
+    return total
+
+
+def books(result: Result) -> Iterator[str]:
+    """Each attempt is booked as it was billed, and so are all together."""
+    booked = booked_by_attempt(result)
+    difference = allowed = 0
+    for item, m, cloud in matched(result):
+        may = doubt(result, item, m, cloud)
+        off = booked[item.id] - m.billed
+        if abs(off) > may:
+            yield f"{m.key} was billed {m.billed} and booked {booked[item.id]}, which may differ by {may}"
+        difference += off
+        allowed += may
+    if abs(difference) > allowed:
+        yield f"all receipts differ by {difference} from what was billed, explained is {allowed}"
+    known = {item.id for item, _, _ in matched(result)}
+    for identity, amount in sorted(booked.items(), key=lambda kv: (kv[0].job, kv[0].number)):
+        item = result.daemon.attempts_ever[identity]
+        if amount > 0 and identity not in known:
+            yield f"{item.key} is booked at {amount} and has no machine"
+
+
+def above_ceiling(result: Result) -> Iterator[str]:
+    """No machine bills more than its job accepted for longer than it takes to see that, to save and to end it."""
+    if not result.shape.reachable:
+        return
+    daemon = result.daemon
+    policy = daemon.world.policy
+    for item, m, cloud in matched(result):
+        owner = result.submitted[item.id.job][0]
+        most = ceiling_of(result, item.id.job) * m.host.offer.gpu_count
+        over: datetime | None = None
+        for at, rate in [*m.rates, (result.ended_at, 0)]:
+            if over is not None and rate <= most:
+                seen = learnt(cloud, over, result.ended_at)
+                end = seen + owner.spec.checkpoint.stop_grace + policy.save_allowance + 3 * daemon.pace
+                if at > end + timedelta(minutes=5):
+                    yield f"{m.key} billed above its ceiling of {most} from {over} to {at}"
+                over = None
+            elif over is None and rate > most:
+                over = at
+
+
+def ambiguous_cost(result: Result) -> Iterator[str]:
+    """R8. A lost answer costs at most time-out, window and reaping at its price, where nothing else went wrong."""
+    if result.shape.outages_per_hour or result.shape.kills_per_hour or result.shape.crash_rate:
+        return
+    daemon = result.daemon
+    window = max(r.reconcile_window for r in daemon.world.policy.providers.values())
+    span = timedelta(seconds=20 + 60) + window + 3 * daemon.pace
+    for cloud in result.clouds:
+        for m in cloud.lost_answers:
+            counted = [a for a in daemon.attempts_of[job_of(m.key)].values() if a.key == m.key and a.ref == m.ref]
+            allowed = cost(MicroUsdPerHour(effective(m.bid, cloud, m.task.disk_gb)), span)
+            if not counted and m.key not in cloud.forgot and m.billed > allowed and not stormy_ends(cloud):
+                yield f"{m.key} was lost and cost {m.billed}, allowed are {allowed}"
+
+
+def stormy_ends(cloud: Cloud) -> bool:
+    return any(m.ended_by_us is not None and m.died != m.ended_by_us for m in cloud.machines.values())
+
+
+def budgets(result: Result) -> Iterator[str]:
+    """R8. By the daemon's books and by the providers' own.
+
+    Whoever cannot reach a machine cannot end it either, so this is for worlds where everything can be reached.
+    """
+    if not result.shape.reachable:
+        return
+    daemon, limits = result.daemon, result.shape.limits
+    by_day: defaultdict[date, int] = defaultdict(int)
+    by_month: defaultdict[date, int] = defaultdict(int)
+    for charge in daemon.told.charges:
+        by_day[charge.day] += charge.amount
+        if charge.end <= result.calm_at:  # in the calm its owner lets it go on
+            by_month[charge.day.replace(day=1)] += charge.amount
+    for name, budget, booked in (
+        ("day", limits.get("budget_day"), by_day),
+        ("month", limits.get("budget_month"), by_month),
+    ):
+        if not isinstance(budget, int):
+            continue
+        for day, amount in sorted(booked.items()):
+            if amount > budget + unit(result):
+                yield f"{amount} was spent in the {name} of {day}, the budget is {budget}"
+        for day, amount in sorted(billed_by_day(result).items()):
+            if amount > budget + unit(result) and not result.shape.faults:
+                yield f"{amount} was billed on {day}, the budget of the {name} is {budget}"
+    for identity, end in sorted(daemon.done.items()):
+        own = end.spec.job_budget
+        if own is not None and end.spent > own + unit(result):
+            yield f"{identity} cost {end.spent}, its budget is {own}"
+
+
+def expired_too_soon(result: Result) -> Iterator[str]:
+    """A budget ends no job whose rest would buy two hours of the dearest machine that the job accepts."""
+    for identity, end in sorted(result.daemon.done.items()):
+        budget = end.spec.job_budget
+        if end.state is JobState.EXPIRED and budget is not None:
+            gpus = end.spec.resources.gpu[0].count
+            useful = 2 * ceiling_of(result, identity) * gpus
+            if budget - end.spent > useful:
+                yield f"{identity} has EXPIRED with {budget - end.spent} of {budget} left"
+
+
+def billed_by_day(result: Result) -> dict[date, int]:
+    owed: defaultdict[date, int] = defaultdict(int)
+    for cloud in result.clouds:
+        for m in cloud.machines.values():
+            for day, amount in m.owed_by_day.items():
+                owed[day] += amount
+    return {day: amount // OWED_UNIT for day, amount in owed.items()}
+
+
+def unit(result: Result) -> int:
+    """One poll's worth of a machine."""
+    most = max((effective(c.highest_price, c) for c in result.clouds), default=0)
+    return cost(MicroUsdPerHour(most), result.daemon.pace)
+
+
+def paid_for_nothing(result: Result) -> Iterator[str]:
+    """What is not on a receipt was never shown to the daemon, or was taken from it before it could know."""
+    known = {m.ref for _, m, _ in matched(result)}
+    for cloud in result.clouds:
+        for m in cloud.machines.values():
+            if m.ref in known or m.state is not InstanceState.GONE or m.died is None:
+                continue
+            shown = learnt(cloud, m.visible_at, result.ended_at)
+            top = MicroUsdPerHour(max(rate for _, rate in m.rates))
+            may = cost(top, max(timedelta(0), shown - m.born) + 3 * result.daemon.pace + timedelta(minutes=12))
+            if m.billed > may:
+                yield f"{m.key} is on no receipt and was billed {m.billed}, explained is {may}"

@@ -1,0 +1,236 @@
+"""What happens in a simulated cloud by itself: machines train, fall silent, are taken back and bill.
+
+Time passes only by `advance`, in steps of any length: what a machine did meanwhile is computed, not stepped through.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from datetime import datetime, timedelta
+from math import exp, sqrt
+from random import Random
+
+from spotd.core.model import ExitCause
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.values import AttemptKey, InstanceState, Interruption, Loss, Market, ProviderName
+from tests.sim.machines import (
+    BOOT,
+    CHECKPOINT_EVERY,
+    GB,
+    HEARTBEAT,
+    HOUR,
+    OWED_UNIT,
+    Faults,
+    Host,
+    Machine,
+    Row,
+    Save,
+)
+
+MICROSECOND = timedelta(microseconds=1)
+NOTICE = timedelta(minutes=2)
+SPIKE = 20
+
+
+class Nature:
+    """The machines of one provider and the market in which they were bought."""
+
+    def __init__(self, name: str, rng: Random, now: datetime, fee_ppm: int) -> None:
+        self.name = ProviderName(name)
+        self.rng = rng
+        self.now = now
+        self.before = now
+        """When time passed last."""
+        self.faults = Faults()
+        self.fee_ppm = fee_ppm
+        self.store_up = True
+        """Whether hosts can write to the store."""
+        self.hosts: list[Host] = []
+        self.machines: dict[str, Machine] = {}
+        self.by_key: defaultdict[AttemptKey, list[Machine]] = defaultdict(list)
+        self.active: dict[str, Machine] = {}
+        """Ours that are not gone."""
+        self.fading: list[Machine] = []
+        """Ours that are gone and still listed."""
+        self.highest_price = 0
+        self._rows: list[Row] | None = None
+
+    def advance(self, now: datetime) -> None:
+        """Everything up to now has happened to the machines."""
+        if now <= self.now:
+            return
+        hours = (now - self.now) / HOUR
+        self.before, self.now = self.now, now
+        faults = self.faults
+        lost = 1 - exp(-faults.preempt_per_hour * hours)
+        hushed = 1 - exp(-faults.silence_per_hour * hours)
+        warned = 1 - exp(-faults.notice_per_hour * hours)
+        overcharged = 1 - exp(-faults.overcharge_per_hour * hours)
+        for m in list(self.active.values()):
+            self._bill(m)
+            if not m.alive:
+                continue
+            self._train(m)
+            if m.notice_at is not None and m.notice_at <= now:
+                self._take_back(m)
+            elif overcharged and self.rng.random() < overcharged:
+                m.factor = 3
+                self._note_rate(m)
+            elif m.host.offer.market is Market.ON_DEMAND:
+                continue
+            elif lost and self.rng.random() < lost:
+                self._take_back(m)
+            elif warned and m.host.offer.interruption is Interruption.NOTICE and self.rng.random() < warned:
+                m.notice_at = m.notice_at or now + NOTICE
+            elif hushed and self.rng.random() < hushed:
+                self.hush(m, timedelta(minutes=self.rng.choice([1, 10, 90])))
+
+    def hush(self, m: Machine, span: timedelta) -> None:
+        """Its network is gone for so long; it computes on until its lease is over."""
+        m.silent_until = max(m.silent_until or self.now, self.now + span)
+        m.was_silent = True
+
+    def move_prices(self, span: timedelta) -> None:
+        """The market after so long; whoever is outbid learns it by losing the machine."""
+        self._rows = None
+        hours = span / HOUR
+        stay, shake = exp(-1.5 * hours), 0.2 * sqrt(hours)
+        spike = self.faults.spike_per_hour and self.rng.random() < self.faults.spike_per_hour * hours
+        for host in self.hosts:
+            if host.offer.market is Market.ON_DEMAND:
+                host.price = host.base if self.faults.market_moves else host.base // 3
+            elif self.faults.market_moves:
+                jump = 2 if self.rng.random() < 0.01 else 1
+                level = host.base + (host.level - host.base) * stay + self.rng.gauss(0, shake) * host.base
+                host.level = max(20_000, int(level * jump))
+                host.price = host.level * SPIKE if spike else host.level
+            else:
+                host.price = host.level = host.base // 3
+            self.highest_price = max(self.highest_price, host.price)
+        for m in list(self.active.values()):
+            if m.alive and m.host.price > m.bid and m.host.offer.market is Market.SPOT:
+                self._take_back(m)
+            elif m.state is InstanceState.PAUSED and m.bid >= m.host.price and self.rng.random() < 0.5:
+                self._bill(m)
+                m.state, m.loss, m.since, m.ran_from = InstanceState.PENDING, None, self.now, None
+            self._note_rate(m)
+
+    def _take_back(self, m: Machine) -> None:
+        if m.host.offer.pays_bid:
+            self._halt(m, InstanceState.PAUSED, Loss.OUTBID)
+        else:
+            self._halt(m, InstanceState.GONE, Loss.PREEMPTED)
+
+    def _train(self, m: Machine) -> None:
+        if m.state is InstanceState.PENDING:
+            if self.now - m.since < BOOT:
+                return
+            m.state, m.ran_from = InstanceState.RUNNING, m.since + BOOT
+            m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
+            if m.ran_work and not m.dumb:
+                self._move_bytes(m, m.offer.download_price, m.task.bytes)
+        if m.exit_cause is not None or m.ran_from is None or m.dumb:
+            return
+        if m.leased_until <= m.ran_from:
+            self._exit(m, ExitCause.LEASE, m.ran_from)  # it woke up too late to do anything
+            return
+        if m.silent_until is not None and m.silent_until <= self.now:
+            self._was_quiet(m)
+            m.silent_until = None
+        until = min(self.now, m.leased_until)
+        work = m.ran_work + (until - m.ran_from)
+        if m.silent_until is not None or not self.store_up:
+            m.mute_until = self.now
+            self._was_quiet(m)
+            if until < self.now:
+                self._exit(m, ExitCause.LEASE, until)  # it will be heard of once it can be heard
+            return
+        m.alive_at = until
+        m.seq = int((until - m.ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT)
+        last = m.saved[-1].work if m.saved else m.task.resume_at
+        while last + CHECKPOINT_EVERY <= min(work, m.task.need):
+            last += CHECKPOINT_EVERY
+            at = max(m.mute_until or m.ran_from, m.ran_from + (last - m.ran_work))
+            self._save(m, last, at, sound=self.rng.random() >= self.faults.bad_manifest)
+        if work >= m.task.need:
+            self._exit(m, m.task.cause, m.ran_from + (m.task.need - m.ran_work))
+        elif m.stop_ordered or until < self.now:
+            self._save(m, work, max(until, m.mute_until or until), sound=True)
+            self._exit(m, ExitCause.STOPPED if m.stop_ordered else ExitCause.LEASE, until)
+        elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
+            self._save(m, work, until, sound=True)
+            self._exit(m, ExitCause.NOTICE, until)
+
+    def _exit(self, m: Machine, cause: ExitCause, at: datetime) -> None:
+        m.exit_cause, m.exit_at = cause, min(at, self.now)
+
+    def _save(self, m: Machine, work: timedelta, at: datetime, *, sound: bool) -> None:
+        m.saved.append(Save(work=work, at=at, sound=sound))
+        self._move_bytes(m, m.offer.upload_price, m.task.bytes)
+
+    def _move_bytes(self, m: Machine, price: int, count: int) -> None:
+        amount = -(-price * count // GB)
+        m.traffic += amount
+        m.owed_by_day[self.now.date()] += amount * OWED_UNIT
+
+    def _was_quiet(self, m: Machine) -> None:
+        begun = max(self.before, m.born)
+        if m.quiet_spans and m.quiet_spans[-1][1] >= begun:
+            begun = m.quiet_spans.pop()[0]
+        m.quiet_spans.append((begun, self.now))
+
+    # --- what it costs ---
+
+    def _gpu_price(self, m: Machine) -> int:
+        return m.factor * (m.bid if m.host.offer.pays_bid else min(m.bid, m.host.price))
+
+    def _rate(self, m: Machine) -> int:
+        if m.state is InstanceState.GONE:
+            return 0
+        disk = -(-m.host.offer.storage_price * m.task.disk_gb // 720)
+        net = disk if m.state is InstanceState.PAUSED else self._gpu_price(m) + disk
+        return -(-net * self.fee_ppm // 1_000_000)
+
+    def _note_rate(self, m: Machine) -> None:
+        rate = self._rate(m)
+        if not m.rates or m.rates[-1][1] != rate:
+            m.rates.append((self.now, rate))
+
+    def _bill(self, m: Machine) -> None:
+        if m.billed_until >= self.now:
+            return
+        owed = self._rate(m) * ((self.now - m.billed_until) // MICROSECOND)
+        m.owed += owed
+        m.owed_by_day[self.now.date()] += owed
+        m.billed_until = self.now
+
+    def _halt(self, m: Machine, state: InstanceState, loss: Loss | None) -> None:
+        self._bill(m)
+        if m.alive:
+            m.spans.append((m.since, min(self.now, max(m.since, m.leased_until))))
+        m.state, m.loss = state, loss
+        if state is InstanceState.GONE:
+            m.died = self.now
+            self.active.pop(m.ref.instance_id, None)
+            self.fading.append(m)
+        self._note_rate(m)
+
+    def relist(self, host: Host) -> None:
+        """The offer says what the host costs now."""
+        if host.offer.gpu_price != host.price:
+            host.offer = replace(host.offer, gpu_price=MicroUsdPerHour(host.price))
+
+    # --- for the oracles ---
+
+    def live_spans(self) -> list[tuple[AttemptKey, datetime, datetime]]:
+        """When each machine could compute."""
+        found = []
+        for m in self.machines.values():
+            found.extend((m.key, a, b) for a, b in m.spans)
+            if m.alive:
+                found.append((m.key, m.since, min(self.now, m.leased_until)))
+        return [span for span in found if span[1] < span[2]]
+
+    def total_billed(self) -> MicroUsd:
+        return MicroUsd(sum(m.billed for m in self.machines.values()))

@@ -1,0 +1,152 @@
+"""Cores that break a promise of money, of proof or of bounds, each in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from spotd.core import decide, draft, metering, outcomes, pricing, reconcile, reports
+from spotd.core.setbacks import Setback
+from spotd_providers.contract.money import MicroUsdPerHour
+from tests.sim.hazards import Hazard
+from tests.sim.planted import ROUGH, Bug, patched
+
+CALM = replace(ROUGH, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0, user=False, storm=timedelta(hours=4))
+WITHIN = replace(CALM, reachable=True)
+
+
+def holding(*hazards: Hazard, **changes: Any) -> Any:
+    """A world with these hazards and nothing else that could hide the bug."""
+    return replace(CALM, hazards=frozenset(hazards), **changes)
+
+
+def sizes_in_timedeltas() -> AbstractContextManager[None]:
+    """A rate as a length of time: days overflow from 24.5 GB on."""
+
+    def wrong(amount: int, span: timedelta) -> int:
+        return int(timedelta(hours=amount) / span)
+
+    return patched((pricing, "per_hour", wrong))
+
+
+def traffic_is_free() -> AbstractContextManager[None]:
+    return patched((reports, "meter_traffic", lambda _draft, _attempt, _report: None))
+
+
+def fixed_prices_stay() -> AbstractContextManager[None]:
+    return patched((decide, "words_over_ceiling", lambda _item: ""))
+
+
+def no_setback() -> AbstractContextManager[None]:
+    def wrong(job: Any, _item: Any, _reason: Any, _now: datetime) -> Setback:
+        return Setback(idle_launches=0, failed_starts=0, not_before=None)
+
+    return patched((draft, "setback", wrong))
+
+
+def ends_when_told() -> AbstractContextManager[None]:
+    return patched((outcomes, "TERMINATE_RETRY_MAX", timedelta(days=30)))
+
+
+def believes_when_it_was_made() -> AbstractContextManager[None]:
+    def wrong(_item: Any, created_at: datetime | None, now: datetime, default: datetime) -> datetime:
+        return min(created_at or default, now)
+
+    return patched((outcomes, "began", wrong), (reconcile, "began", wrong))
+
+
+# --- in admission: what is promised counts ---
+
+
+def ceilings_of_whole_machines() -> AbstractContextManager[None]:
+    limit = decide.gpu_price_limit
+
+    def wrong(agreed: Any, ceiling: int) -> MicroUsdPerHour:
+        return limit(agreed, ceiling * agreed.offer.gpu_count)  # type: ignore[arg-type]  # the error of the unit
+
+    return patched((decide, "gpu_price_limit", wrong))
+
+
+# --- in metering ---
+
+
+def meters_one_gpu() -> AbstractContextManager[None]:
+    rate = pricing.metered_rate
+
+    def wrong(agreed: Any) -> MicroUsdPerHour:
+        return MicroUsdPerHour(rate(agreed) // agreed.offer.gpu_count)
+
+    return patched(*((module, "metered_rate", wrong) for module in using("metered_rate")))
+
+
+def using(name: str) -> list[Any]:
+    """The modules of the core that took this name from where it is made."""
+    from spotd.core import billing
+
+    return [module for module in (billing, reconcile) if hasattr(module, name)]
+
+
+def meters_what_was_agreed() -> AbstractContextManager[None]:
+    return patched((reconcile, "set_rate", lambda *_: None))
+
+
+def meters_the_day_twice() -> AbstractContextManager[None]:
+    days = metering._days
+
+    def wrong(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+        for _, other in days(start, end):
+            yield start, other
+
+    return patched((metering, "_days", wrong))
+
+
+# --- in the proof of an end ---
+
+
+def an_accepted_order_is_an_end() -> AbstractContextManager[None]:
+    return patched((reconcile, "_end_accepted", lambda *_: True))
+
+
+def any_list_is_proof() -> AbstractContextManager[None]:
+    return patched((reconcile, "_listing_speaks", lambda *_: True))
+
+
+MIDNIGHT = replace(holding(Hazard.MONTH_END), storm=timedelta(hours=8), need=(300, 500))
+
+PROMISES: Mapping[str, Bug] = {
+    "take bytes for a length of time": Bug(
+        patch=sizes_in_timedeltas, rule=("said_by_the_core",), shape=holding(Hazard.SIZES), limit=timedelta(hours=6)
+    ),
+    "meter no traffic": Bug(patch=traffic_is_free, rule=("books",), shape=holding(Hazard.TRAFFIC, Hazard.SIZES)),
+    "keep a machine that bills more than agreed": Bug(
+        patch=fixed_prices_stay,
+        rule=("above_ceiling",),
+        shape=replace(WITHIN, hazards=frozenset({Hazard.OVERCHARGE})),
+    ),
+    "try for ever what can never start": Bug(
+        patch=no_setback,
+        rule=("launches_bounded",),
+        shape=holding(Hazard.NEVER_STARTS, Hazard.SECRETS, jobs=2, storm=timedelta(hours=1)),
+        seed=1,
+        limit=timedelta(hours=3),
+    ),
+    "wait with an end for as long as asked": Bug(
+        patch=ends_when_told, rule=("forgotten_machines",), shape=holding(Hazard.RETRY_AFTER)
+    ),
+    "believe when a machine says it was made": Bug(
+        patch=believes_when_it_was_made, rule=("books",), shape=holding(Hazard.BORN_LONG_AGO), limit=timedelta(hours=5)
+    ),
+    "hold whole machines to the ceiling of a GPU": Bug(
+        patch=ceilings_of_whole_machines, rule=("launches",), shape=holding(Hazard.GPUS)
+    ),
+    "meter one GPU of a machine": Bug(patch=meters_one_gpu, rule=("books",), shape=holding(Hazard.GPUS)),
+    "meter what was agreed and not what is listed": Bug(patch=meters_what_was_agreed, rule=("books",), shape=CALM),
+    "meter the day before midnight twice": Bug(patch=meters_the_day_twice, rule=("books",), shape=MIDNIGHT),
+    "take an order for an end": Bug(
+        patch=an_accepted_order_is_an_end, rule=("forgotten_machines", "doubles"), shape=ROUGH, seed=5
+    ),
+    "take any list for a proof": Bug(patch=any_list_is_proof, rule=("doubles",), shape=ROUGH),
+}

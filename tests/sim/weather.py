@@ -1,0 +1,166 @@
+"""Everything that happens to a simulated daemon: faults, kills, outages, and its user; then the calm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from spotd.core.model import Job, JobId, World
+from tests.sim.agenda import Agenda
+from tests.sim.cloud import Cloud
+from tests.sim.daemon import EPOCH, Daemon, Died, Work
+from tests.sim.hazards import Hazard
+from tests.sim.machines import Faults
+from tests.sim.mishaps import Mishaps
+from tests.sim.worlds import Shape, policy, reachable, some_job, stormy, trades
+
+PRICES_MOVE_EVERY = timedelta(minutes=5)
+HOUR = timedelta(hours=1)
+MONTH_END = datetime(2026, 1, 31, 19, tzinfo=UTC)
+
+
+class Weather:
+    """One world from its beginning to its calm."""
+
+    def __init__(self, seed: int, shape: Shape, daemon_type: type[Daemon]) -> None:
+        self.shape = shape
+        self.rng = rng = Random(seed)
+        self.luck = luck = Random(f"hazards of {seed}")
+        self.begun_at = MONTH_END if Hazard.MONTH_END in shape.hazards else EPOCH
+        self.agenda = Agenda(self.begun_at)
+        self.clouds = [
+            Cloud(name, max(1, shape.hosts - (name != "bidders")), Random(rng.random()), self.begun_at, trade)
+            for name, trade in trades(rng, luck, shape).items()
+        ]
+        pace = timedelta(seconds=rng.choice(shape.paces))
+        self.work: dict[JobId, Work] = {}
+        self.submitted: dict[JobId, tuple[Job, Work]] = {}
+        world = World(policy=policy(self.clouds, pace, **shape.limits), jobs={}, attempts={}, intents={})
+        self.daemon = daemon_type(world, self.clouds, self.work, rng, self.agenda, pace)
+        self.crashes = 0
+        self.away = timedelta(0)
+        self.calm_at = self.begun_at + shape.storm
+        self.is_calm = False
+        self.mishaps = Mishaps(self)
+
+    def begin(self) -> None:
+        for cloud in self.clouds:
+            cloud.faults = stormy(self.rng) if self.shape.faults else Faults(market_moves=True)
+            if self.shape.reachable:
+                cloud.faults = reachable(cloud.faults)
+            self.prices(cloud)
+        self.mishaps.begin()
+        self.daemon.crash = self.maybe_die
+        self.daemon.died = self.dead
+        self.daemon.boot()
+        for number in range(self.shape.jobs):
+            at = self.rng.uniform(0, 0.5) if self.shape.user and self.rng.random() < 0.5 else 0.0
+            self.agenda.at(self.begun_at + self.shape.storm * at, lambda number=number: self.submit(number))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        self.often(self.shape.kills_per_hour, self.kill, self.rng)
+        for cloud in self.clouds:
+            self.often(self.shape.outages_per_hour, lambda cloud=cloud: self.outage(cloud), self.rng)  # type: ignore[misc]  # as above
+        self.often(self.shape.outages_per_hour, self.store_outage, self.rng)
+        if self.shape.user:
+            self.often(self.shape.whims_per_hour, self.whim, self.rng)
+        self.agenda.at(self.calm_at, self.calm)
+
+    def often(self, per_hour: float, action: Callable[[], None], rng: Random) -> None:
+        """The action happens again and again at random until the calm."""
+        if per_hour <= 0:
+            return
+
+        def again() -> None:
+            if not self.is_calm:
+                action()
+                self.often(per_hour, action, rng)
+
+        self.agenda.after(HOUR * rng.expovariate(per_hour), again)
+
+    # --- the market ---
+
+    def prices(self, cloud: Cloud) -> None:
+        cloud.advance(self.agenda.now)
+        cloud.move_prices(PRICES_MOVE_EVERY)
+        self.agenda.after(PRICES_MOVE_EVERY, lambda: self.prices(cloud))
+
+    def outage(self, cloud: Cloud) -> None:
+        cloud.down = True
+        self.agenda.after(HOUR * self.rng.choice([0.05, 0.5, 4]), lambda: setattr(cloud, "down", False))
+
+    def store_outage(self) -> None:
+        self.store(up=False)
+        self.agenda.after(HOUR * self.rng.choice([0.05, 0.5, 2]), lambda: self.store(up=True))
+
+    def store(self, *, up: bool) -> None:
+        self.hosts_write(up=up)
+        self.daemon.can_read = self.daemon.can_write = up
+
+    def hosts_write(self, *, up: bool) -> None:
+        for cloud in self.clouds:
+            cloud.advance(self.agenda.now)
+            cloud.store_up = up
+
+    # --- the process ---
+
+    def maybe_die(self, _point: str) -> None:
+        if self.rng.random() < self.shape.crash_rate:
+            raise Died
+
+    def kill(self) -> None:
+        if self.daemon.up:
+            self.daemon.kill()
+
+    def dead(self) -> None:
+        self.crashes += 1
+        away = timedelta(seconds=self.rng.choice([1, 5, 60]))
+        if self.rng.random() < self.shape.outages_per_hour:
+            away = timedelta(hours=self.rng.uniform(0.5, 5))
+        self.away += away
+        self.agenda.after(away, self.revive)
+
+    def revive(self) -> None:
+        if not self.daemon.up:
+            self.daemon.boot()
+
+    def calm(self) -> None:
+        """Faults stop, everything comes back, prices fall below every ceiling."""
+        self.is_calm = True
+        for cloud in self.clouds:
+            cloud.faults, cloud.down = Faults(), False
+        self.store(up=True)
+        self.mishaps.end()
+        world = self.daemon.world
+        self.daemon.world = replace(world, policy=replace(world.policy, budget_month=None))
+        self.daemon.crash = lambda _point: None
+        self.revive()
+
+    # --- the user ---
+
+    def submit(self, number: int) -> None:
+        if not self.daemon.up:
+            self.agenda.after(timedelta(minutes=1), lambda: self.submit(number))
+            return
+        fresh, work = some_job(self.rng, self.luck, number, self.shape, self.agenda.now)
+        self.work[fresh.id] = work
+        self.submitted[fresh.id] = (fresh, work)
+        self.daemon.submit(fresh)
+
+    def whim(self) -> None:
+        """A cancel or a retry at a random moment; with the daemon down the user is told so and nothing happens."""
+        if not self.daemon.up or not self.submitted:
+            return
+        chosen = self.rng.choice(sorted(self.submitted))
+        if self.rng.random() < 0.3:
+            self.daemon.cancel(chosen)
+        else:
+            self.daemon.retry(chosen)
+
+    # --- the end ---
+
+    def finished(self) -> bool:
+        world = self.daemon.world
+        if not self.is_calm or world.jobs or world.intents or world.attempts:
+            return False
+        return len(self.submitted) == self.shape.jobs
