@@ -107,6 +107,9 @@ class JobDraft:
             hint = problem.hint
             if problem.message == _MISSING and not self.source:
                 hint = f"give {flag}, or {key} in a job file"
+            written = f"write {_INDEX.sub('', key).rpartition('.')[2]} = "
+            if hint.startswith(written) and flag.startswith("--"):
+                hint = f"write {flag} {hint.removeprefix(written)}"
             return f"{flag}: {problem.message}", hint
         line = line_of(self.text, key) if self.text and key else None
         place = self.source if line is None else f"{self.source}:{line}"

@@ -9,7 +9,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from spotd.config.credentials import CredentialRef
 from spotd.config.values import Bytes, CeilingPrice, DayBytes, DayLogBytes, FeePpm, Interval, Money, Scale, hinted
@@ -24,7 +33,19 @@ _OF_EVERY_STORE: Final = frozenset({"url", "flood_objects", "flood_bytes", "floo
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]*[A-Za-z0-9_-])*/?")
 
 
-Identity = Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")]
+_IDENTITY: Final = re.compile(r"[a-z0-9]{1,16}")
+
+
+def _identity(value: str) -> str:
+    if not _IDENTITY.fullmatch(value):
+        raise hinted(
+            "is no identity of an install: 1 to 16 of a-z and 0-9",
+            hint='write take_over = ["k3f9x2"], the identity that `spotctl doctor` names',
+        )
+    return value
+
+
+Identity = Annotated[str, AfterValidator(_identity)]
 
 
 class Section(BaseModel):

@@ -17,6 +17,7 @@ from spotd.core.metering import day_start, job_spent, spent_in_month, spent_on_d
 from spotd.core.model import EVERYWHERE, Attempt, CooldownScope, Job, JobId, Quote, VerdictKind, World
 from spotd.core.proof import is_past_lease
 from spotd.core.usefulness import useful_run
+from spotd.core.words import dollar_words
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
 from spotd_providers.contract.values import Offer
 
@@ -166,4 +167,4 @@ def _subject(kind: VerdictKind, limit: MicroUsd) -> str:
 
 
 def _used(what: str, budget: MicroUsd, total: MicroUsd) -> str:
-    return f"${as_usd(total):.4f} of the {what}'s ${as_usd(budget):.2f} is spent"
+    return f"${as_usd(total):.4f} of the {what}'s {dollar_words(budget)} is spent"

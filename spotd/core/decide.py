@@ -44,7 +44,7 @@ from spotd.core.requests import stop_attempt
 from spotd.core.setbacks import pause_left
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import is_left_to_provider, machines_in_use
-from spotd.core.words import passed_over_words, per_gpu_words, quote_words, wanted_words, witness_words
+from spotd.core.words import passed_over_words, per_gpu_words, quote_words, span_words, wanted_words, witness_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import Market, ProviderName
 
@@ -254,7 +254,7 @@ class _Decision:
         left = pause_left(job, self.now, longest)
         if left:
             self.draft.wake(self.now + left)
-            return VerdictKind.BACKING_OFF, f"tried again in {max(1, round(left.total_seconds()))} s: {job.reason}"
+            return VerdictKind.BACKING_OFF, f"tried again in {span_words(left)}: {job.reason}"
         for item in self.attempts_by_job[job.id]:
             # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
             saving = job.spec.checkpoint.stop_grace + self.policy.save_allowance

@@ -9,7 +9,8 @@ from typing import Final
 from spotd.core.draft import Draft
 from spotd.core.model import Attempt, Job, JobId, Plan, StopOrder, World
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
-from spotd_providers.contract.money import MicroUsd, as_usd
+from spotd.core.words import dollar_words
+from spotd_providers.contract.money import MicroUsd
 
 
 def submit(world: World, job: Job, now: datetime) -> Plan:
@@ -74,11 +75,11 @@ def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
     draft = Draft(replace(world, jobs={**world.jobs, job.id: job}), now)
     if job.budget == amount:
         return draft.plan()
-    before = "no limit" if job.budget is None else f"${as_usd(job.budget):.2f}"
+    before = "no limit" if job.budget is None else dollar_words(job.budget)
     draft.put_job(replace(job, budget_set=amount))
     draft.event(
         "job.budget",
-        f"its owner changed the job's budget from {before} to ${as_usd(amount):.2f}",
+        f"its owner changed the job's budget from {before} to {dollar_words(amount)}",
         job=job.id,
         budget_microusd=amount,
     )

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from datetime import datetime, timedelta
+from typing import Final
 
 from spotd.core.model import Attempt, Policy, Quote
 from spotd.core.pricing import repriced
 from spotd_jobs.spec.model import Resources
-from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, as_usd
+
+_CENT: Final = 10_000
+
+
+def dollar_words(amount: MicroUsd) -> str:
+    """Dollars and cents; a sum below one cent as it is, so that it never reads as nothing."""
+    return f"${as_usd(amount):.6f}" if 0 < amount < _CENT else f"${as_usd(amount):.2f}"
+
+
+def span_words(span: timedelta) -> str:
+    """`8 s`, `33 min`, `2 h 5 min`: what is left, rounded up."""
+    seconds = max(1, math.ceil(span.total_seconds()))
+    if seconds < 120:
+        return f"{seconds} s"
+    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def per_gpu_words(price: MicroUsdPerGpuHour) -> str:

@@ -52,6 +52,12 @@ def test_an_expired_job_is_told_to_be_retried(stocked: Ctl) -> None:
     assert stocked("budget", "llama-lora", "+20").err == ""
 
 
+def test_the_new_budget_is_told_with_what_is_spent_of_it(stocked: Ctl) -> None:
+    out = stocked("budget", "llama-lora", "+20").out
+    assert out.startswith("llama-lora (6k0a1b2c3d) may cost $120.00 in all, $")
+    assert "of it is spent; it is " in out
+
+
 def test_a_machine_is_not_given_up_where_nobody_can_be_asked(ctl: Ctl) -> None:
     result = ctl("forget", "m1")
     assert result.code == 2

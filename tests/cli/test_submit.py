@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from spotd.api.backend import OverBudget
+from spotd.cli.commands.submit import submit
+from spotd.cli.draft import FLAGS
 from tests.api import shapes_made
 from tests.api.fake import log
 from tests.cli.conftest import Ctl
@@ -352,3 +354,32 @@ def test_a_daemon_that_is_away_does_not_hide_a_mistake_in_the_file(
     monkeypatch.setenv("SPOTD_SOCKET", str(job_file.parent / "no.sock"))
     job_file.write_text(JOB.replace("disk =", "dsk ="))
     assert ctl("submit", "train.toml", "-y").code == 2
+
+
+def test_what_looks_like_a_key_is_sent_where_a_flag_includes_it(ctl: Ctl, job_file: Path) -> None:
+    code = job_file.parent / "code"
+    code.mkdir()
+    (code / "train.py").write_text("print(1)")
+    (code / ".env").write_text("A=1")
+    refused = ctl("submit", "train.toml", "--workdir", "code", "-y")
+    assert refused.code == 2
+    assert "what looks like keys" in refused.err
+    assert "--include .env" in refused.err
+    assert ctl("submit", "train.toml", "--workdir", "code", "-y", "--include", ".env").code == 0
+    ((_, data),) = ctl.backend.code.items()
+    with tarfile.open(fileobj=BytesIO(data)) as archive:
+        assert ".env" in archive.getnames()
+
+
+def test_each_flag_is_a_key_of_a_job_file_or_says_how_to_submit() -> None:
+    about_submitting = {"file", "output", "env", "secret", "secret_file", "include", "resume_from", "dry_run"}
+    about_submitting |= {"yes", "no_wait_price", "wait", "detach"}
+    keys = {str(parameter.name).replace("__", ".") for parameter in submit.params} - about_submitting
+    assert keys == set(FLAGS) - {"run", "env", "secrets"}
+
+
+def test_a_wrong_flag_is_put_right_as_a_flag(ctl: Ctl, job_file: Path) -> None:
+    result = ctl("submit", "train.toml", "--starts", "0", "-y")
+    assert result.code == 2
+    assert "--starts: 0 is not between 1 and 100" in result.err
+    assert "write --starts 5" in result.err

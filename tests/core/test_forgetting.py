@@ -118,6 +118,17 @@ def test_only_what_cannot_be_seen_may_be_given_up() -> None:
     assert refusal(replace(stage, policy=replace(stage.policy, providers={})), FIRST, SEEN, {}) == ""
 
 
+def test_a_machine_that_lists_may_lack_yet_cannot_be_given_up() -> None:
+    stage = world_with(AttemptState.RUNNING)
+    item = stage.attempts[FIRST]
+    window = stage.policy.providers[SHOP].reconcile_window
+    young = replace(item, ever_listed=False, launched_at=NOW - window + timedelta(seconds=1))
+    older = replace(young, launched_at=NOW - window)
+    assert "bought just now" in refusal(replace(stage, attempts={FIRST: young}), FIRST, EMPTY, {})
+    assert refusal(replace(stage, attempts={FIRST: older}), FIRST, EMPTY, {}) == ""
+    assert refusal(replace(stage, attempts={FIRST: young}), FIRST, EMPTY, {SHOP: "the key was refused"}) == ""
+
+
 def test_a_launch_that_is_under_way_cannot_be_given_up() -> None:
     stage = world_with(AttemptState.INTENDED)
     under_way = {i: replace(t, state=IntentState.OPEN) for i, t in stage.intents.items()}

@@ -127,7 +127,11 @@ class LocalProvider:
             return (CheckLine(name="market", ok=False, detail=str(exc), hint=hint),)
         skew_s = abs(self._services.clock.real_seconds(status.now - self._services.clock.now()))
         return (
-            CheckLine(name="market", ok=True, detail=f"{status.hosts} hosts, {status.machines} machines"),
+            CheckLine(
+                name="market",
+                ok=True,
+                detail=f"hosts: {status.hosts}, machines: {status.machines}",
+            ),
             CheckLine(name="account", ok=True, detail="no key, balance or quota: nothing is paid here"),
             CheckLine(
                 name="clock",

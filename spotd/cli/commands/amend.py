@@ -44,7 +44,11 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
     elif output == ID:
         stdout.line(changed["id"])
     else:
-        stdout.line(clean(f"{changed['name']} ({changed['id']}) is {changed['state']}: {changed['reason']}"))
+        detail = daemon.job(changed["id"])
+        money = f"may cost {dollars(detail['budget_usd'])} in all, {dollars(changed['spent_usd'])} of it is spent"
+        stdout.line(
+            clean(f"{changed['name']} ({changed['id']}) {money}; it is {changed['state']}: {changed['reason']}")
+        )
     if changed["state"] == "EXPIRED":
         stderr.note(f"spotctl retry {changed['id']} queues it again with this budget")
     return None

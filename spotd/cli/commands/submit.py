@@ -13,7 +13,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
-from spotd.cli.draft import JobDraft, nested, read_draft
+from spotd.cli.draft import FLAGS, JobDraft, nested, read_draft
 from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, output
 from spotd.cli.plan_view import plan_text
@@ -265,18 +265,5 @@ class _Quiet(TextPrinter):
         """The record is passed over."""
 
 
-_NOT_KEYS: Final = {
-    "file",
-    "env",
-    "secret",
-    "secret_file",
-    "resume_from",
-    "dry_run",
-    "yes",
-    "no_wait_price",
-    "wait",
-    "detach",
-    "output",
-}
-_KEYS: Final = frozenset(str(parameter.name) for parameter in submit.params) - _NOT_KEYS
+_KEYS: Final = frozenset(key.replace(".", "__") for key in FLAGS)
 """Parameters that stand for keys of a job file."""
