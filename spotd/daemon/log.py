@@ -29,7 +29,8 @@ _SECRET_NAME: Final = re.compile(
     r"(?:^|[_\-.])(?:api_?key|secrets?|token|password|passwd|authorization|credentials?|cookie|signature)$",
     re.IGNORECASE,
 )
-_SIGNED_QUERY: Final = re.compile(r"(https?://[^\s?#\"'<>]+)\?[^\s\"'<>]+")
+_URL: Final = re.compile(r"(https?://[^\s?#\"'<>]+)(\?[^\s\"'<>]+)?")
+"""Whole, with or without a query: a URL that only matched with one would be searched again from each of its parts."""
 TAMED: Final = ("httpx", "httpcore", "botocore", "boto3", "urllib3", "asyncio", "uvicorn.access", "alembic")
 
 
@@ -54,7 +55,7 @@ class Redactor:
         """The text without registered secrets and without the query of any URL, which may be its signature."""
         if self._pattern is not None:
             text = self._pattern.sub(HIDDEN, text)
-        return _SIGNED_QUERY.sub(rf"\1?{HIDDEN}", text) if "?" in text else text
+        return _URL.sub(lambda url: f"{url[1]}?{HIDDEN}" if url[2] else url[1], text) if "?" in text else text
 
     def value(self, item: Any) -> Any:
         if isinstance(item, str):

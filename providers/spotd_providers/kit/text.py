@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 TEXT_CHARS_MAX: Final = 240
-_URL_QUERY: Final = re.compile(r"(\bhttps?://[^\s?\"']*)\?[^\s\"']*")
+_URL: Final = re.compile(r"(\bhttps?://[^\s?\"']*)(\?[^\s\"']*)?")
+"""Whole, with or without a query: a URL that only matched with one would be searched again from each of its parts."""
 _LONG_HEX: Final = re.compile(r"\b[0-9a-fA-F]{32,}\b")
 _ASSIGNED_SECRET: Final = re.compile(
     r"(?i)\b(api_key|token|secret|password|authorization)(\"?\s*[=:]\s*)\"?(bearer\s+)?[^\s\"&,]+"
@@ -18,7 +19,7 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u20
 def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
     """The text without control characters, URL queries or anything that looks like a key."""
     text = _UNPRINTABLE.sub("", text)
-    text = _URL_QUERY.sub(r"\1?...", text)
+    text = _URL.sub(lambda url: f"{url[1]}?..." if url[2] else url[1], text)
     text = _ASSIGNED_SECRET.sub(r"\1\2***", text)
     return _LONG_HEX.sub("***", text).strip()[:chars_max]
 
