@@ -6,6 +6,7 @@ Whatever the host, or any other, writes there later is not what the job made.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from spotd.core.model import Attempt, AttemptId, Outputs
 from spotd.daemon import layout
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
+from spotd_jobs.spec.outputs import unmatched_patterns
 from spotd_jobs.wire.manifest import (
     MANIFEST_BYTES_MAX,
     AcceptedManifest,
@@ -21,9 +23,11 @@ from spotd_jobs.wire.manifest import (
     StoredObject,
     verify_manifest,
 )
+from spotd_jobs.wire.names import raw_of
 
 LISTED_MAX: Final = 500_000
 NONE_STORED: Final = "its machine stored none"
+_NAMED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +41,8 @@ class OutputsSeen:
     """Outputs that the host says there were and that it could not store."""
 
 
-def outputs_of(objects: ObjectStore, attempt: Attempt) -> OutputsSeen:
-    """The attempt's outputs as they are now.
+def outputs_of(objects: ObjectStore, attempt: Attempt, patterns: Sequence[str]) -> OutputsSeen:
+    """The attempt's outputs as they are now, and which patterns of the job match none of them.
 
     Its chunks are not asked for one by one: they are verified by content whenever they are read.
 
@@ -54,7 +58,9 @@ def outputs_of(objects: ObjectStore, attempt: Attempt) -> OutputsSeen:
     verdict = verify_manifest(data, attempt.id.job, attempt.id.number, None)
     if isinstance(verdict, Refused):
         return unreadable(verdict.reason)
-    return _judged(objects, verdict)
+    seen = _judged(objects, verdict)
+    absent = unmatched_patterns(patterns, {_name(entry.path) for entry in verdict.files})
+    return _with_problem(seen, f"nothing matches {_some(absent)}") if absent else seen
 
 
 def with_lost(seen: OutputsSeen, lost: int) -> OutputsSeen:
@@ -62,8 +68,22 @@ def with_lost(seen: OutputsSeen, lost: int) -> OutputsSeen:
     if not lost:
         return seen
     sentence = f"{lost} file{'s' if lost > 1 else ''} could not be stored by the machine"
-    known = seen.problem if seen.problem != NONE_STORED else ""
-    return replace(seen, lost=lost, problem=f"{known}; {sentence}" if known else sentence)
+    known = replace(seen, problem="") if seen.problem == NONE_STORED else seen
+    return replace(_with_problem(known, sentence), lost=lost)
+
+
+def _with_problem(seen: OutputsSeen, problem: str) -> OutputsSeen:
+    return replace(seen, problem=f"{seen.problem}; {problem}" if seen.problem else problem)
+
+
+def _name(path: str) -> str:
+    """The path as the job's file spells it."""
+    return raw_of(path).decode("utf-8", "surrogateescape")
+
+
+def _some(patterns: Sequence[str]) -> str:
+    more = len(patterns) - _NAMED_MAX
+    return ", ".join(patterns[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def unreadable(why: object) -> OutputsSeen:

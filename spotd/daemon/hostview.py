@@ -169,7 +169,7 @@ def look_at_checkpoints(
     read_manifests(objects, view, attempt, job, share, at=at, virtual=virtual)
     ended = view.exit
     if ended is not None and not view.behind and view.outputs is None and ended.outcome is Outcome.SUCCEEDED:
-        view.outputs = with_lost(outputs_of(objects, attempt), ended.outputs_lost)
+        view.outputs = with_lost(outputs_of(objects, attempt, job.spec.outputs), ended.outputs_lost)
     view.notes += view.ration.folded(at, is_end=ended is not None and not view.behind)
     view.unfinished = view.left or view.behind
     view.first_look = False

@@ -101,6 +101,19 @@ async def test_a_success_without_the_outputs_it_names_is_said_everywhere(
             await rig.backend().files(name, None)
 
 
+async def test_outputs_that_are_named_and_absent_are_said_beside_those_that_are_there(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit(job(spec={"outputs": ("mod*", "eval/**")}))
+        host = await rig.until_running(name, 1)
+        host.outputs("model", b"a model")
+        host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+        assert rig.kinds(name).count("outputs.missing") == 1
+        assert "nothing matches eval/**" in warning_of((await rig.backend().jobs(JobQuery()))["jobs"][0])
+        assert "nothing matches eval/**" in (await rig.backend().files(name, None))["warning"]
+        assert await content(rig, name) == b"a model"
+
+
 async def test_a_job_that_names_no_outputs_is_not_warned_of(rig: Rig) -> None:
     async with rig.ready():
         name = await rig.submit()
