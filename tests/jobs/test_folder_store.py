@@ -181,3 +181,23 @@ def test_an_object_below_an_object_is_refused_and_loses_nothing(store: FolderSto
     with pytest.raises(StoreError, match="cannot write in the store folder"):
         store.put("a/b", b"y")
     assert store.get("a", bytes_max=MUCH) == b"x"
+
+
+@pytest.mark.parametrize(("name", "depth"), [("d", 1_500), ("d" * 10, 1_000)], ids=["many folders", "long path"])
+def test_folders_as_deep_as_a_host_likes_hide_no_other_object(
+    store: FolderStore, root: Path, name: str, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ["jobs/1/a", "jobs/1/z"]
+    for key in keys:
+        store.put(key, b"x")
+    monkeypatch.chdir(root / "jobs/1")
+    for _ in range(depth):
+        os.mkdir(name)  # noqa: PTH102  # relative, as no path is as long as this
+        os.chdir(name)
+    try:
+        assert [info.key for info in store.list("jobs/")] == keys
+        assert [info.key for info in store.list_after("jobs/1/", "jobs/1/a")] == keys[1:]
+    finally:
+        for _ in range(depth):  # nothing else could delete them
+            os.chdir("..")
+            os.rmdir(name)  # noqa: PTH106  # as above

@@ -89,6 +89,10 @@ def listed_key(key: str) -> str:
     return key
 
 
+_NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""Deleted meanwhile, or deeper than any key that was ever written here."""
+
+
 class FolderStore:
     """An `ObjectStore` below one folder, which is made (0700) if it does not exist."""
 
@@ -307,27 +311,37 @@ class FolderStore:
             raise Conflict(f"the object {key} exists already in {self._root}") from exc
 
     def _below(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+        """What lies below the folder, however deep: without recursion, whose depth a host could exhaust."""
+        waiting = [*self._names_in(folder)]
+        while waiting:
+            key = waiting.pop()
+            if key.endswith("/"):
+                if key.startswith(prefix) or prefix.startswith(key):
+                    waiting += self._names_in(key)
+            elif key.startswith(prefix):
+                try:
+                    found = (self._root / key).lstat()
+                except OSError as exc:
+                    if exc.errno not in _NOTHING_THERE:
+                        raise
+                    continue  # deleted since the folder was read
+                if stat.S_ISREG(found.st_mode):
+                    yield _info(key, found)
+
+    def _names_in(self, folder: str) -> Sequence[str]:
+        """The keys of files and, with a `/`, of folders directly in this one, the last first."""
         try:
             with os.scandir(self._root / folder) as scanned:
-                entries = [
+                names = [
                     entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
                     for entry in scanned
                     if not entry.name.startswith(TEMPORARY_PREFIX)
                 ]
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for name in sorted(entries, key=os.fsencode):
-            key = folder + name
-            if name.endswith("/"):
-                if key.startswith(prefix) or prefix.startswith(key):
-                    yield from self._below(key, prefix)
-            elif key.startswith(prefix):
-                try:
-                    found = (self._root / key).lstat()
-                except FileNotFoundError:
-                    continue  # deleted since the folder was read
-                if stat.S_ISREG(found.st_mode):
-                    yield _info(key, found)
+        except OSError as exc:
+            if exc.errno not in _NOTHING_THERE:
+                raise
+            return []
+        return [folder + name for name in sorted(names, key=os.fsencode, reverse=True)]
 
     def _make_folders(self, folder: Path) -> None:
         """The folder exists, and its name will after a power cut."""
