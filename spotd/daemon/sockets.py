@@ -121,10 +121,12 @@ def _own_folder(folder: Path) -> None:
         raise SocketRefused(f"the folder {folder} belongs to another user", hint="set SPOTD_SOCKET to a path of yours")
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
+        hint = f"set SPOTD_SOCKET to {folder / 'spotd' / SOCKET_NAME}, whose folder spotd makes for itself"
+        if not mode & (stat.S_ISVTX | stat.S_IWGRP | stat.S_IWOTH):
+            hint += f", or, if nothing else uses {folder}, run: chmod 700 {folder}"
         raise SocketRefused(
             f"others may enter the folder {folder} (mode {mode:04o}), and secrets travel over the socket in it",
-            hint=f"set SPOTD_SOCKET to {folder / 'spotd' / SOCKET_NAME}, whose folder spotd makes for itself, "
-            f"or, if nothing else uses {folder}, run: chmod 700 {folder}",
+            hint=hint,
         )
 
 

@@ -383,3 +383,10 @@ def test_a_wrong_flag_is_put_right_as_a_flag(ctl: Ctl, job_file: Path) -> None:
     assert result.code == 2
     assert "--starts: 0 is not between 1 and 100" in result.err
     assert "write --starts 5" in result.err
+
+
+def test_including_a_file_of_no_workdir_is_refused(ctl: Ctl, job_file: Path) -> None:
+    result = ctl("submit", "train.toml", "-y", "--include", ".env")
+    assert result.code == 2
+    assert "this job has none" in result.err
+    assert ctl.backend.submissions == []

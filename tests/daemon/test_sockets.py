@@ -111,3 +111,15 @@ def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
 def test_a_path_that_the_kernel_cannot_take_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(SocketRefused, match="SPOTD_SOCKET"):
         bind(tmp_path / ("x" * 120))
+
+
+@pytest.mark.parametrize(("mode", "advised"), [(0o755, True), (0o775, False), (0o1777, False)])
+def test_a_folder_that_others_write_to_is_not_advised_to_be_closed(tmp_path: Path, mode: int, advised: bool) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(sockets.SocketRefused) as refused:
+        bind(folder / "s.sock")
+    assert ("chmod 700" in refused.value.hint) is advised
+    assert "SPOTD_SOCKET" in refused.value.hint
+    assert folder.stat().st_mode & 0o7777 == mode

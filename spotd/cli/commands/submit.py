@@ -120,6 +120,12 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
     resume_from: str = given["resume_from"]
     answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from))
     plan: PlanShape = answer["plan"]
+    if given["include"] and plan["workdir"] is None:
+        raise CommandFailed(
+            "--include names files of the workdir, and this job has none",
+            code=ExitCode.USAGE,
+            hint="give --workdir ., or leave --include out",
+        )
     _show_plan(plan, answer, output, dry_run=given["dry_run"], quiet=given["detach"])
     if given["no_wait_price"] and not plan["fits"]:
         raise CommandFailed(
