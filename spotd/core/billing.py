@@ -119,18 +119,12 @@ def note_listed(draft: Draft, attempt: AttemptId, at: datetime, *, exactly: bool
     prove(draft, attempt, at)
 
 
-def set_rate(
-    draft: Draft, attempt: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None, at: datetime
-) -> None:
-    """The machine runs, by a listing of this instant, and costs so much."""
+def set_rate(draft: Draft, attempt: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
+    """The machine runs and costs so much."""
     meter = draft.attempt(attempt).meter
     if meter.rate == rate and meter.since is not None:
         return
     draft.set_rate(attempt, rate, compared)
-    item = draft.attempt(attempt)
-    if item.meter.until is None and item.meter.since is not None:
-        until = proven_until(item, draft.job(attempt.job), draft.policy, at)
-        draft.put_attempt(replace(item, meter=replace(item.meter, until=until)))
 
 
 def bill_until_ended(draft: Draft, attempt: AttemptId) -> None:

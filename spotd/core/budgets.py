@@ -14,7 +14,7 @@ from typing import Final
 
 from spotd.core.draft import Draft
 from spotd.core.metering import day_start, job_spent, spent_in_month, spent_on_day
-from spotd.core.model import EVERYWHERE, Attempt, CooldownScope, Job, JobId, Quote, VerdictKind, World
+from spotd.core.model import EVERYWHERE, Attempt, Cooldown, CooldownScope, Job, JobId, Quote, VerdictKind, World
 from spotd.core.proof import is_past_lease
 from spotd.core.usefulness import useful_run
 from spotd.core.words import dollar_words
@@ -155,11 +155,20 @@ def still_to_run(world: World, item: Attempt, now: datetime) -> MicroUsd:
 
 def hold(draft: Draft, kind: VerdictKind, limit: MicroUsd, why: str) -> None:
     """Nothing more is bought on this budget before it begins anew, since machines were stopped for it."""
-    today = draft.now.astimezone(UTC).date()
-    ends_on = today + timedelta(days=1)
-    if kind is VerdictKind.BUDGET_MONTH:
-        ends_on = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
-    draft.cool(EVERYWHERE, CooldownScope.BUDGET, _subject(kind, limit), day_start(ends_on) - draft.now, why, most=MONTH)
+    subject = _subject(kind, limit)
+    draft.cool(EVERYWHERE, CooldownScope.BUDGET, subject, _begins_anew(subject, draft.now) - draft.now, why, most=MONTH)
+
+
+def redated_hold(held: Cooldown, now: datetime) -> datetime:
+    """When a hold on a budget ends by a clock that was set to `now`: with its day or month, however long that lasts."""
+    return min(held.until, _begins_anew(held.subject, now))
+
+
+def _begins_anew(subject: str, now: datetime) -> datetime:
+    today = now.astimezone(UTC).date()
+    if subject.startswith("month:"):
+        return day_start((today.replace(day=1) + MONTH).replace(day=1))
+    return day_start(today + timedelta(days=1))
 
 
 def _subject(kind: VerdictKind, limit: MicroUsd) -> str:

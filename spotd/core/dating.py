@@ -18,8 +18,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
+from spotd.core.budgets import redated_hold
 from spotd.core.metering import settled
-from spotd.core.model import Attempt, Charge, Event, Plan, Quote, World
+from spotd.core.model import Attempt, Charge, Cooldown, CooldownScope, Event, Plan, Quote, World
 from spotd_jobs.spec.model import JobSpec
 
 _T = TypeVar("_T")
@@ -119,7 +120,7 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
         jobs={job.id: _shifted(job, moved) for job in world.jobs.values() if not job.state.is_final},
         attempts={item.id: item for item in attempts},
         intents={intent.id: _shifted(intent, moved) for intent in world.intents.values()},
-        cooldowns=tuple(_shifted(cooldown, moved) for cooldown in world.cooldowns),
+        cooldowns=tuple(_cooling(cooldown, moved, _plus(now, step)) for cooldown in world.cooldowns),
         charges=tuple(charges),
         events=(_event(step, now),),
     )
@@ -137,6 +138,12 @@ def _shifted(value: _T, moved: Callable[[datetime], datetime]) -> _T:
         changed = {name: after for name, one in held.items() if (after := _shifted(one, moved)) != one}
         result = replace(value, **changed) if changed else value
     return result  # type: ignore[no-any-return]  # of the type it was given, which `replace` cannot tell
+
+
+def _cooling(cooldown: Cooldown, moved: Callable[[datetime], datetime], fresh: datetime) -> Cooldown:
+    """A pause lasts as long as before; a hold on a budget lasts up to a date."""
+    after = _shifted(cooldown, moved)
+    return replace(after, until=redated_hold(cooldown, fresh)) if cooldown.scope is CooldownScope.BUDGET else after
 
 
 def _plus(at: datetime, step: timedelta) -> datetime:

@@ -285,7 +285,7 @@ class Draft:
         item = with_limit(item, self.job(attempt.job), self.policy)
         after, charges = settled(item, at or self.now, rate, on_demand_rate)
         self._charges.extend(charges)
-        self.put_attempt(after)
+        self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
 
     def book(self, charge: Charge) -> None:
         """The charge is booked; the attempt's meter is the caller's to set."""

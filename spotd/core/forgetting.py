@@ -50,7 +50,7 @@ def refusal(
     """Why this machine must not be given up, since it can be seen and ended; empty if it may be."""
     item = found if isinstance(found, Intent) else world.attempts[found]
     launch = world.intents.get(launch_intent_id(item.key))
-    if launch is not None and launch.state is IntentState.OPEN:
+    if launch is not None and launch.state in {IntentState.OPEN, IntentState.SENT}:
         return "its launch is under way; ask again when it has an answer"
     listing = listings.get(item.provider)
     if item.provider not in world.policy.providers or listing is None or errors.get(item.provider):

@@ -108,7 +108,8 @@ def settled(
 ) -> tuple[Attempt, tuple[Charge, ...]]:
     """Book everything up to now and run on at the new rates; a rate of 0 stops the meter.
 
-    A meter that begins after now, since the clock was set back, books no time and begins now.
+    A meter that begins after now, since the clock was set back, books no time and begins now. Where nothing proves the
+    machine up to now, it runs on from the end of the proof, so that a later one finds the time between.
     """
     meter = attempt.meter
     spans = () if meter.since is None else tuple(_days(meter.since, metered_until(meter, now)))
@@ -134,8 +135,8 @@ def settled(
         settled=total,
         rate=rate,
         on_demand_rate=on_demand_rate,
-        since=now if rate > 0 else None,
-        until=None if meter.until is None or rate <= 0 else max(meter.until, now),
+        since=metered_until(meter, now) if rate > 0 else None,
+        until=meter.until if rate > 0 else None,
     )
     return replace(attempt, meter=fresh, on_demand_settled=compared), tuple(charges)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from spotd.core.model import Attempt, Job, Policy
 from spotd.core.pricing import halted_rate
-from spotd.core.states import AttemptState
+from spotd.core.states import AttemptState, EndReason
 
 UNSEEN_MAX: Final = timedelta(hours=24)
 """Beyond its lease, a machine whose end cannot be confirmed holds its slot and its money for so long."""
@@ -34,17 +34,24 @@ def proven_until(item: Attempt, job: Job, policy: Policy, at: datetime) -> datet
 def is_past_lease(item: Attempt, now: datetime) -> bool:
     """Whether the machine of an attempt that is over was unseen for so long that it is not counted on any more.
 
-    A lease that has run out ends the host's work, and mostly its machine; the day beyond it is for the others.
+    A lease that has run out ends the host's work, and mostly its machine; the day beyond it is for the others. For one
+    that nothing ever showed, a lease was waited for before it was given up, so that its job can go on elsewhere.
     """
-    return item.state is AttemptState.ENDING and item.meter.until is not None and now > item.meter.until + UNSEEN_MAX
+    if item.state is not AttemptState.ENDING:
+        return False
+    if item.meter.until is None and item.meter.since is None and item.ref is None:
+        given_up = item.end_reason is EndReason.LAUNCH_UNKNOWN
+        return given_up or (item.ended_at is not None and now > item.ended_at + UNSEEN_MAX)
+    return item.meter.until is not None and now > item.meter.until + UNSEEN_MAX
 
 
 def with_limit(item: Attempt, job: Job, policy: Policy) -> Attempt:
-    """The attempt with a limit to its meter, from what is on record where the meter does not hold one."""
+    """The attempt with a limit to its meter, from what is on record where the meter does not hold one.
+
+    A machine that bills in full was running when its meter began.
+    """
     meter = item.meter
     if meter.until is not None or meter.since is None or meter.rate <= halted_rate(item.quote):
         return item
-    known = [at for at in (item.launched_at, item.heartbeat_seen_at, item.listed_at) if at is not None]
-    if not known:
-        return item
+    known = [at for at in (meter.since, item.launched_at, item.heartbeat_seen_at, item.listed_at) if at is not None]
     return replace(item, meter=replace(meter, until=proven_until(item, job, policy, max(known))))

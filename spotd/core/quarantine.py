@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
+from spotd.core.budgets import committed
 from spotd.core.draft import Draft
 from spotd.core.invariants import broken_rules
+from spotd.core.metering import accrued
 from spotd.core.model import Attempt, Job, JobId, MachineState, Plan, World
 from spotd.core.plans import applied, combine
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd_providers.contract.money import MicroUsd
 
 QUARANTINE_MARK: Final = "quarantined: "
 """How the reason of a quarantined job begins; `doctor` finds them by it."""
@@ -104,7 +107,7 @@ def guarded(think: Callable[[World], Plan], world: World, now: datetime) -> Plan
         draft.note_contained("the judgement of all jobs", whole)
         return draft.plan()
     try:
-        return combine(draft.plan(), think(without(world, failures)))
+        return combine(draft.plan(), think(_with_their_costs(without(world, failures), world, failures, now)))
     except Exception as exc:  # noqa: BLE001 - as above; the quarantine at least is written
         draft.note_contained("the judgement of all other jobs", in_words(exc))
         return draft.plan()
@@ -129,6 +132,25 @@ def without(world: World, jobs: Mapping[JobId, object] | frozenset[JobId] | set[
         attempts={i: item for i, item in world.attempts.items() if i.job not in jobs},
         intents={i: t for i, t in world.intents.items() if t.attempt is None or t.attempt.job not in jobs},
     )
+
+
+def _with_their_costs(rest: World, world: World, jobs: Mapping[JobId, object], now: datetime) -> World:
+    """The rest, which may use neither the money nor the machines that the jobs left out of it still take."""
+    mine = [item for item in world.attempts.values() if item.id.job in jobs and item.machine is not MachineState.GONE]
+    today = now.astimezone(UTC).date()
+    by_day = dict(rest.books.by_day)
+    for item in mine:
+        by_day[today] = MicroUsd(by_day.get(today, 0) + _costs(world, item, now))
+    policy = replace(rest.policy, machines_max=max(0, rest.policy.machines_max - len(mine)))
+    return replace(rest, policy=policy, books=replace(rest.books, by_day=by_day))
+
+
+def _costs(world: World, item: Attempt, now: datetime) -> int:
+    """What is not booked of this machine yet, and is set aside for it, as far as its values let that be said."""
+    try:
+        return max(0, accrued(item.meter, now)) + max(0, committed(world, item, now))
+    except Exception:  # noqa: BLE001 - its values are what is at fault
+        return 0
 
 
 def sealing(world: World, now: datetime) -> Plan:

@@ -286,13 +286,14 @@ def _judge(
 def _is_unanswerable(draft: Draft, item: Attempt, listing: Listing | None, *, looked: bool) -> bool:
     """Whether a machine that may have been launched could by now neither be heard nor go on without being heard.
 
-    Its provider has been away since its answer was lost. A machine that lives would have given a sign of life; one that
-    does not starts no more, once the grant that it would read is superseded.
+    Its provider, or the part of it that was asked to sell it, has been away since its answer was lost. A machine that
+    lives would have given a sign of life; one that does not starts no more, once the grant that it would read is
+    superseded.
     """
     intent = draft.intent(launch_intent_id(item.key))
     if item.ref is not None or intent is None or intent.state is not IntentState.UNKNOWN or intent.not_before is None:
         return False
-    if listing is not None and listing.at > intent.not_before:
+    if listing is not None and listing.complete and listing.at > intent.not_before:
         return False
     grace = draft.job(item.id.job).spec.checkpoint.stop_grace
     given_up_at = intent.not_before + draft.policy.lease + grace + draft.policy.save_allowance
@@ -410,7 +411,7 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
             note_listed(draft, attempt_id, at, exactly=is_over or item.running_at is None)
             note_ceiling(draft, attempt_id, at, is_over=is_over)
             if not is_starting(draft.attempt(attempt_id), draft.policy):
-                set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote), at)
+                set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote))
         case InstanceState.GONE:
             _rate(draft, attempt_id, MicroUsdPerHour(0), None)
             _take_back(draft, attempt_id, mine)

@@ -25,6 +25,7 @@ from spotd.core.model import (
     World,
     launch_intent_id,
 )
+from spotd.core.proof import proven_until
 from spotd.core.quarantine import quarantine
 from spotd.core.states import EndReason
 from spotd_providers.contract.values import Instance, ProviderName
@@ -79,7 +80,8 @@ def launch_contained(
             state, changed = IntentState.FAILED, replace(item, machine=MachineState.GONE)
         case LaunchOutcome.MADE:
             ref = item.ref if made is None else made.ref
-            meter = replace(item.meter, rate=item.quote.price.total, since=item.meter.since or now)
+            limit = item.meter.until or proven_until(item, world.jobs[attempt_id.job], world.policy, now)
+            meter = replace(item.meter, rate=item.quote.price.total, since=item.meter.since or now, until=limit)
             state, changed = IntentState.DONE, replace(item, ref=ref, machine=MachineState.LIVE, meter=meter)
         case LaunchOutcome.UNKNOWN:
             state, changed = IntentState.UNKNOWN, replace(item, outcome_unknown=True)

@@ -48,7 +48,10 @@ def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> Mic
     rules = policy.providers.get(item.provider)
     if rules is None or item.launched_at is None or mine.loss not in _TAKEN:
         return MicroUsd(0)
-    if now - item.launched_at >= rules.free_if_taken_within:
+    taken_at = now  # or when it was announced, where its end is seen late
+    if item.notice_at is not None:
+        taken_at = min(now, max(item.notice_at + TAKING, item.heartbeat_seen_at or item.launched_at))
+    if taken_at - item.launched_at >= rules.free_if_taken_within:
         return MicroUsd(0)
     owed = cost(halted_rate(item.quote), now - item.intended_at)
     moved = traffic_cost(item.quote.offer, item.uploaded_bytes, item.restored_bytes)

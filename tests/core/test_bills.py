@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+from spotd.core.budgets import committed
+from spotd.core.dating import redated
 from spotd.core.decide import decide
+from spotd.core.draft import Draft
 from spotd.core.metering import job_spent, on_demand_spent, settled, spent
-from spotd.core.model import Attempt, ExitCause, HostReport, JobId, World
+from spotd.core.model import Attempt, ExitCause, HostReport, JobId, MachineState, Meter, World
 from spotd.core.outcomes import launched, terminate_accepted
 from spotd.core.plans import applied
 from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
+from spotd.core.sending import LaunchOutcome, launch_contained
 from spotd.core.states import AttemptState, EndReason
+from spotd.core.taking import machines_in_use
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from spotd_providers.contract.values import InstanceState, Market
 from tests.core.builders import (
@@ -280,3 +285,49 @@ def test_a_meter_that_begins_in_the_future_books_nothing_and_begins_now() -> Non
     assert not charges
     assert after.meter.since == NOW
     assert spent(item, NOW) == 0
+
+
+# --- every machine that bills in full has a limit ---
+
+
+def woken() -> World:
+    """A machine whose end was accepted, and which is listed as running two minutes later."""
+    world = world_with(AttemptState.ENDING, machine=MachineState.HALTED, meter=Meter())
+    at = NOW + 2 * MINUTE
+    return applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), {}, at))
+
+
+def set_aside() -> World:
+    """A machine that was launched for a job that cannot be judged."""
+    world = world_with(AttemptState.INTENDED)
+    made = instance(InstanceState.RUNNING)
+    return applied(world, launch_contained(world, the(world).id, LaunchOutcome.MADE, made, "it raises", NOW))
+
+
+@pytest.mark.parametrize("world", [woken(), set_aside()], ids=["woken after its end", "set aside at its launch"])
+def test_no_machine_that_is_never_seen_again_is_booked_or_counted_for_ever(world: World) -> None:
+    later = NOW + timedelta(days=40)
+    assert the(world).meter.rate > 0
+    assert spent(the(world), later) <= cost(RATE, HOUR + BEYOND)
+    assert (machines_in_use(world, later), committed(world, the(world), later)) == (0, 0)
+
+
+@pytest.mark.parametrize("step", [-30 * MINUTE, MINUTE, 8 * HOUR], ids=str)
+def test_a_clock_that_is_set_while_nothing_proves_a_machine_loses_none_of_its_time(step: timedelta) -> None:
+    gap, back = ASLEEP + 3 * HOUR, ASLEEP + 4 * HOUR
+    plain = spent(the(seen(running(), InstanceState.RUNNING, back, {})), back)
+    world = running()
+    world = applied(replace(world, cooldowns=()), redated(world, step, gap))
+    world = seen(world, InstanceState.RUNNING, back + step, {})
+    assert spent(the(world), back + step) - plain in {0, 1}, "but for rounding up"
+
+
+def test_a_clock_that_is_set_daily_holds_no_slot_for_a_machine_that_nothing_shows() -> None:
+    now = ASLEEP
+    draft = Draft(running(), now)
+    draft.end_attempt(the(running()).id, EndReason.HOST_LOST, "")
+    world = applied(running(), draft.plan())
+    for _ in range(3):
+        now += 20 * HOUR
+        world = applied(replace(world, cooldowns=()), redated(world, MINUTE, now))
+    assert machines_in_use(world, now) == 0

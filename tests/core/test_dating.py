@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from spotd.core.budgets import hold
 from spotd.core.dating import OLDEST, Anchor, Dated, dated, redated, wants_new_date
+from spotd.core.draft import Draft
 from spotd.core.metering import spent
-from spotd.core.model import Cooldown, CooldownScope, World
+from spotd.core.model import Cooldown, CooldownScope, VerdictKind, World
 from spotd.core.plans import applied
 from spotd.core.states import AttemptState
+from spotd_providers.contract.money import MicroUsd
 from tests.core.builders import MINUTE, NOW, SHOP, world_with
 
 HOUR = timedelta(hours=1)
@@ -121,6 +124,28 @@ def test_every_span_of_what_is_open_is_what_it_was(step: timedelta) -> None:
     (told,) = plan.events
     assert (told.kind, told.at) == ("clock.stepped", then)
     assert str(abs(step)).split(",")[0] in told.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "ends"),
+    [
+        (VerdictKind.BUDGET_DAY, 8 * HOUR, datetime(2026, 3, 3, tzinfo=UTC)),
+        (VerdictKind.BUDGET_DAY, -8 * HOUR, datetime(2026, 3, 3, tzinfo=UTC)),
+        (VerdictKind.BUDGET_DAY, 20 * HOUR, datetime(2026, 3, 3, tzinfo=UTC)),
+        (VerdictKind.BUDGET_DAY, -20 * HOUR, datetime(2026, 3, 2, tzinfo=UTC)),
+        (VerdictKind.BUDGET_MONTH, 8 * HOUR, datetime(2026, 4, 1, tzinfo=UTC)),
+        (VerdictKind.BUDGET_MONTH, -40 * 24 * HOUR, datetime(2026, 2, 1, tzinfo=UTC)),
+    ],
+    ids=str,
+)
+def test_a_stop_for_a_budget_holds_until_its_day_or_month_is_over_whatever_the_clock_is_set_to(
+    kind: VerdictKind, step: timedelta, ends: datetime
+) -> None:
+    draft = Draft(world_with(AttemptState.RUNNING), NOW)
+    hold(draft, kind, MicroUsd(5_000_000), "it is spent")
+    world = applied(world_with(AttemptState.RUNNING), draft.plan())
+    (held,) = redated(world, step, NOW).cooldowns
+    assert held.until == ends
 
 
 def test_an_open_intent_waits_for_as_long_as_before() -> None:

@@ -129,9 +129,10 @@ def test_a_machine_that_lists_may_lack_yet_cannot_be_given_up() -> None:
     assert refusal(replace(stage, attempts={FIRST: young}), FIRST, EMPTY, {SHOP: "the key was refused"}) == ""
 
 
-def test_a_launch_that_is_under_way_cannot_be_given_up() -> None:
+@pytest.mark.parametrize("state", [IntentState.OPEN, IntentState.SENT])
+def test_a_launch_that_is_under_way_cannot_be_given_up(state: IntentState) -> None:
     stage = world_with(AttemptState.INTENDED)
-    under_way = {i: replace(t, state=IntentState.OPEN) for i, t in stage.intents.items()}
+    under_way = {i: replace(t, state=state) for i, t in stage.intents.items()}
     assert "under way" in refusal(replace(stage, intents=under_way), FIRST, {}, {})
     assert refusal(stage, FIRST, {}, {SHOP: "away"}) == ""
 

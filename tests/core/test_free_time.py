@@ -122,3 +122,24 @@ def test_what_was_booked_before_midnight_is_taken_back_from_that_day() -> None:
     # Half an hour of disk is half a cent, two thirds of it yesterday's.
     assert after.books.by_day == {date(2026, 3, 1): 3_333, date(2026, 3, 2): 1_667}
     assert after.jobs[JOB].spent == 5_000
+
+
+def test_what_was_taken_in_the_first_hour_is_free_when_its_end_is_seen_later() -> None:
+    stage = world()
+    (item,) = stage.attempts.values()
+    began = NOW - timedelta(minutes=80)
+    heard = began + timedelta(minutes=49)
+    item = replace(
+        item,
+        intended_at=began,
+        launched_at=began,
+        heartbeat_seen_at=heard,
+        notice_at=began + timedelta(minutes=50),
+        meter=replace(item.meter, since=began, until=heard + timedelta(minutes=34)),
+    )
+    stage = replace(stage, attempts={item.id: item})
+    gone = listing(instance(InstanceState.GONE, loss=Loss.PREEMPTED))
+    assert reconcile(stage, gone, report(), NOW).attempts[item.id].meter.settled <= 14_000, "its disk"
+    spoke_later = replace(item, heartbeat_seen_at=began + timedelta(minutes=61))
+    stage = replace(stage, attempts={item.id: spoke_later})
+    assert reconcile(stage, gone, report(), NOW).attempts[item.id].meter.settled > 300_000

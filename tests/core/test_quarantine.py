@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -25,9 +25,10 @@ from spotd.core.model import (
     World,
 )
 from spotd.core.plans import applied
-from spotd.core.quarantine import QUARANTINE_MARK, sound
+from spotd.core.quarantine import QUARANTINE_MARK, guarded, sound
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState, Listing, ProviderName
 from tests.core.builders import INSTALL, NOW, SHOP, instance, job, listing, market, offer, report, world_with
 
@@ -227,3 +228,22 @@ def test_the_part_of_a_plan_that_breaks_a_rule_is_left_out_and_the_rest_is_done(
     assert plan.attempts[SECOND] == good
     assert plan.attempts[FIRST].end_reason is EndReason.QUARANTINED
     assert plan.attempts[FIRST].machine is MachineState.LIVE
+
+
+def test_what_a_job_costs_that_is_left_out_of_a_decision_still_counts_in_it() -> None:
+    stage = world_with(AttemptState.RUNNING)
+    (item,) = stage.attempts.values()
+    costly = replace(item, meter=replace(item.meter, since=NOW - timedelta(minutes=150)))
+    second = job(2)
+    stage = replace(stage, jobs={**stage.jobs, second.id: second}, attempts={item.id: costly})
+
+    def think(world: World) -> Plan:
+        if item.id.job in world.jobs:
+            raise ValueError("a value that cannot be added up")
+        return decide(world, market(offer("o2")), NOW)
+
+    assert second.id in {i.job for i in guarded(think, stage, NOW).attempts}
+    short = replace(stage, policy=replace(stage.policy, budget_day=MicroUsd(1_100_000)))
+    assert second.id not in {i.job for i in guarded(think, short, NOW).attempts}
+    full = replace(stage, policy=replace(stage.policy, machines_max=1))
+    assert second.id not in {i.job for i in guarded(think, full, NOW).attempts}

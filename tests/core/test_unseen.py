@@ -13,6 +13,7 @@ from spotd.core.outcomes import after_restart, launch_unknown
 from spotd.core.plans import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.taking import machines_in_use
 from spotd_providers.contract.values import InstanceState, ProviderName
 from tests.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 
@@ -122,3 +123,21 @@ def test_a_launch_without_an_answer_is_not_given_up_while_the_store_is_away_or_i
     assert applied(world, reconcile(world, {}, {}, late)).attempts[FIRST].state is AttemptState.INTENDED
     speaks = {i: replace(r, looked_at=late, seq=7, phase="run") for i, r in report().items()}
     assert applied(world, reconcile(world, {}, speaks, late)).attempts[FIRST].state is AttemptState.INTENDED
+
+
+def test_lists_of_a_part_of_a_provider_hold_no_job_back_for_ever() -> None:
+    world, late = lost_launch(), NOW + WINDOW + PATIENCE
+    looked = {i: replace(r, looked_at=late) for i, r in report().items()}
+    cut_off = reconcile(world, listing(complete=False, at=late), looked, late)
+    assert cut_off.attempts[FIRST].end_reason is EndReason.LAUNCH_UNKNOWN
+
+
+def test_a_launch_that_was_given_up_without_an_answer_holds_no_slot() -> None:
+    world = lost_launch()
+    world = replace(world, policy=replace(world.policy, machines_max=1))
+    late = NOW + WINDOW + PATIENCE
+    assert machines_in_use(world, late) == 1
+    looked = {i: replace(r, looked_at=late) for i, r in report().items()}
+    world = applied(world, reconcile(world, {}, looked, late))
+    assert machines_in_use(world, late) == 0
+    assert decide(world, market(offer("o2"), at=late), late).attempts, "its job goes on, although one machine is all"

@@ -38,7 +38,7 @@ def test_a_woken_machine_is_metered_in_full_again() -> None:
     at = NOW + timedelta(seconds=30)
     after = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), {}, at))
     (item,) = after.attempts.values()
-    assert accrued(item.meter, at + timedelta(hours=1)) == item.quote.price.total
+    assert accrued(item.meter, at + timedelta(minutes=30)) == item.quote.price.total // 2
 
 
 def test_one_that_goes_on_running_waits_for_the_repetition_like_any_other() -> None:
