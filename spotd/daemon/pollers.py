@@ -191,7 +191,7 @@ class Poller:
             await self._learn_account()
             listing = await self._ask(self._provider.instances)
             self._crash(CrashPoint.AFTER_INSTANCES)
-            found = [machine for key in sorted(wanted) for machine in await self._find(key)]
+            listing, found = await self._with_searched(listing, wanted)
         except ProviderError as exc:
             self._machines_failures += 1
             self._boards.machines_failed(self.name, _sentence(exc), at=asked_at)
@@ -218,6 +218,17 @@ class Poller:
         if account.isprintable() and len(account) <= ACCOUNT_LENGTH_MAX:
             self._account_known(self.name, account)
         self._knows_account = None
+
+    async def _with_searched(self, listing: Listing, wanted: frozenset[AttemptKey]) -> tuple[Listing, list[Instance]]:
+        """What the search by key shows besides; where a search fails, the list still shows what it shows."""
+        found: list[Instance] = []
+        for key in sorted(wanted):
+            try:
+                found += await self._find(key)
+            except ProviderError as exc:
+                self._log.warning("provider.search_failed", provider=self.name, key=key, error=_sentence(exc))
+                return replace(listing, complete=False), found
+        return listing, found
 
     async def _find(self, key: AttemptKey) -> tuple[Instance, ...]:
         self._crash(CrashPoint.BEFORE_FIND)

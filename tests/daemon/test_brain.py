@@ -93,6 +93,18 @@ async def test_a_lost_answer_is_settled_by_the_machine_that_carries_the_key(rig:
     assert {"launch.unknown", "machine.adopted"} <= set(rig.kinds(name))
 
 
+async def test_a_search_by_key_that_fails_hides_no_machine_of_the_list(rig: Rig) -> None:
+    async with rig.running():
+        first = await rig.submit(job(1))
+        await rig.until_running(first, 1)
+        rig.shop.always["find"] = Unavailable("the search is broken")
+        rig.shop.faults["launch"].append(Hang())
+        second = await rig.submit(job(2))
+        await rig.until(lambda: any(item.outcome_unknown for item in rig.attempts(second)))
+        rig.shop.set_state(rig.attempts(first)[0].key, InstanceState.PAUSED, Loss.OUTBID)
+        await rig.until(lambda: rig.attempts(first)[0].end_reason is EndReason.OUTBID, within=timedelta(minutes=2))
+
+
 async def test_a_launch_that_never_answers_is_not_repeated_before_the_window_has_passed(rig: Rig) -> None:
     rig.shop.faults["launch"].append(Hang())
     async with rig.running():
