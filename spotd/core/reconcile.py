@@ -398,7 +398,7 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
             if item.state is AttemptState.ENDING:
                 prove(draft, attempt_id, at)
                 _end_again(draft, draft.attempt(attempt_id))
-                _meter_until_ended(draft, attempt_id, mine, at)
+                _meter_until_ended(draft, attempt_id, mine)
                 return
             if item.machine is not MachineState.LIVE:
                 draft.put_attempt(replace(item, machine=MachineState.LIVE))
@@ -420,13 +420,13 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
             assert_never(mine.state)
 
 
-def _meter_until_ended(draft: Draft, attempt_id: AttemptId, mine: Instance, at: datetime) -> None:
+def _meter_until_ended(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     """A machine whose end its provider has not taken yet bills on, at the price that it states."""
     item = draft.attempt(attempt_id)
     if item.meter.since is None or item.meter.rate <= halted_rate(item.quote):
         return
     quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
-    set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote), at)
+    set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote))
 
 
 def _take_back(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
