@@ -63,7 +63,15 @@ from spotd.core.strays import note_stray, stray_cost
 from spotd.core.taking import free_of
 from spotd.core.witnesses import Witnesses, list_lag
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
-from spotd_providers.contract.values import AttemptKey, Instance, InstanceState, Listing, Loss, ProviderName
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Instance,
+    InstanceRef,
+    InstanceState,
+    Listing,
+    Loss,
+    ProviderName,
+)
 
 TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
 """A machine still listed as running so long after its end was accepted is ended again: some providers forget."""
@@ -190,9 +198,9 @@ def _held_back(
             for a in draft.attempts()
             if a.provider == provider and a.machine is MachineState.LIVE and _listing_speaks(draft, a, listing)
         ]
-        missing = [a for a in tracked if (provider, a.key) not in sighted]
+        missing = [a for a in tracked if not _is_shown(a, sighted)]
         for item in tracked:
-            if (provider, item.key) in sighted and item.missing_since is not None:
+            if item.missing_since is not None and _is_shown(item, sighted):
                 draft.put_attempt(replace(item, missing_since=None))
         for item in missing:
             if not item.state.counts:
@@ -208,6 +216,12 @@ def _held_back(
                 held.add(item.id)
                 _ask_when_it_matters(draft, item, listing, witnesses)
     return frozenset(held)
+
+
+def _is_shown(item: Attempt, sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]]) -> bool:
+    """Whether a list has the very machine of this attempt; another one with its key proves nothing about it."""
+    found = sighted.get((item.provider, item.key), ())
+    return bool(found) if item.ref is None else any(i.ref == item.ref for i in found)
 
 
 def _tell_missing(draft: Draft, item: Attempt, how_many: str) -> None:
@@ -583,9 +597,10 @@ def _look_when_late(draft: Draft, item: Attempt, seen_at: datetime) -> None:
 def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
     """Machines under our install label that no open attempt owns: bought by a life we do not remember."""
     owned = {(a.provider, a.key) for a in draft.attempts()}
+    kept = {a.ref for a in draft.attempts() if a.ref is not None and a.state.counts}
     for provider in sorted(listings):
         for instance in listings[provider].instances:
-            error = draft.attempted(partial(_end_if_stray, draft, provider, instance, owned))
+            error = draft.attempted(partial(_end_if_stray, draft, provider, instance, owned, kept))
             if error is not None:
                 draft.note_contained(f"a machine in the listing of {provider}", in_words(error))
     for intent in draft.intents():
@@ -595,11 +610,17 @@ def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
 
 
 def _end_if_stray(
-    draft: Draft, provider: ProviderName, instance: Instance, owned: Collection[tuple[ProviderName, AttemptKey]]
+    draft: Draft,
+    provider: ProviderName,
+    instance: Instance,
+    owned: Collection[tuple[ProviderName, AttemptKey]],
+    kept: Collection[InstanceRef],
 ) -> None:
     if (provider, instance.key) in owned or instance.state is InstanceState.GONE:
         return
-    if draft.policy.identity_sure and is_own_key(draft.policy, instance.key):
+    if not is_own_key(draft.policy, instance.key) or instance.ref in kept:
+        return  # however its label reads now, the machine of an attempt that counts is no stray
+    if draft.policy.identity_sure:
         draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
         note_stray(draft, instance)
 

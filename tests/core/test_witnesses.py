@@ -238,3 +238,23 @@ def test_a_machine_that_starts_and_was_never_heard_must_be_missing_for_as_long_a
     assert watch.alive == {1}
     watch.run(timedelta(seconds=30))
     assert watch.alive == set()
+
+
+def test_a_machine_that_beats_is_kept_where_a_list_shows_only_another_machine_with_its_key() -> None:
+    watch = Watch(fleet(3))
+    double = machines(watch.world, 1, ref=InstanceRef(provider=SHOP, instance_id=InstanceId("double")))
+    watch.run(MINUTE, *double, *machines(watch.world, 2, 3))
+    assert watch.alive == {1, 2, 3}
+    assert {i.ref for i in watch.world.intents.values()} == {double[0].ref}, "the double is ended"
+
+
+def test_a_machine_whose_label_was_changed_is_no_stray_while_its_attempt_counts() -> None:
+    watch = Watch(fleet(2))
+    other = machines(watch.world, 1, key=attempt_key(INSTALL, JobId("j1"), 19))
+    watch.run(MINUTE, *other, *machines(watch.world, 2))
+    assert watch.alive == {1, 2}
+    assert not watch.world.intents
+    watch.silent = {1: watch.now}
+    watch.run(MINUTE, *other, *machines(watch.world, 2))
+    assert watch.alive == {2}
+    assert [i.ref for i in watch.world.intents.values()] == [other[0].ref], "it is ended with its attempt"
