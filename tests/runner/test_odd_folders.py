@@ -463,3 +463,15 @@ def test_an_unreadable_folder_costs_its_own_entry_and_is_named(
     with pytest.raises(tree.Unfit, match=r"lost\+found can not be read: " + os.strerror(error)):
         tree.look(str(tmp_path), "step-1")
     assert [one.path for one in tree.look(str(tmp_path), "step-2").files] == ["step-2/w"]
+
+
+@pytest.mark.parametrize("left", ["a file", "nothing"])
+def test_an_output_folder_that_is_none_any_more_is_said_to_be_lost(tmp_path: Path, left: str) -> None:
+    work, folder = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    if left == "a file":
+        folder.write_text("the model")
+    left_out = outputs.LeftOut()
+    outputs.gather(str(work), [], str(folder), str(tmp_path / "gathered"), left_out)
+    assert left_out.count == 1
+    assert left_out.reason.startswith("out: ")

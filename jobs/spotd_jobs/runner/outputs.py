@@ -109,10 +109,9 @@ def _entries(folder: str, path: str, left_out: LeftOut) -> list[tuple[str, bool]
     try:
         with os.scandir(place) as entries:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    except NotADirectoryError:
-        return []
     except OSError as error:
-        left_out.add(path, reason_of(error))
+        if not path or not isinstance(error, NotADirectoryError):
+            left_out.add(path or os.path.basename(folder), reason_of(error))
         return []
 
 
