@@ -360,7 +360,8 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     item = draft.attempt(attempt_id)
     since = began(item, mine.created_at, draft.now, item.intended_at)
     if item.meter.settled:
-        since = draft.now  # what came before is booked by its host's word
+        # What came before is booked by its host's word; a machine that still runs has billed ever since.
+        since = draft.now if mine.state in _STOPPED else min(draft.now, item.ended_at or draft.now)
     item = replace(
         item,
         ref=mine.ref,

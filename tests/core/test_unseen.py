@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.decide import decide
+from spotd.core.metering import spent
 from spotd.core.model import AttemptId, ExitCause, IntentKind, IntentState, JobId, MachineState, World
 from spotd.core.outcomes import after_restart, launch_unknown
 from spotd.core.plans import applied
@@ -49,6 +50,22 @@ def test_a_job_that_was_done_while_spotd_was_away_is_done_and_its_machine_is_boo
     assert gone.jobs[FIRST.job].spent == 400_000 * 15 // 60
     found = reconcile(world, listing(instance(InstanceState.RUNNING), at=later), {}, later)
     assert [t.kind for t in found.intents.values() if t.state is IntentState.OPEN] == [IntentKind.TERMINATE]
+
+
+@pytest.mark.parametrize(
+    ("state", "minutes"),
+    [(InstanceState.RUNNING, 15 + 40), (InstanceState.GONE, 15)],
+    ids=["it runs", "it is gone"],
+)
+def test_a_machine_that_is_found_after_its_runner_ended_has_billed_since_if_it_runs(
+    state: InstanceState, minutes: int
+) -> None:
+    world = lost_launch(20 * MINUTE)
+    done = report(seq=200, phase="done", exit_cause=ExitCause.LEASE, exit_at=NOW - 6 * MINUTE)
+    world = applied(world, reconcile(world, {}, done, NOW))
+    later = NOW + 40 * MINUTE
+    plan = reconcile(world, listing(instance(state), at=later), {}, later)
+    assert spent(plan.attempts[FIRST], later) == -(-400_000 * minutes // 60)
 
 
 @pytest.mark.parametrize(
