@@ -142,7 +142,7 @@ def test_a_used_up_quota_of_spot_leaves_on_demand_of_the_same_types_alone(tmp_pa
     told(tmp_path, story, MarketChoice.AUTO, only_the_east)
 
 
-def test_a_used_up_quota_is_tried_again_after_a_quarter_of_an_hour(tmp_path: Path) -> None:
+def test_a_used_up_quota_is_tried_again_after_ever_longer_pauses(tmp_path: Path) -> None:
     def nowhere(cloud: Ec2Cloud) -> None:
         cloud.quirks.enforce_quotas = True
         cloud.quotas["L-3819A6DF"] = 0.0
@@ -150,10 +150,15 @@ def test_a_used_up_quota_is_tried_again_after_a_quarter_of_an_hour(tmp_path: Pat
     async def story(buyer: Buyer) -> None:
         assert await buyer.buy() is None
         assert len(buyer.tried) == 2, "once in each region"
-        await buyer.h.advance(14 * MINUTE)
-        assert await buyer.try_once() is None
+        tried = []
+        for _ in range(120):
+            await buyer.h.advance(MINUTE)
+            await buyer.buy()
+            tried.append(len(buyer.tried))
+        assert tried[9] > 4, "soon at first"
+        assert tried[119] - tried[59] <= 2 * 4, "every quarter of an hour in each region later"
         buyer.h.cloud.quotas["L-3819A6DF"] = 64.0
-        await buyer.h.advance(MINUTE)
+        await buyer.h.advance(15 * MINUTE)
         assert isinstance(await buyer.try_once(), Offer)
 
     told(tmp_path, story, prepare=nowhere)
