@@ -101,6 +101,29 @@ def test_without_the_cap_two_searches_read_the_whole_market() -> None:
     assert len(shop.bodies) == 2
 
 
+@pytest.mark.parametrize("cap", [17, 40, 90, 300])
+def test_a_cap_that_nobody_knew_of_is_learned_from_a_gpu_that_only_its_name_finds(cap: int) -> None:
+    wanted = asks(cap + 20, gpu="H100 SXM", first=5_000, price=2.0)
+    shop, clock = Shop(*asks(500), *wanted, cap=cap), FakeClock()
+    one = searcher(shop, clock)
+    found = polled(one, H100, times=2, clock=clock)
+    assert {i for i in ids(found) if i >= 5_000} == {ask.ask_id for ask in wanted}
+    assert found.whole == {("H100_SXM", 0)}
+
+
+def test_a_gpu_that_nobody_sells_is_asked_for_by_its_name_every_ten_minutes() -> None:
+    shop, clock = Shop(*asks(501), cap=None), FakeClock()
+    found = polled(searcher(shop, clock), H100, times=21, clock=clock)
+    assert found.complete
+    assert sum("gpu_name" in body for body in shop.bodies) == 3
+
+
+def test_a_search_by_name_that_fails_costs_nothing_else() -> None:
+    shop = Shop(*asks(501), cap=None)
+    shop.failures[2] = Unavailable("away")
+    assert polled(searcher(shop), H100).complete
+
+
 @pytest.mark.parametrize("rows", [63, 64, 65, 100, 127, 128, 129, 200])
 def test_a_cursor_of_prices_goes_on_where_a_page_ends(rows: int) -> None:
     shop = Shop(*asks(100), *asks(rows, gpu="H100 SXM", first=5_000, price=2.0))

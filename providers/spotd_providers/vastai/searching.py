@@ -6,6 +6,9 @@ searches: one per market and GPU that a job waits for, then a few of those that 
 on by a cursor: the next search asks for prices from the last one on, and rows that were seen are dropped. Where one
 price fills more than a page, it is walked through by the machines' ids.
 
+An answer looks cut off if it holds as many rows as a known cap. The cap may change: a GPU that jobs wait for and that
+the answer lacks is asked for by its name, too, and where that finds it, the number of rows was a cap.
+
 Searches are counted by vast.ai, so a poll has a budget of them. What it does not reach is shown as it was, for some
 minutes; the page says which GPUs it holds all offers of, and is complete only if this poll read all it was asked for.
 """
@@ -35,6 +38,10 @@ CARRY: Final = timedelta(minutes=4)
 """What the budget of a poll did not reach is shown as it was for so long at most."""
 PROBE_POLLS: Final = 60
 """After so many polls of narrow searches the whole market is asked for once more: the cap may be gone."""
+ABSENT_EVERY: Final = timedelta(minutes=10)
+"""A GPU that jobs wait for and that an answer of the whole market lacks is asked for by its name so often: if it is
+sold, the answer was cut off at a number of rows that nobody knew of."""
+ABSENT_PER_POLL: Final = 2
 BARREN_MAX: Final = 2
 PRICE_STEP: Final = 1e-6
 """Prices that differ by less are one: they come as decimal text and are compared as floats."""
@@ -50,6 +57,10 @@ class Group:
     names: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
     vram_mb_min: int | None = None
+
+    def holds(self, row: OfferRow) -> bool:
+        """Whether a search for this group would show the row."""
+        return row.gpu_name in self.names and (not self.counts or row.num_gpus in self.counts)
 
     def narrowed(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The search for this group alone."""
@@ -220,6 +231,14 @@ class Searcher:
         self._poll = 0
         self._asked_in: dict[Group, int] = {}
         self._held: dict[tuple[Market, Group], _Held] = {}
+        self._cap: int | None = None
+        """At how many rows an answer was seen to end though more was sold."""
+        self._absent_asked_at: dict[tuple[Market, Group], datetime] = {}
+
+    @property
+    def _limit(self) -> int:
+        """How many rows an answer may hold."""
+        return self._settings.offers_max if self._cap is None else min(self._cap, self._settings.offers_max)
 
     async def found(self, query: OfferQuery) -> Found:
         """The offers of one poll.
@@ -230,19 +249,55 @@ class Searcher:
         markets = [market for market in (Market.ON_DEMAND, Market.SPOT) if market in query.markets]
         wanted, watched = groups_of(query)
         general: dict[Market, OfferRows] = {}
+        asked = 0
         if self._narrow_polls_left <= 0 or not (wanted or watched):
             cut = False
             for market in markets:
-                general[market] = await self._search(search_body(self._settings, _any(query), market))
-                cut = cut or is_cut(general[market].count, self._settings.offers_max)
+                page = general[market] = await self._search(search_body(self._settings, _any(query), market))
+                if self._cap is not None and page.count > self._cap:
+                    self._cap = None
+                cut = cut or is_cut(page.count, self._limit)
+            if not cut:
+                cut, asked = await self._hides(query, wanted, general)
             if not cut:
                 return _everything(general)
             self._narrow_polls_left = PROBE_POLLS
             if not (wanted or watched):
                 return _everything(general, cut=True)
         self._narrow_polls_left -= 1
-        runs = await self._narrow(query, markets, wanted, watched, budget=SEARCHES_PER_POLL - len(general))
+        budget = SEARCHES_PER_POLL - len(general) - asked
+        runs = await self._narrow(query, markets, wanted, watched, budget=budget)
         return self._assembled(markets, wanted, watched, general, runs)
+
+    async def _hides(
+        self, query: OfferQuery, wanted: Sequence[Group], general: Mapping[Market, OfferRows]
+    ) -> tuple[bool, int]:
+        """Whether a search by name finds what answers of the whole market lack, and how many searches that took."""
+        now, asked = self._clock.now(), 0
+        absent = {
+            (market, group): page
+            for market, page in general.items()
+            for group in wanted
+            if group.names and not any(group.holds(row) for row in page.rows)
+        }
+        self._absent_asked_at = {
+            key: at for key, at in self._absent_asked_at.items() if key in absent and now - at < ABSENT_EVERY
+        }
+        for (market, group), page in absent.items():
+            if (market, group) in self._absent_asked_at:
+                continue
+            if asked >= ABSENT_PER_POLL or not self._has_room():
+                break
+            asked += 1
+            self._absent_asked_at[market, group] = now
+            try:
+                named = await self._search(group.narrowed(search_body(self._settings, _any(query), market)))
+            except ProviderError:
+                break
+            if any(group.holds(row) for row in named.rows):
+                self._cap = max(page.count, 1)
+                return True, asked
+        return False, asked
 
     def _is_whole(self, market: Market, group: Group) -> bool:
         held = self._held.get((market, group))
@@ -256,7 +311,7 @@ class Searcher:
         self._poll += 1
         asked = [*self._longest_unasked(wanted), *self._longest_unasked(watched)[:WATCHED_PER_POLL]]
         runs = [
-            _Run(market=market, group=group, body=group.narrowed(bodies[market]), limit=self._settings.offers_max)
+            _Run(market=market, group=group, body=group.narrowed(bodies[market]), limit=self._limit)
             for group in asked
             for market in markets
         ]
