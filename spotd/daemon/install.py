@@ -43,7 +43,7 @@ def require_same_install(install: InstallId, machines: Iterable[MachineView]) ->
     raise BadConfig(
         f'[daemon] install is "{install}" now, but {count} of install "{former}" may be running: {named}{more}\n\n'
         f'hint: write install = "{former}" again, let its jobs end or cancel them, and rename when '
-        "`spotctl status` counts no machine"
+        "`spotctl providers` counts no machine"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -233,3 +234,20 @@ def test_a_defect_of_ours_shows_its_name_and_no_traceback(ctl: Ctl, monkeypatch:
     assert entry.run(broken, "spotctl", ["go"]) == 70
     assert said[0].endswith("a defect of spotd itself: RuntimeError: surprise")
     assert "SPOTD_DEBUG=1" in said[-1]
+
+
+def test_every_command_that_a_sentence_names_exists() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("spotd", "providers", "jobs") for path in (root / folder).rglob("*.py")]
+    files += [root / "README.md", *(root / "docs").rglob("*.md")]
+    tables = {"spotctl": COMMANDS, "spotd": DAEMON_COMMANDS}
+    known = {
+        (tool, name) for tool, table in tables.items() for key, one in table.items() for name in (key, *one.aliases)
+    }
+    named = {
+        (path.name, tool, word)
+        for path in files
+        for tool, word in re.findall(r"`(spotctl|spotd) ([a-z]+)", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert {one for one in named if one[1:] not in known} == set()
