@@ -35,14 +35,17 @@ def is_past_lease(item: Attempt, now: datetime) -> bool:
     """Whether the machine of an attempt that is over was unseen for so long that it is not counted on any more.
 
     A lease that has run out ends the host's work, and mostly its machine; the day beyond it is for the others. For one
-    that nothing ever showed, a lease was waited for before it was given up, so that its job can go on elsewhere.
+    that nothing ever showed, a lease was waited for before it was given up, so that its job can go on elsewhere. One
+    that is paused has no lease and does no work.
     """
     if item.state is not AttemptState.ENDING:
         return False
-    if item.meter.until is None and item.meter.since is None and item.ref is None:
-        given_up = item.end_reason is EndReason.LAUNCH_UNKNOWN
-        return given_up or (item.ended_at is not None and now > item.ended_at + UNSEEN_MAX)
-    return item.meter.until is not None and now > item.meter.until + UNSEEN_MAX
+    if item.ref is None and item.end_reason is EndReason.LAUNCH_UNKNOWN:
+        return True
+    last = item.meter.until
+    if last is None and item.meter.rate <= halted_rate(item.quote):
+        last = item.ended_at
+    return last is not None and now > last + UNSEEN_MAX
 
 
 def with_limit(item: Attempt, job: Job, policy: Policy) -> Attempt:

@@ -17,6 +17,7 @@ from spotd.core.model import (
     IntentKind,
     IntentState,
     JobId,
+    Meter,
     VerdictKind,
     World,
     terminate_intent_id,
@@ -146,5 +147,10 @@ def test_a_machine_at_a_dead_account_holds_slot_and_budget_for_a_day_beyond_its_
     assert machines_in_use(stage, NOW + UNSEEN_MAX) == 1
     later = NOW + UNSEEN_MAX + timedelta(seconds=1)
     assert (machines_in_use(stage, later), committed(stage, item, later)) == (0, 0)
+    paused = replace(item, ended_at=NOW, meter=Meter())
+    stage = replace(stage, attempts={item.id: paused})
+    assert (machines_in_use(stage, NOW + UNSEEN_MAX), machines_in_use(stage, later)) == (1, 0), (
+        "its disk is all it costs"
+    )
     unbounded = replace(item, meter=replace(item.meter, until=None))
     assert committed(stage, unbounded, later) > 0, "nothing but an order ends it"
