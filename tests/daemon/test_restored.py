@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,9 +24,10 @@ pytestmark = pytest.mark.anyio
 
 
 def surveyor(rig: Rig) -> Surveyor:
-    """The rig buys nothing before the store was asked, as the daemon's composition makes it."""
+    """The rig buys nothing and ends no stray before the store was asked, as the daemon's composition makes it."""
     found = Surveyor(rig.objects, commits=rig.commits, clock=rig.clock, log=rig.log, inline=True)
     rig.policy.gates.append(lambda: found.hold)
+    rig.policy.owned = lambda policy: replace(policy, identity_sure=found.done)
     return found
 
 
@@ -107,6 +109,26 @@ async def test_a_restored_state_goes_on_with_the_machine_and_the_checkpoints_tha
         assert rig.grant(name, 4).restore[0].name == "u003"
     assert world.shop.most_alive["spotd-lab-j1"] == 1
     assert "job.recovered" in rig.kinds(name)
+
+
+async def test_a_machine_that_a_restored_state_does_not_know_is_kept_while_the_store_is_slow_to_tell(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    rig, name = await two_more_attempts(world)
+    healthy = [m.key for m in world.shop.alive()]
+    found = surveyor(rig)
+    host = rig.host(name, 3)
+    host.objects, host.seq = rig.objects, 50
+    async with rig.running():
+        for look in range(40):
+            if look == 20:
+                await found.run()
+            host.beat("run")
+            await rig.clock.sleep(timedelta(seconds=15))
+        assert [m.key for m in world.shop.alive()] == healthy
+        assert rig.job(name).state is JobState.RUNNING
+    assert len(world.shop.requests) == 3
 
 
 async def test_a_job_that_ended_its_newest_machine_meanwhile_is_placed_anew_under_a_new_number(tmp_path: Path) -> None:
