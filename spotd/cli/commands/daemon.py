@@ -41,7 +41,7 @@ def run(*, config_path: Path | None) -> int:
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True, help="Of prices and jobs.")
 @click.option("--keep", is_flag=True, help="Leave the folder with state, logs and outputs behind.")
 @click.option("--plain", is_flag=True, help="Lines instead of a live view.")
-@click.option("--quick", is_flag=True, help="Only the first job: half a minute.")
+@click.option("--quick", is_flag=True, help="Only the first job: under a minute.")
 def demo(*, seed: int, keep: bool, plain: bool, quick: bool) -> int:
     """Watch real jobs being bought, taken away and resumed: no account, no configuration, nothing left behind."""
     from spotd.demo.main import main as run_demo
