@@ -79,6 +79,8 @@ def late(result: Result) -> Iterator[str]:
     bound = result.calm_at + 3 * rounds * longest + HOUR
     if Hazard.GPUS in result.shape.hazards:
         bound += 2 * rounds * longest
+    if Hazard.TWIN in result.shape.hazards:  # the jobs of the other one need the same hosts
+        bound += 4 * (timedelta(minutes=result.shape.need[1]) + BOOT)
     if result.ended_at > bound:
         yield f"the last job was done at {result.ended_at}, the bound is {bound}"
 

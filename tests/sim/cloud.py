@@ -6,6 +6,7 @@ It keeps its own history, which the oracles read; nothing in it knows what the d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -43,6 +44,11 @@ from tests.sim.machines import (
 from tests.sim.nature import Nature
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def owner_of(key: str) -> str:
+    """The part of a key that says which install bought the machine."""
+    return key.rsplit("-", 2)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +157,8 @@ class Cloud(Nature):
         if self.dead:
             raise AccountDead
         host = next(h for h in self.hosts if h.name == offer.host_id)
-        others = sum(1 for m in self.active.values() if m.alive and m.key not in self.forgot)
+        mine = [m for m in self.active.values() if owner_of(m.key) == owner_of(key)]
+        others = sum(1 for m in mine if m.alive and m.key not in self.forgot)
         self.launch_calls.append(
             LaunchCall(
                 key=key,
@@ -257,6 +264,16 @@ class Cloud(Nature):
             loss=m.loss,
             notice_at=m.notice_at if m.alive else None,
         )
+
+    def part_of(self, owner: str, read: list[tuple[datetime, datetime]]) -> Cloud:
+        """What one install has had of it, for the oracles."""
+        part = copy(self)
+        part.read = read
+        part.machines = {i: m for i, m in self.machines.items() if owner_of(m.key) == owner}
+        part.active = {i: m for i, m in self.active.items() if owner_of(m.key) == owner}
+        part.launch_calls = [call for call in self.launch_calls if owner_of(call.key) == owner]
+        part.lost_answers = [m for m in self.lost_answers if owner_of(m.key) == owner]
+        return part
 
     def make_traffic_free(self) -> None:
         """In the calm every job must find an offer under its ceiling, however much it uploads."""

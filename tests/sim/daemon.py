@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core import outcomes, requests
+from spotd.core import dating, outcomes, requests
 from spotd.core.cooling import COOLDOWNS_REMEMBERED
+from spotd.core.dating import Anchor, dated, wants_new_date
 from spotd.core.decide import decide
 from spotd.core.disk import disk_gb_for
 from spotd.core.invariants import check
@@ -45,13 +47,17 @@ from spotd.daemon import pluginvalues
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import Instance, Listing, Offer, ProviderName
 from tests.sim.agenda import Agenda
-from tests.sim.cloud import Cloud
+from tests.sim.cloud import Cloud, owner_of
 from tests.sim.machines import AccountDead, CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
 
 EPOCH = datetime(2026, 1, 5, 12, tzinfo=UTC)
 CALL_TIMEOUT = timedelta(seconds=90)
 CALLS_AT_ONCE = 2
 GRANT_READ_EVERY = timedelta(seconds=30)
+COMMIT_AGAIN = timedelta(seconds=15)
+END_UNSAVED_EVERY = timedelta(minutes=1)
+CLOCK_COMPARED_EVERY = timedelta(seconds=30)
+BOOT_ID = "one uptime"
 
 
 class Died(Exception):
@@ -88,6 +94,10 @@ class Told:
     broken: list[str] = field(default_factory=list)
     rows: Counter[tuple[JobId | None, datetime]] = field(default_factory=Counter)
     """Events by job and hour."""
+    not_ours: list[str] = field(default_factory=list)
+    """Keys of machines of another install that were ended."""
+    full: list[tuple[datetime, datetime]] = field(default_factory=list)
+    """When nothing could be saved."""
 
 
 class Daemon:
@@ -115,13 +125,67 @@ class Daemon:
         """What a host states that cannot be, if hosts are hostile."""
         self.asleep_until: datetime | None = None
         """The computer sleeps: nothing of the process runs, and nothing of it is lost."""
+        self.full_since: datetime | None = None
+        """Since when the disk of the state is full: no commit succeeds."""
+        self.unsaved: World | None = None
+        self.unsaved_from: World | None = None
+        self.unsaved_ends: dict[IntentId, datetime] = {}
+        self.wall_off = timedelta(0)
+        """By how much the wall clock of the computer differs from the true time, which the providers have."""
+        self.anchor: Anchor | None = None
+        self.off = timedelta(0)
+        """By how much the dates of the daemon differ from the true time."""
+        self.read = {c.name: c.read for c in clouds}
         self.life = 0
         self.cycles = 0
         self.up = False
 
     @property
     def now(self) -> datetime:
+        """By the daemon's own dates."""
+        return self.agenda.now + self.off
+
+    @property
+    def true(self) -> datetime:
+        """By the dates of everybody else."""
         return self.agenda.now
+
+    # --- the wall clock ---
+
+    def set_clock(self, off: timedelta) -> None:
+        """The wall clock is set; the daemon, if it runs, notices it and begins anew in the same process."""
+        self.wall_off = off
+        self.agenda.after(CLOCK_COMPARED_EVERY, self.compare_clocks)
+
+    def compare_clocks(self) -> None:
+        if self.full_since is not None or (self.asleep_until is not None and self.true < self.asleep_until):
+            self.agenda.after(CLOCK_COMPARED_EVERY, self.compare_clocks)
+        elif self.up and self.anchor is not None and wants_new_date(self.anchor, self.now, self.true + self.wall_off):
+            self.life += 1
+            self.boot()
+
+    def begin_timeline(self) -> None:
+        """What `spotd.daemon.dating` does at each start, without its files."""
+        if self.anchor is None and not self.wall_off:
+            self.anchor = Anchor(boot_id=BOOT_ID, boot_s=self.uptime_s(), at=self.now)
+        found = dated(self.anchor, None, BOOT_ID, self.uptime_s(), self.true + self.wall_off)
+        if found.step:
+            before = found.anchor.at - found.step
+            plan = dating.redated(self.world, found.step, before, found.only_after)
+            self.world = replace(self.world, cooldowns=())
+            self.off = found.anchor.at - self.true
+            self.commit(plan)
+        self.anchor = found.anchor
+
+    def uptime_s(self) -> float:
+        return (self.true - EPOCH).total_seconds()
+
+    def truly(self, value: Any) -> Any:
+        """The value with the true dates, for the oracles."""
+        if not self.off:
+            return value
+        off = self.off
+        return dating._shifted(value, lambda at: at - off)
 
     # --- the process ---
 
@@ -129,6 +193,9 @@ class Daemon:
         """A new process: boards are empty, nothing is under way, open launches are unknown."""
         self.life += 1
         self.up = True
+        self.unsaved = self.unsaved_from = None
+        self.unsaved_ends = {}
+        self.begin_timeline()
         self.boards = {name: Board(provider=name) for name in self.clouds}
         self.listings: dict[ProviderName, Listing] = {}
         self.asked: set[IntentId] = set()
@@ -158,7 +225,7 @@ class Daemon:
         def guarded() -> None:
             if self.life != life:
                 return
-            if self.asleep_until is not None and self.now < self.asleep_until:
+            if self.asleep_until is not None and self.true < self.asleep_until:
                 self.agenda.at(self.asleep_until, guarded)
                 return
             try:
@@ -178,15 +245,26 @@ class Daemon:
             self.ring_at = due
             self.soon(span, lambda: self.cycle() if self.ring_at == due else None)
 
+    def durably(self, plan: Callable[[], Plan], after: Callable[[], None]) -> None:
+        """An outcome exists only here, so a state that cannot be written is waited for."""
+        if self.full_since is not None:
+            self.soon(COMMIT_AGAIN, lambda: self.durably(plan, after))
+            return
+        self.commit(plan())
+        after()
+
     def commit(self, plan: Plan) -> None:
+        if self.full_since is not None:
+            raise RuntimeError("a commit on a full disk")
         before = self.world
         said = {e.job for e in plan.events}
         for i, after in plan.jobs.items():
             if i in before.jobs and before.jobs[i].state is not after.state and i not in said:
                 self.told.broken.append(f"{i} changed its state without an event")
         self.world = applied(before, plan)
-        self.attempts_ever.update(plan.attempts)
-        for identity, attempt in plan.attempts.items():
+        for identity, own in plan.attempts.items():
+            attempt = self.truly(own)
+            self.attempts_ever[identity] = attempt
             self.attempts_of.setdefault(identity.job, {})[identity] = attempt
         for i, j in {**before.jobs, **plan.jobs}.items():
             if i not in self.world.jobs:
@@ -195,7 +273,7 @@ class Daemon:
                 self.done.pop(i, None)
         self.told.events.extend(e.kind for e in plan.events)
         self.told.rows.update((e.job, self.now.replace(minute=0, second=0, microsecond=0)) for e in plan.events)
-        self.told.charges.extend(plan.charges)
+        self.told.charges.extend(replace(c, end=c.end - self.off) for c in plan.charges)
         self.told.broken.extend(f"contained: {c.subject}: {c.error}" for c in plan.contained)
         if not plan.is_empty:
             self.told.broken.extend(check(self.world))
@@ -210,11 +288,13 @@ class Daemon:
     def poll(self, name: ProviderName) -> None:
         """Prices and machines as of now, arriving a little later."""
         cloud = self.clouds[name]
-        cloud.advance(self.now)
+        cloud.advance(self.true)
         begun = self.now
         try:
             offers = self.translated(cloud.rows())
             listing = self.understood(cloud.listing())
+            if self.off:
+                listing = replace(listing, at=begun)
             if cloud.spoil is not None:
                 listing = pluginvalues.listing(listing, name, now=begun)
         except CloudDown:
@@ -279,7 +359,7 @@ class Daemon:
             fresh = tuple(
                 _checkpoint(save, item, m.task.bytes)
                 for save in m.saved
-                if save.work > known and save.at <= self.now and self.acceptable(save)
+                if save.work > known and save.at <= self.true and self.acceptable(save)
             )
         odd = self.hostile(m) if self.hostile is not None else {}
         if "step" in odd:
@@ -292,7 +372,7 @@ class Daemon:
             seq=m.seq,
             phase="run" if m.seq >= 0 else "",
             resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
-            alive_at=m.alive_at,
+            alive_at=None if m.alive_at is None else min(m.alive_at, self.now),
             exit_at=m.exit_at,
             checkpoints=fresh,
             exit_cause=m.exit_cause,
@@ -314,10 +394,15 @@ class Daemon:
         self.cycles += 1
         now = self.now
         for cloud in self.clouds.values():
-            cloud.advance(now)
+            cloud.advance(self.true)
         self.forget_cooldowns()
         blind = not self.can_read or any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
         reports = None if blind else self.look()
+        if self.full_since is not None:
+            self.act_unsaved(reports or {}, blind=blind)
+            self.ring(COMMIT_AGAIN)
+            return
+        self.unsaved = self.unsaved_from = None
         try:
             plan = self.thought(reports or {})
         except Exception as exc:  # noqa: BLE001  # that nothing raises out of a cycle is what is tested
@@ -343,6 +428,57 @@ class Daemon:
         second = decide(applied(self.world, first), MarketSnapshot(boards=self.boards), self.now)
         return combine(first, second)
 
+    def act_unsaved(self, reports: Mapping[AttemptId, HostReport], *, blind: bool) -> None:
+        """Stop and end what the core would, without a row for it; launch nothing."""
+        durable = self.world
+        rows = (durable.jobs, durable.attempts, durable.intents)
+        known = self.unsaved_from
+        if self.unsaved is None or known is None or rows != (known.jobs, known.attempts, known.intents):
+            self.unsaved = durable
+        self.unsaved_from = durable
+        held = replace(self.unsaved.policy, launches_paused="the state cannot be written")
+        self.world = replace(self.unsaved, policy=held)
+        try:
+            plan = self.thought(reports)
+            self.unsaved = self.world = applied(self.world, plan)
+            if self.can_write and not blind:
+                self.write_grants()
+            self.end_unsaved()
+        except Exception as exc:  # noqa: BLE001  # that nothing raises out of a cycle is what is tested
+            self.told.broken.append(f"a cycle on a full disk raised {type(exc).__name__}: {exc}")
+        finally:
+            self.world = durable
+        for name in sorted(plan.look_again):
+            self.look_again(name)
+
+    def end_unsaved(self) -> None:
+        for intent in self.world.intents.values():
+            if intent.kind is not IntentKind.TERMINATE or intent.attempt is None or intent.ref is None:
+                continue
+            last = self.unsaved_ends.get(intent.id)
+            waits = intent.not_before is not None and intent.not_before > self.now and intent.tries == 0
+            if waits or (last is not None and self.now - last < END_UNSAVED_EVERY):
+                continue
+            self.unsaved_ends[intent.id] = self.now
+            with suppress(CloudDown):
+                self.end(intent)
+
+    def end(self, intent: Intent) -> None:
+        """The order takes effect."""
+        cloud, ref = self.clouds[intent.provider], intent.ref
+        assert ref is not None
+        cloud.advance(self.true)
+        m = cloud.machines.get(ref.instance_id)
+        if m is not None and owner_of(m.key) != self.owner:
+            self.told.not_ours.append(m.key)
+        cloud.terminate(ref)
+
+    @property
+    def owner(self) -> str:
+        """How the keys of this install begin."""
+        policy = self.world.policy
+        return f"spotd-{policy.install}.{policy.identity}" if policy.identity else f"spotd-{policy.install}"
+
     def settle(self, plan: Plan) -> None:
         """The plan is durable, and then what it owes is under way."""
         self.crash("before commit")
@@ -353,10 +489,9 @@ class Daemon:
     def note_readings(self) -> None:
         """For the oracles: from when on the daemon had to know what these lists show."""
         for name, listing in self.listings.items():
-            cloud = self.clouds[name]
-            news = not cloud.read or cloud.read[-1][0] < listing.at
-            if news and listing.complete and listing.at not in cloud.lies:
-                cloud.read.append((listing.at, self.now))
+            read, at = self.read[name], listing.at - self.off
+            if (not read or read[-1][0] < at) and listing.complete and at not in self.clouds[name].lies:
+                read.append((at, self.true))
 
     def forget_cooldowns(self) -> None:
         known = {(c.provider, c.scope, c.subject): c for c in self.world.cooldowns}
@@ -370,7 +505,7 @@ class Daemon:
             m = self.machine_of(item) if item.state.counts else None
             if m is None or m.silent_until is not None:
                 continue
-            m.leased_until = self.now + self.world.policy.lease + GRANT_READ_EVERY
+            m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
 
     def look_again(self, name: ProviderName) -> None:
@@ -406,8 +541,10 @@ class Daemon:
 
     def launch(self, item: Attempt) -> None:
         """The call is on the wire: it takes effect at the provider whether or not this process lives."""
-        self.commit(self.sending(item))
-        self.told.sent[item.id] = self.now
+        self.durably(lambda: self.sending(item), lambda: self.call(item))
+
+    def call(self, item: Attempt) -> None:
+        self.told.sent[item.id] = self.true
         sent = self.world.intents.get(launch_intent_id(item.key))
         if sent is None or sent.state is not IntentState.SENT:
             del self.told.sent[item.id]
@@ -432,7 +569,7 @@ class Daemon:
             if cloud.down:
                 answer.append(CloudDown())
                 return
-            cloud.advance(self.now)
+            cloud.advance(self.true)
             try:
                 answer.append(cloud.launch(item.key, item.quote.offer, item.price_max, task, lease))
             except (Refused, LostAnswer, AccountDead) as exc:
@@ -441,7 +578,9 @@ class Daemon:
         def heard() -> None:
             self.turn_over(item.provider)
             self.crash("launch answered")
-            self.commit(self.launch_outcome(item, answer[0] if answer else LostAnswer()))
+            self.durably(lambda: self.launch_outcome(item, answer[0] if answer else LostAnswer()), committed)
+
+        def committed() -> None:
             self.crash("launch committed")
             self.ring()
 
@@ -457,8 +596,10 @@ class Daemon:
         def heard() -> None:
             self.turn_over(item.provider)
             why = "a secret of the job is lost"
-            self.commit(outcomes.launch_refused(self.world, item.id, LaunchFailure.NOT_PREPARED, why, self.now))
-            self.ring()
+            self.durably(
+                lambda: outcomes.launch_refused(self.world, item.id, LaunchFailure.NOT_PREPARED, why, self.now),
+                self.ring,
+            )
 
         self.soon(timedelta(seconds=1), heard)
 
@@ -487,23 +628,23 @@ class Daemon:
         return task
 
     def terminate(self, intent: Intent) -> None:
-        cloud, ref = self.clouds[intent.provider], intent.ref
-        if ref is None:
+        if intent.ref is None:
             return
         self.crash("before terminate")
         failed: list[bool] = []
 
         def effect() -> None:
-            cloud.advance(self.now)
             try:
-                cloud.terminate(ref)
+                self.end(intent)
             except CloudDown:
                 failed.append(True)
 
         def heard() -> None:
             self.ending.discard(intent.id)
             self.crash("terminate answered")
-            self.commit(self.end_outcome(intent.id, failed=bool(failed)))
+            self.durably(lambda: self.end_outcome(intent.id, failed=bool(failed)), committed)
+
+        def committed() -> None:
             self.crash("terminate committed")
             self.ring()
 
@@ -518,13 +659,18 @@ class Daemon:
 
     # --- what its user asks ---
 
+    @property
+    def open(self) -> bool:
+        """Whether a request succeeds: else the user is told so, and nothing happens."""
+        return self.up and self.full_since is None
+
     def submit(self, job: Job) -> None:
         self.commit(requests.submit(self.world, job, self.now))
         self.ring()
 
     def cancel(self, job: JobId) -> None:
         if job in self.world.jobs and not self.world.jobs[job].state.is_final:
-            self.told.cancels[job] = self.now
+            self.told.cancels[job] = self.true
             self.commit(requests.cancel(self.world, job, self.now))
             self.ring()
 

@@ -50,6 +50,14 @@ class Hazard(StrEnum):
     """A provider that fails to end a machine asks to be left alone for a day."""
     OVERCHARGE = "overcharge"
     """A provider that bills more than was agreed."""
+    CLOCK_STEPS = "clock_steps"
+    """The wall clock of the computer is set, by seconds or hours, both ways, often around midnight."""
+    FULL_DISK = "full_disk"
+    """Nothing can be saved, for minutes or hours."""
+    TWIN = "twin"
+    """Another daemon with the same label, and the same ids of jobs, on the same accounts."""
 
 
 READY: Final = frozenset(Hazard)
+LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
+"""These are drawn by themselves, so that the worlds of older seeds stay as they were."""

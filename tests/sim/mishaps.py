@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+STEPS = (timedelta(0), SECOND, -SECOND, 20 * SECOND, -20 * SECOND, HOUR, -HOUR, 8 * HOUR, -8 * HOUR)
+"""By how much the wall clock is off."""
 
 
 class Mishaps:
@@ -38,6 +41,8 @@ class Mishaps:
             Hazard.LISTS: (0.5, self.lists),
             Hazard.SLEEP: (0.15, self.sleep),
             Hazard.DEAD_ACCOUNT: (0.15, self.dead_account),
+            Hazard.CLOCK_STEPS: (0.6, self.clock_steps),
+            Hazard.FULL_DISK: (0.2, self.full_disk),
         }
         for hazard, (per_hour, action) in chances.items():
             if hazard in self.hazards:
@@ -68,6 +73,9 @@ class Mishaps:
     def end(self) -> None:
         """The calm: what can heal is healed."""
         self.daemon.asleep_until = self.daemon.hostile = None
+        self.disk_freed()
+        if Hazard.CLOCK_STEPS in self.hazards:
+            self.daemon.set_clock(timedelta(0))
         for cloud in self.clouds:
             cloud.dead, cloud.lying_until, cloud.spoil, cloud.lost = False, None, None, lambda: None
             cloud.make_traffic_free()
@@ -108,6 +116,25 @@ class Mishaps:
         cloud = self.luck.choice(self.clouds)
         cloud.dead = True
         self.later(HOUR * self.luck.choice([0.2, 6]), lambda: setattr(cloud, "dead", False))
+
+    def clock_steps(self) -> None:
+        """Often a little before or after midnight, where a day of the books ends."""
+        off = self.luck.choice(STEPS)
+        at = self.agenda.now
+        if self.luck.random() < 0.5:
+            midnight = self.daemon.now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+            at = midnight - self.daemon.off + timedelta(seconds=self.luck.uniform(-40, 5))
+        self.agenda.at(at, lambda: None if self.weather.is_calm else self.daemon.set_clock(off))
+
+    def full_disk(self) -> None:
+        if self.daemon.full_since is None:
+            self.daemon.full_since = self.agenda.now
+            self.later(self.luck.choice([5 * MINUTE, HOUR, 6 * HOUR]), self.disk_freed)
+
+    def disk_freed(self) -> None:
+        since, self.daemon.full_since = self.daemon.full_since, None
+        if since is not None:
+            self.daemon.told.full.append((since, self.agenda.now))
 
     def away(self, cloud: Cloud) -> None:
         cloud.down = True

@@ -11,6 +11,8 @@ from spotd.core.model import JobId
 from spotd.core.states import EndReason, JobState
 from spotd_providers.contract.values import AttemptKey
 from tests.sim.bounds import late, launches_bounded, rows_bounded
+from tests.sim.daemon import CALL_TIMEOUT
+from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT, Machine
 from tests.sim.money import (
     above_ceiling,
@@ -52,8 +54,10 @@ def broken_rules(result: Result) -> list[str]:
         above_ceiling,
         budgets,
         expired_too_soon,
+        full_disk,
     )
-    return [f"{check.__name__}: {rule}" for check in checks for rule in check(result)]
+    found = [f"{check.__name__}: {rule}" for check in checks for rule in check(result)]
+    return found if result.twin is None else found + broken_rules(result.twin)
 
 
 def said_by_the_core(result: Result) -> Iterator[str]:
@@ -78,6 +82,8 @@ def forgotten_machines(result: Result) -> Iterator[str]:
 
 def foreign_machines(result: Result) -> Iterator[str]:
     """R3."""
+    for key in result.daemon.told.not_ours:
+        yield f"{key} of another install was ended"
     for cloud in result.clouds:
         if cloud.foreign_touched:
             yield f"{len(cloud.foreign_touched)} orders to end machines of others at {cloud.name}"
@@ -190,6 +196,21 @@ def cancels_lost(result: Result) -> Iterator[str]:
             continue
         if any(sent > at for attempt, sent in result.daemon.told.sent.items() if attempt.job == identity):
             yield f"{identity} was cancelled at {at} and launched afterwards"
+
+
+def full_disk(result: Result) -> Iterator[str]:
+    """While nothing can be saved nothing is bought, and what has come to its end is ended all the same."""
+    shape = result.shape
+    quiet = not shape.faults and not shape.outages_per_hour and not shape.crash_rate and not shape.kills_per_hour
+    for begun, over in result.daemon.told.full:
+        for cloud in result.clouds:
+            for call in cloud.launch_calls:
+                if begun + CALL_TIMEOUT + timedelta(seconds=10) < call.at < over:
+                    yield f"{call.key} was bought at {call.at}, and nothing could be saved from {begun} to {over}"
+            for m in cloud.machines.values() if quiet and shape.hazards == {Hazard.FULL_DISK} else ():
+                late = m.exit_at is not None and begun < m.exit_at < min(over, m.died or over) - ENDED_WITHIN
+                if late:
+                    yield f"{m.key} came to its end at {m.exit_at}, on a full disk, and was left until {m.died}"
 
 
 def machines_max(result: Result) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from spotd.core.model import Job, JobId
@@ -30,6 +30,8 @@ class Result:
     ended_at: datetime
     crashes: int
     daemon_away: timedelta
+    twin: Result | None = None
+    """The other daemon with its own part of the world."""
 
     @property
     def days(self) -> float:
@@ -45,7 +47,7 @@ def run_world(
     weather.agenda.run(weather.begun_at + (limit or weather.shape.storm + CALM_MAX), weather.finished)
     for cloud in weather.clouds:
         cloud.advance(weather.agenda.now)
-    return Result(
+    result = Result(
         seed=seed,
         shape=weather.shape,
         daemon=weather.daemon,
@@ -57,6 +59,20 @@ def run_world(
         crashes=weather.crashes,
         daemon_away=weather.away,
     )
+    if weather.twin is None:
+        return result
+    twin, submitted = weather.twin.daemon, weather.twin.submitted
+    return replace(
+        part(result, result.daemon),
+        twin=replace(
+            part(result, twin), daemon=twin, submitted=submitted, shape=replace(result.shape, jobs=len(submitted))
+        ),
+    )
+
+
+def part(result: Result, daemon: Daemon) -> Result:
+    """What this daemon alone has had of the world."""
+    return replace(result, clouds=[c.part_of(daemon.owner, daemon.read[c.name]) for c in result.clouds])
 
 
 def main(seed: int, shape: str = "drawn") -> int:

@@ -20,7 +20,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
-from tests.sim.hazards import READY, Hazard
+from tests.sim.hazards import LATER, READY, Hazard
 from tests.sim.oracles import broken_rules
 from tests.sim.run import run_world
 from tests.sim.worlds import GPU_COUNTS, Shape
@@ -39,6 +39,9 @@ UNREACHABLE = frozenset(
         Hazard.RETRY_AFTER,
         Hazard.BORN_LONG_AGO,
         Hazard.NUMBERS,
+        Hazard.CLOCK_STEPS,
+        Hazard.FULL_DISK,
+        Hazard.TWIN,
     }
 )
 """With one of these a machine may be out of reach, so that no budget can be promised."""
@@ -47,6 +50,7 @@ UNREACHABLE = frozenset(
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
     luck = Random(f"shape of {seed}")
+    later = Random(f"later hazards of {seed}")
     days = luck.choice([0.25, 0.25, 0.5, 1, 3, 10])
     jobs = luck.randint(2, 8) if days < 1 else luck.randint(1, 4)
     shape = Shape(
@@ -60,7 +64,8 @@ def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
         user=luck.random() < 0.7,
         need=luck.choice([(20, 400), (20, 400), (600, 3000)]) if days < 10 else (1000, 6000),
         paces=(30, 60, 120) if days < 1 else (120, 240, 480),
-        hazards=frozenset(h for h in sorted(ready) if luck.random() < 0.2),
+        hazards=frozenset(h for h in sorted(ready - LATER) if luck.random() < 0.2)
+        | frozenset(h for h in sorted(ready & LATER) if later.random() < 0.2),
     )
     if Hazard.GPUS in shape.hazards:
         shape = replace(shape, hosts=max(len(GPU_COUNTS) + 1, shape.hosts))

@@ -37,13 +37,16 @@ class Weather:
         pace = timedelta(seconds=rng.choice(shape.paces))
         self.work: dict[JobId, Work] = {}
         self.submitted: dict[JobId, tuple[Job, Work]] = {}
-        world = World(policy=policy(self.clouds, pace, **shape.limits), jobs={}, attempts={}, intents={})
+        identity = "aaaa" if Hazard.TWIN in shape.hazards else ""
+        rules = policy(self.clouds, pace, identity=identity, **shape.limits)
+        world = World(policy=rules, jobs={}, attempts={}, intents={})
         self.daemon = daemon_type(world, self.clouds, self.work, rng, self.agenda, pace)
         self.crashes = 0
         self.away = timedelta(0)
         self.calm_at = self.begun_at + shape.storm
         self.is_calm = False
         self.mishaps = Mishaps(self)
+        self.twin = Twin(self, seed, daemon_type, pace) if Hazard.TWIN in shape.hazards else None
 
     def begin(self) -> None:
         for cloud in self.clouds:
@@ -55,6 +58,8 @@ class Weather:
         self.daemon.crash = self.maybe_die
         self.daemon.died = self.dead
         self.daemon.boot()
+        if self.twin is not None:
+            self.twin.begin()
         for number in range(self.shape.jobs):
             at = self.rng.uniform(0, 0.5) if self.shape.user and self.rng.random() < 0.5 else 0.0
             self.agenda.at(self.begun_at + self.shape.storm * at, lambda number=number: self.submit(number))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
@@ -96,6 +101,8 @@ class Weather:
     def store(self, *, up: bool) -> None:
         self.hosts_write(up=up)
         self.daemon.can_read = self.daemon.can_write = up
+        if self.twin is not None:
+            self.twin.daemon.can_read = self.twin.daemon.can_write = up
 
     def hosts_write(self, *, up: bool) -> None:
         for cloud in self.clouds:
@@ -121,7 +128,9 @@ class Weather:
         self.agenda.after(away, self.revive)
 
     def revive(self) -> None:
-        if not self.daemon.up:
+        if self.daemon.full_since is not None:
+            self.agenda.after(timedelta(minutes=1), self.revive)
+        elif not self.daemon.up:
             self.daemon.boot()
 
     def calm(self) -> None:
@@ -135,11 +144,13 @@ class Weather:
         self.daemon.world = replace(world, policy=replace(world.policy, budget_month=None))
         self.daemon.crash = lambda _point: None
         self.revive()
+        if self.twin is not None:
+            self.twin.calm()
 
     # --- the user ---
 
     def submit(self, number: int) -> None:
-        if not self.daemon.up:
+        if not self.daemon.open:
             self.agenda.after(timedelta(minutes=1), lambda: self.submit(number))
             return
         fresh, work = some_job(self.rng, self.luck, number, self.shape, self.agenda.now)
@@ -149,7 +160,7 @@ class Weather:
 
     def whim(self) -> None:
         """A cancel or a retry at a random moment; with the daemon down the user is told so and nothing happens."""
-        if not self.daemon.up or not self.submitted:
+        if not self.daemon.open or not self.submitted:
             return
         chosen = self.rng.choice(sorted(self.submitted))
         if self.rng.random() < 0.3:
@@ -163,4 +174,40 @@ class Weather:
         world = self.daemon.world
         if not self.is_calm or world.jobs or world.intents or world.attempts:
             return False
-        return len(self.submitted) == self.shape.jobs
+        return len(self.submitted) == self.shape.jobs and (self.twin is None or self.twin.finished())
+
+
+class Twin:
+    """Another daemon with the same label and the same ids of jobs, on the same accounts: only its identity differs."""
+
+    def __init__(self, weather: Weather, seed: int, daemon_type: type[Daemon], pace: timedelta) -> None:
+        self.weather = weather
+        self.rng = Random(f"twin of {seed}")
+        self.submitted: dict[JobId, tuple[Job, Work]] = {}
+        self.work: dict[JobId, Work] = {}
+        rules = policy(weather.clouds, pace, identity="bbbb")
+        world = World(policy=rules, jobs={}, attempts={}, intents={})
+        self.daemon = daemon_type(world, weather.clouds, self.work, self.rng, weather.agenda, pace)
+        self.daemon.read = {cloud.name: [] for cloud in weather.clouds}
+
+    def begin(self) -> None:
+        self.daemon.crash = self.weather.maybe_die
+        self.daemon.died = lambda: self.weather.agenda.after(timedelta(seconds=self.rng.choice([1, 60])), self.revive)
+        self.daemon.boot()
+        for number in range(2):
+            fresh, work = some_job(self.rng, self.rng, number, self.weather.shape, self.weather.agenda.now)
+            self.work[fresh.id] = work
+            self.submitted[fresh.id] = (fresh, work)
+            self.daemon.submit(fresh)
+
+    def revive(self) -> None:
+        if not self.daemon.up:
+            self.daemon.boot()
+
+    def calm(self) -> None:
+        self.daemon.crash = lambda _point: None
+        self.revive()
+
+    def finished(self) -> bool:
+        world = self.daemon.world
+        return not (world.jobs or world.intents or world.attempts)
