@@ -437,7 +437,7 @@ class Daemon:
             self.unsaved = durable
         self.unsaved_from = durable
         held = replace(self.unsaved.policy, launches_paused="the state cannot be written")
-        self.world = replace(self.unsaved, policy=held)
+        self.world, plan = replace(self.unsaved, policy=held), Plan()
         try:
             plan = self.thought(reports)
             self.unsaved = self.world = applied(self.world, plan)

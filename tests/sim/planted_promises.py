@@ -8,11 +8,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import decide, draft, metering, outcomes, pricing, reconcile, reports
+from spotd.core import dating, decide, draft, metering, outcomes, pricing, reconcile, reports
+from spotd.core.keys import key_belongs_to
+from spotd.core.model import Plan, World
 from spotd.core.setbacks import Setback
 from spotd_providers.contract.money import MicroUsdPerHour
+from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, patched
+from tests.sim.worlds import QUIET
 
 CALM = replace(ROUGH, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0, user=False, storm=timedelta(hours=4))
 WITHIN = replace(CALM, reachable=True)
@@ -37,7 +41,7 @@ def traffic_is_free() -> AbstractContextManager[None]:
 
 
 def fixed_prices_stay() -> AbstractContextManager[None]:
-    return patched((decide, "words_over_ceiling", lambda _item: ""))
+    return patched((decide, "words_over_ceiling", lambda _draft, _item: ""))
 
 
 def no_setback() -> AbstractContextManager[None]:
@@ -114,6 +118,29 @@ def any_list_is_proof() -> AbstractContextManager[None]:
     return patched((reconcile, "_listing_speaks", lambda *_: True))
 
 
+# --- on the computer that it runs on, and beside another one ---
+
+
+def one_label_is_one_owner() -> AbstractContextManager[None]:
+    return patched((reconcile, "is_own_key", lambda policy, key: key_belongs_to(policy.install, key)))
+
+
+def meters_follow_the_clock() -> AbstractContextManager[None]:
+    def wrong(_world: World, _step: timedelta, _now: datetime, _after: datetime | None = None) -> Plan:
+        return Plan()
+
+    return patched((dating, "redated", wrong))
+
+
+class LeavesOnFullDisk(Daemon):
+    """Ends nothing whose end cannot be saved."""
+
+    def end_unsaved(self) -> None:
+        pass
+
+
+QUIET_DISK = replace(QUIET, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=8))
+
 MIDNIGHT = replace(holding(Hazard.MONTH_END), storm=timedelta(hours=8), need=(300, 500))
 
 PROMISES: Mapping[str, Bug] = {
@@ -146,7 +173,14 @@ PROMISES: Mapping[str, Bug] = {
     "meter what was agreed and not what is listed": Bug(patch=meters_what_was_agreed, rule=("books",), shape=CALM),
     "meter the day before midnight twice": Bug(patch=meters_the_day_twice, rule=("books",), shape=MIDNIGHT),
     "take an order for an end": Bug(
-        patch=an_accepted_order_is_an_end, rule=("forgotten_machines", "doubles"), shape=ROUGH, seed=5
+        patch=an_accepted_order_is_an_end, rule=("forgotten_machines", "doubles"), shape=ROUGH, seed=6
     ),
     "take any list for a proof": Bug(patch=any_list_is_proof, rule=("doubles",), shape=ROUGH),
+    "take a label for an install": Bug(
+        patch=one_label_is_one_owner, rule=("foreign_machines",), shape=holding(Hazard.TWIN), limit=timedelta(hours=5)
+    ),
+    "meter by a clock that was set": Bug(
+        patch=meters_follow_the_clock, rule=("books",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))
+    ),
+    "end nothing on a full disk": Bug(daemon=LeavesOnFullDisk, rule=("full_disk",), shape=QUIET_DISK, seed=1),
 }
