@@ -146,6 +146,8 @@ class Poller:
             page = self._boards.page(self.name)
             narrow = page is not None and (page.whole or not page.complete) and not self._offers_failures
             step = min(wait, NEWS_EVERY) if narrow else wait
+            # On an accelerated clock a pause is longer than asked for: what passed counts, or many short ones add up.
+            step = virtual_at_least(self._clock, step, real_s=POLL_FLOOR_REAL_S)
             if await self._offers_bell.wait(seconds=self._real_pause(step)):
                 return
             wait -= step

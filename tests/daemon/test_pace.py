@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
@@ -32,10 +33,12 @@ class Asked(Shop):
         super().__init__(clock)
         self.clock = clock
         self.asked_s: list[float] = []
+        self.answers_whole = True
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         self.asked_s.append(anyio.current_time())
-        return await super().offers(query)
+        page = await super().offers(query)
+        return page if self.answers_whole else replace(page, complete=False)
 
 
 async def ring_often(poller: Poller) -> None:
@@ -72,6 +75,14 @@ async def test_a_poll_never_comes_later_than_its_interval_and_not_always_at_the_
     assert len(pauses) > 100
     assert all(0.9 * 60 <= pause <= 60 for pause in pauses), pauses
     assert len({round(pause) for pause in pauses}) > 3
+
+
+async def test_a_clock_that_runs_fast_makes_no_pause_longer_where_part_of_a_market_is_known() -> None:
+    shop = Asked(VirtualClock(speed=10_000.0))
+    shop.answers_whole = False
+    pauses = await pauses_s(shop, hours=0.02, pace=Pace(poll_every=50 * MINUTE))
+    assert len(pauses) > 50
+    assert max(pauses) <= 0.6, pauses
 
 
 async def test_a_marketplace_that_counts_questions_is_asked_evenly_and_not_more_often_than_it_answers() -> None:
