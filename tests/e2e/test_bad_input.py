@@ -278,14 +278,19 @@ def test_a_used_up_budget_of_the_day_saves_and_stops_every_machine(tmp_path: Pat
         assert_no_traceback(found)
 
 
-def test_a_used_up_budget_of_the_job_saves_it_and_ends_it(tmp_path: Path) -> None:
+def test_a_used_up_budget_of_the_job_saves_it_and_waits_for_a_lower_price_or_more_money(tmp_path: Path) -> None:
     with lab(tmp_path / "lab", hosts=HOSTS, scale=FAST) as found:
         found.start()
         job = found.submit("net", SAVES_WHEN_TOLD, budget={"job": BUDGET})
-        found.wait_final(job)
-        assert found.state(job) == "EXPIRED"
+        until(lambda: found.state(job) == "RUNNING", what="the job to run")
+        until(lambda: found.state(job) == "QUEUED", what="the job to be stopped")
         assert "budget" in found.job(job)["reason"]
         assert [c["name"] for c in found.api.checkpoints(job)["checkpoints"]] == ["saved"]
         until(lambda: not found.open_machines(), what="the machine to be gone")
+        until(lambda: found.api.why(job)["why"]["kind"] == "budget_job", what="the verdict")
+        assert "waits for a lower price, or for spotctl budget net +USD" in found.api.why(job)["why"]["sentence"]
         assert 0 < found.job(job)["spent_usd"] <= BUDGET
+        assert len({s.machine_id for s in found.ledger()}) == 1
+        found.api.cancel(job)
+        found.wait_final(job)
         assert_no_traceback(found)
