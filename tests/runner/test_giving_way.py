@@ -117,7 +117,9 @@ def test_a_notice_ends_the_manners_of_an_upload_under_way(tmp_path: Path) -> Non
     save = f"head -c {chunk * CHUNKS} /dev/urandom > $SPOTD_CHECKPOINT_DIR/.s && mkdir $SPOTD_CHECKPOINT_DIR/s"
     save += " && cd $SPOTD_CHECKPOINT_DIR && mv .s s/w && touch s/DONE"
     with gated() as (gate, leave), Rig(tmp_path) as rig:
-        grant = rig.grant(["/bin/sh", "-c", save + "; exec sleep 300"], upload=leave, chunk_bytes=chunk)
+        # Only its mark may finish it: one that settled before the mark came would be stored twice, the second first.
+        train = ["/bin/sh", "-c", save + "; exec sleep 300"]
+        grant = rig.grant(train, upload=leave, chunk_bytes=chunk, settle_s=60)
         machine = rig.start(grant)
         until(lambda: gate.held == 2, "the upload to be under way")
         assert idle_threads(machine) == 2
