@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from spotd.core.model import JobId
+from spotd.core.model import Attempt, JobId
+from spotd.core.setbacks import LAUNCHES_PER_HOUR_MAX
+from spotd.core.states import EndReason
+from spotd_jobs.spec.model import JobSpec
+from tests.sim.daemon import DOWN, KEY_REFUSED
 from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT
 from tests.sim.money import job_of
@@ -15,7 +20,7 @@ from tests.sim.run import Result
 HOUR = timedelta(hours=1)
 LAUNCHES_AN_HOUR = 120
 """Of one job: after each refusal of an offer the next one is tried, and there are a dozen."""
-LAUNCHES_IN_VAIN = 12
+MACHINES_IN_VAIN = 12
 """In any hour of a job that never starts, once it has failed for an hour."""
 ROWS_AN_HOUR = 1_500
 COOLDOWNS = 200
@@ -31,19 +36,48 @@ def launches_bounded(result: Result) -> Iterator[str]:
         most = most_in_an_hour(sorted(times))
         if most > LAUNCHES_AN_HOUR:
             yield f"{job} was launched {most} times in an hour"
-    for job, made in attempts_an_hour(result).items():
-        work = result.submitted[job][1]
-        if (work.never is not None or work.no_secrets) and len(made) > 0:
-            late = [at for at in made if at - made[0] > HOUR]
-            if (most := most_in_an_hour(late)) > LAUNCHES_IN_VAIN:
-                yield f"{job} can never start and was tried {most} times in an hour"
+    for job, (spec, work) in sorted(result.submitted.items()):
+        if work.never is None and not work.no_secrets:
+            continue
+        for tries in between_retries(result, job):
+            for rule in in_vain(spec.spec, tries):
+                yield f"{job} can never start and {rule}"
 
 
-def attempts_an_hour(result: Result) -> dict[JobId, list[datetime]]:
-    found = {
-        job: sorted(a.intended_at for a in attempts.values()) for job, attempts in result.daemon.attempts_of.items()
-    }
-    return dict(sorted(found.items()))
+def in_vain(spec: JobSpec, tries: list[Attempt]) -> Iterator[str]:
+    """What is bounded of a job that never makes progress, from one order of its user to the next.
+
+    What it fails by itself has a number; what others refuse or take from it, and costs next to nothing, has a pace.
+    """
+    reasons = [item.end_reason for item in tries if item.end_reason is not None]
+    starts = sum(reason.traits.is_failed_start for reason in reasons)
+    if starts > spec.retry_starts:
+        yield f"failed {starts} starts, {spec.retry_starts} are allowed"
+    errors = reasons.count(EndReason.USER_ERROR)
+    if errors > spec.retry_errors + 1:
+        yield f"failed {errors} times, {spec.retry_errors} retries are allowed"
+    late = [
+        item.intended_at for item in tries if item.ref is not None and item.intended_at - tries[0].intended_at > HOUR
+    ]
+    if (most := most_in_an_hour(late)) > MACHINES_IN_VAIN:
+        yield f"had {most} machines in an hour"
+    own = [item.intended_at for item in tries if not is_refused_to_all(item)]
+    if (most := most_in_an_hour(own)) > LAUNCHES_PER_HOUR_MAX:
+        yield f"was tried {most} times in an hour"
+
+
+def is_refused_to_all(item: Attempt) -> bool:
+    """Whether the launch would have met any job so: then the provider cools down, and the job does not."""
+    return item.end_reason is EndReason.NOT_SENT or item.end_detail in {DOWN, KEY_REFUSED}
+
+
+def between_retries(result: Result, job: JobId) -> list[list[Attempt]]:
+    """The attempts of the job in order, in one part for each order of its user."""
+    told = result.daemon.told.retries.get(job, [])
+    parts: list[list[Attempt]] = [[] for _ in range(len(told) + 1)]
+    for item in sorted(result.daemon.attempts_of.get(job, {}).values(), key=lambda a: a.id.number):
+        parts[bisect_right(told, item.intended_at)].append(item)
+    return [part for part in parts if part]
 
 
 def most_in_an_hour(times: list[datetime]) -> int:

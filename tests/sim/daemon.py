@@ -5,7 +5,7 @@ What the process knows dies with it; what it committed stays; what it sent is un
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -58,6 +58,8 @@ COMMIT_AGAIN = timedelta(seconds=15)
 END_UNSAVED_EVERY = timedelta(minutes=1)
 CLOCK_COMPARED_EVERY = timedelta(seconds=30)
 BOOT_ID = "one uptime"
+DOWN, KEY_REFUSED = "down", "the key is refused"
+"""What a provider says that refuses every job."""
 
 
 class Died(Exception):
@@ -89,6 +91,7 @@ class Told:
     charges: list[Charge] = field(default_factory=list)
     resumes: list[tuple[JobId, timedelta, timedelta]] = field(default_factory=list)
     cancels: dict[JobId, datetime] = field(default_factory=dict)
+    retries: defaultdict[JobId, list[datetime]] = field(default_factory=lambda: defaultdict(list))
     sent: dict[AttemptId, datetime] = field(default_factory=dict)
     """When the call of each launch was made, or would have been."""
     broken: list[str] = field(default_factory=list)
@@ -610,9 +613,9 @@ class Daemon:
             case Refused():
                 return outcomes.launch_refused(self.world, item.id, LaunchFailure.NO_CAPACITY, "no capacity", self.now)
             case AccountDead():
-                return outcomes.launch_refused(self.world, item.id, LaunchFailure.AUTH, "the key is refused", self.now)
+                return outcomes.launch_refused(self.world, item.id, LaunchFailure.AUTH, KEY_REFUSED, self.now)
             case CloudDown():
-                return outcomes.launch_refused(self.world, item.id, LaunchFailure.UNAVAILABLE, "down", self.now)
+                return outcomes.launch_refused(self.world, item.id, LaunchFailure.UNAVAILABLE, DOWN, self.now)
             case _:
                 return outcomes.launch_unknown(self.world, item.id, "time-out", self.now)
 
@@ -678,6 +681,7 @@ class Daemon:
         held = self.done.get(job) or self.world.jobs[job]
         if held.state.is_final and held.state is not JobState.SUCCEEDED:
             self.told.cancels.pop(job, None)
+            self.told.retries[job].append(self.true)
             self.commit(requests.retry(self.world, held, self.now))
             self.ring()
 

@@ -147,13 +147,28 @@ def excused(result: Result, m: Machine, at: datetime) -> bool:
     if m.dumb:
         return True
     slack = timedelta(seconds=30) + 2 * pace
-    for begun, over in m.quiet_spans:
+    for begun, over in silences(m):
         if not begun <= at <= over + policy.silence_max + slack:
             continue
         not_listed = any(begun - slack <= seen <= at for seen in m.lacking)
         if over - begun + slack >= (policy.silence_max if not_listed else policy.silence_limit):
             return True
     return False
+
+
+def silences(m: Machine) -> list[tuple[datetime, datetime]]:
+    """When it could not be heard: what it wrote did not arrive, or it was paused and had not come up again.
+
+    A list that shows a machine which woke up says nothing of how long it was paused while its provider was away.
+    """
+    paused = [(end, start + BOOT) for (_, end), (start, _) in pairwise(m.spans)]
+    found: list[tuple[datetime, datetime]] = []
+    for begun, over in sorted([*m.quiet_spans, *paused]):
+        if found and begun <= found[-1][1]:
+            found[-1] = (found[-1][0], max(over, found[-1][1]))
+        else:
+            found.append((begun, over))
+    return found
 
 
 def machines_of(result: Result, key: AttemptKey) -> list[Machine]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import dating, decide, draft, metering, outcomes, pricing, reconcile, reports
+from spotd.core import dating, decide, draft, metering, outcomes, pricing, reconcile, reports, setbacks
 from spotd.core.keys import key_belongs_to
 from spotd.core.model import Plan, World
 from spotd.core.setbacks import Setback
@@ -49,6 +49,11 @@ def no_setback() -> AbstractContextManager[None]:
         return Setback(idle_launches=0, failed_starts=0, not_before=None)
 
     return patched((draft, "setback", wrong))
+
+
+def every_machine_is_a_start() -> AbstractContextManager[None]:
+    """Takes a machine for a command that ran: the pauses grow, and the number of starts never does."""
+    return patched((setbacks, "did_start", lambda *_: True))
 
 
 def ends_when_told() -> AbstractContextManager[None]:
@@ -155,6 +160,13 @@ PROMISES: Mapping[str, Bug] = {
     ),
     "try for ever what can never start": Bug(
         patch=no_setback,
+        rule=("launches_bounded",),
+        shape=holding(Hazard.NEVER_STARTS, Hazard.SECRETS, jobs=2, storm=timedelta(hours=1)),
+        seed=1,
+        limit=timedelta(hours=3),
+    ),
+    "take every machine for a start": Bug(
+        patch=every_machine_is_a_start,
         rule=("launches_bounded",),
         shape=holding(Hazard.NEVER_STARTS, Hazard.SECRETS, jobs=2, storm=timedelta(hours=1)),
         seed=1,
