@@ -39,7 +39,7 @@ class Housekeeping:
             for _ in range(PIECES_PER_ROUND):
                 count = await self._database.tx(lambda tx: tx.fold(self._clock.now(), self._rules))
                 gone += count
-                if count < self._rules.least:
+                if count == 0:
                     break
         except StoreError as exc:
             if not self._is_held:

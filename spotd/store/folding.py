@@ -1,33 +1,44 @@
 """Keeps the state from growing for ever: old events are folded into one line, and rows that nothing asks for go.
 
 Theory. Events tell what happened; nothing is decided by them. The few kinds that receipts are made of are never
-folded, and charges, jobs and attempts are never touched: what was spent is always told from them. The newest events
-stay whatever their age; the clock may be wrong, a count is not. Folding appends an event that says how many of which
-kind are gone, so that numbers of events only rise, and happens a bounded piece at a time. The table's own trigger
-refuses every other deletion.
+folded, and charges, jobs and attempts are never touched: what was spent is always told from them. What matters to money
+and machines stays for its age, however much of it there is. Of what each checkpoint adds, a job keeps the newest few;
+of what hosts and providers cause otherwise, as many as anybody reads. The newest events stay whatever their age; the
+clock may be wrong, a count is not.
+
+The line says how many of which kind are gone. It stands where the last of them stood, with their time, so that later
+events follow it, no reader who follows the events meets it as news, and it is folded in its turn with those around it.
+All happens a bounded piece at a time. The table's own trigger refuses every other deletion.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select
 
-from spotd.core.model import Event, IntentState
+from spotd.core.model import Event, IntentState, JobId
 from spotd.core.states import JobState
 from spotd.store import rows
-from spotd.store.columns import instant_out
+from spotd.store.columns import instant_in, instant_out
 from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META
 from spotd.store.world import chunks
 
-NEVER_FOLDED: Final = ("attempt.billed", "attempt.credited", "checkpoint.fallback", "events.folded")
-"""What receipts are made of, and what says what was folded."""
+NEVER_FOLDED: Final = ("attempt.billed", "attempt.credited", "checkpoint.fallback")
+"""What receipts are made of."""
+ROUTINE: Final = ("checkpoint.accepted", "checkpoint.dropped")
+"""What every save of a job adds. What the job may resume from is in its list of checkpoints, not here."""
+FOLDED: Final = "events.folded"
 KINDS_SAID: Final = 30
 COOLDOWN_KEPT: Final = timedelta(days=7)
 """A cool-down that has run out still says how often its cause came back."""
+_BY_AGE_ALONE: Final = ("attempt.", "job.", "launch.", "machine.")
+"""What these begin is bounded by what is bought, and matters for as long as it may be asked about."""
 _FINAL: Final = sorted(state.value for state in JobState if state.is_final)
 _SETTLED: Final = (IntentState.DONE.value, IntentState.FAILED.value)
 
@@ -39,14 +50,18 @@ class Folding:
     Attributes:
         age: what is older may be folded.
         newest: so many events stay however old they are.
-        of_a_job: of one job no more stay, however young they are.
-        most: of all jobs together no more stay, however young they are.
-        piece: so many are folded at once.
+        routine: of each kind that every checkpoint adds, so many of one job stay.
+        routine_least: fewer of such a kind are not worth a change of the job's line.
+        of_a_job: of one job no more stay, however young they are, but for what matters to money and machines.
+        most: of all jobs together no more stay, with the same exception.
+        piece: about so many are folded at once.
         least: fewer are not worth a line of their own.
     """
 
     age: timedelta = timedelta(days=90)
     newest: int = 10_000
+    routine: int = 100
+    routine_least: int = 50
     of_a_job: int = 10_000
     most: int = 250_000
     piece: int = 5_000
@@ -55,18 +70,45 @@ class Folding:
 
 def fold(connection: Connection, now: datetime, rules: Folding) -> int:
     """Fold one piece of what is too old or too much, if there is any; return how many events are gone."""
-    gone = _too_many_of_a_job(connection, rules) or _too_many(connection, rules) or _too_old(connection, now, rules)
+    return _fold_routine(connection, rules) or _fold_excess(connection, now, rules)
+
+
+def _fold_routine(connection: Connection, rules: Folding) -> int:
+    """Fold what checkpoints have added to some jobs beyond the newest of each kind, into one line a job."""
+    gone: dict[JobId, list[int]] = {}
+    count = func.count()
+    query = (
+        select(EVENTS.c.kind, EVENTS.c.job_id, count)
+        .where(EVENTS.c.kind.in_(ROUTINE), EVENTS.c.job_id.is_not(None))
+        .group_by(EVENTS.c.kind, EVENTS.c.job_id)
+        .having(count >= rules.routine + rules.routine_least)
+    )
+    total = 0
+    for kind, job_id, number in connection.execute(query).all():
+        if total >= rules.piece:
+            break
+        of_kind = select(EVENTS.c.seq).where(EVENTS.c.kind == kind, EVENTS.c.job_id == job_id)
+        oldest = of_kind.order_by(EVENTS.c.seq).limit(min(rules.piece, number - rules.routine))
+        found = connection.execute(oldest).scalars().all()
+        gone.setdefault(job_id, []).extend(found)
+        total += len(found)
+    for job_id, numbers in gone.items():
+        former = select(EVENTS.c.seq).where(EVENTS.c.kind == FOLDED, EVENTS.c.job_id == job_id)
+        _replace(connection, [*connection.execute(former).scalars(), *numbers], job_id)
+    return total
+
+
+def _fold_excess(connection: Connection, now: datetime, rules: Folding) -> int:
+    kinds = set(connection.execute(select(EVENTS.c.kind).distinct()).scalars()).difference(NEVER_FOLDED)
+    capped = [kind for kind in kinds if not kind.startswith(_BY_AGE_ALONE)]
+    gone = (
+        _too_many_of_a_job(connection, capped, rules)
+        or _too_many(connection, capped, rules)
+        or _too_old(connection, kinds, now, rules)
+    )
     if len(gone) < rules.least:
         return 0
-    counts: Counter[str] = Counter()
-    for some in chunks(gone):
-        query = select(EVENTS.c.kind, func.count()).where(EVENTS.c.seq.in_(some)).group_by(EVENTS.c.kind)
-        counts.update(dict(connection.execute(query).all()))
-    connection.execute(insert(META).values(key=FOLDING_KEY, value="1"))
-    for some in chunks(gone):
-        connection.execute(delete(EVENTS).where(EVENTS.c.seq.in_(some)))
-    connection.execute(delete(META).where(META.c.key == FOLDING_KEY))
-    _append_line(connection, now, counts)
+    _replace(connection, gone, None)
     return len(gone)
 
 
@@ -83,47 +125,66 @@ def forget_settled(connection: Connection, now: datetime, rules: Folding) -> int
     return count + connection.execute(delete(INTENTS).where(settled)).rowcount
 
 
-def _too_many_of_a_job(connection: Connection, rules: Folding) -> list[int]:
-    count = func.count()
-    query = (
-        select(EVENTS.c.job_id, count)
-        .where(EVENTS.c.job_id.is_not(None))
-        .group_by(EVENTS.c.job_id)
-        .having(count >= rules.of_a_job + rules.least)
-        .limit(1)
-    )
-    for job_id, number in connection.execute(query).all():
-        excess = min(rules.piece, number - rules.of_a_job)
-        return _numbers(connection, select(EVENTS.c.seq).where(EVENTS.c.job_id == job_id), excess)
+def _too_many_of_a_job(connection: Connection, kinds: Sequence[str], rules: Folding) -> list[int]:
+    count, limit = func.count(), rules.of_a_job + rules.least
+    of_jobs = select(EVENTS.c.job_id).where(EVENTS.c.job_id.is_not(None)).group_by(EVENTS.c.job_id)
+    for job_id in connection.execute(of_jobs.having(count >= limit)).scalars().all():
+        some = and_(EVENTS.c.job_id == job_id, EVENTS.c.kind.in_(kinds))
+        number = int(connection.execute(select(count).select_from(EVENTS).where(some)).scalar() or 0)
+        if number >= limit:
+            return _numbers(connection, select(EVENTS.c.seq).where(some), min(rules.piece, number - rules.of_a_job))
     return []
 
 
-def _too_many(connection: Connection, rules: Folding) -> list[int]:
-    number = int(connection.execute(select(func.count()).select_from(EVENTS)).scalar() or 0)
+def _too_many(connection: Connection, kinds: Sequence[str], rules: Folding) -> list[int]:
+    some = EVENTS.c.kind.in_(kinds)
+    number = int(connection.execute(select(func.count()).select_from(EVENTS).where(some)).scalar() or 0)
     if number < rules.most + rules.least:
         return []
-    return _numbers(connection, select(EVENTS.c.seq), min(rules.piece, number - rules.most))
+    return _numbers(connection, select(EVENTS.c.seq).where(some), min(rules.piece, number - rules.most))
 
 
-def _too_old(connection: Connection, now: datetime, rules: Folding) -> list[int]:
+def _too_old(connection: Connection, kinds: Iterable[str], now: datetime, rules: Folding) -> list[int]:
     newest = int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0)
     old = and_(EVENTS.c.at < instant_out(now - rules.age), EVENTS.c.seq <= newest - rules.newest)
-    return _numbers(connection, select(EVENTS.c.seq).where(old), rules.piece)
+    return _numbers(connection, select(EVENTS.c.seq).where(old, EVENTS.c.kind.in_([*kinds])), rules.piece)
 
 
 def _numbers(connection: Connection, query: Select[Any], limit: int) -> list[int]:
-    """The oldest of these events that may be folded."""
-    found = query.where(EVENTS.c.kind.not_in(NEVER_FOLDED)).order_by(EVENTS.c.seq).limit(limit)
-    return [*connection.execute(found).scalars()]
+    """The oldest of these events."""
+    return [*connection.execute(query.order_by(EVENTS.c.seq).limit(limit)).scalars()]
 
 
-def _append_line(connection: Connection, now: datetime, counts: Counter[str]) -> None:
-    number = int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0) + 1
-    kinds = dict(counts.most_common(KINDS_SAID))
+def _replace(connection: Connection, gone: Sequence[int], job: JobId | None) -> None:
+    """Delete these events; one line says what they were, of the job or of no one job."""
+    counts: Counter[str] = Counter()
+    total = 0
+    for some in chunks(gone):
+        for kind, data in connection.execute(select(EVENTS.c.kind, EVENTS.c.data).where(EVENTS.c.seq.in_(some))):
+            former = _said(data) if kind == FOLDED else {"events": 1, kind: 1}
+            total += former.pop("events", 0)
+            counts.update(former)
+    last = max(gone)
+    at = instant_in(connection.execute(select(EVENTS.c.at).where(EVENTS.c.seq == last)).scalar_one())
+    connection.execute(insert(META).values(key=FOLDING_KEY, value="1"))
+    for some in chunks(gone):
+        connection.execute(delete(EVENTS).where(EVENTS.c.seq.in_(some)))
+    connection.execute(delete(META).where(META.c.key == FOLDING_KEY))
+    whose = "" if job is None else " of this job"
     line = Event(
-        at=now,
-        kind="events.folded",
-        message=f"{counts.total():,} old events are folded into this line",
-        data={"events": counts.total(), **kinds},
+        at=at,
+        kind=FOLDED,
+        message=f"{total:,} older events{whose} are folded into this line",
+        job=job,
+        data={"events": total, **dict(counts.most_common(KINDS_SAID))},
     )
-    connection.execute(insert(EVENTS), [rows.event_out(number, line)])
+    connection.execute(insert(EVENTS), [rows.event_out(last, line)])
+
+
+def _said(data: str) -> dict[str, int]:
+    """The numbers that a line of this kind holds, as far as they are numbers."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return {k: n for k, n in found.items() if type(n) is int and n > 0} if isinstance(found, dict) else {}

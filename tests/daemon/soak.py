@@ -11,19 +11,23 @@ import json
 import resource
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
+from sqlalchemy import func, select
 
 from spotd.core.model import AttemptId, JobId
 from spotd.daemon import layout
+from spotd.daemon.housekeeping import Housekeeping
 from spotd.daemon.retention import Retention
-from spotd.store import Store
+from spotd.store import Store, Tx
+from spotd.store.tables import METADATA
 from spotd_jobs.objects.api import Advice, Conflict, ObjectInfo, ObjectMissing, ObjectTooLarge, UploadGrant
 from spotd_jobs.wire.manifest import checkpoint_prefix
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Clock
 from tests.core.builders import job, offer, shop_policy
 from tests.daemon.clocks import VirtualClock
@@ -32,8 +36,10 @@ from tests.daemon.rig import Rig
 from tests.daemon.shop import Shop
 
 GB = 1_000_000_000
+TABLES = tuple(METADATA.tables.values())
 CHUNK = 64 * 1024 * 1024
 BEAT_EVERY = timedelta(minutes=1)
+PRICES_MOVE_EVERY = timedelta(minutes=10)
 
 
 class SizedStore:
@@ -188,7 +194,10 @@ class Reading:
     rss_kb: int
     python_objects: int
     state_bytes: int
+    wal_bytes: int
+    prices_bytes: int
     events: int
+    rows: int
     checkpoints: int
     stored_objects: int
     stored_bytes: int
@@ -196,7 +205,9 @@ class Reading:
     def line(self) -> str:
         return (
             f"day {self.day:5.2f}  rss {self.rss_kb / 1024:7.1f} MB  objects {self.python_objects:8}  "
-            f"state file {self.state_bytes / 1024:8.0f} kB  events {self.events:6}  checkpoints {self.checkpoints:3}  "
+            f"state {self.state_bytes / 1024:6.0f} kB  wal {self.wal_bytes / 1024:5.0f} kB  "
+            f"prices {self.prices_bytes / 1024:5.0f} kB  events {self.events:6}  rows {self.rows:6}  "
+            f"checkpoints {self.checkpoints:3}  "
             f"store {self.stored_objects:6} objects, {self.stored_bytes / GB:8.0f} GB"
         )
 
@@ -206,13 +217,24 @@ def rss_kb() -> int:
     return pages * resource.getpagesize() // 1024
 
 
+def file_bytes(path: Path, ending: str = "") -> int:
+    found = path.with_name(path.name + ending)
+    return found.stat().st_size if found.exists() else 0
+
+
+def count_rows(tx: Tx) -> int:
+    """The rows of every table of the state."""
+    connection = tx._connection  # round the door, since no answer counts them all
+    return sum(connection.execute(select(func.count()).select_from(table)).scalar_one() for table in TABLES)
+
+
 class Soak:
     """A daemon with so many live jobs; `readings` come one for each span."""
 
     def __init__(self, folder: Path, *, jobs: int, size: int, save_every: timedelta, look_every_s: float) -> None:
         clock = VirtualClock()
         self.jobs, self.size, self.save_every = jobs, size, save_every
-        self.state = folder / "state.sqlite"
+        self.state, self.prices = folder / "state.sqlite", folder / "prices.sqlite"
         self.objects = SizedStore(clock)
         shop = Shop(clock, offers=[offer(f"o{number}") for number in range(jobs)])
         self.rig = Rig(
@@ -234,12 +256,14 @@ class Soak:
             log=self.rig.log,
             inline=True,
         )
+        self.housekeeping = Housekeeping(self.rig.database, clock=clock, log=self.rig.log)
 
     async def readings(self, spans: int, span: timedelta) -> Sequence[Reading]:
         rig = self.rig
         found: list[Reading] = []
         async with rig.ready(), anyio.create_task_group() as group:
-            group.start_soon(self.retention.run)
+            for part in (self.retention.run, self.housekeeping.run, rig.historian.run, self._prices_move):
+                group.start_soon(part)
             for number in range(1, self.jobs + 1):
                 ident = await rig.submit(job(number))
                 group.start_soon(self._host, ident)
@@ -250,6 +274,17 @@ class Soak:
                 print(found[-1].line(), flush=True)
             group.cancel_scope.cancel()
         return found
+
+    async def _prices_move(self) -> None:
+        """Each offer's price goes up and down by some percent, so that there is a price history to keep."""
+        first, turn = list(self.rig.shop.shelf), 0
+        while True:
+            turn += 1
+            self.rig.shop.shelf = [
+                replace(one, gpu_price=MicroUsdPerHour(one.gpu_price + 1_000 * ((turn * (number + 3)) % 40)))
+                for number, one in enumerate(first)
+            ]
+            await self.rig.clock.sleep(PRICES_MOVE_EVERY)
 
     async def _host(self, ident: JobId) -> None:
         while not any(a.ref is not None for a in self.rig.attempts(ident)):
@@ -266,12 +301,14 @@ class Soak:
                 "checkpoints": sum(len(j.checkpoints) for j in reads.world(self.rig.policy.current, now).jobs.values()),
             }
         )
-        wal = self.state.with_name(self.state.name + "-wal")
         return Reading(
             day=day,
             rss_kb=rss_kb(),
             python_objects=len(gc.get_objects()),
-            state_bytes=self.state.stat().st_size + (wal.stat().st_size if wal.exists() else 0),
+            state_bytes=file_bytes(self.state),
+            wal_bytes=file_bytes(self.state, "-wal"),
+            prices_bytes=file_bytes(self.prices) + file_bytes(self.prices, "-wal"),
+            rows=self.rig.store.tx(count_rows),
             stored_objects=self.objects.count(),
             stored_bytes=self.objects.size(),
             **facts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,13 +11,13 @@ from sqlalchemy.exc import IntegrityError
 
 from spotd.core.model import Cooldown, CooldownScope, Event, Intent, IntentKind, IntentState, JobId, Plan
 from spotd.core.states import JobState
-from spotd.store import Folding, Store
-from spotd.store.folding import NEVER_FOLDED
+from spotd.store import EventView, Folding, Store
+from spotd.store.folding import NEVER_FOLDED, ROUTINE
 from spotd.store.tables import EVENTS
 from tests.store import values as v
 
 DAY = timedelta(days=1)
-RULES = Folding(newest=100, of_a_job=200, most=1_000, piece=500, least=50)
+RULES = Folding(newest=100, of_a_job=200, most=1_000, piece=500, least=50, routine=100, routine_least=20)
 
 
 def some(count: int, *, kind: str = "host.note", job: str | None = None, age: timedelta = timedelta(0)) -> Plan:
@@ -30,6 +31,24 @@ def kinds(store: Store) -> list[str]:
     return [e.event.kind for e in store.read(lambda reads: reads.events(limit=100_000))]
 
 
+def lines(store: Store, job: str | None = None) -> list[EventView]:
+    """What says which events are gone, of one job or of no one job."""
+    found = store.read(lambda reads: reads.events_of_kind("events.folded"))
+    return [line for line in found if line.event.job == job]
+
+
+def saves(count: int, *, job: str = "j1") -> Plan:
+    """What so many checkpoints of a job leave behind, with one event between that matters to its money."""
+    of_each = tuple(
+        event
+        for number in range(count)
+        for kind in ROUTINE
+        for event in [Event(at=v.NOW, kind=kind, message=f"checkpoint {number}", job=JobId(job), attempt=1)]
+    )
+    paid = Event(at=v.NOW, kind="attempt.preempted", message="the provider took it", job=JobId(job), attempt=1)
+    return Plan(events=(*of_each, paid))
+
+
 def folded(store: Store, rules: Folding = RULES) -> int:
     total = 0
     while (count := store.tx(lambda tx: tx.fold(v.NOW, rules))) > 0:
@@ -41,10 +60,12 @@ def test_old_events_beyond_a_count_become_one_line_with_their_number(store: Stor
     store.tx(lambda tx: tx.commit(some(300, age=91 * DAY)))
     store.tx(lambda tx: tx.commit(some(100)))
     assert folded(store) == 300
-    assert kinds(store) == ["host.note"] * 100 + ["events.folded"]
-    (line,) = store.read(lambda reads: reads.events_of_kind("events.folded"))
+    assert kinds(store) == ["events.folded"] + ["host.note"] * 100
+    (line,) = lines(store)
     assert (line.event.data["events"], line.event.data["host.note"]) == (300, 300)
-    assert line.seq == 401, "numbers go on rising"
+    assert line.seq == 300, "the line stands where the last of them stood"
+    store.tx(lambda tx: tx.commit(some(1)))
+    assert store.read(lambda reads: reads.last_event()) == 401, "numbers go on rising"
 
 
 def test_the_newest_stay_however_far_the_clock_is_ahead(store: Store) -> None:
@@ -72,6 +93,68 @@ def test_what_receipts_are_made_of_is_never_folded(store: Store, kind: str) -> N
     store.tx(lambda tx: tx.commit(some(2_000, kind=kind, job="j1", age=500 * DAY)))
     assert folded(store) == 0
     assert kinds(store) == [kind] * 2_000
+
+
+def test_of_what_every_checkpoint_adds_a_live_job_keeps_the_newest_and_one_line_for_all_others(store: Store) -> None:
+    for _ in range(40):
+        store.tx(lambda tx: tx.commit(saves(50)))
+        folded(store)
+    found = store.read(lambda reads: reads.events(job_id=JobId("j1"), limit=100_000))
+    counts = Counter(item.event.kind for item in found)
+    for kind in ROUTINE:
+        assert 100 <= counts[kind] < 120 + 50
+    assert counts["attempt.preempted"] == 40, "what matters to money and machines stays"
+    (line,) = lines(store, "j1")
+    gone = 2 * 2_000 - sum(counts[kind] for kind in ROUTINE)
+    assert line.event.data["events"] == gone == sum(int(line.event.data[kind] or 0) for kind in ROUTINE)
+    assert f"{gone:,} older events" in line.event.message
+    newest = [item.event.message for item in found if item.event.kind == ROUTINE[0]][-50:]
+    assert newest == [f"checkpoint {number}" for number in range(50)]
+    assert line.seq < min(item.seq for item in found if item.event.kind in ROUTINE)
+
+
+def test_the_checkpoints_of_many_jobs_are_folded_in_few_pieces(store: Store) -> None:
+    for number in range(30):
+        store.tx(lambda tx, number=number: tx.commit(saves(130, job=f"j{number}")))  # type: ignore[misc]  # a default argument
+    pieces = 0
+    while store.tx(lambda tx: tx.fold(v.NOW, replace(RULES, most=100_000))):
+        pieces += 1
+    assert pieces == 4, "30 jobs with 60 too many each, 500 or a little more at once"
+    assert all(len(lines(store, f"j{number}")) == 1 for number in range(30))
+
+
+def test_lines_that_say_what_was_folded_become_one_when_they_are_old(store: Store) -> None:
+    for days in range(8):
+        store.tx(lambda tx, days=days: tx.commit(some(200, age=(300 - days) * DAY)))  # type: ignore[misc]  # a default argument
+        folded(store)
+    store.tx(lambda tx: tx.commit(some(100)))
+    folded(store)
+    (line,) = lines(store)
+    assert line.event.data["events"] == line.event.data["host.note"] == 1_600
+
+
+@pytest.mark.parametrize("kind", ["attempt.lost", "job.queued", "launch.refused", "machine.ending"])
+def test_no_count_folds_what_matters_to_money_and_machines_before_its_time(store: Store, kind: str) -> None:
+    for number in range(20):
+        store.tx(lambda tx, number=number: tx.commit(some(300, kind=kind, job=f"j{number}")))  # type: ignore[misc]  # a default argument
+    assert folded(store) == 0
+    assert store.tx(lambda tx: tx.fold(v.NOW + 91 * DAY, RULES)) == RULES.piece
+
+
+def test_a_job_of_which_nothing_more_may_be_folded_holds_up_no_other(store: Store) -> None:
+    store.tx(lambda tx: tx.commit(some(2_000, kind="checkpoint.fallback", job="j1")))
+    store.tx(lambda tx: tx.commit(some(10, job="j1")))
+    store.tx(lambda tx: tx.commit(some(900, job="j2")))
+    folded(store)
+    assert len(store.read(lambda reads: reads.events(job_id=JobId("j2"), limit=10_000))) < 260
+
+
+def test_a_line_whose_numbers_are_none_is_folded_all_the_same(store: Store) -> None:
+    odd = Event(at=v.NOW - 200 * DAY, kind="events.folded", message="?", data={"events": "many", "host.note": None})
+    store.tx(lambda tx: tx.commit(Plan(events=(odd,))))
+    store.tx(lambda tx: tx.commit(some(300, age=91 * DAY)))
+    assert folded(store, replace(RULES, newest=0)) > 0
+    assert lines(store)[0].event.data["events"] == 300
 
 
 def test_charges_jobs_and_attempts_are_what_they_were(store: Store) -> None:
