@@ -1,9 +1,11 @@
 """From when, up to when and at which rate a machine bills, as far as anything shows it.
 
 Theory. A machine bills from the launch that was intended, never earlier, whatever instant its provider states. Its disk
-bills at once, the rest from the state in which the provider bills. It bills for as long as something shows that it
-exists: a listing in which it runs, or a sign of life of its host. Without either it cannot outlive its lease, so
-nothing is booked beyond that (`Meter.until`) until it is seen again: then the time between was its own, and is booked.
+bills at once, the rest from the state in which the provider bills: since the last listing without that state or, where
+the start script is the machine's first process, since its host says that this began. It bills for as long as something
+shows that it exists: a listing in which it runs, or a sign of life of its host. Without either it cannot outlive its
+lease, so nothing is booked beyond that (`Meter.until`) until it is seen again: then the time between was its own, and
+is booked.
 """
 
 from __future__ import annotations
@@ -31,6 +33,14 @@ FIXED_TOLERANCE_PPM: Final = 10_000
 """What a provider may round a bid or an on-demand price up by."""
 ENDING_TAKES: Final = timedelta(minutes=1)
 """From the report of the runner's end to the end of its machine."""
+
+SCRIPT_TAKES: Final = timedelta(seconds=1)
+"""From the state in which a container is billed to the first process in it, and what clocks differ by."""
+LISTED_WITHIN: Final = timedelta(seconds=30)
+"""Two listings of a machine that starts are hardly further apart."""
+
+STARTS_WITHIN: Final = timedelta(minutes=2)
+"""A virtual machine mostly runs by then; one that does not is listed at the usual pace."""
 
 
 def began(item: Attempt, created_at: datetime | None, now: datetime, default: datetime) -> datetime:
@@ -142,6 +152,34 @@ def start_billing(draft: Draft, attempt: AttemptId) -> None:
         return
     since = min(draft.now, max(meter.since, item.listed_at or item.launched_at or meter.since))
     draft.set_rate(attempt, metered_rate(item.quote), on_demand_rate(item.quote), at=since)
+
+
+def look_for_start(draft: Draft, item: Attempt) -> None:
+    """Ask for another listing soon, since nothing else shows when the machine began to bill; for a while only."""
+    rules = draft.policy.providers.get(item.provider)
+    if rules is None or rules.bills_from_script or item.launched_at is None:
+        return
+    if draft.now - item.launched_at < STARTS_WITHIN:
+        draft.look_again(item.provider)
+
+
+def start_billing_later(draft: Draft, attempt: AttemptId, script_began_at: datetime | None) -> None:
+    """Its host speaks for the first time and says since when it runs: later than the listing before showed.
+
+    It is believed for as long as passes between two listings, which is what a wrong word can hide.
+    """
+    item = draft.attempt(attempt)
+    rules, meter = draft.policy.providers.get(item.provider), item.meter
+    if script_began_at is None or rules is None or not rules.bills_from_script or meter.since is None:
+        return
+    if item.running_at is not None or meter.rate <= halted_rate(item.quote):
+        return
+    since = min(script_began_at - SCRIPT_TAKES, meter.since + LISTED_WITHIN, draft.now)
+    if since <= meter.since:
+        return
+    halted = replace(meter, rate=halted_rate(item.quote), on_demand_rate=MicroUsdPerHour(0))
+    draft.put_attempt(replace(item, meter=halted))
+    draft.set_rate(attempt, meter.rate, meter.on_demand_rate, at=since)
 
 
 def is_starting(item: Attempt, policy: Policy) -> bool:

@@ -38,7 +38,7 @@ from spotd.core.model import (
     terminate_intent_id,
 )
 from spotd.core.proof import with_limit
-from spotd.core.setbacks import did_start, doubled, has_saved, setback
+from spotd.core.setbacks import did_start, doubled, has_saved, setback, words_of_setback
 from spotd.core.states import (
     AttemptState,
     Blame,
@@ -407,7 +407,9 @@ class Draft:
             return
         briefly = blame is not Blame.HOST or self._suspects_job(item)
         span = self.policy.pool_cooldown if briefly else self.policy.host_cooldown
-        self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why)
+        again = blame is Blame.HOST_BRIEFLY and not has_saved(item, self.job(item.id.job))
+        longest = POOL_COOLDOWNS_MAX * span if again else None
+        self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why, longest=longest)
 
     def _suspects_job(self, item: Attempt) -> bool:
         """Whether the job failed to start on another machine just before: a bad job must not use up the good hosts."""
@@ -435,6 +437,8 @@ class Draft:
             sentence += f"; {back.failed_starts} starts in a row failed, as many as [retry] starts allows"
         elif reason in _NOTHING_BOUGHT and job.started_at is None:
             state = JobState.QUEUED
+        if state is JobState.RECOVERING:
+            sentence += words_of_setback(back)
         self.move_job(
             job.id,
             state or JobState.RECOVERING,

@@ -423,6 +423,7 @@ class ProviderPolicy:
         unusable: a sentence when nothing may be launched there (no key, the store cannot reach its hosts).
         free_if_taken_within: a machine that the provider takes back this soon after its launch costs nothing.
         bills_from_running: a machine that only starts costs its disk and nothing else.
+        bills_from_script: it runs from the moment in which its start script begins.
         ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
     """
 
@@ -434,6 +435,7 @@ class ProviderPolicy:
     unusable: str = ""
     free_if_taken_within: timedelta = timedelta(0)
     bills_from_running: bool = False
+    bills_from_script: bool = False
     ends_itself: bool = True
     account: str = ""
     """What names the account of the key in use; empty where the provider does not say, or has not yet."""
@@ -573,6 +575,7 @@ class HostReport:
         fallbacks: what could not be restored, newest first.
         alive_at: when the host gave its newest sign of life, by its own clock, never after the look.
         exit_at: when the runner reported its end, by the same clock.
+        script_began_at: when the start script began, by the same clock, never after the look less its stated age.
         uploads: bytes that each of `checkpoints` added to the store, by manifest key; all of its bytes where absent.
         stored_bytes: all that the host wrote and the store still bills, when it was last counted.
         restored_bytes: what the host has downloaded of its checkpoint so far.
@@ -608,6 +611,7 @@ class HostReport:
     """How many files of them the host could not store."""
     alive_at: datetime | None = None
     exit_at: datetime | None = None
+    script_began_at: datetime | None = None
     uploads: Mapping[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
     restored_bytes: int = 0

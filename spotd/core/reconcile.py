@@ -34,6 +34,7 @@ from spotd.core.billing import (
     book_unseen,
     first_meter,
     is_starting,
+    look_for_start,
     note_ceiling,
     note_listed,
     prove,
@@ -425,7 +426,10 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
                 start_billing(draft, attempt_id)
             note_listed(draft, attempt_id, at, exactly=is_over or item.running_at is None)
             note_ceiling(draft, attempt_id, at, is_over=is_over)
-            if not is_starting(draft.attempt(attempt_id), draft.policy):
+            item = draft.attempt(attempt_id)
+            if is_starting(item, draft.policy):
+                look_for_start(draft, item)
+            else:
                 set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote))
         case InstanceState.GONE:
             _rate(draft, attempt_id, MicroUsdPerHour(0), None)

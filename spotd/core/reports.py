@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final, assert_never
 
-from spotd.core.billing import book_unseen, prove_by_report, start_billing
+from spotd.core.billing import book_unseen, prove_by_report, start_billing, start_billing_later
 from spotd.core.bounds import notice_within
 from spotd.core.draft import Draft
 from spotd.core.lineage import with_progress
@@ -70,6 +70,8 @@ def absorb(draft: Draft, attempt_id: AttemptId, report: HostReport) -> None:
     prove_by_report(draft, before, report, moved=moved)
     if moved:
         start_billing(draft, attempt_id)
+    if moved and before.heartbeat_seen_at is None:
+        start_billing_later(draft, attempt_id, report.script_began_at)
     meter_traffic(draft, attempt_id, report)
     item = draft.attempt(attempt_id)
     if report.checkpoints:

@@ -2,10 +2,11 @@
 
 Theory. Every launch costs calls, and most cost money, so a job that gets nowhere must ask less and less often. Two
 counts are kept on the job. `idle_launches` counts launches in a row without progress, whoever was to blame; the first
-few are repeated at once, since the next offer may be better, and then the pause doubles. `failed_starts` counts those
-of them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the
-machine): each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress resets both: a
-new checkpoint, or a command that ran for a while.
+few are repeated at once, since the next offer may be better, and then the pause doubles, for longer where a machine was
+bought and lost. However many they are, they end no job: a preemption is not its fault. `failed_starts` counts those of
+them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the machine):
+each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress resets both: a new
+checkpoint, or a command that ran for a while.
 
 What is the host's, the offer's, the pool's, the account's or the provider's fault cools those down instead; see
 `outcomes` and `Draft`.
@@ -27,10 +28,14 @@ GOT_SOMEWHERE: Final = timedelta(minutes=30)
 TRIES_AT_ONCE: Final = 3
 RETRY_FIRST: Final = timedelta(seconds=5)
 RETRY_MAX: Final = timedelta(minutes=2)
+BOUGHT_MAX: Final = timedelta(minutes=6)
+"""The same where a machine was bought and billed, whoever took it: a market that takes each one soon is left alone."""
 FAULT_FIRST: Final = timedelta(seconds=5)
 FAULT_MAX: Final = timedelta(minutes=10)
 LAUNCHES_PER_HOUR_MAX: Final = 40
 """No job is launched more often within any hour without progress; follows from the pauses above."""
+BOUGHT_PER_HOUR_MAX: Final = 12
+"""No job has more machines in any hour but the first that are lost without progress; follows from `BOUGHT_MAX`."""
 _DOUBLINGS_MAX: Final = 20
 
 _COUNTED_AS_ERROR: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
@@ -86,13 +91,21 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
     if not got_somewhere and faults > 0:
         pause = doubled(FAULT_FIRST, faults - 1, FAULT_MAX)
     if idle > TRIES_AT_ONCE:
-        pause = max(pause, doubled(RETRY_FIRST, idle - TRIES_AT_ONCE - 1, RETRY_MAX))
+        longest = RETRY_MAX if item.launched_at is None else BOUGHT_MAX
+        pause = max(pause, doubled(RETRY_FIRST, idle - TRIES_AT_ONCE - 1, longest))
     return Setback(
         idle_launches=idle,
         failed_starts=starts,
         not_before=now + pause if pause else None,
         gives_up=reason.traits.is_failed_start and starts >= job.spec.retry_starts,
     )
+
+
+def words_of_setback(back: Setback) -> str:
+    """Why the job is not tried again at once although the last machine's end is not its fault; mostly empty."""
+    if back.not_before is None or back.idle_launches <= TRIES_AT_ONCE:
+        return ""
+    return f"; {back.idle_launches} launches in a row came to nothing"
 
 
 def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:

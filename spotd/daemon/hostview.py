@@ -208,6 +208,7 @@ def report_of(
         fallbacks=tuple(view.fallbacks),
         alive_at=None if beat is None else virtual(beat.at),
         exit_at=None if view.exit_at is None else virtual(view.exit_at),
+        script_began_at=None if beat is None else _script_began(beat, at=at, virtual=virtual),
         stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
         restored_bytes=beat.restore.bytes_done if beat is not None and beat.restore is not None else 0,
@@ -217,6 +218,13 @@ def report_of(
 def _near(stated: datetime, at: datetime) -> datetime:
     """When the machine goes, as its host states it, no further from now than any provider announces it."""
     return min(max(stated, at - NOTICE_SPAN_MAX), at + NOTICE_SPAN_MAX)
+
+
+def _script_began(beat: Heartbeat, *, at: datetime, virtual: RealToVirtual) -> datetime:
+    """When the host says that its start script began; a clock that runs ahead makes it no later than our look."""
+    written = virtual(beat.at)
+    age = written - virtual(beat.at - timedelta(seconds=beat.up_s))
+    return min(written, at) - age
 
 
 def _progress_of(beat: Heartbeat) -> str:

@@ -204,6 +204,77 @@ def test_the_first_sign_of_life_of_its_host_begins_the_bill_as_well() -> None:
     assert spent(the(world), NOW + 7 * MINUTE) == cost(RATE, 2 * MINUTE)
 
 
+LIST_GAP = timedelta(seconds=12)
+SECOND = timedelta(seconds=1)
+
+
+def first_words(world: World, at: datetime, script_began_at: datetime | None) -> World:
+    """The host is heard for the first time, at this instant."""
+    heard = report(seq=0, phase="boot", script_began_at=script_began_at)
+    heard = {i: replace(r, looked_at=at) for i, r in heard.items()}
+    return applied(world, reconcile(world, {}, heard, at))
+
+
+@pytest.mark.parametrize("listed_first", [True, False], ids=["a listing shows it first", "its host speaks first"])
+def test_a_container_is_booked_from_when_its_host_says_that_it_began_and_not_from_the_list_before(
+    listed_first: bool,
+) -> None:
+    world = started(bills_from_running=True, bills_from_script=True)
+    last_pending = NOW + 5 * MINUTE
+    ran_from = last_pending + 11 * SECOND
+    world = seen(world, InstanceState.PENDING, last_pending, {})
+    if listed_first:
+        world = seen(world, InstanceState.RUNNING, last_pending + LIST_GAP, {})
+    world = first_words(world, last_pending + 14 * SECOND, ran_from)
+    billed = cost(RATE, 3 * MINUTE)
+    booked = spent(the(world), ran_from + 3 * MINUTE)
+    assert billed <= booked <= billed + cost(RATE, SECOND)
+    assert on_demand_spent(the(world), ran_from + 3 * MINUTE) <= cost(MicroUsdPerHour(1_000_000), 3 * MINUTE + SECOND)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        pytest.param(None, id="an older runner"),
+        pytest.param(datetime(1970, 1, 1, tzinfo=UTC), id="1970"),
+        pytest.param(NOW, id="the launch"),
+        pytest.param(datetime(9999, 12, 30, tzinfo=UTC), id="9999"),
+        pytest.param(NOW + 30 * MINUTE, id="the future"),
+    ],
+)
+def test_a_wrong_word_of_its_host_moves_the_bill_by_no_more_than_two_listings(stated: datetime | None) -> None:
+    world = started(bills_from_running=True, bills_from_script=True)
+    world = seen(world, InstanceState.PENDING, NOW + 5 * MINUTE, {})
+    world = first_words(world, NOW + 15 * MINUTE, stated)
+    booked = spent(the(world), NOW + 20 * MINUTE)
+    assert cost(RATE, 15 * MINUTE - MINUTE / 2) <= booked <= cost(RATE, 15 * MINUTE)
+
+
+def test_what_its_host_says_of_its_start_counts_only_where_a_machine_begins_with_its_script() -> None:
+    world = started(bills_from_running=True)
+    world = seen(world, InstanceState.PENDING, NOW + 5 * MINUTE, {})
+    world = first_words(world, NOW + 6 * MINUTE, NOW + 6 * MINUTE)
+    assert spent(the(world), NOW + 7 * MINUTE) == cost(RATE, 2 * MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("rules", "minutes", "looks"),
+    [
+        ({"bills_from_running": True}, 1, True),
+        ({"bills_from_running": True}, 2, False),
+        ({"bills_from_running": True, "bills_from_script": True}, 1, False),
+        ({}, 1, False),
+    ],
+    ids=["it starts", "it starts for long", "its host will say", "its start is billed"],
+)
+def test_a_start_that_only_a_listing_shows_is_looked_for_more_often(
+    rules: dict[str, Any], minutes: int, *, looks: bool
+) -> None:
+    at = NOW + minutes * MINUTE
+    plan = reconcile(started(**rules), listing(instance(InstanceState.PENDING), at=at), {}, at)
+    assert plan.look_again == ({SHOP} if looks else frozenset())
+
+
 def test_where_a_start_is_billed_it_is_booked_from_the_launch() -> None:
     world = seen(started(), InstanceState.PENDING, NOW + 5 * MINUTE, {})
     assert spent(the(world), NOW + 5 * MINUTE) == cost(RATE, 5 * MINUTE)

@@ -14,6 +14,7 @@ from spotd.core.decide import decide
 from spotd.core.market import Board, MarketSnapshot, build_shelf
 from spotd.core.model import (
     AttemptId,
+    Checkpoint,
     CooldownScope,
     ExitCause,
     HostReport,
@@ -26,9 +27,9 @@ from spotd.core.outcomes import LaunchFailure, launch_refused, launched
 from spotd.core.plans import applied
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import retry
-from spotd.core.setbacks import LAUNCHES_PER_HOUR_MAX
+from spotd.core.setbacks import BOUGHT_PER_HOUR_MAX, LAUNCHES_PER_HOUR_MAX
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Offer
+from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss, Offer
 from tests.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 
 JOB = JobId("j1")
@@ -123,6 +124,55 @@ def test_a_job_that_cannot_start_has_failed_after_as_many_starts_as_it_may_have(
     pauses = [b - a for a, b in pairwise(calls)]
     assert all(pause >= 5 * SECOND for pause in pauses)
     assert reason.traits.is_failed_start
+
+
+HOUR = timedelta(hours=1)
+
+
+def taken_after(span: timedelta, loss: Loss = Loss.PREEMPTED, saves: bool = False) -> Answer:
+    """The machine comes up, may save, and is taken back so long after its launch; the world's time goes on besides."""
+
+    def answer(world: World, attempt: AttemptId, now: datetime) -> World:
+        world = applied(world, launched(world, attempt, machine(attempt.number, now), now))
+        at = now + span
+        name, number = f"c{attempt.number}", attempt.number
+        made = Checkpoint(name=name, attempt=number, step=number, bytes=1, at=at, manifest_key=name, sha256="0" * 64)
+        told = HostReport(attempt=attempt, looked_at=at, seq=1, phase="run", checkpoints=(made,) if saves else ())
+        taken = replace(machine(attempt.number, now, InstanceState.GONE), loss=loss)
+        seen = Listing(instances=(taken,), complete=True, at=at)
+        world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, at))
+        return applied(world, reconcile(world, {SHOP: seen}, {}, at))
+
+    return answer
+
+
+@pytest.mark.parametrize("loss", [Loss.PREEMPTED, Loss.OUTBID, Loss.HOST_LOST])
+@pytest.mark.parametrize("pooled", [True, False], ids=["pools", "hosts"])
+def test_a_machine_that_is_taken_after_every_launch_is_bought_ever_less_often(loss: Loss, *, pooled: bool) -> None:
+    offers = [replace(one, host_id=None) for one in MANY] if pooled else MANY
+    world, calls = lived(stage(retry_starts=100_000), 4, taken_after(20 * SECOND, loss), *offers)
+    assert not world.jobs[JOB].state.is_final, "it is not the job's fault"
+    if loss is not Loss.HOST_LOST:  # which may be the job's own doing
+        assert calls[2] - calls[0] <= 45 * SECOND, "the first ones are replaced at once"
+    steady = [sum(1 for c in calls if NOW + h * HOUR <= c < NOW + (h + 1) * HOUR) for h in (1, 2, 3)]
+    assert max(steady) <= BOUGHT_PER_HOUR_MAX, f"{len(calls)} in 4 h, {steady}"
+    assert min(steady) >= 5, "it goes on trying"
+    if world.jobs[JOB].not_before is not None:
+        verdict = decide(world, market(*offers, at=NOW + 4 * HOUR), calls[-1] + 21 * SECOND).verdicts[JOB]
+        assert verdict.kind is VerdictKind.BACKING_OFF
+        assert "launches in a row came to nothing" in verdict.sentence
+
+
+def test_after_a_loss_with_progress_the_next_machine_is_bought_at_once_however_many_were_lost_before() -> None:
+    world, _ = lived(stage(retry_starts=100), 1, taken_after(20 * SECOND), *MANY)
+    assert world.jobs[JOB].idle_launches > 5
+    world = replace(world, jobs={JOB: replace(world.jobs[JOB], not_before=None)}, cooldowns=())
+    fresh = market(*MANY, at=NOW + HOUR)
+    plan = decide(world, fresh, NOW + HOUR)
+    (identity,) = plan.attempts
+    world = taken_after(6 * MINUTE, saves=True)(applied(world, plan), identity, NOW + HOUR)
+    assert (world.jobs[JOB].idle_launches, world.jobs[JOB].not_before) == (0, None)
+    assert decide(world, replace(fresh), NOW + HOUR + 6 * MINUTE).verdicts[JOB].kind is not VerdictKind.BACKING_OFF
 
 
 def test_the_reason_of_the_last_failure_is_in_the_jobs_own() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime, timezone
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 _SKEW_IGNORED_S = 2.0
+_START_TOOK_MAX_S = 3600.0
+"""The start script gives up long before."""
 
 
 def steady() -> float:
@@ -14,6 +17,20 @@ def steady() -> float:
     if _BOOTTIME is None:
         return time.monotonic()
     return time.clock_gettime(_BOOTTIME)
+
+
+def process_began() -> float:
+    """When this process was made, by `steady`; it was the shell of the start script before it became the runner."""
+    now = steady()
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            # Behind the name, which may hold anything, the start is the 22nd figure of all, in ticks since the boot.
+            ticks = int(file.read(4096).rpartition(b")")[2].split()[19])
+        began = ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return now
+    # Where a container has its own idea of the time since the boot, the two figures cannot be compared.
+    return began if _BOOTTIME is not None and now - _START_TOOK_MAX_S <= began <= now else now
 
 
 class _StoreClock:

@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION
-from spotd_jobs.runner.clocks import now_text, steady
+from spotd_jobs.runner.clocks import now_text, process_began, steady
 from spotd_jobs.runner.figures import Gpus, host_figures
 from spotd_jobs.runner.say import clean, reason_of, say
 from spotd_jobs.runner.sinks import SinkError
@@ -43,7 +43,7 @@ class Status:
         self.saver: Any = None
         self.restore: Any = None
         self.grant_issued_at = ""
-        self.began = steady()
+        self.began = process_began()
 
 
 class Heartbeat:

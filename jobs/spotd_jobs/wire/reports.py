@@ -174,6 +174,7 @@ class Heartbeat(WireModel):
     pid: Annotated[int, Field(ge=1, le=2**31)] | None
     """Of the job's own process, while it runs."""
     up_s: Seconds
+    """Since the start script began, which became the runner."""
     runner: Line
     grant_issued_at: Instant
     order_checkpoint: Annotated[int, Field(ge=0, le=2**31)]

@@ -186,6 +186,8 @@ class ProviderTraits:
             and costs something when we end it; it is then left to the provider. Once a listing says that it was
             (`Loss.PREEMPTED`, `Loss.OUTBID`), what was booked for it is booked back, apart from disk and traffic.
         bills_from_running: only its disk is billed until a listing shows the machine as `RUNNING`.
+        bills_from_script: the same, and it is `RUNNING` from the moment in which the start script begins, as where that
+            is the first process of a container: then the runner's own age says since when.
     """
 
     start_script_bytes_max: int
@@ -201,6 +203,7 @@ class ProviderTraits:
     notice_imds: str = ""
     free_if_taken_within: timedelta = timedelta(0)
     bills_from_running: bool = False
+    bills_from_script: bool = False
 
 
 class ProviderPlugin(Protocol):

@@ -57,6 +57,7 @@ class VastPlugin:
             ends_itself_by="vast",
             ends_itself_at=settings.base_url,
             bills_from_running=True,
+            bills_from_script=True,
         )
 
     def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
