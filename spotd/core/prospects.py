@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
+from spotd.core.budgets import Purse
 from spotd.core.candidates import Catalogue, shape_of
-from spotd.core.model import Job, Policy
+from spotd.core.market import MarketSnapshot
+from spotd.core.model import Job, Policy, World
 
 PLAUSIBLE_PERCENT: Final = 75
 """Of the lowest price that is known: so much cheaper a machine may become while a job waits."""
@@ -26,3 +29,11 @@ def plausible_rates(catalogue: Catalogue, job: Job, policy: Policy) -> list[int]
         now = catalogue.quote_at(offers, 0).price.total
         known.append(now if known else now // UNKNOWN_DROP)
     return [rate * PLAUSIBLE_PERCENT // 100 for rate in known]
+
+
+def used_up(world: World, market: MarketSnapshot, job: Job, now: datetime, *, unspent: bool = False) -> str:
+    """Why the next decision would end this job for its budget, were it queued; empty if it would not."""
+    if job.budget is None:
+        return ""
+    catalogue = Catalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
+    return Purse(world, now).is_hopeless(job, plausible_rates(catalogue, job, world.policy), unspent=unspent)

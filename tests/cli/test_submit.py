@@ -371,6 +371,23 @@ def test_what_looks_like_a_key_is_sent_where_a_flag_includes_it(ctl: Ctl, job_fi
         assert ".env" in archive.getnames()
 
 
+@pytest.mark.parametrize("name", [".env", ".ssh/id_rsa", ".aws/credentials", ".netrc"])
+def test_a_dry_run_refuses_a_workdir_with_keys_in_the_words_of_the_submit(ctl: Ctl, job_file: Path, name: str) -> None:
+    code = job_file.parent / "code"
+    (code / name).parent.mkdir(parents=True)
+    (code / "train.py").write_text("print(1)")
+    (code / name).write_text("A=1")
+    tried = ctl("submit", "train.toml", "--workdir", "code", "--dry-run")
+    sent = ctl("submit", "train.toml", "--workdir", "code", "-y")
+    assert (tried.code, sent.code) == (2, 2)
+    assert [line for line in tried.err.splitlines() if name in line]
+    assert tried.err.splitlines() == sent.err.splitlines()[-len(tried.err.splitlines()) :]
+    meant = ctl("submit", "train.toml", "--workdir", "code", "--include", name, "--dry-run")
+    assert (meant.code, meant.err) == (0, "")
+    assert ctl.backend.code == {}
+    assert ctl.backend.submissions == []
+
+
 def test_each_flag_is_a_key_of_a_job_file_or_says_how_to_submit() -> None:
     about_submitting = {"file", "output", "env", "secret", "secret_file", "include", "resume_from", "dry_run"}
     about_submitting |= {"yes", "no_wait_price", "wait", "detach"}

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.api.backend import BudgetChange, Invalid, NotFound, StateConflict
+from spotd.api.backend import BudgetChange, Invalid, NotFound, OverBudget, StateConflict
 from spotd.core.states import JobState
 from spotd_providers.contract.errors import AuthFailed
 from tests.core.builders import job
@@ -31,6 +31,28 @@ async def test_there_must_be_a_budget_to_add_to(rig: Rig) -> None:
         name = await rig.submit()
         with pytest.raises(Invalid, match="no budget to add to"):
             await rig.backend().set_budget(name, BudgetChange(amount=1, is_added=True))
+
+
+async def test_a_retry_that_would_expire_again_is_refused_until_the_budget_is_raised(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit(job(budget=100_000))
+        host = await rig.until_running(name, 1)
+        while rig.job(name).state is not JobState.EXPIRED:
+            if rig.attempts(name)[-1].state.counts:
+                host.beat("run")
+            await rig.clock.sleep(timedelta(seconds=30))
+        assert rig.job(name).spent > 0
+        launches = len(rig.shop.requests)
+        with pytest.raises(OverBudget, match="spotctl budget job1") as refused:
+            await rig.backend().retry(name)
+        assert "of the job's $0.10 is spent" in refused.value.message
+        with pytest.raises(OverBudget):
+            await rig.backend().retry(name, anyway=True)
+        assert rig.job(name).state is JobState.EXPIRED
+        assert rig.kinds(name).count("job.retried") == 0
+        await rig.backend().set_budget(name, BudgetChange(amount=5_000_000, is_added=True))
+        assert (await rig.backend().retry(name))["state"] == "QUEUED"
+        await rig.until(lambda: len(rig.shop.requests) > launches)
 
 
 async def test_a_machine_whose_account_is_dead_is_given_up_and_ended_when_it_comes_back(rig: Rig) -> None:

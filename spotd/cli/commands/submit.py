@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spotd.api.shapes.jobs import JobShape
     from spotd.api.shapes.plans import PlanShape
     from spotd.api.shapes.told import LogShape
+    from spotd_jobs.pack import Packed
 
 CODE_BYTES_MAX: Final = 500_000_000
 """Code, not data: more than this in a workdir is a forgotten .gitignore."""
@@ -96,7 +97,7 @@ def _job_options(function: F) -> F:
     "--include", multiple=True, metavar="PATH", help="Send this file of the workdir although it looks like a key."
 )
 @click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
-@click.option("--dry-run", is_flag=True, help="Stop after the plan.")
+@click.option("--dry-run", is_flag=True, help="Stop after the plan and a look at what would be packed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--no-wait-price", is_flag=True, help="Exit 3 instead of queueing if nothing is under the ceiling now.")
 @click.option("--wait", is_flag=True, help="Show the job's output and exit 1 if it fails.")
@@ -134,6 +135,8 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
             hint="raise --max-price, or leave --no-wait-price out and let the job wait",
         )
     if given["dry_run"]:
+        if plan["workdir"] is not None:
+            _packed(Path(plan["workdir"]), given["include"])
         return ExitCode.OK
     secrets = collect(plan["secrets"], file=given["secret_file"], environ=os.environ)
     if not given["yes"] and stderr.can_ask() and not stderr.ask("submit this job?"):
@@ -199,8 +202,12 @@ def _lowest(plan: PlanShape) -> str:
     return f": the lowest is ${price(min(prices))} per GPU-hour" if prices else f": {plan['verdict']}"
 
 
-def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
-    """The hash under which the store holds the packed workdir."""
+def _packed(workdir: Path, include: tuple[str, ...]) -> Packed:
+    """The workdir as it would be sent.
+
+    Raises:
+        CommandFailed: it cannot be packed, or holds what must not be sent.
+    """
     from spotd_jobs.pack import PackError, pack
 
     if stderr.is_terminal():
@@ -211,6 +218,12 @@ def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
         raise CommandFailed(str(exc), code=ExitCode.USAGE, hint=exc.hint) from exc
     if packed.skipped:
         stderr.note(f"not packed, since they are no files: {', '.join(packed.skipped[:5])}")
+    return packed
+
+
+def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
+    """The hash under which the store holds the packed workdir."""
+    packed = _packed(workdir, include)
     if daemon.has_code(packed.sha256):
         return packed.sha256
     with stderr.Progress("upload", packed.size) as progress:

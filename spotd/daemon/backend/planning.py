@@ -11,13 +11,12 @@ from typing import Final
 
 from spotd.api.backend import Draft, Invalid, Problem
 from spotd.api.shapes.plans import PlanShape
-from spotd.core.budgets import Purse
 from spotd.core.candidates import Catalogue, ceiling_for, resolve_gpu, shape_of
 from spotd.core.decide import decide
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import Checkpoint, Job, JobId, Quote, Verdict, VerdictKind, World
 from spotd.core.plans import applied
-from spotd.core.prospects import plausible_rates
+from spotd.core.prospects import used_up
 from spotd.core.requests import submit
 from spotd.core.states import JobState
 from spotd.daemon.backend.render import (
@@ -139,7 +138,7 @@ def outlook(
     return Outlook(
         job=job,
         verdict=verdict,
-        too_poor=Purse(with_job, now).is_hopeless(job, plausible_rates(catalogue, job, world.policy), unspent=True),
+        too_poor=used_up(with_job, market, job, now, unspent=True),
         plan=PlanShape(
             name=spec.name,
             spec=spec_shape(spec),

@@ -26,6 +26,7 @@ from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
 from spotd.core import requests
 from spotd.core.candidates import ceiling_for
 from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, World
+from spotd.core.prospects import used_up
 from spotd.core.states import JobState
 from spotd.daemon import layout
 from spotd.daemon.backend.oddities import notes_of
@@ -308,11 +309,21 @@ class Queue:
         def decide(world: World, now: datetime) -> Plan:
             _refuse_namesake([(j.id, j.state) for j in world.jobs.values() if j.name == job.name], job.name)
             newest = world.jobs.get(job_id, job)
+            self._refuse_used_up(world, newest, now)
             return requests.retry(replace(world, jobs={**world.jobs, job_id: newest}), newest, now)
 
         await self.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
         self._parts.log.info("job.retried", job=job_id)
         return await self.line(job_id)
+
+    def _refuse_used_up(self, world: World, job: Job, now: datetime) -> None:
+        """A job whose money buys nothing of use would expire at the next decision, as it may have before."""
+        why = used_up(world, self._parts.boards.snapshot(), job, now)
+        if why:
+            raise OverBudget(
+                f"{job.name} would expire at once: {why}; raise its budget first with spotctl budget {job.name} +USD",
+                hint=f"spotctl budget {job.id} +USD, then spotctl retry {job.id}",
+            )
 
     def _require_secrets(self, job: Job) -> None:
         """Without the values of its secrets the job could not be started on any machine."""
