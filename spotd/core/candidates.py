@@ -26,7 +26,7 @@ from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour, usua
 from spotd.core.states import AttemptState
 from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
 from spotd_providers.contract import gpus
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, per_gpu, whole_machine
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
     HostId,
@@ -93,8 +93,23 @@ def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Poli
     if limit is not None and limit.per_gpu_hour is not None:
         return MicroUsdPerGpuHour(limit.per_gpu_hour)
     if limit is not None and limit.machine_hour is not None:
-        return MicroUsdPerGpuHour(limit.machine_hour // gpu_count)
+        return per_gpu(MicroUsdPerHour(limit.machine_hour), gpu_count)
     return policy.ceilings.get(gpu, policy.ceiling_default)
+
+
+def total_ceiling(ceiling: MicroUsdPerGpuHour, gpu_count: int, limit: PriceLimit | None) -> MicroUsdPerHour:
+    """The same for the whole machine, which is exact where the job says it so: its share of a GPU is rounded up."""
+    total = whole_machine(ceiling, gpu_count)
+    if limit is None or limit.per_gpu_hour is not None or limit.machine_hour is None:
+        return total
+    return MicroUsdPerHour(min(total, limit.machine_hour))
+
+
+def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: PriceLimit | None) -> bool:
+    """Whether the machine costs no more than the job accepts."""
+    if ceiling is None:
+        return False
+    return candidate.price.total <= total_ceiling(ceiling, candidate.offer.gpu_count, limit)
 
 
 class ShapeList:

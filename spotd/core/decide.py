@@ -17,7 +17,17 @@ from functools import partial
 
 from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import Purse, hold
-from spotd.core.candidates import RAISE_PPM_MAX, TOO_LITTLE_DISK, Catalogue, ShapeList, ceiling_for, raise_ppm, shape_of
+from spotd.core.candidates import (
+    RAISE_PPM_MAX,
+    TOO_LITTLE_DISK,
+    Catalogue,
+    ShapeList,
+    ceiling_for,
+    is_admissible,
+    raise_ppm,
+    shape_of,
+    total_ceiling,
+)
 from spotd.core.disk import disk_gb_for
 from spotd.core.draft import Draft
 from spotd.core.keys import attempt_key
@@ -45,7 +55,7 @@ from spotd.core.setbacks import pause_left
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.taking import is_left_to_provider, machines_in_use
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, span_words, wanted_words, witness_words
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu, whole_machine
 from spotd_providers.contract.values import Market, ProviderName
 
 _WAITS_FOR_PRICE = frozenset(
@@ -186,7 +196,7 @@ class _Decision:
             offers = catalogue.list_for(shape_of(job, self.policy))
             for candidate in catalogue.ranked(offers):
                 ceiling = ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
-                self._agree(candidate, ceiling or MicroUsdPerGpuHour(0), candidate.price.total)
+                self._agree(job, candidate, ceiling or MicroUsdPerGpuHour(0), candidate.price.total)
 
         return self.draft.attempted(survey)
 
@@ -220,7 +230,7 @@ class _Decision:
             return
         if ceiling is None:
             return
-        agreed, price_max = self._agree(chosen, ceiling, self._runner_up(job, offers, chosen))
+        agreed, price_max = self._agree(job, chosen, ceiling, self._runner_up(job, offers, chosen))
         refusal = self.purse.refusal(job, agreed)
         if refusal is not None:
             self._wait(job, *refusal, best=chosen, ceiling=ceiling)
@@ -281,7 +291,7 @@ class _Decision:
             offer = candidate.offer
             ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
             first = ceiling if first is None else first
-            if ceiling is not None and candidate.price.per_gpu <= ceiling:
+            if is_admissible(candidate, ceiling, job.spec.price):
                 return candidate, ceiling
             if highest is not None and candidate.price.total > highest * self._ranks_behind_ppm // PPM:
                 break  # no later one is admissible either, however much it ranks behind its price
@@ -301,14 +311,17 @@ class _Decision:
         return max(known) * max(counts) if known else 0
 
     def _agree(
-        self, chosen: Quote, ceiling: MicroUsdPerGpuHour, next_best: int | None
+        self, job: Job, chosen: Quote, ceiling: MicroUsdPerGpuHour, next_best: int | None
     ) -> tuple[Quote, MicroUsdPerHour]:
         """What to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
 
         A bid is no higher than leaves this offer the best choice beside the next best, whose rank is given.
         """
-        limit = gpu_price_limit(chosen, ceiling)
         offer = chosen.offer
+        allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
+        limit = gpu_price_limit(chosen, ceiling)
+        if allowed < whole_machine(ceiling, offer.gpu_count):
+            limit = min(limit, gpu_price_within(chosen, allowed))
         if offer.market is Market.ON_DEMAND or not offer.pays_bid:
             return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
         wanted = min(limit, usual_bid(offer, self.policy.bid_headroom_ppm))
@@ -328,7 +341,7 @@ class _Decision:
         for candidate in walk:
             offer = candidate.offer
             ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
-            if ceiling is not None and candidate.price.per_gpu <= ceiling:
+            if is_admissible(candidate, ceiling, job.spec.price):
                 return self.catalogue.ranked_total(offers, offer)
             if candidate.price.total > chosen.price.total * self._ranks_behind_ppm // PPM:
                 return None  # none that follows could limit the bid
@@ -426,7 +439,8 @@ class _Decision:
                 VerdictKind.NO_CEILING,
                 f"no ceiling for {offer.gpu}: give max_price in the job or set [ceilings] in the config",
             )
-        over = as_usd(best.price.per_gpu - ceiling)
+        allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
+        over = as_usd(per_gpu(MicroUsdPerHour(best.price.total - allowed), offer.gpu_count))
         return (
             VerdictKind.ABOVE_CEILING,
             f"the cheapest, {quote_words(best)}, is ${over:.4f} above the ceiling of {per_gpu_words(ceiling)}",

@@ -11,7 +11,7 @@ from typing import Final
 
 from spotd.api.backend import Draft, Invalid, Problem
 from spotd.api.shapes.plans import PlanShape
-from spotd.core.candidates import Catalogue, ceiling_for, resolve_gpu, shape_of
+from spotd.core.candidates import Catalogue, ceiling_for, is_admissible, resolve_gpu, shape_of
 from spotd.core.decide import decide
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import Checkpoint, Job, JobId, Quote, Verdict, VerdictKind, World
@@ -131,7 +131,7 @@ def outlook(
             tally[blocked] += 1
         if quote is None:
             continue
-        fits = not blocked and ceiling is not None and quote.price.per_gpu <= ceiling
+        fits = not blocked and is_admissible(quote, ceiling, spec.price)
         (fitting if fits else others).append((quote, blocked))
     shown = (fitting + list(islice(others, max(3, CANDIDATES_MAX - len(fitting)))))[:CANDIDATES_MAX]
     kind = verdict.kind if verdict is not None else VerdictKind.NO_OFFERS
