@@ -59,6 +59,7 @@ from spotd.core.model import (
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
 from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
+from spotd.core.starting import heard_by
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.strays import note_stray, stray_cost
 from spotd.core.taking import free_of
@@ -577,7 +578,7 @@ def _watch_clocks(
             draft.wake(next((at for at in (seen_at + draft.policy.silence_max, lost_at) if at > draft.now), lost_at))
         _look_when_late(draft, item, seen_at)
     elif rules is not None:
-        late_at = item.launched_at + rules.provision_timeout
+        late_at = heard_by(draft, item, rules, witnesses, item.launched_at)
         if draft.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:

@@ -87,6 +87,11 @@ class Witnesses:
         report = self._reports.get(item.id)
         return item.id in self._shared or (report is not None and report.store_takes_no_writes)
 
+    @property
+    def hosts_cannot_write(self) -> bool:
+        """Whether the checkpoint store is known to take nothing that hosts write."""
+        return bool(self._shared) or any(report.store_takes_no_writes for report in self._reports.values())
+
     def confirm_absence(self, item: Attempt, listing: Listing, *, large: bool) -> bool:
         """Whether the machine that this complete list lacks is gone."""
         missing = listing.at - (item.missing_since or listing.at)

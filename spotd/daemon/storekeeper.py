@@ -38,6 +38,7 @@ from spotd.daemon.transfers import Transfer
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import Heartbeat
 from spotd_providers.contract.provider import Clock, Logger
+from spotd_providers.contract.values import ProviderName
 
 THREADS: Final = 8
 LOOK_DEADLINE_S: Final = 15.0
@@ -180,7 +181,9 @@ class Storekeeper:
     def _probe_writes(self, pass_: _Pass, world: World) -> None:
         """Learn whether the store takes writes at all, while a host is silent that may be unable to write."""
         late = pass_.at - world.policy.silence_max * STILL_SHARE
-        if not any(self._is_late(item, late) for item in world.attempts.values()):
+        started = {n: pass_.at - rules.provision_timeout / 2 for n, rules in world.policy.providers.items()}
+        items = world.attempts.values()
+        if not any(self._is_late(item, late) or _starts_long(item, started) for item in items):
             self._writes_fail = False
             return
         if self._probed_at is not None and pass_.real - self._probed_at < PROBE_EVERY:
@@ -393,6 +396,13 @@ class _Pass:
             return self.at + (real - self.real) * self._speed
         except OverflowError:
             return self.at
+
+
+def _starts_long(item: Attempt, since: Mapping[ProviderName, datetime]) -> bool:
+    """Whether the machine has not spoken in half of the time that its provider has for a start."""
+    if not item.state.counts or item.heartbeat_seen_at is not None or item.launched_at is None:
+        return False
+    return item.provider in since and item.launched_at < since[item.provider]
 
 
 def _share(attempt: AttemptId) -> float:

@@ -53,6 +53,8 @@ class Watch:
         self.world = world
         self.now = NOW
         self.silent: dict[int, datetime] = {}
+        self.unheard: set[int] = set()
+        """They have never spoken."""
         self.lists: Listing | None = None
         self.store_takes_no_writes = False
         self.plans: list[Plan] = []
@@ -66,8 +68,8 @@ class Watch:
             reports[identity] = HostReport(
                 attempt=identity,
                 looked_at=self.now,
-                seq=seq,
-                phase="run",
+                seq=-1 if n in self.unheard else seq,
+                phase="" if n in self.unheard else "run",
                 glance=glance,
                 store_takes_no_writes=self.store_takes_no_writes,
             )
@@ -258,3 +260,75 @@ def test_a_machine_whose_label_was_changed_is_no_stray_while_its_attempt_counts(
     watch.run(MINUTE, *other, *machines(watch.world, 2))
     assert watch.alive == {2}
     assert [i.ref for i in watch.world.intents.values()] == [other[0].ref], "it is ended with its attempt"
+
+
+# --- a machine that starts while hosts cannot write ---
+
+
+def with_newcomer(watch: Watch, running: int) -> None:
+    """The last of the fleet has just been launched and has not spoken."""
+    late = number(running + 1)
+    newcomer = replace(
+        watch.world.attempts[late],
+        state=AttemptState.STARTING,
+        intended_at=watch.now,
+        launched_at=watch.now,
+        running_at=None,
+        heartbeat_seen_at=None,
+        heartbeat_seq=-1,
+    )
+    watch.world = replace(watch.world, attempts={**watch.world.attempts, late: newcomer})
+    watch.unheard.add(running + 1)
+
+
+@pytest.mark.parametrize("told_by", ["the silence of most hosts", "a write of its own"])
+def test_a_machine_that_starts_while_hosts_cannot_write_is_given_up_only_once_it_could_be_heard(told_by: str) -> None:
+    watch = Watch(fleet(4))
+    rows = machines(watch.world, *range(1, 5))
+    with_newcomer(watch, 3)
+    if told_by == "a write of its own":
+        watch.store_takes_no_writes = True
+    else:
+        watch.silent = dict.fromkeys(range(1, 4), watch.now)
+    watch.run(timedelta(minutes=50), *rows)
+    assert watch.alive == {1, 2, 3, 4}
+    told = [e for plan in watch.plans for e in plan.events if e.kind == "attempt.unheard"]
+    assert len(told) == 1
+    moved = {plan.attempts[number(4)].heard_by for plan in watch.plans if number(4) in plan.attempts}
+    assert len(moved) < 60, "not at each look"
+    watch.silent, watch.store_takes_no_writes = {}, False
+    watch.run(timedelta(seconds=40), *rows)
+    assert 4 in watch.alive, "it may need a moment to be heard"
+    watch.run(timedelta(minutes=2), *rows)
+    assert watch.alive == {1, 2, 3}, "it was not heard although it could have been"
+
+
+def test_a_machine_that_is_heard_after_the_outage_goes_on() -> None:
+    watch = Watch(fleet(4))
+    rows = machines(watch.world, *range(1, 5))
+    with_newcomer(watch, 3)
+    watch.silent = dict.fromkeys(range(1, 4), watch.now)
+    watch.run(timedelta(minutes=45), *rows)
+    watch.silent, watch.unheard = {}, set()
+    watch.run(timedelta(minutes=30), *rows)
+    assert watch.alive == {1, 2, 3, 4}
+
+
+def test_no_outage_keeps_a_machine_that_never_spoke_for_longer_than_the_limit() -> None:
+    watch = Watch(fleet(4))
+    rows = machines(watch.world, *range(1, 5))
+    with_newcomer(watch, 3)
+    watch.store_takes_no_writes = True
+    watch.run(timedelta(minutes=79), *rows, every=MINUTE / 2)
+    assert 4 in watch.alive
+    watch.run(timedelta(minutes=2), *rows)
+    assert 4 not in watch.alive
+
+
+def test_a_machine_that_is_gone_is_replaced_in_an_outage_as_well() -> None:
+    watch = Watch(fleet(4))
+    with_newcomer(watch, 3)
+    watch.store_takes_no_writes = True
+    gone = machines(watch.world, 4, state=InstanceState.GONE, loss=Loss.PREEMPTED)
+    watch.run(MINUTE, *machines(watch.world, 1, 2, 3), *gone)
+    assert watch.alive == {1, 2, 3}

@@ -37,6 +37,25 @@ async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(
     assert rig.kinds().count("silence.trusted") == 1
 
 
+async def test_a_machine_that_starts_while_the_store_takes_no_writes_is_not_given_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise StoreUnavailable("503")
+
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until(lambda: any(a.ref is not None for a in rig.attempts(name)))
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.objects, "put", full)
+            await rig.clock.sleep(timedelta(minutes=25))  # the shop gives a start twenty
+        assert len(rig.attempts(name)) == 1
+        host = await rig.until_running(name, 1)
+        host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+    assert rig.kinds().count("attempt.unheard") == 1
+
+
 async def test_two_empty_lists_end_no_machine_that_beats(rig: Rig) -> None:
     rig.shop.shelf = [offer(f"o{n}", price=400_000 + n) for n in range(4)]
     async with rig.running():

@@ -16,7 +16,7 @@ depends_on: str | Sequence[str] | None = None
 def upgrade() -> None:
     """Add what the tables have beyond revision 0002."""
     # What measures a machine's bill: until when it is proven, its traffic, the listings that showed it.
-    _add("attempts", "meter_until", "listed_at", "over_ceiling_at", "traffic_since")
+    _add("attempts", "meter_until", "listed_at", "over_ceiling_at", "heard_by", "traffic_since")
     _add("attempts", "meter_traffic", "uploaded_bytes", "restored_bytes", "traffic_spent", "bill_tries", nullable=False)
     # An older spotd did not tell launches that it had sent from those that it had not.
     op.execute("UPDATE intents SET state = 'sent' WHERE kind = 'launch' AND state = 'open'")

@@ -1,0 +1,41 @@
+"""How long a machine may start, and why it gets longer while nothing that it wrote could arrive.
+
+Theory. A machine that never spoke is given up after its provider's time for a start. Where the checkpoint store is
+known to take no writes from hosts, or was until a moment ago, it could not have been heard: to give it up would only
+buy the next one, which could not be heard either. So its time is prolonged in small steps for as long as the outage is
+known, and ends a little after it. Its budget, its provider's word and a limit end it all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from spotd.core.draft import Draft
+from spotd.core.model import Attempt, ProviderPolicy
+from spotd.core.witnesses import Witnesses
+
+PARTS_MAX: Final = 4
+"""However long the store is away, no machine starts for longer than so many times its provider's time for a start."""
+GRACE: Final = 2
+"""After the outage a host is heard within so many times the silence that is borne of a host that runs."""
+
+
+def heard_by(
+    draft: Draft, item: Attempt, rules: ProviderPolicy, witnesses: Witnesses, launched_at: datetime
+) -> datetime:
+    """When the machine is given up if it has not spoken since its launch; written down while that moves."""
+    usual = launched_at + rules.provision_timeout
+    limit = launched_at + PARTS_MAX * rules.provision_timeout
+    known = usual if item.heard_by is None else max(usual, min(item.heard_by, limit))
+    grace = GRACE * draft.policy.silence_max
+    if not witnesses.hosts_cannot_write or known - draft.now > grace / 2:
+        return known
+    until = min(limit, draft.now + grace)
+    if until <= known:
+        return known
+    if item.heard_by is None:
+        draft.event("attempt.unheard", "nothing that it writes can arrive: it is given more time", attempt=item.id)
+    draft.put_attempt(replace(item, heard_by=until))
+    return until
