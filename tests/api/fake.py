@@ -83,6 +83,8 @@ class FakeBackend:
     failure: Exception | None = None
     """Raised by every call that looks at the state."""
     trouble_text: str = ""
+    paused: str = ""
+    """Why nothing may be launched now."""
     hang: bool = False
     """Every call that looks at the state waits for ever."""
     cut_files_at: int | None = None
@@ -124,7 +126,7 @@ class FakeBackend:
             "pid": 1,
             "started_at": shapes_made.EARLIER,
             "clock_scale": 1.0,
-            "paused": "",
+            "paused": self.paused,
             "machines": 1,
             "jobs": {},
             "spent_day_usd": 0.0,
@@ -180,7 +182,7 @@ class FakeBackend:
             for row in self.rows
             if (not query.states or row["state"] in query.states) and not (query.active_only and row["state"] in FINAL)
         ]
-        return {"jobs": chosen[: query.limit], "more": len(chosen) > query.limit}
+        return {"jobs": chosen[: query.limit], "more": len(chosen) > query.limit, "paused": self.paused}
 
     async def job(self, ref: str) -> JobDetailShape:
         await self._look()

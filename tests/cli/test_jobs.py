@@ -75,6 +75,19 @@ def test_ls_says_when_jobs_are_left_out(stocked: Ctl) -> None:
     assert "--limit 10 shows more" in result.err
 
 
+@pytest.mark.parametrize("jobs", [True, False], ids=["jobs", "none"])
+def test_ls_says_why_nothing_is_launched_now(stocked: Ctl, *, jobs: bool) -> None:
+    calm = stocked("ls")
+    stocked.backend.paused = "spotd has just started and first asks the checkpoint store which attempts were made"
+    if not jobs:
+        stocked.backend.rows = []
+    held = stocked("ls")
+    assert held.err.startswith("warning: nothing is launched now: spotd has just started and first asks the checkpoint")
+    assert (held.code, held.out) == (0, calm.out if jobs else "")
+    assert json.loads(stocked("ls", "-o", "json").out)["paused"] == stocked.backend.paused
+    assert stocked("ls", "-o", "id").err == ""
+
+
 def test_an_empty_queue_leaves_stdout_empty(ctl: Ctl) -> None:
     result = ctl("ls")
     assert (result.code, result.out) == (0, "")

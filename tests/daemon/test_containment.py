@@ -8,6 +8,7 @@ import anyio
 import pytest
 from sqlalchemy import text
 
+from spotd.api.backend import JobQuery
 from spotd.core.model import AttemptId, JobId
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, InvariantBroken, JobState
@@ -99,6 +100,7 @@ async def test_a_state_that_refuses_even_the_quarantine_holds_and_is_told_once(r
         )
         rig.host(first, 1).beat("run")
         await rig.until(lambda: bool(rig.brain.held))
+        assert (await rig.backend().jobs(JobQuery()))["paused"] == f"no decisions are made: {rig.brain.held}"
         before = rig.clock.now()
         await rig.until(lambda: (rig.clock.now() - before).total_seconds() > 120)
         corrupt(rig, "DROP TRIGGER refuses")

@@ -122,7 +122,12 @@ class JobDetailShape(TypedDict):
 
 
 class JobPageShape(TypedDict):
-    """Jobs, newest submission first. `more` when the limit cut some off."""
+    """Jobs, newest submission first. `more` when the limit cut some off.
+
+    Attributes:
+        paused: a sentence while nothing may be launched for any of them, else empty.
+    """
 
     jobs: list[JobShape]
     more: bool
+    paused: str

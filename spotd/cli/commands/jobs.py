@@ -80,6 +80,8 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
     if output == ID:
         stdout.write("".join(f"{job['id']}\n" for job in jobs))
         return
+    if paused := answer.get("paused", ""):
+        stderr.warning(f"nothing is launched now: {paused}")
     if not jobs:
         stderr.note("no job matches" if active or states else "no jobs; queue one with spotctl submit")
         return

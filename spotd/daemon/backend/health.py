@@ -64,7 +64,7 @@ class Health:
             pid=os.getpid(),
             started_at=utc_text(parts.started_at),
             clock_scale=1 / parts.clock.real_seconds(timedelta(seconds=1)),
-            paused=parts.policy.why_paused,
+            paused=parts.why_paused,
             machines=sum(1 for a in world.attempts.values() if a.machine.may_compute and a.ref is not None),
             jobs={state.value: count for state, count in counts.items()},
             spent_day_usd=as_usd(spent_on_day(world, now)),

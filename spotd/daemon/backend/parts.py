@@ -119,6 +119,12 @@ class Parts:
         """
         return await self.read(lambda reads: find_job(reads, ref))
 
+    @property
+    def why_paused(self) -> str:
+        """Why nothing may be launched now, in a sentence; empty while launches are allowed."""
+        held = self.brain.held
+        return f"no decisions are made: {held}" if held else self.policy.why_paused
+
     def world(self) -> World:
         """The newest world the brain has seen.
 

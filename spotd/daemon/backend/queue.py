@@ -186,7 +186,7 @@ class Queue:
                 views = [view for view in views if view.state.value in query.states]
             lines = {view.id: self._listed(reads, view) for view in views}
             self._lines = lines
-            return JobPageShape(jobs=[line.shape for line in lines.values()], more=more)
+            return JobPageShape(jobs=[line.shape for line in lines.values()], more=more, paused=self._parts.why_paused)
 
         return await self._parts.read(work)
 
