@@ -381,8 +381,8 @@ class _Daemon:
     async def forget_secrets_of_no_job(self) -> None:
         """Values written for a job that a crash kept from being queued are gone. To be called before any is queued."""
         known = self.parts.secrets.jobs()
-        orphans = await self.parts.database.read(lambda reads: [job for job in known if reads.job(job) is None])
-        for job in orphans:
+        found = await self.parts.database.read(lambda reads: reads.names_of(known))
+        for job in known - found.keys():
             self.parts.secrets.remove(job)
 
     def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:

@@ -167,7 +167,7 @@ class Retention:
         found: list[Job] = []
 
         def shorten(reads: Reads, world: World, now: datetime) -> Plan:
-            found[:] = _read(reads, some)
+            found[:] = reads.readable_jobs(some)
             return trim(world, found, now)
 
         committed = await self._commits.commit_with(shorten, cycle_points)
@@ -311,10 +311,6 @@ def _by_owner(borrowed: Iterable[Checkpoint]) -> dict[JobId, tuple[Checkpoint, .
         owner = layout.owner_of(checkpoint.manifest_key).job
         found[owner] = (*found.get(owner, ()), checkpoint)
     return found
-
-
-def _read(reads: Reads, some: list[JobId]) -> list[Job]:
-    return [job for job in (reads.job(job_id) for job_id in some) if job is not None]
 
 
 def _written(objects: ObjectStore, attempt: AttemptId) -> Iterator[ObjectInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, instant_out, maybe_instant_in
+from spotd.store.readable import ROW_ERRORS, kept
 from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS
 from spotd.store.views import (
     AmbiguousJob,
@@ -136,7 +138,7 @@ def _newest_and_open(connection: Connection, picked: ColumnElement[bool]) -> Ite
         )
         .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
     )
-    return map(_attempt_view, rows.fetch(connection, query))
+    return kept(_attempt_view, rows.fetch(connection, query))
 
 
 def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, tuple[Checkpoint, int]]:
@@ -148,7 +150,8 @@ def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> 
         .join(CHECKPOINTS, and_(CHECKPOINTS.c.job_id == JOBS.c.id, CHECKPOINTS.c.ordinal == newest))
         .where(picked)
     )
-    return {row.job_id: (rows.checkpoint_in(row), row.ordinal + 1) for row in rows.fetch(connection, query)}
+    found = kept(lambda row: (row.job_id, rows.checkpoint_in(row), row.ordinal + 1), rows.fetch(connection, query))
+    return {job_id: (checkpoint, count) for job_id, checkpoint, count in found}
 
 
 def _attempt_view(row: rows.Row) -> AttemptView:
@@ -176,13 +179,13 @@ def _job_view(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tuple[
     """One line; of a row that cannot be understood, what of it can, since a list must show every job."""
     try:
         return _job_view_of(row, attempts, checkpoint)
-    except (ValueError, TypeError, OverflowError, KeyError):
+    except ROW_ERRORS:
         known = {state.value for state in JobState}
         plain = row._replace(
             state=row.state if row.state in known else JobState.FAILED.value,
             **dict.fromkeys(("submitted_at", "state_since", "lost", "spent", "on_demand"), 0),
             **dict.fromkeys(("attempts_made", "errors", "recoveries"), 0),
-            **dict.fromkeys(("started_at", "ended_at", "exit_code")),
+            **dict.fromkeys(("started_at", "ended_at", "exit_code", "outputs_attempt")),
         )
         return _job_view_of(plain, attempts, checkpoint)
 
@@ -200,12 +203,12 @@ def _job_view_of(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tup
         exit_code=row.exit_code,
         cancel_requested=row.cancel_requested,
         gpu_wanted=row.gpu_wanted,
-        attempts_made=row.attempts_made,
+        attempts_made=int(row.attempts_made),
         errors=row.errors,
         recoveries=row.recoveries,
         lost=duration_in(row.lost),
-        settled=row.spent,
-        on_demand_settled=row.on_demand,
+        settled=MicroUsd(int(row.spent)),
+        on_demand_settled=MicroUsd(int(row.on_demand)),
         newest=attempts[-1] if attempts else None,
         open=tuple(a for a in attempts if a.state is not AttemptState.ENDED),
         checkpoint=None if checkpoint is None else checkpoint[0],
@@ -230,9 +233,13 @@ def names_of(connection: Connection, ids: Iterable[JobId]) -> Mapping[JobId, str
 
 
 def attempts_of(connection: Connection, job_id: JobId) -> tuple[Attempt, ...]:
-    """Every attempt of a job, ended ones too, oldest first."""
+    """Every attempt of a job that can be understood, ended ones too, oldest first."""
     query = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
-    return tuple(rows.attempt_in(row, rows.quote_in(row.quote)) for row in rows.fetch(connection, query))
+    return tuple(kept(_attempt, rows.fetch(connection, query)))
+
+
+def _attempt(row: rows.Row) -> Attempt:
+    return rows.attempt_in(row, rows.quote_in(row.quote))
 
 
 def attempt_by_key(connection: Connection, key: AttemptKey) -> Attempt | None:
@@ -319,17 +326,27 @@ def charges_of(connection: Connection, job_id: JobId) -> tuple[Charge, ...]:
 
 
 def jobs_by_id(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
-    """Whole jobs, without their checkpoints."""
+    """Whole jobs without their checkpoints, as far as they can be understood."""
     found = rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids)))
-    return {row.id: rows.job_in(row, rows.spec_in(row.spec), ()) for row in found}
+    return {job.id: job for job in kept(lambda row: rows.job_in(row, rows.spec_in(row.spec), ()), found)}
+
+
+def readable_jobs(connection: Connection, ids: Sequence[JobId]) -> tuple[Job, ...]:
+    """Whole jobs with their checkpoints, those left out that are not there or cannot be understood."""
+    found: list[Job] = []
+    for job_id in ids:
+        with suppress(*ROW_ERRORS):
+            one = job(connection, job_id)
+            found += [] if one is None else [one]
+    return tuple(found)
 
 
 def attempts_of_jobs(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
-    """Every attempt of these jobs, oldest first."""
+    """Every attempt of these jobs that can be understood, oldest first."""
     query = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
     found: dict[JobId, list[Attempt]] = {}
-    for row in rows.fetch(connection, query):
-        found.setdefault(row.job_id, []).append(rows.attempt_in(row, rows.quote_in(row.quote)))
+    for attempt in kept(_attempt, rows.fetch(connection, query)):
+        found.setdefault(attempt.id.job, []).append(attempt)
     return {job_id: tuple(some) for job_id, some in found.items()}
 
 
@@ -425,4 +442,4 @@ def unchecked_bills(
         .order_by(ATTEMPTS.c.ended_at)
         .limit(limit)
     )
-    return tuple(rows.attempt_in(row, rows.quote_in(row.quote)) for row in rows.fetch(connection, query))
+    return tuple(kept(_attempt, rows.fetch(connection, query)))

@@ -44,6 +44,7 @@ from spotd.store.columns import (
 )
 from spotd_jobs.spec.codec import spec_from_json, spec_to_json
 from spotd_jobs.spec.model import JobSpec, Resources
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import InstanceId, InstanceRef, ProviderName
 
 Row = Any
@@ -138,13 +139,13 @@ def job_in(row: Row, spec: JobSpec, checkpoints: tuple[Checkpoint, ...]) -> Job:
         state=JobState(row.state),
         reason=row.reason,
         state_since=instant_in(row.state_since),
-        attempts_made=row.attempts_made,
+        attempts_made=int(row.attempts_made),
         errors=row.errors,
         image_errors=row.image_errors,
         recoveries=row.recoveries,
         checkpoints=checkpoints,
-        spent=row.spent,
-        on_demand=row.on_demand,
+        spent=MicroUsd(int(row.spent)),
+        on_demand=MicroUsd(int(row.on_demand)),
         lost=duration_in(row.lost),
         started_at=maybe_instant_in(row.started_at),
         ended_at=maybe_instant_in(row.ended_at),
@@ -271,12 +272,12 @@ def attempt_out(attempt: Attempt, quote_text: str) -> Columns:
 
 def meter_in(row: Row) -> Meter:
     return Meter(
-        settled=row.meter_settled,
-        rate=row.meter_rate,
+        settled=MicroUsd(int(row.meter_settled)),
+        rate=MicroUsdPerHour(int(row.meter_rate)),
         on_demand_rate=row.meter_on_demand_rate,
         since=maybe_instant_in(row.meter_since),
         until=maybe_instant_in(row.meter_until),
-        traffic=row.meter_traffic,
+        traffic=MicroUsd(int(row.meter_traffic)),
     )
 
 

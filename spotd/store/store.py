@@ -19,7 +19,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, exc, insert, select, update
 
-from spotd.core.model import Attempt, AttemptId, Charge, Checkpoint, Intent, Job, JobId, Plan, Policy, World
+from spotd.core.model import Attempt, AttemptId, Charge, Checkpoint, Intent, Job, JobId, Plan, Policy, Unreadable, World
 from spotd.core.states import InvariantBroken, JobState
 from spotd.store import queries
 from spotd.store.commit import write_plan
@@ -30,6 +30,7 @@ from spotd.store.lock import WriterLock
 from spotd.store.memory import Memory
 from spotd.store.migrate import migrate
 from spotd.store.points import AtPoint, StorePoint, pass_on
+from spotd.store.readable import ROW_ERRORS, set_aside
 from spotd.store.tables import COOLDOWNS, META
 from spotd.store.views import AmbiguousJob, AttemptCost, CostView, EventView, JobView, MachineView, Totals
 from spotd.store.world import load_world
@@ -51,7 +52,7 @@ class Reads:
     def _ask(self, question: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return question(self._connection, *args, **kwargs)
-        except (ValueError, KeyError, TypeError) as exc:
+        except ROW_ERRORS as exc:
             raise StoreCorrupt(
                 f"the state {self._place} holds a value that cannot be understood: {exc}",
                 hint="if a newer spotd has written it, install that one again; else restore a copy of the file",
@@ -104,8 +105,16 @@ class Reads:
         """How many jobs are in each state; every state is there."""
         return self._ask(queries.counts_by_state)
 
+    def readable_jobs(self, ids: Sequence[JobId]) -> tuple[Job, ...]:
+        """Whole jobs, those left out that are not there or cannot be understood."""
+        return self._ask(queries.readable_jobs, ids)
+
+    def set_aside(self, job_id: JobId) -> tuple[Unreadable, ...]:
+        """Which rows of this job cannot be understood."""
+        return self._ask(set_aside, job_id)
+
     def attempts_of(self, job_id: JobId) -> tuple[Attempt, ...]:
-        """Every attempt of a job, ended ones too, oldest first."""
+        """Every attempt of a job that can be understood, ended ones too, oldest first."""
         return self._ask(queries.attempts_of, job_id)
 
     def attempt_by_key(self, key: AttemptKey) -> Attempt | None:

@@ -6,7 +6,6 @@ Core selects, never ORM objects: a thousand jobs cost a list of their ids and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -28,18 +27,17 @@ from spotd.core.model import (
     Unreadable,
     World,
 )
-from spotd.core.states import AttemptState, InvariantBroken, JobState
+from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
 from spotd.store.columns import instant_out
 from spotd.store.memory import Memory
+from spotd.store.readable import ROW_ERRORS, error_words, kept
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, DAY_COSTS, INTENTS, JOBS
 from spotd_providers.contract.money import MicroUsd
 
 T = TypeVar("T")
 PARAMETERS_MAX: Final = 10_000
 """Values in one IN list; SQLite's limit is 32,766."""
-WORDS_MAX: Final = 300
-_ROW_ERRORS: Final = (ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError, InvariantBroken)
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
 _NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
 _OPEN: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
@@ -87,25 +85,21 @@ def _jobs(connection: Connection, memory: Memory, unreadable: list[Unreadable]) 
 def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId], unreadable: list[Unreadable]) -> None:
     try:
         checkpoints = load_checkpoints(connection, ids)
-    except _ROW_ERRORS:
+    except ROW_ERRORS:
         checkpoints = {}
         for job in ids:
             try:
                 checkpoints.update(load_checkpoints(connection, [job]))
-            except _ROW_ERRORS as exc:
-                unreadable.append(Unreadable(job=job, attempt=None, error=_words(exc)))
+            except ROW_ERRORS as exc:
+                unreadable.append(Unreadable(job=job, attempt=None, error=error_words(exc)))
     broken = {row.job for row in unreadable if row.attempt is None}
     for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids))):
         if row.id in broken:
             continue
         try:
             memory.jobs[row.id] = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
-        except _ROW_ERRORS as exc:
-            unreadable.append(Unreadable(job=JobId(row.id), attempt=None, error=_words(exc)))
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:WORDS_MAX]
+        except ROW_ERRORS as exc:
+            unreadable.append(Unreadable(job=JobId(row.id), attempt=None, error=error_words(exc)))
 
 
 def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:
@@ -123,21 +117,19 @@ def _attempts(connection: Connection, memory: Memory, unreadable: list[Unreadabl
         attempt_id = AttemptId(job=row.job_id, number=row.number)
         try:
             found[attempt_id] = rows.attempt_in(row, memory.quote(attempt_id, row.quote))
-        except _ROW_ERRORS as exc:
+        except ROW_ERRORS as exc:
             unreadable.append(
-                Unreadable(job=attempt_id.job, attempt=row.number, error=_words(exc), key=row.key, ref=rows.ref_in(row))
+                Unreadable(
+                    job=attempt_id.job, attempt=row.number, error=error_words(exc), key=row.key, ref=rows.ref_in(row)
+                )
             )
     return dict(sorted(found.items(), key=lambda item: (item[0].job, item[0].number)))
 
 
 def _intents(connection: Connection) -> dict[IntentId, Intent]:
     query = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
-    found: dict[IntentId, Intent] = {}
-    for row in rows.fetch(connection, query):
-        # One that cannot be understood is made anew, because without it a rule of the core does not hold.
-        with suppress(*_ROW_ERRORS):
-            found[IntentId(row.id)] = rows.intent_in(row)
-    return found
+    # One that cannot be understood is made anew, because without it a rule of the core does not hold.
+    return {intent.id: intent for intent in kept(rows.intent_in, rows.fetch(connection, query))}
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
@@ -146,11 +138,7 @@ def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
         .where(COOLDOWNS.c.until > instant_out(now - COOLDOWNS_REMEMBERED))
         .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
     )
-    found: list[Cooldown] = []
-    for row in rows.fetch(connection, query):
-        with suppress(*_ROW_ERRORS):
-            found.append(rows.cooldown_in(row))
-    return tuple(found)
+    return tuple(kept(rows.cooldown_in, rows.fetch(connection, query)))
 
 
 def _books(connection: Connection, now: datetime) -> Books:

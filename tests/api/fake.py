@@ -83,6 +83,7 @@ class FakeBackend:
     failure: Exception | None = None
     """Raised by every call that looks at the state."""
     trouble_text: str = ""
+    set_aside: list[str] = field(default_factory=list)
     paused: str = ""
     """Why nothing may be launched now."""
     hang: bool = False
@@ -186,7 +187,7 @@ class FakeBackend:
 
     async def job(self, ref: str) -> JobDetailShape:
         await self._look()
-        return shapes_made.detail(self._find(ref))
+        return {**shapes_made.detail(self._find(ref)), "set_aside": self.set_aside}
 
     async def why(self, ref: str) -> WhyShape:
         await self._look()

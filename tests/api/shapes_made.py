@@ -142,6 +142,7 @@ def detail(row: JobShape) -> JobDetailShape:
         "ceiling_usd_gpu_h": 2.4,
         "budget_usd": 120.0,
         "phase": "run",
+        "set_aside": [],
     }
 
 

@@ -131,6 +131,14 @@ def test_show_tells_state_money_checkpoint_and_attempts(stocked: Ctl) -> None:
     )
 
 
+def test_show_warns_of_each_row_that_is_set_aside_and_shows_the_others(stocked: Ctl) -> None:
+    plain = stocked("show", "llama-lora")
+    stocked.backend.set_aside = ["attempt 2: its row in the state cannot be understood (ValueError: x)"]
+    warned = stocked("show", "llama-lora")
+    assert (warned.code, warned.out) == (0, plain.out)
+    assert warned.err == f"warning: {stocked.backend.set_aside[0]}\n"
+
+
 def test_show_finds_a_job_by_prefix_and_prints_its_id(stocked: Ctl) -> None:
     assert stocked("show", "6j", "-o", "id").out == "6j99ffffff\n"
 

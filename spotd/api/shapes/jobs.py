@@ -108,6 +108,8 @@ class JobDetailShape(TypedDict):
     Attributes:
         spec: the job as it was understood, in the shape of a job file; secrets by name only.
         lost_s: work and waiting lost to preemptions.
+        set_aside: which of its rows cannot be understood and are not part of this answer, in sentences. Where that is
+            the job's own, `spec` is empty and what is told of the job is what its columns say.
     """
 
     job: JobShape
@@ -119,6 +121,7 @@ class JobDetailShape(TypedDict):
     ceiling_usd_gpu_h: float | None
     budget_usd: float | None
     phase: str
+    set_aside: list[str]
 
 
 class JobPageShape(TypedDict):

@@ -180,6 +180,8 @@ def show(*, ref: str, output: str) -> None:
         stdout.line(answer["job"]["id"])
         return
     detail: JobDetailShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    for sentence in answer.get("set_aside", ()):
+        stderr.warning(sentence)
     stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail)))
     if detail["job"]["attempts"]:
         stdout.line("")

@@ -25,7 +25,7 @@ from spotd.api.shapes.jobs import JobDetailShape, JobPageShape, JobShape
 from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
 from spotd.core import requests
 from spotd.core.candidates import ceiling_for
-from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, World
+from spotd.core.model import Attempt, Checkpoint, Job, JobId, Plan, Unreadable, World
 from spotd.core.prospects import used_up
 from spotd.core.states import JobState
 from spotd.daemon import layout
@@ -218,16 +218,24 @@ class Queue:
         job_id = await self._parts.find(ref)
 
         def work(reads: Reads) -> JobDetailShape:
-            job = _get(reads, job_id)
-            attempts = reads.attempts_of(job_id)
-            return self._detail(reads, job, attempts)
+            attempts, aside = reads.attempts_of(job_id), reads.set_aside(job_id)
+            job = None if any(row.attempt is None for row in aside) else _get(reads, job_id)
+            return self._detail(reads, job_id, job, attempts, aside)
 
         return await self._parts.read(work)
 
-    def _detail(self, reads: Reads, job: Job, attempts: tuple[Attempt, ...]) -> JobDetailShape:
+    def _detail(
+        self,
+        reads: Reads,
+        job_id: JobId,
+        job: Job | None,
+        attempts: tuple[Attempt, ...],
+        aside: tuple[Unreadable, ...],
+    ) -> JobDetailShape:
+        """Everything about a job; `job` is `None` where its own row or a checkpoint's cannot be understood."""
         current = next((a for a in attempts if a.state.counts), None)
         ceiling = current.ceiling if current is not None else None
-        if ceiling is None and job.spec.resources.gpu:
+        if job is not None and ceiling is None and job.spec.resources.gpu:
             first = job.spec.resources.gpu[0]
             ceiling = ceiling_for(first.name, first.count, job.spec.price, self._parts.policy.current)
         phase = ""
@@ -235,15 +243,16 @@ class Queue:
             beat = self._parts.keeper.heartbeat(current.id)
             phase = beat.phase.value if beat is not None else current.phase
         return JobDetailShape(
-            job=self._shape(reads, job.id, attempts),
-            spec=spec_shape(job.spec),
-            code_sha256=job.code_sha256,
-            code_bytes=job.code_bytes,
-            priority=job.spec.priority,
-            lost_s=job.lost.total_seconds(),
+            job=self._shape(reads, job_id, attempts),
+            spec={} if job is None else spec_shape(job.spec),
+            code_sha256=None if job is None else job.code_sha256,
+            code_bytes=0 if job is None else job.code_bytes,
+            priority=0 if job is None else job.spec.priority,
+            lost_s=0.0 if job is None else job.lost.total_seconds(),
             ceiling_usd_gpu_h=usd(ceiling),
-            budget_usd=usd(job.budget),
+            budget_usd=None if job is None else usd(job.budget),
             phase=phase,
+            set_aside=[_aside_words(row) for row in aside],
         )
 
     async def why(self, ref: str) -> WhyShape:
@@ -251,7 +260,9 @@ class Queue:
         parts = self._parts
 
         def work(reads: Reads) -> WhyShape:
-            job = _get(reads, job_id)
+            job = reads.job_view(job_id)
+            if job is None:
+                raise Unavailable(f"job {job_id} is not there any more")
             state = parts.brain.state
             verdict = None if state is None or job.state.is_final else state.verdicts.get(job_id)
             best = None
@@ -354,6 +365,11 @@ class Queue:
             raise Unavailable(exc.message, hint=exc.hint) from exc
         self._parts.bell.ring()
         return committed
+
+
+def _aside_words(row: Unreadable) -> str:
+    whose = "this job" if row.attempt is None else f"attempt {row.attempt}"
+    return f"{whose}: its row in the state cannot be understood ({row.error})"
 
 
 def _get(reads: Reads, job_id: JobId) -> Job:

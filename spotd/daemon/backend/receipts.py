@@ -22,6 +22,7 @@ from spotd.core.model import Attempt, AttemptId, Event, Intent, Job, JobId, Worl
 from spotd.core.pricing import traffic_cost
 from spotd.core.strays import stray_cost
 from spotd.core.taking import machines_in_use
+from spotd.core.words import dollar_words
 from spotd.daemon.backend.parts import Parts
 from spotd.daemon.backend.render import instant, usd
 from spotd.store import AttemptCost, JobView, Reads, Totals
@@ -133,8 +134,9 @@ def _receipt(
         # Taken back because the provider bills less, not because it took the machine.
         number = event.attempt or 0
         free[number] = free.get(number, 0) + min(0, int(event.data.get("amount_microusd") or 0))
-    total = sum(spent(a, now) for a in attempts)
-    compared = sum(on_demand_spent(a, now) for a in attempts)
+    aside = {i.number: sums for i, sums in costs.items() if i.job == view.id and i.number not in booked}
+    total = sum(spent(a, now) for a in attempts) + sum(sums.amount for sums in aside.values())
+    compared = sum(on_demand_spent(a, now) for a in attempts) + sum(sums.on_demand for sums in aside.values())
     return ReceiptShape(
         id=view.id,
         name=view.name,
@@ -147,8 +149,13 @@ def _receipt(
         budget_usd=usd(job.budget) if job is not None else None,
         attempts=[_line(item, seconds[item.id.number], free[item.id.number], now) for item in attempts],
         fallbacks=[_fallback(event) for event in fallbacks],
-        corrections=[event.message for event in corrections],
+        corrections=[event.message for event in corrections] + [_aside_words(n, s) for n, s in sorted(aside.items())],
     )
+
+
+def _aside_words(number: int, sums: AttemptCost) -> str:
+    booked = dollar_words(sums.amount)
+    return f"the row of attempt {number} cannot be understood: {booked} booked for it is in the sum, its line left out"
 
 
 def _fallback(event: Event) -> FallbackShape:

@@ -1,0 +1,54 @@
+"""Rows that hold a value of which nothing can be made: each is set aside alone, and every other one is read.
+
+A damaged file, another program or a newer version writes such rows. No answer and no decision may fail for one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, select
+
+from spotd.core.model import JobId, Unreadable
+from spotd.core.states import InvariantBroken
+from spotd.store import rows
+from spotd.store.tables import ATTEMPTS, CHECKPOINTS, JOBS
+
+T = TypeVar("T")
+ROW_ERRORS: Final = (ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError, InvariantBroken)
+WORDS_MAX: Final = 300
+
+
+def error_words(error: Exception) -> str:
+    """What is wrong with a row, short enough to be shown."""
+    return f"{type(error).__name__}: {error}"[:WORDS_MAX]
+
+
+def kept(read: Callable[[rows.Row], T], found: Iterable[rows.Row]) -> Iterator[T]:
+    """What is made of those rows that can be understood."""
+    for row in found:
+        with suppress(*ROW_ERRORS):
+            yield read(row)
+
+
+def set_aside(connection: Connection, job_id: JobId) -> tuple[Unreadable, ...]:
+    """Which rows of this job cannot be understood: its own or its checkpoints', then its attempts'."""
+    found: list[Unreadable] = []
+
+    def attempted(read: Callable[[], object], attempt: int | None) -> None:
+        try:
+            read()
+        except ROW_ERRORS as exc:
+            found.append(Unreadable(job=job_id, attempt=attempt, error=error_words(exc)))
+
+    for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id == job_id)):
+        attempted(lambda row=row: rows.job_in(row, rows.spec_in(row.spec), ()), None)  # type: ignore[misc]  # mypy cannot type a lambda's defaults
+    if not found:
+        for row in rows.fetch(connection, select(CHECKPOINTS).where(CHECKPOINTS.c.job_id == job_id)):
+            attempted(lambda row=row: rows.checkpoint_in(row), None)  # type: ignore[misc]  # as above
+    attempts = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
+    for row in rows.fetch(connection, attempts):
+        attempted(lambda row=row: rows.attempt_in(row, rows.quote_in(row.quote)), row.number)  # type: ignore[misc]  # as above
+    return tuple(found)
