@@ -380,10 +380,7 @@ class _Daemon:
 
     async def forget_secrets_of_no_job(self) -> None:
         """Values written for a job that a crash kept from being queued are gone. To be called before any is queued."""
-        known = self.parts.secrets.jobs()
-        found = await self.parts.database.read(lambda reads: reads.names_of(known))
-        for job in known - found.keys():
-            self.parts.secrets.remove(job)
+        await self.parts.secrets.remove_of_no_job(self.parts.database)
 
     def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:
         return Lifecycle(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spotd.core.model import JobId
 from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.database import Database
 from spotd.daemon.log import Redactor
 
 
@@ -71,6 +72,17 @@ class SecretFiles:
         """The job's values are gone; fine if there were none."""
         for path in (self._path(job), self._path(job).with_suffix(".draft")):
             path.unlink(missing_ok=True)
+
+    async def remove_of_no_job(self, database: Database) -> None:
+        """The values of jobs that are not in the state are gone. A job whose row cannot be understood keeps its own.
+
+        Raises:
+            StoreError: the state cannot be read now.
+        """
+        lying = self.jobs()
+        known = await database.read(lambda reads: reads.names_of(lying))
+        for job in lying - known.keys():
+            self.remove(job)
 
     def _path(self, job: JobId) -> Path:
         return self._folder / f"{job}.json"
