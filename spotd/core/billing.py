@@ -48,6 +48,14 @@ def began(item: Attempt, created_at: datetime | None, now: datetime, default: da
     return min(max(created_at or default, item.intended_at), now)
 
 
+def began_unseen(draft: Draft, item: Attempt, created_at: datetime | None) -> datetime:
+    """When a machine that is first listed now was made; one that worked before that instant was only woken then."""
+    since = began(item, created_at, draft.now, item.intended_at)
+    job = draft.job(item.id.job)
+    signs = [item.heartbeat_seen_at, *(c.at for c in job.checkpoints if c.attempt == item.id.number)]
+    return item.intended_at if any(at is not None and at < since for at in signs) else since
+
+
 def first_meter(item: Attempt, state: InstanceState, since: datetime, draft: Draft) -> Meter:
     """The meter of a machine that is known for the first time."""
     rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)

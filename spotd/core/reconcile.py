@@ -29,7 +29,7 @@ from functools import partial
 from typing import Final, assert_never
 
 from spotd.core.billing import (
-    began,
+    began_unseen,
     bill_until_ended,
     book_unseen,
     first_meter,
@@ -52,6 +52,7 @@ from spotd.core.model import (
     IntentState,
     MachineState,
     Plan,
+    StopOrder,
     World,
     launch_intent_id,
     terminate_intent_id,
@@ -77,6 +78,9 @@ from spotd_providers.contract.values import (
 
 TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
 """A machine still listed as running so long after its end was accepted is ended again: some providers forget."""
+
+READ_WITHIN: Final = timedelta(hours=24)
+"""For so long after its machine was ended an attempt waits until what it saved last can be read."""
 
 LATE_PARTS: Final = 3
 LATE_WHOLE: Final = 5
@@ -334,7 +338,7 @@ def _outdated(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
     It may lie on the board for long: until the next poll, or as long as the provider is away.
     """
     intent = None if item.ref is None else draft.intent(terminate_intent_id(item.ref))
-    if item.state is not AttemptState.ENDING or intent is None or intent.accepted_at is None:
+    if intent is None or intent.accepted_at is None:
         return False
     return listing is None or listing.at <= intent.accepted_at
 
@@ -360,7 +364,7 @@ def _pick(draft: Draft, item: Attempt, found: tuple[Instance, ...]) -> Instance 
 def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
     """A launch whose answer we never had is found to have happened."""
     item = draft.attempt(attempt_id)
-    since = began(item, mine.created_at, draft.now, item.intended_at)
+    since = began_unseen(draft, item, mine.created_at)
     if item.meter.settled:
         # What came before is booked by its host's word; a machine that still runs has billed ever since.
         since = draft.now if mine.state in _STOPPED else min(draft.now, item.ended_at or draft.now)
@@ -405,14 +409,14 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
             # It may wake up by itself, so it counts as able to compute until its end is accepted.
             _rate(draft, attempt_id, halted_rate(item.quote), None)
             bill_until_ended(draft, attempt_id)
-            if item.state is AttemptState.ENDING:
+            if _is_over(draft, item):
                 _end_again_if_forgotten(draft, item, "its disk is still kept after its end was accepted")
         case InstanceState.ENDING:
             draft.put_attempt(replace(item, machine=MachineState.HALTED))
             _rate(draft, attempt_id, MicroUsdPerHour(0), None)
             _take_back(draft, attempt_id, mine)
         case InstanceState.PENDING | InstanceState.RUNNING | InstanceState.UNKNOWN:
-            if item.state is AttemptState.ENDING:
+            if _is_over(draft, item):
                 prove(draft, attempt_id, at)
                 _end_again(draft, draft.attempt(attempt_id))
                 _meter_until_ended(draft, attempt_id, mine)
@@ -438,6 +442,12 @@ def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
             draft.machine_gone(attempt_id)
         case _:
             assert_never(mine.state)
+
+
+def _is_over(draft: Draft, item: Attempt) -> bool:
+    """Whether its machine is being ended, be it that its last words are still to be read."""
+    intent = None if item.ref is None else draft.intent(terminate_intent_id(item.ref))
+    return item.state is AttemptState.ENDING or (intent is not None and intent.is_open)
 
 
 def _meter_until_ended(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
@@ -535,11 +545,20 @@ def _absent(draft: Draft, attempt_id: AttemptId) -> None:
         draft.machine_gone(attempt_id)
         draft.end_attempt(attempt_id, EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
     elif item.stop is not None:
+        _book_until_missing(draft, item)
         draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
     elif item.notice_at is not None:
+        _book_until_missing(draft, item)
         draft.end_attempt(attempt_id, EndReason.PREEMPTED)
     else:
+        _book_until_missing(draft, item)
         draft.end_attempt(attempt_id, EndReason.HOST_LOST, "the provider lists it no more")
+
+
+def _book_until_missing(draft: Draft, item: Attempt) -> None:
+    """Book what is gone up to the first of the lists that lack it, however late it could be believed."""
+    if item.missing_since is not None and item.meter.since is not None and item.meter.since < item.missing_since:
+        draft.set_rate(item.id, MicroUsdPerHour(0), None, at=item.missing_since)
 
 
 def _watch_clocks(
@@ -558,11 +577,14 @@ def _watch_clocks(
         if glanced:
             draft.look_closer(attempt_id)
         else:
+            _book_until_missing(draft, item)
             draft.end_attempt(attempt_id, reason, detail)
 
-    if item.stop is not None and draft.now >= item.stop.deadline:
-        # An end needs the provider only: while the store is away it could not take another checkpoint either.
-        end(item.stop.reason, item.stop.detail)
+    if item.stop is not None and (draft.now >= item.stop.deadline or _never_spoke(item, item.stop, report)):
+        if report is None and draft.now < item.stop.deadline + READ_WITHIN:
+            _end_unread(draft, item, item.stop)
+        else:
+            end(item.stop.reason, item.stop.detail)
         return
     if item.stop is not None:
         draft.wake(item.stop.deadline)
@@ -583,6 +605,29 @@ def _watch_clocks(
             end(EndReason.PROVISION_TIMEOUT)
         else:
             draft.wake(late_at)
+
+
+def _never_spoke(item: Attempt, stop: StopOrder, report: HostReport | None) -> bool:
+    """Whether a look since the order found that there is nothing to wait for."""
+    if report is None or report.glance or report.looked_at < stop.ordered_at:
+        return False
+    return item.running_at is None and item.heartbeat_seen_at is None
+
+
+def _end_unread(draft: Draft, item: Attempt, stop: StopOrder) -> None:
+    """End the machine now, which needs the provider only, and the attempt once what it saved last can be read.
+
+    Nothing else can begin for its job meanwhile: a launch needs the store, too.
+    """
+    if item.ref is None or item.machine is MachineState.GONE:
+        return
+    reason = stop.reason.traits.sentence.format(detail=stop.detail or "no details")
+    intent = draft.intent(terminate_intent_id(item.ref))
+    if intent is None or not intent.is_open:
+        why = f"its time to save is over ({reason}); what it saved last is read once the checkpoint store answers"
+        draft.owe_termination(item.ref, item.key, item.id, why=why)
+        job = draft.job(item.id.job)
+        draft.move_job(job.id, job.state, why)
 
 
 def _look_when_late(draft: Draft, item: Attempt, seen_at: datetime) -> None:

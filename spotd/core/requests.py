@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.draft import Draft
@@ -24,6 +24,8 @@ def submit(world: World, job: Job, now: datetime) -> Plan:
     return draft.plan()
 
 
+LOOK_IS_FRESH: Final = timedelta(minutes=1)
+"""A machine that had not spoken so long ago has saved nothing yet."""
 _FOR_MONEY: Final = frozenset({EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED})
 """What was set aside for the end of such a machine is not to be exceeded."""
 
@@ -40,11 +42,12 @@ def stop_attempt(draft: Draft, item: Attempt, reason: EndReason, detail: str) ->
         deadline=draft.now + grace + draft.policy.save_allowance,
         limit=None if reason in _FOR_MONEY else draft.now + grace + draft.policy.save_limit,
     )
-    if item.running_at is None:
+    if item.running_at is None and not _may_have_run(item, draft.now):
         draft.put_attempt(replace(item, stop=order))
         draft.end_attempt(item.id, reason, detail)
         return
-    draft.put_attempt(replace(item, stop=order, state=AttemptState.STOPPING))
+    state = item.state if item.state is AttemptState.INTENDED else AttemptState.STOPPING
+    draft.put_attempt(replace(item, stop=order, state=state))
     draft.event(
         "attempt.stopping",
         f"told to save and stop: {reason.traits.sentence.format(detail=detail)}",
@@ -52,6 +55,12 @@ def stop_attempt(draft: Draft, item: Attempt, reason: EndReason, detail: str) ->
         reason=reason.value,
     )
     draft.wake(order.deadline)
+
+
+def _may_have_run(item: Attempt, now: datetime) -> bool:
+    """Whether its machine may have run and saved since it was read last: the daemon or the store may have been away."""
+    known = item.looked_at or item.launched_at or item.intended_at
+    return (item.ref is not None or item.outcome_unknown) and now - known > LOOK_IS_FRESH
 
 
 def cancel(world: World, job_id: JobId, now: datetime) -> Plan:

@@ -6,7 +6,8 @@ few are repeated at once, since the next offer may be better, and then the pause
 bought and lost. However many they are, they end no job: a preemption is not its fault. `failed_starts` counts those of
 them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the machine):
 each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress resets both: a new
-checkpoint, or a command that ran for a while.
+checkpoint, or a command that ran for a while. A job that saved before is known to start, so machines that are never
+heard are more likely mute hosts, or cannot write to the store: it bears several times as many of those.
 
 What is the host's, the offer's, the pool's, the account's or the provider's fault cools those down instead; see
 `outcomes` and `Draft`.
@@ -25,6 +26,8 @@ RAN_FOR_A_WHILE: Final = timedelta(minutes=5)
 """A command that ran so long did start."""
 GOT_SOMEWHERE: Final = timedelta(minutes=30)
 """A machine that ran so long was worth its launch, even without a checkpoint."""
+MUTE_FACTOR: Final = 4
+"""How many times more starts may fail of a job that has saved before, where nothing was heard of the machine."""
 TRIES_AT_ONCE: Final = 3
 RETRY_FIRST: Final = timedelta(seconds=5)
 RETRY_MAX: Final = timedelta(minutes=2)
@@ -39,6 +42,7 @@ BOUGHT_PER_HOUR_MAX: Final = 12
 _DOUBLINGS_MAX: Final = 20
 
 _COUNTED_AS_ERROR: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
+_MUTE: Final = frozenset({EndReason.PROVISION_TIMEOUT, EndReason.HOST_LOST})
 _NO_SETBACK: Final = frozenset(
     {
         EndReason.DONE,
@@ -97,7 +101,7 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
         idle_launches=idle,
         failed_starts=starts,
         not_before=now + pause if pause else None,
-        gives_up=reason.traits.is_failed_start and starts >= job.spec.retry_starts,
+        gives_up=reason.traits.is_failed_start and starts >= _starts_allowed(job, item, reason),
     )
 
 
@@ -106,6 +110,11 @@ def words_of_setback(back: Setback) -> str:
     if back.not_before is None or back.idle_launches <= TRIES_AT_ONCE:
         return ""
     return f"; {back.idle_launches} launches in a row came to nothing"
+
+
+def _starts_allowed(job: Job, item: Attempt, reason: EndReason) -> int:
+    mute = reason in _MUTE and item.heartbeat_seen_at is None
+    return job.spec.retry_starts * (MUTE_FACTOR if mute and job.checkpoints else 1)
 
 
 def pause_left(job: Job, now: datetime, longest: timedelta) -> timedelta:

@@ -42,7 +42,7 @@ from spotd.core.plans import applied, combine
 from spotd.core.reconcile import reconcile
 from spotd.core.retention import offered
 from spotd.core.sending import launch_sent
-from spotd.core.states import AttemptState, JobState
+from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.daemon import pluginvalues
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import Instance, Listing, Offer, ProviderName
@@ -503,10 +503,14 @@ class Daemon:
             self.world = replace(self.world, cooldowns=kept)
 
     def write_grants(self) -> None:
-        """Hosts of attempts that count may go on; those told to stop are told."""
+        """Hosts of attempts that count may go on, or are told to stop; those given up unseen must stop."""
         for item in self.world.attempts.values():
-            m = self.machine_of(item) if item.state.counts else None
+            given_up = item.end_reason is EndReason.LAUNCH_UNKNOWN
+            m = self.machine_of(item) if item.state.counts or given_up else None
             if m is None or m.silent_until is not None:
+                continue
+            if given_up:
+                m.leased_until = min(m.leased_until, self.true + GRANT_READ_EVERY)
                 continue
             m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING

@@ -224,9 +224,11 @@ class Nature:
     # --- for the oracles ---
 
     def live_spans(self) -> list[tuple[AttemptKey, datetime, datetime]]:
-        """When each machine could compute."""
+        """When each machine could compute: one whose image never speaks runs no command."""
         found = []
         for m in self.machines.values():
+            if m.dumb:
+                continue
             found.extend((m.key, a, b) for a, b in m.spans)
             if m.alive:
                 found.append((m.key, m.since, min(self.now, m.leased_until)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from spotd.core.model import JobId
+from spotd.core.model import Job, JobId
 from spotd.core.states import EndReason, JobState
 from spotd_providers.contract.values import AttemptKey
 from tests.sim.bounds import late, launches_bounded, rows_bounded
@@ -199,8 +199,18 @@ def jobs_lost(result: Result) -> Iterator[str]:
             may |= {JobState.EXPIRED}
         if result.shape.user and work.errors:
             may |= {JobState.SUCCEEDED, JobState.FAILED}  # a retry by the user forgives errors
+        if mute_to_the_last(result, job):
+            may |= {JobState.FAILED}
         if end.state not in may:
             yield f"{identity} ended {end.state}: {end.reason}"
+
+
+def mute_to_the_last(result: Result, job: Job) -> bool:
+    """Whether the job saved nothing on any machine, and as many as it may try in a row could not be heard."""
+    made = result.daemon.attempts_of.get(job.id, {}).values()
+    had = [m for item in sorted(made, key=lambda a: a.id.number) for m in machines_of(result, item.key)]
+    last = had[-job.spec.retry_starts :]
+    return not any(m.saved for m in had) and all(m.dumb or m.quiet_spans for m in last)
 
 
 def cancels_lost(result: Result) -> Iterator[str]:

@@ -64,7 +64,10 @@ def believes_when_it_was_made() -> AbstractContextManager[None]:
     def wrong(_item: Any, created_at: datetime | None, now: datetime, default: datetime) -> datetime:
         return min(created_at or default, now)
 
-    return patched((outcomes, "began", wrong), (reconcile, "began", wrong))
+    def unseen(drafted: Any, item: Any, created_at: datetime | None) -> datetime:
+        return wrong(item, created_at, drafted.now, item.intended_at)
+
+    return patched((outcomes, "began", wrong), (reconcile, "began_unseen", unseen))
 
 
 # --- in admission: what is promised counts ---
