@@ -1,6 +1,6 @@
 """The effective price of an offer for one job: what the hour will really cost, term by term.
 
-    total = fee x (gpu + disk_GB x storage / 720) + upload + restore
+    total = fee x (gpu + disk_GB x storage / 720 + what is fixed of it) + upload + restore
 
 `upload` is the checkpoint traffic a job makes per hour, `restore` the one-time download spread over the stay that is
 expected. Every term is rounded up to a micro-dollar.
@@ -70,7 +70,7 @@ def _up(numerator: int, denominator: int) -> int:
 
 
 def storage_per_hour(offer: Offer, disk_gb: int) -> MicroUsdPerHour:
-    return MicroUsdPerHour(_up(offer.storage_price * disk_gb, HOURS_PER_STORAGE_MONTH))
+    return MicroUsdPerHour(_up(offer.storage_price * disk_gb, HOURS_PER_STORAGE_MONTH) + offer.storage_fixed)
 
 
 def _traffic(bytes_per_hour: int, price: MicroUsdPerGb) -> MicroUsdPerHour:
@@ -86,7 +86,7 @@ def usual_bid(offer: Offer, headroom_ppm: int) -> MicroUsdPerHour:
 
 def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int, gpu_price: int) -> int:
     """The effective price alone, in micro-dollars per hour; equals `breakdown(...).total` without building it."""
-    base = gpu_price + _up(offer.storage_price * needs.disk_gb, HOURS_PER_STORAGE_MONTH)
+    base = gpu_price + _up(offer.storage_price * needs.disk_gb, HOURS_PER_STORAGE_MONTH) + offer.storage_fixed
     total = base + _up(base * (fee_ppm - PPM), PPM)
     if needs.upload_bytes_per_hour:
         total += _traffic(needs.upload_bytes_per_hour, offer.upload_price)

@@ -231,6 +231,7 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
     _whole(row.gpu_count, "gpu_count", low=1, high=GPUS_MAX)
     _price(row.gpu_price, "gpu_price")
     _price(row.storage_price, "storage_price")
+    _price(row.storage_fixed, "storage_fixed")
     _price(row.upload_price, "upload_price")
     _price(row.download_price, "download_price")
     if row.disk_gb_max is not None:

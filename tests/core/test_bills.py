@@ -16,7 +16,7 @@ from spotd.core.metering import job_spent, on_demand_spent, settled, spent
 from spotd.core.model import Attempt, ExitCause, HostReport, JobId, MachineState, Meter, World
 from spotd.core.outcomes import launched, terminate_accepted
 from spotd.core.plans import applied
-from spotd.core.pricing import needs_of, quote
+from spotd.core.pricing import needs_of, quote, total_per_hour
 from spotd.core.reconcile import reconcile
 from spotd.core.sending import LaunchOutcome, launch_contained
 from spotd.core.states import AttemptState, EndReason
@@ -193,6 +193,18 @@ def test_a_machine_that_starts_costs_its_disk_where_only_what_runs_is_billed() -
     # It began to run at some instant between the last two listings.
     most = cost(MicroUsdPerHour(10_000), 10 * MINUTE) + cost(agreed.price.total, MINUTE)
     assert spent(the(world), NOW + 11 * MINUTE) in range(most, most + 2)
+
+
+def test_what_is_billed_with_the_disk_is_booked_from_the_launch_and_counts_for_the_ceiling() -> None:
+    sold = offer(storage_price=DISK, storage_fixed=MicroUsdPerHour(5_000))
+    needs = needs_of(job(), shop_policy())
+    agreed = quote(sold, needs, 1_000_000, NOW)
+    without = quote(replace(sold, storage_fixed=MicroUsdPerHour(0)), needs, 1_000_000, NOW)
+    assert agreed.price.total == total_per_hour(sold, needs, 1_000_000, sold.gpu_price) == without.price.total + 5_000
+    before = with_rules(world_with(AttemptState.INTENDED, intended_at=NOW, quote=agreed), bills_from_running=True)
+    made = replace(instance(InstanceState.PENDING), created_at=NOW)
+    world = applied(before, launched(before, the(before).id, made, NOW))
+    assert spent(the(world), NOW + 10 * MINUTE) == cost(MicroUsdPerHour(15_000), 10 * MINUTE)
 
 
 def test_the_first_sign_of_life_of_its_host_begins_the_bill_as_well() -> None:

@@ -102,7 +102,7 @@ def journey(tmp_path: Path, weed: Weed) -> None:
         assert_secrets_are_kept(found, store, job, attempt=2)
         (interrupted,) = found.aws.instances.values()
         for pool in POOLS:
-            found.aws.set_price(pool, "0.49")
+            found.aws.set_price(pool, "0.46")
         prefix = f"jobs/{job}/attempts/2/checkpoints/"
         before = {info.key for info in store.list(prefix)}
         found.aws.interrupt(interrupted.instance_id)

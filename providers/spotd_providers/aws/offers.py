@@ -10,7 +10,7 @@ from spotd_providers.aws.advisor import Band
 from spotd_providers.aws.hardware import Hardware
 from spotd_providers.aws.ondemand import OnDemandPrices
 from spotd_providers.aws.quotas import family_quota, region_quota
-from spotd_providers.aws.region import Pool
+from spotd_providers.aws.region import IMAGE_GB, Pool
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.wire import PriceRow, read, spot_price
 from spotd_providers.contract.money import (
@@ -32,9 +32,21 @@ from spotd_providers.contract.values import (
 PROVIDER: Final = ProviderName("aws")
 GP3_PRICE: Final = MicroUsdPerGbMonth(80_000)
 """Of a general purpose disk in us-east-1; other regions are up to a half dearer, a cent per hour for 100 GB."""
+GP3_MB_PER_S_FREE: Final = 125
+THROUGHPUT_PRICE: Final = 40_000
+"""Micro-dollars per MB/s and month beyond what is free."""
+ADDRESS_PRICE: Final = 5_000
+"""Micro-dollars per hour of a public IPv4 address, which each machine has."""
+HOURS_PER_MONTH: Final = 720
 DISK_GB_MAX: Final = 16_000
 LINUX: Final = frozenset({"Linux/UNIX", "Linux/UNIX (Amazon VPC)"})
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def storage_fixed(image_gb: int, mb_per_s: int) -> MicroUsdPerHour:
+    """What AWS bills for each machine besides the disk that its job asked for, rounded up."""
+    monthly = GP3_PRICE * image_gb + THROUGHPUT_PRICE * max(0, mb_per_s - GP3_MB_PER_S_FREE)
+    return MicroUsdPerHour(-(-monthly // HOURS_PER_MONTH) + ADDRESS_PRICE)
 
 
 def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], list[Rejected]]:
@@ -69,12 +81,14 @@ def spot_offers(
     settings: AwsSettings,
     scores: Mapping[Pool, int],
     bands: Mapping[tuple[str, str], Band] | None = None,
+    *,
+    image_gb: int = IMAGE_GB,
 ) -> tuple[list[Offer], list[Rejected]]:
     """Every priced pool, offered or rejected with a reason: `zones` are those that machines can be launched in.
 
     `scores` say how likely AWS gives a machine there, `bands` how often types are interrupted in their regions.
     """
-    return _offers(prices, Market.SPOT, kinds, zones, on_demand, settings, scores, bands or {})
+    return _offers(prices, Market.SPOT, kinds, zones, on_demand, settings, scores, bands or {}, image_gb)
 
 
 def on_demand_offers(
@@ -83,6 +97,8 @@ def on_demand_offers(
     zones: Collection[str],
     on_demand: OnDemandPrices,
     settings: AwsSettings,
+    *,
+    image_gb: int = IMAGE_GB,
 ) -> tuple[list[Offer], list[Rejected]]:
     """Every pool that exists, at its list price, or rejected because none is known."""
     priced: dict[Pool, MicroUsdPerHour] = {}
@@ -93,7 +109,7 @@ def on_demand_offers(
             rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=on_demand.absence()))
         else:
             priced[pool] = price
-    offers, more = _offers(priced, Market.ON_DEMAND, kinds, zones, on_demand, settings, {}, {})
+    offers, more = _offers(priced, Market.ON_DEMAND, kinds, zones, on_demand, settings, {}, {}, image_gb)
     return offers, [*rejected, *more]
 
 
@@ -111,6 +127,7 @@ def _offers(
     settings: AwsSettings,
     scores: Mapping[Pool, int],
     bands: Mapping[tuple[str, str], Band],
+    image_gb: int,
 ) -> tuple[list[Offer], list[Rejected]]:
     offers: list[Offer] = []
     rejected: list[Rejected] = []
@@ -144,6 +161,7 @@ def _offers(
                 pays_bid=False,
                 on_demand_price=on_demand.price(pool[0]),
                 storage_price=GP3_PRICE,
+                storage_fixed=storage_fixed(image_gb, settings.volume_mb_per_s),
                 upload_price=egress,
                 region=on_demand.region,
                 cpus=float(kind.cpus) if kind.cpus is not None else None,

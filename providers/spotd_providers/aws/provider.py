@@ -308,18 +308,21 @@ class AwsProvider:
 
     async def _offers_of(self, region: Region, query: OfferQuery) -> tuple[list[Offer], list[Rejected]]:
         kinds, subnets, on_demand = await region.kinds(), await region.subnets(), await region.on_demand()
+        image_gb = await region.image_gb()
         offers: list[Offer] = []
         rejected = list(kinds.rejected)
         if Market.SPOT in query.markets:
             prices, odd = current_prices(await region.price_rows())
             self._prices.update(prices)
             scores = await region.scores.get()
-            good, bad = spot_offers(prices, kinds.usable, subnets, on_demand, self._settings, scores, self._bands)
+            good, bad = spot_offers(
+                prices, kinds.usable, subnets, on_demand, self._settings, scores, self._bands, image_gb=image_gb
+            )
             offers += good
             rejected += [*odd, *bad]
         if Market.ON_DEMAND in query.markets:
             pools = [pool for pool in await region.pools() if pool[0] in kinds.usable]
-            good, bad = on_demand_offers(pools, kinds.usable, subnets, on_demand, self._settings)
+            good, bad = on_demand_offers(pools, kinds.usable, subnets, on_demand, self._settings, image_gb=image_gb)
             offers += good
             rejected += bad
         return offers, rejected

@@ -58,6 +58,10 @@ class Kinds:
     rejected: tuple[Rejected, ...]
 
 
+IMAGE_GB: Final = 45
+"""Of the image's own disk, until AWS has told it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineImage:
     """What a machine boots from: its root disk cannot be smaller than `disk_gb`, and it may bring other disks along."""
@@ -120,6 +124,13 @@ class Region:
             RequestRejected: the settings name no image that exists here.
         """
         return await self._image.get()
+
+    async def image_gb(self) -> int:
+        """What the image's own disk takes of each machine's; a usual size where AWS does not tell, as a launch will."""
+        try:
+            return (await self._image.get()).disk_gb
+        except ProviderError:
+            return IMAGE_GB
 
     async def price_rows(self, pool: Pool | None = None) -> Sequence[Any]:
         """The rows that tell the spot price in force in every zone, or in one pool."""

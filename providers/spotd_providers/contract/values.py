@@ -35,6 +35,7 @@ carries is the daemon's business."""
 
 CAPACITY_SCORE_MAX: Final = 10
 FREE_STORAGE: Final = MicroUsdPerGbMonth(0)
+NOTHING_FIXED: Final = MicroUsdPerHour(0)
 FREE_TRAFFIC: Final = MicroUsdPerGb(0)
 
 
@@ -67,6 +68,8 @@ class Offer:
         gpu_price: whole machine, GPU part only, before the marketplace's fee. For a bid market: the bid to place.
         on_demand_price: GPU part of the same hardware sold on-demand, where known (the receipt's comparison).
         pays_bid: in a bid market, whether a machine bills what was bid (vast.ai) or the market's price (AWS).
+        storage_fixed: what is billed with the disk whatever its size, from launch to end: the disk that a machine
+            image takes itself, an address.
         disk_gb_max: largest disk that can be asked for; `None` where there is no limit worth naming.
         capacity_score: 1 to 10, how likely the provider says a launch is to succeed now; `None` where it does not say.
         hazard_ppm: how many machines of this kind are taken away in a million hours, where somebody says; a prior.
@@ -88,6 +91,7 @@ class Offer:
     pays_bid: bool = False
     on_demand_price: MicroUsdPerHour | None = None
     storage_price: MicroUsdPerGbMonth = FREE_STORAGE
+    storage_fixed: MicroUsdPerHour = NOTHING_FIXED
     upload_price: MicroUsdPerGb = FREE_TRAFFIC
     download_price: MicroUsdPerGb = FREE_TRAFFIC
     region: str = ""

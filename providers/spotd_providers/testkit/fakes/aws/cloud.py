@@ -30,6 +30,8 @@ from spotd_providers.testkit.fakes.aws.wire import Refusal
 ACCESS_KEY: Final = "AKIAFAKEFAKEFAKEFAKE"
 NOTICE: Final = timedelta(minutes=2)
 GP3_MICRO_USD_PER_GB_MONTH: Final = 80_000
+GP3_MICRO_USD_PER_MB_PER_S_MONTH: Final = 40_000
+ADDRESS_MICRO_USD_PER_HOUR: Final = 5_000
 _NOTHING: Final = MicroUsdPerHour(0)
 # What a machine calls to end itself; a process of this computer must never reach the real one.
 _OFF: Final = "powered-off"
@@ -223,6 +225,7 @@ class Ec2Cloud:
         spot: bool,
         max_price: MicroUsdPerHour | None,
         behaviour: str,
+        volume_mb_per_s: int = 125,
     ) -> FakeInstance:
         """A machine is `pending`.
 
@@ -247,7 +250,14 @@ class Ec2Cloud:
             if spot and price is not None and max_price is not None and max_price < price:
                 raise Refusal("SpotMaxPriceTooLow", "Your Spot request price is lower than the minimum required.")
             instance = self._new(
-                kind, zone, image=image, token=token, tags=tags, user_data=user_data, volume_gb=volume_gb
+                kind,
+                zone,
+                image=image,
+                token=token,
+                tags=tags,
+                user_data=user_data,
+                volume_gb=volume_gb,
+                volume_mb_per_s=volume_mb_per_s,
             )
             instance.behaviour = behaviour
             if spot:
@@ -321,7 +331,16 @@ class Ec2Cloud:
         raise Refusal("VcpuLimitExceeded", "You have requested more vCPU capacity than your current vCPU limit.")
 
     def _new(
-        self, kind: Kind, zone: Zone, *, image: str, token: str, tags: Mapping[str, str], user_data: str, volume_gb: int
+        self,
+        kind: Kind,
+        zone: Zone,
+        *,
+        image: str,
+        token: str,
+        tags: Mapping[str, str],
+        user_data: str,
+        volume_gb: int,
+        volume_mb_per_s: int = 125,
     ) -> FakeInstance:
         instance = FakeInstance(
             instance_id=f"i-{next(self._ids):017x}",
@@ -335,7 +354,9 @@ class Ec2Cloud:
             launched_at=self.clock.now(),
         )
         self.instances[instance.instance_id] = instance
-        disk = MicroUsdPerHour(-(-volume_gb * GP3_MICRO_USD_PER_GB_MONTH // 720))
+        throughput = max(0, volume_mb_per_s - 125) * GP3_MICRO_USD_PER_MB_PER_S_MONTH
+        monthly = volume_gb * GP3_MICRO_USD_PER_GB_MONTH + throughput
+        disk = MicroUsdPerHour(-(-monthly // 720) + ADDRESS_MICRO_USD_PER_HOUR)
         label = instance.label or ""
         self.ledger.open(instance.instance_id, label, at=instance.launched_at, compute=_NOTHING, storage=disk)
         return instance
