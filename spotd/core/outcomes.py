@@ -25,7 +25,7 @@ from spotd.core.model import (
     World,
     launch_intent_id,
 )
-from spotd.core.sending import not_sent, window_end
+from spotd.core.sending import RESTARTED, doubt_launch, not_sent, tell_doubt, window_end
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance
@@ -215,40 +215,26 @@ def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: dateti
         draft.put_intent(
             replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=window_end(draft, item.provider))
         )
-    _doubt(draft, item, f"the answer to the launch was lost ({detail})")
+    tell_doubt(draft, item, f"the answer to the launch was lost ({detail})")
     return draft.plan()
 
 
-def _doubt(draft: Draft, item: Attempt, what: str) -> None:
-    """The machine is looked for, and the job says what it waits for."""
-    draft.event("launch.unknown", f"{what}; looking for the machine by its key", attempt=item.id)
-    draft.look_again(item.provider)
-    job = draft.job(item.id.job)
-    if job.state is JobState.PROVISIONING:
-        span = int((window_end(draft, item.provider) - draft.now).total_seconds())
-        why = f"{what}; for {span} s {item.provider} is searched for the machine, and no other is launched"
-        draft.move_job(job.id, job.state, why)
-
-
-def after_restart(world: World, now: datetime) -> Plan:
+def after_restart(world: World, now: datetime, *, asks_store: bool = False) -> Plan:
     """Launches that a former process sent have an unknown outcome; those that waited for their turn were never made.
 
     Terminate orders are simply given again.
+
+    Args:
+        asks_store: the state may be older than the store, which is asked which launches were never made.
     """
     draft = Draft(world, now)
     for intent in draft.intents():
         attempt = None if intent.attempt is None else world.attempts.get(intent.attempt)
         if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and attempt is not None:
-            not_sent(draft, attempt, intent, "spotd was restarted before its turn came")
-        elif intent.kind is IntentKind.LAUNCH and intent.state is IntentState.SENT and intent.attempt is not None:
-            not_before = window_end(draft, intent.provider)
-            draft.put_intent(
-                replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before)
-            )
-            item = world.attempts.get(intent.attempt)
-            if item is not None:
-                draft.put_attempt(replace(item, outcome_unknown=True))
-                _doubt(draft, item, "spotd was restarted during the launch")
+            if not asks_store:
+                not_sent(draft, attempt, intent, RESTARTED)
+        elif intent.kind is IntentKind.LAUNCH and intent.state is IntentState.SENT:
+            doubt_launch(draft, attempt, intent)
         elif intent.kind is IntentKind.TERMINATE:
             # An order that was never tried only waits for a provider to take the machine itself.
             due = intent.not_before if intent.tries == 0 else None

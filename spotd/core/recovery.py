@@ -9,7 +9,7 @@ found by its key; the lower ones count as used, and their machines, if any are l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -31,7 +31,7 @@ from spotd.core.model import (
     launch_intent_id,
 )
 from spotd.core.retention import with_fresh
-from spotd.core.sending import window_end
+from spotd.core.sending import RESTARTED, doubt_launch, not_sent, window_end
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey
@@ -98,9 +98,28 @@ def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
     )
 
 
-def recover(world: World, surveys: Sequence[Survey], now: datetime) -> Plan:
-    """Numbers go on after the highest that was ever used, newer checkpoints and the newest machine are taken in."""
+def unsent(world: World) -> frozenset[AttemptId]:
+    """The attempts whose launch was owed when the process ended, and not sent as far as this state knows."""
+    return frozenset(
+        t.attempt
+        for t in world.intents.values()
+        if t.kind is IntentKind.LAUNCH and t.state is IntentState.OPEN
+        if t.attempt is not None and t.attempt in world.attempts
+    )
+
+
+def recover(
+    world: World, surveys: Sequence[Survey], now: datetime, unsent: Mapping[AttemptId, bool] | None = None
+) -> Plan:
+    """Numbers go on after the highest that was ever used, newer checkpoints and the newest machine are taken in.
+
+    Args:
+        unsent: launches that were not sent as far as this state knows. One that some life has prepared may have been
+            sent by it; the others were never made.
+    """
     draft = Draft(world, now)
+    for identity, was_prepared in (unsent or {}).items():
+        _settle_unsent(draft, identity, was_prepared=was_prepared)
     for survey in surveys:
         job = world.jobs.get(survey.job)
         fresh = [one for one in survey.unknown if job is not None and one.number > job.attempts_made]
@@ -110,11 +129,23 @@ def recover(world: World, surveys: Sequence[Survey], now: datetime) -> Plan:
     return draft.plan()
 
 
+def _settle_unsent(draft: Draft, identity: AttemptId, *, was_prepared: bool) -> None:
+    item = next((a for a in draft.attempts() if a.id == identity), None)
+    intent = None if item is None else draft.intent(launch_intent_id(item.key))
+    if item is None or intent is None or intent.state is not IntentState.OPEN:
+        return
+    if was_prepared:
+        doubt_launch(draft, item, intent)
+    else:
+        not_sent(draft, item, intent, RESTARTED)
+
+
 def _recover_job(draft: Draft, job: Job, fresh: Sequence[Unknown], checkpoints: Sequence[Checkpoint]) -> None:
     highest = fresh[-1].number
     counting = next((a for a in draft.attempts() if a.id.job == job.id and a.state.counts), None)
     if counting is not None:
         detail = f"the state is older than the store, which knows attempt {highest}, launched after this one was over"
+        _book_until_next(draft, counting, fresh)
         draft.end_attempt(counting.id, EndReason.HOST_LOST, detail)
     known = {c.manifest_key for c in job.checkpoints}
     item = draft.job(job.id)
@@ -132,9 +163,24 @@ def _recover_job(draft: Draft, job: Job, fresh: Sequence[Unknown], checkpoints: 
         attempts_made=highest,
         checkpoints=max(0, count),
     )
+    item = draft.job(job.id)
+    if item.state.is_final or job.cancel_requested:
+        return
     attempt = attempt_of(draft.policy, job.id, fresh[-1])
-    if attempt is not None and not job.cancel_requested and not draft.job(job.id).state.is_final:
+    if attempt is not None:
         _look_for(draft, attempt)
+        return
+    # Where its machine is, if it has one, nobody knows: no other may compute before its lease is over.
+    lasts = draft.policy.lease + item.spec.checkpoint.stop_grace + draft.policy.save_allowance
+    draft.put_job(replace(item, not_before=draft.now + lasts))
+
+
+def _book_until_next(draft: Draft, item: Attempt, fresh: Sequence[Unknown]) -> None:
+    """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on."""
+    next_at = next((one.record.intended_at for one in fresh if one.record is not None), draft.now)
+    known = item.meter.until
+    if item.meter.since is not None and next_at < draft.now and (known is None or next_at < known):
+        draft.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))
 
 
 def _look_for(draft: Draft, attempt: Attempt) -> None:

@@ -3,7 +3,8 @@
 Theory. A launch is owed from its commit on, but a provider takes few calls at once, so it may wait for its turn for
 minutes. Whether its job still wants the machine is asked again at the last moment, in the commit that records that the
 call is made now. So after any end of the process an intent that is still OPEN was certainly never sent, and only one
-that is SENT has an unknown outcome.
+that is SENT has an unknown outcome. Only a state that is older than the store may lack that a launch was sent, so at a
+start the store is asked which of those that are OPEN were ever prepared (`spotd.core.recovery`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from spotd.core.model import (
 )
 from spotd.core.proof import proven_until
 from spotd.core.quarantine import quarantine
-from spotd.core.states import EndReason
+from spotd.core.states import EndReason, JobState
 from spotd_providers.contract.values import Instance, ProviderName
 
 WINDOW_DEFAULT: Final = timedelta(minutes=3)
+RESTARTED: Final = "spotd was restarted before its turn came"
 
 
 def launch_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
@@ -55,6 +57,26 @@ def not_sent(draft: Draft, item: Attempt, intent: Intent, why: str) -> None:
     draft.machine_gone(item.id)
     draft.put_intent(replace(intent, state=IntentState.FAILED, error=f"not sent: {why}"))
     draft.end_attempt(item.id, EndReason.NOT_SENT, why)
+
+
+def tell_doubt(draft: Draft, item: Attempt, what: str) -> None:
+    """The machine is looked for, and the job says what it waits for."""
+    draft.event("launch.unknown", f"{what}; looking for the machine by its key", attempt=item.id)
+    draft.look_again(item.provider)
+    job = draft.job(item.id.job)
+    if job.state is JobState.PROVISIONING:
+        span = int((window_end(draft, item.provider) - draft.now).total_seconds())
+        why = f"{what}; for {span} s {item.provider} is searched for the machine, and no other is launched"
+        draft.move_job(job.id, job.state, why)
+
+
+def doubt_launch(draft: Draft, item: Attempt | None, intent: Intent) -> None:
+    """A former life of the process has sent this launch, or may have."""
+    not_before = window_end(draft, intent.provider)
+    draft.put_intent(replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before))
+    if item is not None:
+        draft.put_attempt(replace(item, outcome_unknown=True))
+        tell_doubt(draft, item, "spotd was restarted during the launch")
 
 
 class LaunchOutcome(StrEnum):

@@ -326,6 +326,7 @@ class _Daemon:
             look_every_s=look_every_s,
             succeeded=secrets.remove,
             look_at=leasing.look_at,
+            asks_store=True,
         )
         self.brain.only_reconciles = True
         self.housekeeping = Housekeeping(database, clock=clock, log=logs.get("housekeeping"))

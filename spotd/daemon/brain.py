@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -83,7 +84,9 @@ class Brain:
         look_every_s: float = LOOK_SHARED_S,
         succeeded: Callable[[JobId], None] = lambda _job: None,
         look_at: Callable[[Mapping[ProviderName, Listing], World | None], None] = lambda _listings, _world: None,
+        asks_store: bool = False,
     ) -> None:
+        self._asks_store = asks_store
         self._commits = commits
         self._succeeded = succeeded
         self._look_at = look_at
@@ -124,7 +127,9 @@ class Brain:
             StoreError: the state cannot be written, so nothing may begin.
         """
         committed = await self._commits.commit(
-            after_restart, (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT), contain=True
+            partial(after_restart, asks_store=self._asks_store),
+            (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT),
+            contain=True,
         )
         self._adopted = True
         self._publish(committed)

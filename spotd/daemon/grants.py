@@ -18,13 +18,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd.core.model import Attempt, AttemptId, Fallback, Job, Policy
-from spotd.core.recovery import record_of
 from spotd.daemon import layout
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.offers import Offers
 from spotd.daemon.secretfiles import SecretFiles
-from spotd.daemon.survey import record_bytes
-from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError
+from spotd.daemon.survey import use_number
+from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.wire.fields import beat_name
@@ -77,10 +76,6 @@ class RunnerBundle:
         return hashlib.sha256(self.data).hexdigest()
 
 
-class NumberUsed(StoreError):
-    """A job's attempt of this number was prepared before: its machine and what it wrote may exist."""
-
-
 class Grants:
     """Builds and writes grants. Synchronous: called from worker threads, and inline in virtual time."""
 
@@ -127,22 +122,9 @@ class Grants:
             json.dumps(spec_to_json(job.spec), indent=1).encode(),
             (CrashPoint.BEFORE_PUT_SPEC, CrashPoint.AFTER_PUT_SPEC),
         )
-        self._use_number(attempt)
+        use_number(self._objects, attempt)
         self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))
         return self._grant_url(attempt.id, self._wall.now() + LIFE)
-
-    def _use_number(self, attempt: Attempt) -> None:
-        """The number is this launch's alone, whatever another life or another daemon believes.
-
-        Raises:
-            NumberUsed: it was used before, by a life that this state does not know.
-        """
-        key = layout.launch_key(attempt.id.job, attempt.id.number)
-        try:
-            self._objects.put(key, record_bytes(record_of(attempt)), create_only=True)
-        except Conflict as exc:
-            number = attempt.id.number
-            raise NumberUsed(f"attempt {number} of this job was launched before, by another life of spotd") from exc
 
     def passed_over(self, attempt: AttemptId) -> tuple[Fallback, ...]:
         """What should have been offered to this attempt and could not be, told once."""

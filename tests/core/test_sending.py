@@ -9,6 +9,7 @@ import pytest
 from spotd.core.model import AttemptId, IntentState, JobId, MachineState, World, launch_intent_id
 from spotd.core.outcomes import after_restart
 from spotd.core.plans import applied
+from spotd.core.recovery import recover, unsent
 from spotd.core.requests import cancel
 from spotd.core.sending import launch_sent
 from spotd.core.states import AttemptState, EndReason, JobState
@@ -55,6 +56,20 @@ def test_a_launch_is_not_sent_while_launches_are_paused_and_its_job_waits_for_it
 def test_of_a_launch_that_is_owed_no_more_nothing_is_sent(*, known: bool) -> None:
     world = owed(IntentState.UNKNOWN) if known else replace(owed(), attempts={}, intents={})
     assert launch_sent(world, FIRST, NOW).is_empty
+
+
+def test_a_launch_that_another_life_prepared_is_searched_for_though_the_state_never_sent_it() -> None:
+    world = applied(owed(), after_restart(owed(), NOW, asks_store=True))
+    assert [t.state for t in world.intents.values()] == [IntentState.OPEN], "the store has not told yet"
+    assert unsent(world) == {FIRST}
+    never = recover(world, (), NOW, {FIRST: False})
+    assert never.attempts[FIRST].end_reason is EndReason.NOT_SENT
+    prepared = recover(world, (), NOW, {FIRST: True})
+    assert prepared.attempts[FIRST].outcome_unknown
+    assert prepared.attempts[FIRST].state is AttemptState.INTENDED
+    [intent] = prepared.intents.values()
+    assert (intent.state, intent.not_before is not None) == (IntentState.UNKNOWN, True)
+    assert recover(applied(world, prepared), (), NOW, {FIRST: False}).is_empty, "what has an outcome is left alone"
 
 
 def test_after_a_restart_only_what_was_sent_is_unknown() -> None:

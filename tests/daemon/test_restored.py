@@ -178,6 +178,18 @@ async def test_nothing_is_bought_before_the_store_was_asked(tmp_path: Path, monk
         await rig.until(lambda: bool(rig.shop.requests))
 
 
+async def test_checkpoints_are_found_though_many_launches_in_a_row_were_refused_after_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rig, name = await two_more_attempts(world)
+    record = rig.objects.get(layout.launch_key(name, 3), bytes_max=100_000)
+    for number in range(4, 30):
+        fresh = record.replace(b"spotd-lab-j1-3", f"spotd-lab-j1-{number}".encode())
+        rig.objects.put(layout.launch_key(name, number), fresh)
+    await surveyor(rig).run()
+    assert rig.job(name).attempts_made == 29
+    assert [c.name for c in rig.job(name).checkpoints] == ["u003", "u002", "u001"]
+
+
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"\xff", b'{"key": 1}', b'{"key":"x","quote":{}}'])
 async def test_a_record_that_cannot_be_read_still_uses_its_number(tmp_path: Path, raw: bytes) -> None:
     rig = Rig(tmp_path)
@@ -187,6 +199,9 @@ async def test_a_record_that_cannot_be_read_still_uses_its_number(tmp_path: Path
     await found.run()
     assert rig.job(name).attempts_made == 7
     assert rig.attempts(name) == ()
+    waits_until = rig.job(name).not_before
+    assert waits_until is not None, "its machine may compute until its lease is over"
+    assert waits_until > rig.clock.now() + rig.policy.current.lease
 
 
 async def test_a_record_that_names_another_key_is_not_believed(tmp_path: Path) -> None:

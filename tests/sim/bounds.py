@@ -113,6 +113,8 @@ def late(result: Result) -> Iterator[str]:
     bound = result.calm_at + 3 * rounds * longest + HOUR
     if Hazard.GPUS in result.shape.hazards:
         bound += 2 * rounds * longest
+    if Hazard.REVOKED in result.shape.hazards:  # what is in the account blocks until its owner gives it up
+        bound += 33 * HOUR
     if Hazard.TWIN in result.shape.hazards:  # the jobs of the other one need the same hosts
         bound += 4 * (timedelta(minutes=result.shape.need[1]) + BOOT)
     if result.ended_at > bound:
@@ -125,5 +127,5 @@ def wanted(result: Result) -> Counter[int]:
 
 def rounds_of(result: Result, gpus: int) -> int:
     """How often all hosts that fit must be used so that each job of this kind has had one."""
-    hosts = sum(1 for c in result.clouds for h in c.hosts if h.offer.gpu_count == gpus)
+    hosts = sum(1 for c in result.clouds for h in c.hosts if h.offer.gpu_count == gpus and c.revoked is None)
     return -(-wanted(result)[gpus] // max(1, hosts))

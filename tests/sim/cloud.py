@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
+from spotd.core.outcomes import LaunchFailure
 from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -73,7 +74,7 @@ class Cloud(Nature):
     """One provider. `machines` is its whole history; `down` is an outage of its interface, machines go on."""
 
     def __init__(self, name: str, hosts: int, rng: Random, now: datetime, trade: Trade) -> None:
-        super().__init__(name, rng, now, trade.fee_ppm)
+        super().__init__(name, rng, now, trade.fee_ppm, ends_itself=trade.ends_itself)
         self.trade = trade
         self.down = False
         self.dead = False
@@ -89,6 +90,10 @@ class Cloud(Nature):
         """When the lists were begun that lied."""
         self.read: list[tuple[datetime, datetime]] = []
         """When complete and true lists were begun, and when the daemon had decided on one with a look at its hosts."""
+        self.revoked: datetime | None = None
+        """Since when the account is dead for ever."""
+        self.refuses: LaunchFailure | None = None
+        """Why every launch is refused."""
         self.spoil: Callable[[Instance], Instance] | None = None
         """What a faulty plugin makes of a row."""
         self.lost: Callable[[], None] = lambda: None
@@ -174,6 +179,8 @@ class Cloud(Nature):
         if self.rng.random() < self.faults.lose_launch_before:
             self.lost()
             raise LostAnswer
+        if self.refuses is not None:
+            raise Refused(self.refuses)
         busy = any(m.host is host and m.alive for m in self.active.values())
         if busy or self.rng.random() < self.faults.refuse_launch or host.price > price_max:
             raise Refused

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core import dating, outcomes, requests
+from spotd.core import dating, forgetting, outcomes, requests
 from spotd.core.cooling import COOLDOWNS_REMEMBERED
 from spotd.core.dating import Anchor, dated, wants_new_date
 from spotd.core.decide import decide
@@ -44,11 +44,14 @@ from spotd.core.retention import offered
 from spotd.core.sending import launch_sent
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.daemon import pluginvalues
+from spotd.daemon.survey import NOT_DONE, use_number
+from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
-from spotd_providers.contract.values import Instance, Listing, Offer, ProviderName
+from spotd_providers.contract.values import AttemptKey, Instance, Listing, Offer, ProviderName
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud, owner_of
 from tests.sim.machines import AccountDead, CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
+from tests.sim.records import Records, surveyed
 
 EPOCH = datetime(2026, 1, 5, 12, tzinfo=UTC)
 CALL_TIMEOUT = timedelta(seconds=90)
@@ -57,6 +60,7 @@ GRANT_READ_EVERY = timedelta(seconds=30)
 COMMIT_AGAIN = timedelta(seconds=15)
 END_UNSAVED_EVERY = timedelta(minutes=1)
 CLOCK_COMPARED_EVERY = timedelta(seconds=30)
+SURVEY_AGAIN = timedelta(seconds=10)
 BOOT_ID = "one uptime"
 DOWN, KEY_REFUSED = "down", "the key is refused"
 """What a provider says that refuses every job."""
@@ -89,7 +93,8 @@ class Told:
 
     events: list[str] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
-    resumes: list[tuple[JobId, timedelta, timedelta]] = field(default_factory=list)
+    resumes: list[tuple[JobId, timedelta, timedelta, timedelta]] = field(default_factory=list)
+    """Of which job, from where, and from where at least and at most it had to be."""
     cancels: dict[JobId, datetime] = field(default_factory=dict)
     retries: defaultdict[JobId, list[datetime]] = field(default_factory=lambda: defaultdict(list))
     sent: dict[AttemptId, datetime] = field(default_factory=dict)
@@ -101,6 +106,14 @@ class Told:
     """Keys of machines of another install that were ended."""
     full: list[tuple[datetime, datetime]] = field(default_factory=list)
     """When nothing could be saved."""
+    restored: list[tuple[datetime, datetime]] = field(default_factory=list)
+    """When copies of the state were made, and when they were put back."""
+    forgotten: dict[AttemptId, datetime] = field(default_factory=dict)
+    """Attempts that a restored state does not know, and when it was restored."""
+    lost_jobs: frozenset[JobId] = frozenset()
+    """Jobs that a restored state has never heard of."""
+    given_up: dict[AttemptKey, datetime] = field(default_factory=dict)
+    """Machines that their owner gave up without having seen their end."""
 
 
 class Daemon:
@@ -119,6 +132,9 @@ class Daemon:
         self.attempts_ever: dict[AttemptId, Attempt] = {}
         self.attempts_of: dict[JobId, dict[AttemptId, Attempt]] = {}
         self.told = Told()
+        self.records: Records | None = None
+        """Where launches are recorded, in a world in which the state may be lost."""
+        self.surveyed = True
         self.crash: Callable[[str], None] = lambda _point: None
         self.died: Callable[[], None] = lambda: None
         self.can_read = True
@@ -126,6 +142,9 @@ class Daemon:
         self.can_write = True
         self.hostile: Callable[[Machine], dict[str, Any]] | None = None
         """What a host states that cannot be, if hosts are hostile."""
+        self.calls_at_once = CALLS_AT_ONCE
+        self.waits: Callable[[JobId], None] = lambda _job: None
+        """After the launch of a job began to wait for its turn."""
         self.asleep_until: datetime | None = None
         """The computer sleeps: nothing of the process runs, and nothing of it is lost."""
         self.full_since: datetime | None = None
@@ -209,11 +228,40 @@ class Daemon:
         self.ring_at: datetime | None = None
         self.forget_cooldowns()
         self.commit(self.adopted())
+        if self.records is not None:
+            self.asked.update(i for i, t in self.world.intents.items() if t.kind is IntentKind.LAUNCH)
+            self.hold_until_surveyed(surveyed=False)
+            self.soon(timedelta(seconds=self.rng.uniform(0.5, 8)), self.survey)
         self.poll_all()
         self.ring()
 
     def adopted(self) -> Plan:
-        return outcomes.after_restart(self.world, self.now)
+        return outcomes.after_restart(self.world, self.now, asks_store=self.records is not None)
+
+    def survey(self) -> None:
+        """The store tells what a state that was put back has forgotten."""
+        if self.records is None or self.surveyed:
+            return
+        try:
+            if self.full_since is not None:
+                raise StoreUnavailable("the state cannot be written")
+            plan = self.asked_store(self.records)
+        except StoreUnavailable:
+            self.soon(SURVEY_AGAIN, self.survey)
+            return
+        self.commit(plan)
+        self.hold_until_surveyed(surveyed=True)
+        self.ring()
+
+    def asked_store(self, records: Records) -> Plan:
+        return surveyed(self, records)
+
+    def hold_until_surveyed(self, *, surveyed: bool) -> None:
+        """Nothing is bought and no machine is a stray while the state may be older than the store."""
+        self.surveyed = surveyed
+        why = "" if surveyed else NOT_DONE
+        held = replace(self.world.policy, launches_paused=why, identity_sure=surveyed)
+        self.world = replace(self.world, policy=held)
 
     def kill(self) -> None:
         """The process is gone; what it had sent goes on without it."""
@@ -266,9 +314,8 @@ class Daemon:
                 self.told.broken.append(f"{i} changed its state without an event")
         self.world = applied(before, plan)
         for identity, own in plan.attempts.items():
-            attempt = self.truly(own)
-            self.attempts_ever[identity] = attempt
-            self.attempts_of.setdefault(identity.job, {})[identity] = attempt
+            self.remember(self.truly(own))
+            self.told.forgotten.pop(identity, None)
         for i, j in {**before.jobs, **plan.jobs}.items():
             if i not in self.world.jobs:
                 self.done[i] = j
@@ -280,6 +327,11 @@ class Daemon:
         self.told.broken.extend(f"contained: {c.subject}: {c.error}" for c in plan.contained)
         if not plan.is_empty:
             self.told.broken.extend(check(self.world))
+
+    def remember(self, attempt: Attempt) -> None:
+        """For the oracles."""
+        self.attempts_ever[attempt.id] = attempt
+        self.attempts_of.setdefault(attempt.id.job, {})[attempt.id] = attempt
 
     # --- what it reads ---
 
@@ -370,7 +422,9 @@ class Daemon:
         return HostReport(
             attempt=item.id,
             looked_at=self.now,
+            store_takes_no_writes=not self.can_write,
             notice_at=odd.get("notice_at"),
+            stored_bytes=0 if self.records is None else m.task.bytes * sum(save.at <= self.true for save in m.saved),
             restored_bytes=odd.get("restored_bytes", 0),
             seq=m.seq,
             phase="run" if m.seq >= 0 else "",
@@ -529,14 +583,16 @@ class Daemon:
                 item = None if intent.attempt is None else self.world.attempts.get(intent.attempt)
                 if item is not None and intent.id not in self.asked:
                     self.asked.add(intent.id)
-                    self.take_turn(item.provider, lambda item=item: self.launch(item))  # type: ignore[misc]  # as above
+                    self.take_turn(item.provider, lambda item=item: self.launch(item), item.id.job)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             elif intent.id not in self.ending and (intent.not_before is None or intent.not_before <= self.now):
                 self.ending.add(intent.id)
                 self.terminate(intent)
 
-    def take_turn(self, name: ProviderName, call: Callable[[], None]) -> None:
-        if self.calls[name] >= CALLS_AT_ONCE:
+    def take_turn(self, name: ProviderName, call: Callable[[], None], job: JobId | None = None) -> None:
+        if self.calls[name] >= self.calls_at_once:
             self.waiting[name].append(call)
+            if job is not None:
+                self.waits(job)
             return
         self.calls[name] += 1
         call()
@@ -548,7 +604,16 @@ class Daemon:
 
     def launch(self, item: Attempt) -> None:
         """The call is on the wire: it takes effect at the provider whether or not this process lives."""
+        try:
+            self.use_number(item)
+        except StoreError as exc:
+            self.not_prepared(item, LaunchFailure.STORE_AWAY, str(exc))
+            return
         self.durably(lambda: self.sending(item), lambda: self.call(item))
+
+    def use_number(self, item: Attempt) -> None:
+        if self.records is not None:
+            use_number(self.records.store, item)
 
     def call(self, item: Attempt) -> None:
         self.told.sent[item.id] = self.true
@@ -564,10 +629,12 @@ class Daemon:
         owner = self.world.jobs[item.id.job]
         task = self.task(owner)
         if not any(c.doubted_by for c in owner.checkpoints):  # else an older one may be right
-            self.told.resumes.append((owner.id, task.resume_at, self.best_saved(owner.id)))
+            late = bool(self.told.restored)
+            best, most = self.best_saved(owner.id), self.best_saved(owner.id, however_late=late)
+            self.told.resumes.append((owner.id, task.resume_at, best, most))
         self.crash("before launch")
         if self.work[owner.id].no_secrets:
-            self.not_prepared(item)
+            self.not_prepared(item, LaunchFailure.NOT_PREPARED, "a secret of the job is lost")
             return
         answer: list[Instance | Exception] = []
         lease = self.world.policy.lease
@@ -597,16 +664,12 @@ class Daemon:
     def sending(self, item: Attempt) -> Plan:
         return launch_sent(self.world, item.id, self.now)
 
-    def not_prepared(self, item: Attempt) -> None:
+    def not_prepared(self, item: Attempt, failure: LaunchFailure, why: str) -> None:
         """The grant cannot be written, so the provider is never asked."""
 
         def heard() -> None:
             self.turn_over(item.provider)
-            why = "a secret of the job is lost"
-            self.durably(
-                lambda: outcomes.launch_refused(self.world, item.id, LaunchFailure.NOT_PREPARED, why, self.now),
-                self.ring,
-            )
+            self.durably(lambda: outcomes.launch_refused(self.world, item.id, failure, why, self.now), self.ring)
 
         self.soon(timedelta(seconds=1), heard)
 
@@ -614,8 +677,8 @@ class Daemon:
         match answer:
             case Instance():
                 return outcomes.launched(self.world, item.id, answer, self.now)
-            case Refused():
-                return outcomes.launch_refused(self.world, item.id, LaunchFailure.NO_CAPACITY, "no capacity", self.now)
+            case Refused(failure=failure):
+                return outcomes.launch_refused(self.world, item.id, failure, failure.value, self.now)
             case AccountDead():
                 return outcomes.launch_refused(self.world, item.id, LaunchFailure.AUTH, KEY_REFUSED, self.now)
             case CloudDown():
@@ -689,16 +752,30 @@ class Daemon:
             self.commit(requests.retry(self.world, held, self.now))
             self.ring()
 
+    def forget(self, found: AttemptId | Intent) -> None:
+        """Its owner gives a machine up, if that is not refused."""
+        errors = {name: board.error for name, board in self.boards.items() if board.error}
+        if not forgetting.refusal(self.world, found, self.listings, errors):
+            item = found if isinstance(found, Intent) else self.world.attempts[found]
+            self.told.given_up[item.key] = self.true
+            self.commit(forgetting.forget(self.world, found, self.now))
+            self.ring()
+
     # --- for the oracles ---
 
-    def best_saved(self, job_id: JobId) -> timedelta:
-        """The most work any machine of the job published, complete, while its attempt counted."""
+    def best_saved(self, job_id: JobId, *, however_late: bool = False) -> timedelta:
+        """The most work any machine of the job published, complete, while its attempt counted, or at any time.
+
+        A restored state cannot know when an attempt that it never heard of ended.
+        """
         best = timedelta(0)
         for item in self.attempts_of.get(job_id, {}).values():
             m = self.machine_of(item)
             if m is not None:
                 ended = item.ended_at
-                best = max([best, *(s.work for s in m.saved if s.sound and (ended is None or s.at <= ended))])
+                best = max(
+                    [best, *(s.work for s in m.saved if s.sound and (however_late or ended is None or s.at <= ended))]
+                )
         return timedelta(seconds=int(best.total_seconds()))
 
     def spent(self) -> MicroUsd:

@@ -56,8 +56,31 @@ class Hazard(StrEnum):
     """Nothing can be saved, for minutes or hours."""
     TWIN = "twin"
     """Another daemon with the same label, and the same ids of jobs, on the same accounts."""
+    RESTORED = "restored"
+    """The state is put back to a copy that is minutes or hours old, while machines and what they saved live on."""
+    REVOKED = "revoked"
+    """An account that is refused for ever from some moment on, with machines in it that its owner gives up later."""
+    HASTY = "hasty"
+    """One launch at a time at each provider, and a user who cancels jobs whose launch waits for its turn."""
+    REFUSALS = "refusals"
+    """A provider refuses every launch, each for the same reason, without end."""
+    DEAR_EVERYWHERE = "dear_everywhere"
+    """For minutes everything costs twenty times as much, at every provider at once."""
+    READ_ONLY = "read_only"
+    """The store takes no writes from anybody, and can be read."""
 
 
 READY: Final = frozenset(Hazard)
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""
+ALONE: Final = frozenset(
+    {
+        Hazard.RESTORED,
+        Hazard.REVOKED,
+        Hazard.HASTY,
+        Hazard.REFUSALS,
+        Hazard.READ_ONLY,
+        Hazard.DEAR_EVERYWHERE,
+    }
+)
+"""Each of these has a source of chance of its own: another one changes no world that does not hold it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
 from spotd.core.model import ExitCause
+from spotd.core.outcomes import LaunchFailure
 from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Loss, Offer, ProviderName
 
@@ -169,7 +170,11 @@ class LostAnswer(Exception):
 
 
 class Refused(Exception):
-    pass
+    """`failure` says why; there is no room unless it says otherwise."""
+
+    def __init__(self, failure: LaunchFailure = LaunchFailure.NO_CAPACITY) -> None:
+        super().__init__(failure.value)
+        self.failure = failure
 
 
 class CloudDown(Exception):

@@ -8,10 +8,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from spotd.core.model import IntentKind, JobId
+from spotd.core.outcomes import LaunchFailure
 from spotd_providers.contract.values import Instance, InstanceRef, ProviderName
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Machine
+from tests.sim.records import Records
+from tests.sim.restoring import Backup, backup_of, restore
 
 if TYPE_CHECKING:
     from tests.sim.weather import Weather
@@ -21,6 +25,16 @@ HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)
 STEPS = (timedelta(0), SECOND, -SECOND, 20 * SECOND, -20 * SECOND, HOUR, -HOUR, 8 * HOUR, -8 * HOUR)
 """By how much the wall clock is off."""
+BACKUPS_KEPT = 6 * HOUR
+REFUSALS = (
+    LaunchFailure.NO_CAPACITY,
+    LaunchFailure.OFFER_GONE,
+    LaunchFailure.PRICE_MOVED,
+    LaunchFailure.QUOTA,
+    LaunchFailure.REJECTED,
+    LaunchFailure.NO_BALANCE,
+    LaunchFailure.RATE_LIMITED,
+)
 
 
 class Mishaps:
@@ -33,6 +47,7 @@ class Mishaps:
         self.agenda = weather.agenda
         self.clouds = weather.clouds
         self.daemon = weather.daemon
+        self.copies: list[Backup] = []
 
     def begin(self) -> None:
         chances: dict[Hazard, tuple[float, Callable[[], None]]] = {
@@ -43,6 +58,10 @@ class Mishaps:
             Hazard.DEAD_ACCOUNT: (0.15, self.dead_account),
             Hazard.CLOCK_STEPS: (0.6, self.clock_steps),
             Hazard.FULL_DISK: (0.2, self.full_disk),
+            Hazard.RESTORED: (2.0, self.copy_or_restore),
+            Hazard.READ_ONLY: (0.2, self.read_only),
+            Hazard.DEAR_EVERYWHERE: (0.5, self.dear),
+            Hazard.REFUSALS: (0.2, self.refusals),
         }
         for hazard, (per_hour, action) in chances.items():
             if hazard in self.hazards:
@@ -51,6 +70,15 @@ class Mishaps:
             self.daemon.hostile = self.numbers
         for cloud in self.clouds:
             self.prepare(cloud)
+        if Hazard.RESTORED in self.hazards:
+            self.daemon.records = records = Records()
+            records.can_read = lambda: self.daemon.can_read
+            records.can_write = lambda: self.daemon.can_write
+        if Hazard.HASTY in self.hazards:
+            self.daemon.calls_at_once = 1
+            self.daemon.waits = self.hasty
+        if Hazard.REVOKED in self.hazards:
+            self.later(self.weather.shape.storm * self.luck.random(), self.revoke)
 
     def prepare(self, cloud: Cloud) -> None:
         rates: dict[str, float] = {}
@@ -62,6 +90,8 @@ class Mishaps:
             rates["overcharge_per_hour"] = 0.1
         if Hazard.SPIKES in self.hazards:
             rates["spike_per_hour"] = self.luck.choice([0.2, 1.0])
+        if Hazard.HASTY in self.hazards:
+            rates["slow_launch"] = 0.8
         cloud.faults = replace(cloud.faults, **rates)
         if Hazard.RETRY_AFTER in self.hazards:
             cloud.faults.end_retry_after = timedelta(days=1)
@@ -77,7 +107,8 @@ class Mishaps:
         if Hazard.CLOCK_STEPS in self.hazards:
             self.daemon.set_clock(timedelta(0))
         for cloud in self.clouds:
-            cloud.dead, cloud.lying_until, cloud.spoil, cloud.lost = False, None, None, lambda: None
+            cloud.dead, cloud.lying_until, cloud.spoil, cloud.lost = cloud.revoked is not None, None, None, lambda: None
+            cloud.refuses, cloud.dear_until = None, self.agenda.now
             cloud.make_traffic_free()
             for m in cloud.active.values():
                 m.factor = 1
@@ -115,7 +146,72 @@ class Mishaps:
     def dead_account(self) -> None:
         cloud = self.luck.choice(self.clouds)
         cloud.dead = True
-        self.later(HOUR * self.luck.choice([0.2, 6]), lambda: setattr(cloud, "dead", False))
+        self.later(HOUR * self.luck.choice([0.2, 6]), lambda: setattr(cloud, "dead", cloud.revoked is not None))
+
+    def revoke(self) -> None:
+        """The account is refused from now on; its owner learns that it stays so, and gives up what is in it."""
+        cloud = self.luck.choice(self.clouds)
+        cloud.advance(self.agenda.now)
+        cloud.dead, cloud.revoked = True, self.agenda.now
+        patience = HOUR * self.luck.choice([0.5, 3, 30])
+        all_of_it = self.luck.random() < 0.5
+        self.later(patience, lambda: self.give_up(cloud, all_of_it=all_of_it))
+
+    def give_up(self, cloud: Cloud, *, all_of_it: bool) -> None:
+        """What runs on may be left to end by itself."""
+        daemon = self.daemon
+        if daemon.open and daemon.surveyed:
+            for identity, item in sorted(daemon.world.attempts.items(), key=lambda kv: kv[1].key):
+                if item.provider == cloud.name and (all_of_it or not item.state.counts):
+                    daemon.forget(identity)
+            for intent in list(daemon.world.intents.values()):
+                if intent.provider == cloud.name and intent.kind is IntentKind.TERMINATE and intent.attempt is None:
+                    daemon.forget(intent)
+        self.later(HOUR, lambda: self.give_up(cloud, all_of_it=all_of_it))
+
+    def hasty(self, job: JobId) -> None:
+        if not self.weather.is_calm and self.luck.random() < 0.5:
+            self.later(timedelta(seconds=self.luck.uniform(1, 30)), lambda: self.cancel(job))
+
+    def cancel(self, job: JobId) -> None:
+        if self.daemon.open:
+            self.daemon.cancel(job)
+
+    def copy_or_restore(self) -> None:
+        """Copies of any age are there, and one in eight times the state is put back to one of them."""
+        daemon = self.daemon
+        if daemon.full_since is not None or daemon.anchor is None:
+            return
+        self.copies = [copy for copy in self.copies if daemon.true - copy.at < BACKUPS_KEPT]
+        if not self.copies or self.luck.random() < 0.87:
+            if daemon.up:
+                self.copies.append(backup_of(daemon))
+            return
+        copy = self.luck.choice(self.copies)
+        if daemon.up:
+            daemon.kill()
+        self.copies = [other for other in self.copies if other.at <= copy.at]
+        for job in sorted(restore(daemon, copy)):
+            self.weather.submit_again(job)
+
+    def dear(self) -> None:
+        for cloud in self.clouds:
+            cloud.dear_until = self.agenda.now + 6 * MINUTE
+
+    def read_only(self) -> None:
+        span = self.luck.choice([MINUTE, 10 * MINUTE, 2 * HOUR])
+        self.weather.hosts_write(up=False)
+        self.daemon.can_write = False
+        self.later(span, self.writable)
+
+    def writable(self) -> None:
+        self.weather.hosts_write(up=True)
+        self.daemon.can_write = True
+
+    def refusals(self) -> None:
+        cloud = self.luck.choice(self.clouds)
+        cloud.refuses = self.luck.choice(REFUSALS)
+        self.later(HOUR * self.luck.choice([0.5, 6, 24]), lambda: setattr(cloud, "refuses", None))
 
     def clock_steps(self) -> None:
         """Often a little before or after midnight, where a day of the books ends."""

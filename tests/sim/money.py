@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
+from itertools import pairwise
 
 from spotd.core.model import Attempt, AttemptId, JobId
 from spotd.core.states import JobState
@@ -57,7 +58,7 @@ def learnt(cloud: Cloud, at: datetime, end: datetime) -> datetime:
     return cloud.read[i][1] if i < len(cloud.read) else end
 
 
-def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud) -> int:
+def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud, *, unseen: bool = True) -> int:
     """By how much the books of one attempt may differ from the bill: one unit, and what nobody could know yet."""
     daemon = result.daemon
     confirm = daemon.world.policy.silence_max + 3 * daemon.pace
@@ -68,6 +69,8 @@ def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud) -> int:
         # Its runner had told its end before any list could show that the machine outlived it.
         total += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), first_seen - m.exit_at)
     for at, rate in m.rates:
+        if not unseen and (not cloud.read or at >= cloud.read[-1][0]):
+            break
         late = learnt(cloud, max(at, m.visible_at), result.ended_at) - at
         if rate == 0:  # what lists lack is believed once something else says so, too
             late = max(late, (m.end_taken or at) - at) + confirm
@@ -82,7 +85,12 @@ def books(result: Result) -> Iterator[str]:
     booked = booked_by_attempt(result)
     difference = allowed = 0
     for item, m, cloud in matched(result):
+        if item.id in result.daemon.told.forgotten:
+            continue
         may = doubt(result, item, m, cloud)
+        if cloud.revoked is not None:
+            yield from booked_unseen(result, item, m, cloud, booked[item.id])
+            continue
         off = booked[item.id] - m.billed
         if abs(off) > may:
             yield f"{m.key} was billed {m.billed} and booked {booked[item.id]}, which may differ by {may}"
@@ -95,6 +103,32 @@ def books(result: Result) -> Iterator[str]:
         item = result.daemon.attempts_ever[identity]
         if amount > 0 and identity not in known:
             yield f"{item.key} is booked at {amount} and has no machine"
+
+
+def booked_unseen(result: Result, item: Attempt, m: Machine, cloud: Cloud, booked: int) -> Iterator[str]:
+    """What runs where nobody can look is booked until its owner gives it up, or its lease must have ended it."""
+    policy, owner = result.daemon.world.policy, result.submitted[item.id.job][0]
+    top = MicroUsdPerHour(max(item.quote.price.total, *(rate for _, rate in m.rates)))
+    until = result.daemon.told.given_up.get(m.key, result.ended_at)
+    may = doubt(result, item, m, cloud, unseen=False)
+    if cloud.trade.ends_itself:  # it is not counted on beyond its lease
+        until = min(until, m.died or until)
+        lasts = policy.lease + owner.spec.checkpoint.stop_grace + policy.save_allowance
+        if item.heartbeat_seen_at is None:
+            lasts += policy.providers[item.provider].provision_timeout
+        may += cost(top, lasts + 3 * result.daemon.pace)
+    blind = max([m.born, *(begun for begun, _ in cloud.read[-1:])])
+    least = owed_until(m, blind)
+    most = least + cost(top, max(timedelta(0), until - blind))  # what became of its price, nobody could know
+    if not least - may <= booked <= most + may:
+        yield f"{m.key}, whose account is dead, owed {least} to {most} and was booked {booked}, it may differ by {may}"
+
+
+def owed_until(m: Machine, at: datetime) -> int:
+    owed = m.traffic
+    for (since, rate), (until, _) in pairwise([*m.rates, (at, 0)]):
+        owed += cost(MicroUsdPerHour(rate), max(timedelta(0), min(until, at) - since))
+    return owed
 
 
 def above_ceiling(result: Result) -> Iterator[str]:
@@ -121,6 +155,8 @@ def above_ceiling(result: Result) -> Iterator[str]:
 def ambiguous_cost(result: Result) -> Iterator[str]:
     """R8. A lost answer costs at most time-out, window and reaping at its price, where nothing else went wrong."""
     if result.shape.outages_per_hour or result.shape.kills_per_hour or result.shape.crash_rate:
+        return
+    if result.daemon.told.restored or any(c.revoked is not None for c in result.clouds):
         return
     daemon = result.daemon
     window = max(r.reconcile_window for r in daemon.world.policy.providers.values())

@@ -31,12 +31,14 @@ from tests.sim.machines import (
 MICROSECOND = timedelta(microseconds=1)
 NOTICE = timedelta(minutes=2)
 SPIKE = 20
+ENDING_TAKES = timedelta(seconds=30)
+"""From the end of a runner that ends its machine to the end of the machine."""
 
 
 class Nature:
     """The machines of one provider and the market in which they were bought."""
 
-    def __init__(self, name: str, rng: Random, now: datetime, fee_ppm: int) -> None:
+    def __init__(self, name: str, rng: Random, now: datetime, fee_ppm: int, *, ends_itself: bool) -> None:
         self.name = ProviderName(name)
         self.rng = rng
         self.now = now
@@ -44,6 +46,8 @@ class Nature:
         """When time passed last."""
         self.faults = Faults()
         self.fee_ppm = fee_ppm
+        self.ends_itself = ends_itself
+        self.dear_until = now
         self.store_up = True
         """Whether hosts can write to the store."""
         self.hosts: list[Host] = []
@@ -97,6 +101,7 @@ class Nature:
         hours = span / HOUR
         stay, shake = exp(-1.5 * hours), 0.2 * sqrt(hours)
         spike = self.faults.spike_per_hour and self.rng.random() < self.faults.spike_per_hour * hours
+        spike = spike or self.now < self.dear_until
         for host in self.hosts:
             if host.offer.market is Market.ON_DEMAND:
                 host.price = host.base if self.faults.market_moves else host.base // 3
@@ -164,6 +169,11 @@ class Nature:
 
     def _exit(self, m: Machine, cause: ExitCause, at: datetime) -> None:
         m.exit_cause, m.exit_at = cause, min(at, self.now)
+        if self.ends_itself:
+            unused = max(timedelta(0), self.now - m.exit_at - ENDING_TAKES) // MICROSECOND
+            m.owed -= self._rate(m) * unused
+            m.owed_by_day[self.now.date()] -= self._rate(m) * unused
+            self._halt(m, InstanceState.GONE, None)
 
     def _save(self, m: Machine, work: timedelta, at: datetime, *, sound: bool) -> None:
         m.saved.append(Save(work=work, at=at, sound=sound))

@@ -27,6 +27,7 @@ from tests.sim.money import (
 )
 from tests.sim.run import Result
 
+SECOND = timedelta(seconds=1)
 GIVEN_UP = frozenset({EndReason.HOST_LOST, EndReason.PROVISION_TIMEOUT, EndReason.STALLED, EndReason.LEASE_EXPIRED})
 ENDED_WITHIN = timedelta(minutes=10)
 """A machine nobody needs is gone so long after its provider can be reached."""
@@ -41,6 +42,7 @@ def broken_rules(result: Result) -> list[str]:
         launches,
         doubles,
         healthy_machines_killed,
+        needed_machines_ended,
         resumes,
         jobs_lost,
         cancels_lost,
@@ -69,8 +71,9 @@ def forgotten_machines(result: Result) -> Iterator[str]:
     daemon = result.daemon
     for cloud in result.clouds:
         for m in cloud.active.values():
-            yield f"{m.key} ({m.state}) is left"
-        for m in cloud.machines.values():
+            if cloud.revoked is None or not out_of_mind(result, m):
+                yield f"{m.key} ({m.state}) is left"
+        for m in cloud.machines.values() if cloud.revoked is None else ():
             owner = next((a for a in daemon.attempts_of.get(job_of(m.key), {}).values() if a.key == m.key), None)
             if owner is None:
                 yield f"{m.key} was bought without a record of it"
@@ -78,6 +81,33 @@ def forgotten_machines(result: Result) -> Iterator[str]:
             free = max(result.calm_at, m.born, owner.ended_at or result.ended_at)
             if m.died is not None and m.died - free > ENDED_WITHIN + BOOT:
                 yield f"{m.key} lived for {m.died - free} after it was needed"
+
+
+def out_of_mind(result: Result, m: Machine) -> bool:
+    """Whether its owner gave it up, or no state knows it."""
+    told, job = result.daemon.told, job_of(m.key)
+    forgotten = any(result.daemon.attempts_ever[i].key == m.key for i in told.forgotten)
+    return m.key in told.given_up or job in told.lost_jobs or forgotten
+
+
+def needed_machines_ended(result: Result) -> Iterator[str]:
+    """R1. No machine that lives and works is ended before its attempt is over, whatever the state remembers of it."""
+    daemon = result.daemon
+    for cloud in result.clouds:
+        for m in cloud.machines.values():
+            at = m.ended_by_us
+            if (
+                at is None
+                or not lived(m, at - SECOND)
+                or job_of(m.key) in daemon.told.lost_jobs
+                or len(cloud.by_key[m.key]) > 1
+            ):
+                continue
+            if any(at <= back for _, back in daemon.told.restored) or any(a <= at <= b for a, b in daemon.told.full):
+                continue  # a life that is forgotten ended it, or nothing could be written
+            owner = next((a for a in daemon.attempts_of.get(job_of(m.key), {}).values() if a.key == m.key), None)
+            if owner is None or owner.ended_at is None or owner.ended_at > at:
+                yield f"{m.key} was ended at {at} although its attempt went on"
 
 
 def foreign_machines(result: Result) -> Iterator[str]:
@@ -177,8 +207,8 @@ def machines_of(result: Result, key: AttemptKey) -> list[Machine]:
 
 def resumes(result: Result) -> Iterator[str]:
     """R5."""
-    for job, start, best in result.daemon.told.resumes:
-        if start != best:
+    for job, start, best, most in result.daemon.told.resumes:
+        if not best <= start <= most:
             yield f"{job} resumed at {start}, its newest complete checkpoint was at {best}"
 
 
@@ -186,6 +216,8 @@ def jobs_lost(result: Result) -> Iterator[str]:
     """R4. Every job ends as it must."""
     daemon = result.daemon
     for identity, (job, work) in sorted(result.submitted.items()):
+        if identity in daemon.told.lost_jobs:
+            continue
         end = daemon.done.get(identity)
         if end is None:
             yield f"{identity} never ended: {daemon.world.jobs[identity].state}"
@@ -240,7 +272,10 @@ def full_disk(result: Result) -> Iterator[str]:
 
 def machines_max(result: Result) -> Iterator[str]:
     most = result.daemon.world.policy.machines_max
+    told = result.daemon.told
     for cloud in result.clouds:
+        unknown = [m for m in cloud.machines.values() if told.restored and out_of_mind(result, m)]
         for call in cloud.launch_calls:
-            if call.alive_before >= most:
+            strays = sum(m.born < call.at and (m.died is None or call.at <= m.died) for m in unknown)
+            if call.alive_before - strays >= most:
                 yield f"{call.key} was bought while {call.alive_before} machines lived, {most} are allowed"

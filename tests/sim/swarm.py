@@ -20,7 +20,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
-from tests.sim.hazards import LATER, READY, Hazard
+from tests.sim.hazards import ALONE, LATER, READY, Hazard
 from tests.sim.oracles import broken_rules
 from tests.sim.run import run_world
 from tests.sim.worlds import GPU_COUNTS, Shape
@@ -42,9 +42,14 @@ UNREACHABLE = frozenset(
         Hazard.CLOCK_STEPS,
         Hazard.FULL_DISK,
         Hazard.TWIN,
+        Hazard.RESTORED,
+        Hazard.REVOKED,
+        Hazard.READ_ONLY,
     }
 )
 """With one of these a machine may be out of reach, so that no budget can be promised."""
+ALONE_FROM = 200
+"""Worlds of smaller seeds were there before these hazards, and stay as they were."""
 
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
@@ -64,8 +69,9 @@ def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
         user=luck.random() < 0.7,
         need=luck.choice([(20, 400), (20, 400), (600, 3000)]) if days < 10 else (1000, 6000),
         paces=(30, 60, 120) if days < 1 else (120, 240, 480),
-        hazards=frozenset(h for h in sorted(ready - LATER) if luck.random() < 0.2)
-        | frozenset(h for h in sorted(ready & LATER) if later.random() < 0.2),
+        hazards=frozenset(h for h in sorted(ready - LATER - ALONE) if luck.random() < 0.2)
+        | frozenset(h for h in sorted(ready & LATER) if later.random() < 0.2)
+        | frozenset(h for h in sorted(ready & ALONE) if seed >= ALONE_FROM and Random(f"{h} in {seed}").random() < 0.2),
     )
     if Hazard.GPUS in shape.hazards:
         shape = replace(shape, hosts=max(len(GPU_COUNTS) + 1, shape.hosts))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import planted, planted_promises
+from tests.sim import planted, planted_lives, planted_promises
 from tests.sim.oracles import broken_rules
 from tests.sim.planted import Bug
 from tests.sim.run import run_world
 from tests.sim.worlds import Shape
 
 SEEDS = range(12)
-BUGS = {**planted.BUGS, **planted_promises.PROMISES}
+BUGS = {**planted.BUGS, **planted_promises.PROMISES, **planted_lives.LIVES}
 
 
 def rules_broken(bug: Bug, seed: int) -> set[str]:

@@ -18,6 +18,8 @@ from tests.sim.worlds import Shape, policy, reachable, some_job, stormy, trades
 
 PRICES_MOVE_EVERY = timedelta(minutes=5)
 HOUR = timedelta(hours=1)
+ANEW = 100
+"""What the number of a job grows by when it is submitted again."""
 MONTH_END = datetime(2026, 1, 31, 19, tzinfo=UTC)
 
 
@@ -158,11 +160,17 @@ class Weather:
         self.submitted[fresh.id] = (fresh, work)
         self.daemon.submit(fresh)
 
+    def submit_again(self, lost: JobId) -> None:
+        """Its owner misses a job that the state has never heard of, and queues it anew, under another id."""
+        number = int(lost.removeprefix("j")) + ANEW
+        self.agenda.after(timedelta(minutes=10), lambda: self.submit(number))
+
     def whim(self) -> None:
         """A cancel or a retry at a random moment; with the daemon down the user is told so and nothing happens."""
-        if not self.daemon.open or not self.submitted:
+        known = sorted(self.submitted.keys() - self.daemon.told.lost_jobs)
+        if not self.daemon.open or not known:
             return
-        chosen = self.rng.choice(sorted(self.submitted))
+        chosen = self.rng.choice(known)
         if self.rng.random() < 0.3:
             self.daemon.cancel(chosen)
         else:
@@ -174,7 +182,8 @@ class Weather:
         world = self.daemon.world
         if not self.is_calm or world.jobs or world.intents or world.attempts:
             return False
-        return len(self.submitted) == self.shape.jobs and (self.twin is None or self.twin.finished())
+        known = self.submitted.keys() - self.daemon.told.lost_jobs
+        return len(known) == self.shape.jobs and (self.twin is None or self.twin.finished())
 
 
 class Twin:

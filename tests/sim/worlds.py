@@ -181,6 +181,7 @@ def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
         storage_price=bidders.storage_price,
         gpus=GPU_COUNTS if Hazard.GPUS in hazards else (1,),
         interruption=Interruption.NOTICE if Hazard.NOTICES in hazards else Interruption.SUDDEN,
+        ends_itself=Hazard.REVOKED in hazards,
     )
     found = {"bidders": bidders, "zones": zones}
     if Hazard.ON_DEMAND in hazards:

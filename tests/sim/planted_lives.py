@@ -1,0 +1,101 @@
+"""Daemons that are wrong about what another life did, what nobody can see, or what its user said meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from spotd.core import billing, decide, forgetting, outcomes, proof
+from spotd.core.candidates import shape_of
+from spotd.core.model import Attempt, IntentState, Job, Plan, Policy, World, launch_intent_id
+from spotd.core.recovery import recover, unsent
+from tests.sim.daemon import Daemon
+from tests.sim.hazards import Hazard
+from tests.sim.planted import ROUGH, Bug, patched
+from tests.sim.planted_promises import CALM, WITHIN, holding
+from tests.sim.records import Records
+
+RESTORED = replace(ROUGH, hazards=frozenset({Hazard.RESTORED}))
+REVOKED = replace(CALM, hazards=frozenset({Hazard.REVOKED}), storm=timedelta(hours=6))
+SPIKED = replace(WITHIN, hazards=frozenset({Hazard.DEAR_EVERYWHERE}), job_budget=2_500_000)
+
+
+class UsesNumbersAgain(Daemon):
+    """Trusts its state alone for which numbers were used."""
+
+    def asked_store(self, records: Records) -> Plan:
+        return recover(self.world, (), self.now, dict.fromkeys(unsent(self.world), False))
+
+    def use_number(self, item: Attempt) -> None:
+        pass
+
+
+class KnowsOnlyItsState(Daemon):
+    """Takes what its state does not know for nobody's."""
+
+    def asked_store(self, records: Records) -> Plan:
+        return recover(self.world, (), self.now, dict.fromkeys(unsent(self.world), False))
+
+
+class SendsWhatWaited(Daemon):
+    """Buys what was wanted when the launch began to wait for its turn."""
+
+    def sending(self, item: Attempt) -> Plan:
+        intent = self.world.intents.get(launch_intent_id(item.key))
+        if intent is None or intent.state is not IntentState.OPEN:
+            return Plan()
+        return Plan(intents={intent.id: replace(intent, state=IntentState.SENT)})
+
+
+def prices_of_this_moment() -> AbstractContextManager[None]:
+    def wrong(catalogue: Any, job: Job, policy: Policy) -> list[int]:
+        offers = catalogue.list_for(shape_of(job, policy))
+        return [] if offers.at(0) is None else [catalogue.quote_at(offers, 0).price.total]
+
+    return patched((decide, "plausible_rates", wrong))
+
+
+def given_up_is_over() -> AbstractContextManager[None]:
+    forget = forgetting.forget
+
+    def wrong(world: World, found: Any, now: datetime) -> Plan:
+        plan = forget(world, found, now)
+        return replace(plan, jobs={i: replace(j, not_before=None) for i, j in plan.jobs.items()})
+
+    return patched((forgetting, "forget", wrong))
+
+
+def meters_what_cannot_be_seen() -> AbstractContextManager[None]:
+    return patched((proof, "outlives", lambda *_: None), (billing, "outlives", lambda *_: None))
+
+
+def refused_and_asked_again() -> AbstractContextManager[None]:
+    return patched((outcomes, "_cool_down", lambda *_: None))
+
+
+LIVES: Mapping[str, Bug] = {
+    "use a number again after the state was restored": Bug(
+        daemon=UsesNumbersAgain, rule=("launches",), shape=RESTORED, seed=1
+    ),
+    "end the machines that a restored state does not know": Bug(
+        daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=1
+    ),
+    "buy what was cancelled while its launch waited": Bug(
+        daemon=SendsWhatWaited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
+    ),
+    "end a job for the price of a moment": Bug(
+        patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=1
+    ),
+    "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=5),
+    "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("books",), shape=REVOKED),
+    "ask again at once after a refusal": Bug(
+        patch=refused_and_asked_again,
+        rule=("launches_bounded",),
+        shape=holding(Hazard.REFUSALS),
+        seed=2,
+        limit=timedelta(hours=4),
+    ),
+}

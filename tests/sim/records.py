@@ -1,0 +1,71 @@
+"""The launch records in the checkpoint store, and what a life of the daemon asks of them at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+from spotd.core.model import Attempt, Checkpoint, Job, Plan
+from spotd.core.recovery import recover
+from spotd.daemon import survey
+from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreUnavailable
+
+if TYPE_CHECKING:
+    from tests.sim.daemon import Daemon
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Records:
+    """So much of an object store as launch records need, in memory: no backup of the state takes anything from it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, bytes] = {}
+        self.can_read: Callable[[], bool] = lambda: True
+        self.can_write: Callable[[], bool] = lambda: True
+
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+        if not self.can_write():
+            raise StoreUnavailable("it takes no writes")
+        if create_only and key in self._held:
+            raise Conflict(key)
+        self._held[key] = data
+        return self._info(key)
+
+    def get(self, key: str, *, bytes_max: int) -> bytes:
+        if key not in self._held:
+            raise ObjectMissing(key)
+        assert len(self._held[key]) <= bytes_max
+        return self._held[key]
+
+    def head(self, key: str) -> ObjectInfo | None:
+        return self._info(key) if key in self._held else None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if not self.can_read():
+            raise StoreUnavailable("it does not answer")
+        return iter([self._info(key) for key in sorted(self._held) if key.startswith(prefix)])
+
+    def _info(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key=key, size=len(self._held[key]), etag="", modified=LONG_AGO)
+
+    @property
+    def store(self) -> ObjectStore:
+        return cast("ObjectStore", self)
+
+
+def surveyed(daemon: Daemon, records: Records) -> Plan:
+    """What the shipped survey makes of the records; the hosts' part of the store is the machines' own.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+
+    def saved(_objects: ObjectStore, attempt: Attempt, job: Job, _now: datetime) -> Sequence[Checkpoint]:
+        known = {c.manifest_key for c in job.checkpoints}
+        return [c for c in daemon.report(attempt).checkpoints if c.manifest_key not in known]
+
+    found = survey.survey_all(records.store, daemon.world, daemon.now, saved)
+    unsent = survey.unsent_launches(records.store, daemon.world)
+    return recover(daemon.world, found, daemon.now, unsent)
