@@ -59,6 +59,7 @@ CALLS_AT_ONCE = 2
 GRANT_READ_EVERY = timedelta(seconds=30)
 COMMIT_AGAIN = timedelta(seconds=15)
 END_UNSAVED_EVERY = timedelta(minutes=1)
+ASLEEP_LOOKED_AT = timedelta(minutes=1)
 CLOCK_COMPARED_EVERY = timedelta(seconds=30)
 SURVEY_AGAIN = timedelta(seconds=10)
 BOOT_ID = "one uptime"
@@ -277,7 +278,7 @@ class Daemon:
             if self.life != life:
                 return
             if self.asleep_until is not None and self.true < self.asleep_until:
-                self.agenda.at(self.asleep_until, guarded)
+                self.agenda.at(min(self.asleep_until, self.true + ASLEEP_LOOKED_AT), guarded)  # the calm wakes it
                 return
             try:
                 action()
