@@ -36,11 +36,11 @@ swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
 	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m slow $(ARGS)
 
 frameworks: $(VENV)/.frameworks ## real checkpoints of real training frameworks, killed and resumed (installs torch)
-	@$(BIN)/python -m pytest --timeout=1800 tests/frameworks $(ARGS)
+	@$(BIN)/python -m pytest --timeout=1800 tests/integration/frameworks $(ARGS)
 
 # Each client lives in an environment of its own in the user's cache: dstack wants other versions of what we use.
 clients: $(VENV)/.dev ## drive other people's clients against the fake clouds (installs dstack, runpod and vastai)
-	@$(BIN)/python -m pytest --timeout=1800 tests/*/test_*_client.py $(ARGS)
+	@$(BIN)/python -m pytest --timeout=1800 tests/unit/providers/*/test_*_client.py $(ARGS)
 
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
 	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b || exit 1; done

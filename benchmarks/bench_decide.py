@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 from spotd.core.decide import decide
-from spotd.core.market import Board, MarketSnapshot, build_shelf
+from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.model import Job, JobId, Policy, ProviderPolicy, World
 from spotd.core.pricing import needs_of, quote
 from spotd.core.states import JobState
@@ -101,8 +101,8 @@ def main() -> None:
     )
     policy = Policy(install=InstallId("bench"), providers={SHOP: rules}, ceiling_default=MicroUsdPerGpuHour(1))
     world = World(policy=policy, jobs=jobs(rng), attempts={}, intents={})
-    shelf = build_shelf(stock)
-    market = MarketSnapshot(boards={SHOP: Board(provider=SHOP, shelf=shelf, at=NOW)})
+    offer_index = build_offer_index(stock)
+    market = MarketSnapshot(offer_cache={SHOP: ProviderOffers(provider=SHOP, offer_index=offer_index, at=NOW)})
 
     def ours() -> None:
         plan = decide(world, market, NOW)
@@ -111,7 +111,7 @@ def main() -> None:
 
     index = {
         (gpu, count, disk): sorted(
-            (o.gpu_price + o.storage_price * disk // 720, o.offer_id) for o in shelf.by_gpu.get((gpu, count), ())
+            (o.gpu_price + o.storage_price * disk // 720, o.offer_id) for o in offer_index.by_gpu.get((gpu, count), ())
         )
         for gpu in GPUS
         for count in (1, 2)

@@ -21,21 +21,21 @@ from typing import Any
 import anyio
 from crowd import POLICY, history
 
+from spotd.core.applied import applied, combine
 from spotd.core.decide import decide
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import AttemptId, HostReport, World
-from spotd.core.plans import applied, combine
+from spotd.core.model import AttemptId, HostStatus, World
 from spotd.core.reconcile import reconcile
-from spotd.daemon import layout
+from spotd.daemon import object_keys
 from spotd.daemon.clock import SystemClock
-from spotd.daemon.flood import FloodLimits
-from spotd.daemon.storekeeper import Storekeeper
+from spotd.daemon.hosts.flood import FloodLimits
+from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.store import Store
 from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
-from tests import seaweed
-from tests.daemon.host import Host
-from tests.daemon.rig import Log
+from tests.fakes import seaweed
+from tests.unit.daemon.host import Host
+from tests.unit.daemon.rig import Log
 
 JOBS, ROUNDS = 1_000, 2
 BEAT_S, LOOK_S = 15.0, 10.0
@@ -97,15 +97,15 @@ def written(objects: S3Store, ids: list[AttemptId]) -> None:
 def beaten(objects: S3Store, ids: list[AttemptId]) -> None:
     """Every host has beaten once more, and has no news."""
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda i: objects.put(layout.beat_key(i), b"+" * 100), ids))
+        list(pool.map(lambda i: objects.put(object_keys.beat_key(i), b"+" * 100), ids))
 
 
-async def watched(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[AttemptId, HostReport]]:
+async def watched(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[AttemptId, HostStatus]]:
     """By each host's documents, by the beats, and what the newest look at the beats told."""
     ids = list(world.attempts)
     meter, wall = Meter(objects), SystemClock()
-    keeper = Storekeeper(objects, clock=wall, wall=wall, log=Log(), limits=NEVER, deadline_s=600)
-    reports: dict[AttemptId, HostReport] = {}
+    keeper = HostMonitor(objects, clock=wall, wall=wall, log=Log(), limits=NEVER, deadline_s=600)
+    reports: dict[AttemptId, HostStatus] = {}
 
     async def look() -> None:
         nonlocal reports
@@ -122,21 +122,21 @@ async def watched(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[Atte
     return old, best(new), reports
 
 
-async def decided(store: Store, reports: dict[AttemptId, HostReport]) -> Cost:
+async def decided(store: Store, reports: dict[AttemptId, HostStatus]) -> Cost:
     """What follows a look in which every host has given a sign of life: one decision, one commit."""
     costs = []
     for number in range(ROUNDS):
         at = datetime.now(UTC) + timedelta(seconds=number * LOOK_S)
         wall, cpu = time.perf_counter(), time.process_time()
         told = {
-            i: HostReport(attempt=i, looked_at=at, glance=True, beat_at=at, seq=report.seq, phase="run")
+            i: HostStatus(attempt=i, looked_at=at, glance=True, beat_at=at, seq=report.seq, phase="run")
             for i, report in reports.items()
         }
 
-        def think(tx: Any, at: datetime = at, told: dict[AttemptId, HostReport] = told) -> None:
+        def think(tx: Any, at: datetime = at, told: dict[AttemptId, HostStatus] = told) -> None:
             world = tx.world(POLICY, at)
             first = reconcile(world, {}, told, at)
-            second = decide(applied(world, first), MarketSnapshot(boards={}), at)
+            second = decide(applied(world, first), MarketSnapshot(offer_cache={}), at)
             tx.commit(combine(first, second))
 
         store.tx(think)

@@ -1,6 +1,6 @@
 """What ninety days of prices cost: bytes a point, the size of the file, the time of a poll and of a question.
 
-The market behaves as recorded ones do: `tests/history/market.py` says what that rests on. Days pass in
+The market behaves as recorded ones do: `tests/unit/history/market.py` says what that rests on. Days pass in
 steps of half an hour with all that changed in them, since polls that bring nothing cost no bytes; polls are timed
 minute by minute on the file that this left. `--busy 10` is a market in which everything happens ten times as often.
 Percentiles of a whole market are also computed from the same rows by a plain SELECT and `statistics`, as the peer.
@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spotd.history import History, Question, Terms
-from tests.history.market import DAY_S, VAST, Bazaar
+from spotd.history import History, PriceTerms, SeriesQuery
+from tests.unit.history.market import DAY_S, VAST, Bazaar
 
 START = 1_790_000_000
 STEP_S = 1800
 POLLS = 60
 LIMIT_MB, LIMIT_POINT_BYTES = 200, 20
 POLL_MS, ONE_MS, MARKET_MS = 100, 5, 150
-TERMS = Terms(fee_ppm={VAST: 1_200_000})
+TERMS = PriceTerms(fee_ppm={VAST: 1_200_000})
 
 
 def cpu_ms(work: Callable[[], object]) -> float:
@@ -116,15 +116,15 @@ def main() -> int:
         oldest, week = int(now - options.days * DAY_S), now - 7 * DAY_S
         offer = bazaar.offers()[0].offer_id
         h100 = frozenset({"H100_SXM"})
-        one = Question(since=oldest, until=now, every_s=DAY_S // 4, provider=VAST, offer=offer)
-        month = Question(since=oldest, until=now, every_s=DAY_S, gpus=h100)
-        recent = Question(since=week, until=now, every_s=DAY_S // 4, gpus=h100)
-        hourly = Question(since=week, until=now, every_s=3600, gpus=h100)
+        one = SeriesQuery(since=oldest, until=now, every_s=DAY_S // 4, provider=VAST, offer=offer)
+        month = SeriesQuery(since=oldest, until=now, every_s=DAY_S, gpus=h100)
+        recent = SeriesQuery(since=week, until=now, every_s=DAY_S // 4, gpus=h100)
+        hourly = SeriesQuery(since=week, until=now, every_s=3600, gpus=h100)
         hours_ms = median_ms(lambda: history.ask(hourly, TERMS))
         one_ms = median_ms(lambda: history.ask(one, TERMS))
         month_ms = median_ms(lambda: history.ask(month, TERMS))
         recent_ms = median_ms(lambda: history.ask(recent, TERMS))
-        everything_ms = median_ms(lambda: history.ask(Question(since=oldest, until=now), TERMS), 3)
+        everything_ms = median_ms(lambda: history.ask(SeriesQuery(since=oldest, until=now), TERMS), 3)
         plain_ms = median_ms(plain_percentiles(history, oldest), 3)
         history.close()
         crowd.close()

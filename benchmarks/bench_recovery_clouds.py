@@ -30,11 +30,11 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
-from spotd_providers.testkit.fakes.aws import ZONES  # noqa: E402 - the folder above must be importable first
-from spotd_providers.testkit.fakes.runpod import Gpu  # noqa: E402 - as above
-from spotd_providers.testkit.fakes.vastai import Ask  # noqa: E402 - as above
 from tests.e2e.clouds import KIND, Clouds, three_clouds  # noqa: E402 - as above
 from tests.e2e.harness import until  # noqa: E402 - as above
+from tests.fakes.aws import ZONES  # noqa: E402 - the folder above must be importable first
+from tests.fakes.runpod import Gpu  # noqa: E402 - as above
+from tests.fakes.vastai import Ask  # noqa: E402 - as above
 
 PIECES = ("see the notice", "save and go", "detect", "decide", "launch call", "boot", "transfer", "restore beside it")
 PIECES += ("start the job", "warm up")

@@ -11,12 +11,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts
 from spotd.core.model import AttemptId, Charge, Event, Job, JobId, MachineState, Plan
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.daemon.backend.receipts import RECEIPTS_MAX, _receipts
 from spotd.store import Reads, Store
 from spotd_providers.contract.money import MicroUsd
-from tests.core.builders import SHOP, job, shop_policy, world_with
+from tests.unit.core.builders import SHOP, job, shop_policy, world_with
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 ATTEMPTS = 4

@@ -26,14 +26,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
-from spotd.core.market import build_shelf
+from spotd.core.market import build_offer_index
 from spotd.core.pricing import Needs, quote
 from spotd_providers.contract.values import Market
-from spotd_providers.testkit.fakes.vastai import Quirks, some_asks
-from spotd_providers.testkit.fakes.vastai.rows import ask_row
 from spotd_providers.vastai.offers import OnDemandPrices, translated
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import offer_rows
+from tests.fakes.vastai import Quirks, some_asks
+from tests.fakes.vastai.rows import ask_row
 
 SETTINGS = VastSettings(verified=False, laptops=True, cpu_arch="any")
 CPU_LIMIT_MS = 300
@@ -75,8 +75,8 @@ def spotd(body: bytes) -> int:
     """Every row priced or rejected; the shelf built as the daemon builds it, and every offer of it priced."""
     understood = offer_rows(body)
     offers, rejected = translated(understood.rows, Market.SPOT, SETTINGS, on_demand=OnDemandPrices(understood.rows))
-    shelf = build_shelf(tuple(offers))
-    priced = [quote(offer, NEEDS, FEE_PPM, AT) for group in shelf.by_gpu.values() for offer in group]
+    offer_index = build_offer_index(tuple(offers))
+    priced = [quote(offer, NEEDS, FEE_PPM, AT) for group in offer_index.by_gpu.values() for offer in group]
     priced.sort(key=lambda item: item.price.per_gpu)
     return len(priced) + len(rejected) + len(understood.rejected)
 

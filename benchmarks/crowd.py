@@ -13,10 +13,10 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from spotd.core import outcomes
+from spotd.core.applied import applied
 from spotd.core.decide import decide
-from spotd.core.market import Board, MarketSnapshot, build_shelf
-from spotd.core.model import HostReport, Job, JobId, Plan, Policy, ProviderPolicy, World
-from spotd.core.plans import applied
+from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
+from spotd.core.model import HostStatus, Job, JobId, Plan, Policy, ProviderPolicy, World
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import submit
 from spotd.core.states import JobState
@@ -79,13 +79,17 @@ def history(at: datetime, *, jobs: int, running: int) -> list[Plan]:
 
     for number in range(jobs):
         happens(submit(world, _job(number, 1_000_000 if number < running else 10_000, at), at))
-    offers = build_shelf(tuple(_offer(number) for number in range(running)))
-    happens(decide(world, MarketSnapshot(boards={LOCAL: Board(provider=LOCAL, shelf=offers, at=at)}), at))
+    offers = build_offer_index(tuple(_offer(number) for number in range(running)))
+    happens(
+        decide(
+            world, MarketSnapshot(offer_cache={LOCAL: ProviderOffers(provider=LOCAL, offer_index=offers, at=at)}), at
+        )
+    )
     for attempt in world.attempts.values():
         ref = InstanceRef(provider=LOCAL, instance_id=InstanceId(f"m-{attempt.id.job}"))
         machine = Instance(ref=ref, key=attempt.key, state=InstanceState.RUNNING, created_at=at)
         happens(outcomes.launched(world, attempt.id, machine, at))
-    reports = {i: HostReport(attempt=i, looked_at=at, seq=1, phase="run") for i in world.attempts}
+    reports = {i: HostStatus(attempt=i, looked_at=at, seq=1, phase="run") for i in world.attempts}
     happens(reconcile(world, {}, reports, at))
     return plans
 

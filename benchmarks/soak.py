@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.daemon.soak import GB, Soak
+from tests.unit.daemon.soak import GB, Soak
 
 
 def main(days: int) -> None:

@@ -34,11 +34,11 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
-from spotd_jobs.wire.grant import CHUNK_BYTES_DEFAULT, Grant, Restore, Transfer
-from tests import seaweed
-from tests.runner.bucket import BucketStore
-from tests.runner.rig import Machine, Rig, until
-from tests.seaweed import BUCKET, ROLE, Weed
+from spotd_jobs.wire.grant import CHUNK_BYTES_DEFAULT, Grant, Restore, TransferRules
+from tests.fakes import seaweed
+from tests.fakes.seaweed import BUCKET, ROLE, Weed
+from tests.integration.runner.bucket import BucketStore
+from tests.integration.runner.rig import Machine, Rig, until
 
 MIB = 1 << 20
 LONG_S = 3600.0
@@ -149,7 +149,7 @@ class Bench:
         shutil.rmtree(folder)
 
     def grant(self, rig: Rig, run: str, attempt: int = 1, restore: list[Restore] | None = None) -> Grant:
-        usual = Transfer()
+        usual = TransferRules()
         return rig.grant(
             ["/bin/sh", "-c", run],
             attempt=attempt,

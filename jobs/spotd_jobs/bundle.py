@@ -19,9 +19,11 @@ _MAIN: Final = b"from spotd_jobs.runner.main import run\n\nrun()\n"
 def build_runner() -> bytes:
     """The zipapp's bytes: the same sources give the same bytes, on every machine."""
     root = Path(spotd_jobs.__file__).parent
-    sources = {"__main__.py": _MAIN, "spotd_jobs/__init__.py": b""}
-    for source in sorted((root / "runner").glob("*.py")):
-        sources[f"spotd_jobs/runner/{source.name}"] = source.read_bytes()
+    # The other modules of `wire` are the daemon's: they need more than the standard library.
+    sources = {"__main__.py": _MAIN, "spotd_jobs/__init__.py": b"", "spotd_jobs/wire/__init__.py": b""}
+    for folder in ("runner", "wire/client"):
+        for source in sorted((root / folder).glob("*.py")):
+            sources[f"spotd_jobs/{folder}/{source.name}"] = source.read_bytes()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in sorted(sources.items()):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from spotd_jobs.secretnames import HEAD_BYTES, holds_keys
+from spotd_jobs.secret_names import HEAD_BYTES, holds_keys
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -17,8 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spotd.api.answers import INTERNAL, TooLarge, error_body, json_response, refusal_response
-from spotd.api.backend import Backend, Invalid, Refusal, RefusalCode, Submission, Unavailable
+from spotd.api.backend import ApiRefusal, ApiUnavailable, Backend, Invalid, RefusalCode, Submission
 from spotd.api.parameters import (
     read_anyway,
     read_budget_change,
@@ -38,8 +37,9 @@ from spotd.api.parameters import (
     read_verification,
     without_unknown,
 )
+from spotd.api.responses import INTERNAL, BodyTooLong, error_body, json_response, refusal_response
 from spotd.api.streams import ByteStream, RecordStream
-from spotd.api.words import utc_text
+from spotd.api.timestamps import utc_text
 
 CODE_BYTES_MAX: Final = 8 * 2**30
 QUICK_S: Final = 30.0
@@ -126,7 +126,7 @@ class _Api:
         async def answer(request: Request) -> Response:
             try:
                 return await endpoint(request)
-            except Refusal as refusal:
+            except ApiRefusal as refusal:
                 return refusal_response(refusal)
             except ClientDisconnect:
                 return Response(status_code=400)
@@ -143,7 +143,7 @@ class _Api:
         Raises:
             Unavailable: the store does not answer, or the limit has passed.
         """
-        if sentence := self._backend.trouble():
+        if sentence := self._backend.last_error():
             raise _store_down(sentence)
         results: list[Any] = []
         failures: list[Exception] = []
@@ -161,7 +161,7 @@ class _Api:
                 group.start_soon(work, group.cancel_scope, name="api call")
                 while not sentence:
                     await anyio.sleep(_TROUBLE_CHECK_S)
-                    sentence = self._backend.trouble()
+                    sentence = self._backend.last_error()
                 group.cancel_scope.cancel()
         if failures:
             raise failures[0]
@@ -169,7 +169,7 @@ class _Api:
             return results[0]
         if sentence:
             raise _store_down(sentence)
-        raise Unavailable(f"the daemon did not find an answer within {limit_s:.0f} s", hint="spotctl doctor")
+        raise ApiUnavailable(f"the daemon did not find an answer within {limit_s:.0f} s", hint="spotctl doctor")
 
     def _reply(self, body: Mapping[str, Any], *, status: int = 200) -> Response:
         return json_response({"now": utc_text(self._backend.now()), **body}, status=status)
@@ -207,9 +207,9 @@ class _Api:
             if chunk:
                 yield chunk
 
-    def _code_too_large(self) -> TooLarge:
+    def _code_too_large(self) -> BodyTooLong:
         limit = f"{self._code_bytes_max / 2**30:.3g} GiB"
-        return TooLarge(
+        return BodyTooLong(
             f"the packed workdir is larger than {limit}",
             hint="list data and checkpoints in .gitignore, so that only code is packed",
         )
@@ -354,12 +354,12 @@ class _Api:
         without_unknown(request, ())
         with anyio.move_on_after(PATIENT_S):
             return self._reply(await self._backend.doctor())
-        raise Unavailable("the checks did not end in time", hint="see the daemon's log")
+        raise ApiUnavailable("the checks did not end in time", hint="see the daemon's log")
 
     async def reconcile(self, request: Request) -> Response:
         without_unknown(request, ())
         return self._reply(await self._ask(self._backend.reconcile, limit_s=PATIENT_S))
 
 
-def _store_down(sentence: str) -> Unavailable:
-    return Unavailable(sentence, hint="running jobs go on; ask again when it is back, or spotctl doctor")
+def _store_down(sentence: str) -> ApiUnavailable:
+    return ApiUnavailable(sentence, hint="running jobs go on; ask again when it is back, or spotctl doctor")

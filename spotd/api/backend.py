@@ -1,8 +1,8 @@
 """What the API needs of the daemon, and the closed set of ways it can say no.
 
 Theory. The application in `app` turns HTTP into these calls and their results into JSON; it adds `schema` and `now`,
-and holds no state. A `Backend` returns the shapes of `shapes` (JSON-ready) and raises nothing but `Refusal` leaves for
-what it expects. While `trouble()` is not empty, the application answers 503 by itself instead of waiting.
+and holds no state. A `Backend` returns the shapes of `shapes` (JSON-ready) and raises nothing but `ApiRefusal` leaves
+for what it expects. While `last_error()` is not empty, the application answers 503 by itself instead of waiting.
 
 The iterators that `logs`, `events` and `read_file` return are stepped from one task after another and closed when the
 reader goes: a generator behind them must not yield inside a task group or a cancel scope.
@@ -18,14 +18,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
-from spotd.api.shapes.costs import CostShape
-from spotd.api.shapes.files import FilesShape
-from spotd.api.shapes.health import DoctorShape, ProviderShape, ReconcileShape, StatusShape
-from spotd.api.shapes.jobs import ForgottenShape, JobDetailShape, JobPageShape, JobShape
-from spotd.api.shapes.plans import CodeShape, PlanShape, WhyShape
-from spotd.api.shapes.prices import HistoryShape, PricesShape
-from spotd.api.shapes.told import EventShape, LogShape
+from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
+from spotd.api.schemas.costs import CostResponse
+from spotd.api.schemas.files import FilesResponse
+from spotd.api.schemas.health import DoctorResponse, ProviderResponse, ReconcileResponse, StatusResponse
+from spotd.api.schemas.jobs import ForgottenResponse, JobDetailResponse, JobPageResponse, JobResponse
+from spotd.api.schemas.plans import CodeResponse, PlanResponse, WhyResponse
+from spotd.api.schemas.prices import HistoryResponse, PricesResponse
+from spotd.api.schemas.streams import EventResponse, LogResponse
 
 
 class RefusalCode(StrEnum):
@@ -40,7 +40,7 @@ class RefusalCode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class InputProblem:
     """One thing wrong in what the user wrote; `key` is dotted (`resources.gpu`), empty for the whole."""
 
     key: str
@@ -48,56 +48,56 @@ class Problem:
     hint: str = ""
 
 
-class Refusal(Exception):
+class ApiRefusal(Exception):
     """A wish was not fulfilled, and nothing changed. The message is for the user and ends without a full stop."""
 
     code: RefusalCode
 
-    def __init__(self, message: str, *, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
+    def __init__(self, message: str, *, hint: str = "", problems: tuple[InputProblem, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.problems = problems
 
 
-class NotFound(Refusal):
+class NotFound(ApiRefusal):
     """No job, checkpoint or file of this name."""
 
     code = RefusalCode.NOT_FOUND
 
 
-class Ambiguous(Refusal):
+class Ambiguous(ApiRefusal):
     """The reference means several jobs; the hint lists them."""
 
     code = RefusalCode.AMBIGUOUS
 
 
-class Invalid(Refusal):
+class Invalid(ApiRefusal):
     """The job or a parameter is wrong; `problems` says where."""
 
     code = RefusalCode.INVALID
 
 
-class StateConflict(Refusal):
+class StateConflict(ApiRefusal):
     """The job is in no state for this (cancel of an ended one, retry of a running one, a name in use)."""
 
     code = RefusalCode.CONFLICT
 
 
-class OverBudget(Refusal):
+class OverBudget(ApiRefusal):
     """A budget forbids it."""
 
     code = RefusalCode.BUDGET
 
 
-class Unavailable(Refusal):
+class ApiUnavailable(ApiRefusal):
     """Something the daemon needs does not answer; the same wish may be fulfilled later."""
 
     code = RefusalCode.UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class JobRequest:
     """A job as the user wrote it, not validated.
 
     Attributes:
@@ -123,7 +123,7 @@ class Submission:
         resume_from: `JOB` or `JOB:CHECKPOINT` of another job to begin from, empty to begin afresh.
     """
 
-    draft: Draft
+    draft: JobRequest
     code_sha256: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str = ""
@@ -215,13 +215,13 @@ class Backend(Protocol):
         """The daemon's clock, aware UTC; ages on screen are measured against it."""
         ...
 
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Empty while the state store answers, else one sentence. Never blocks."""
         ...
 
-    async def status(self) -> StatusShape: ...
+    async def status(self) -> StatusResponse: ...
 
-    async def plan(self, draft: Draft, resume_from: str = "") -> PlanShape:
+    async def plan(self, draft: JobRequest, resume_from: str = "") -> PlanResponse:
         """What submitting would do; changes nothing.
 
         Raises:
@@ -234,7 +234,7 @@ class Backend(Protocol):
         """Whether the store holds this archive already."""
         ...
 
-    async def put_code(self, sha256: str, stream: AsyncIterator[bytes]) -> CodeShape:
+    async def put_code(self, sha256: str, stream: AsyncIterator[bytes]) -> CodeResponse:
         """The archive is in the store under its hash; stored once however often it comes.
 
         Raises:
@@ -243,7 +243,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def submit(self, submission: Submission) -> JobDetailShape:
+    async def submit(self, submission: Submission) -> JobDetailResponse:
         """The job is queued, durably.
 
         Raises:
@@ -254,17 +254,17 @@ class Backend(Protocol):
         """
         ...
 
-    async def jobs(self, query: JobQuery) -> JobPageShape: ...
+    async def jobs(self, query: JobQuery) -> JobPageResponse: ...
 
-    async def job(self, ref: str) -> JobDetailShape: ...
+    async def job(self, ref: str) -> JobDetailResponse: ...
 
-    async def why(self, ref: str) -> WhyShape: ...
+    async def why(self, ref: str) -> WhyResponse: ...
 
-    def logs(self, ref: str, query: LogQuery) -> AsyncIterator[LogShape]:
+    def logs(self, ref: str, query: LogQuery) -> AsyncIterator[LogResponse]:
         """The records, the last of kind `end`. Raises `NotFound` at the first step, before any record."""
         ...
 
-    async def cancel(self, ref: str) -> JobShape:
+    async def cancel(self, ref: str) -> JobResponse:
         """The job is cancelled or being cancelled; a second cancel changes nothing and succeeds.
 
         Raises:
@@ -272,7 +272,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def retry(self, ref: str, *, anyway: bool = False) -> JobShape:
+    async def retry(self, ref: str, *, anyway: bool = False) -> JobResponse:
         """A final job is queued again and will resume from its newest checkpoint.
 
         Args:
@@ -283,7 +283,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def set_budget(self, ref: str, change: BudgetChange) -> JobShape:
+    async def set_budget(self, ref: str, change: BudgetChange) -> JobResponse:
         """All attempts of the job together may cost so much; it may have ended, and go on after a retry.
 
         Raises:
@@ -291,7 +291,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def forget(self, machine: str) -> ForgottenShape:
+    async def forget(self, machine: str) -> ForgottenResponse:
         """The machine, by its id, its key or `JOB-NUMBER`, is given up although its end was not seen.
 
         Raises:
@@ -300,9 +300,9 @@ class Backend(Protocol):
         """
         ...
 
-    async def prices(self, query: PriceQuery) -> PricesShape: ...
+    async def prices(self, query: PriceQuery) -> PricesResponse: ...
 
-    async def history(self, query: HistoryQuery) -> HistoryShape:
+    async def history(self, query: HistoryQuery) -> HistoryResponse:
         """What prices were.
 
         Raises:
@@ -311,23 +311,23 @@ class Backend(Protocol):
         """
         ...
 
-    def events(self, query: EventQuery) -> AsyncIterator[EventShape]:
+    def events(self, query: EventQuery) -> AsyncIterator[EventResponse]:
         """The events; with `follow` it never ends by itself."""
         ...
 
-    async def cost(self, ref: str | None) -> CostShape:
+    async def cost(self, ref: str | None) -> CostResponse:
         """The receipt of one job, or of all."""
         ...
 
-    async def checkpoints(self, ref: str) -> list[KeptCheckpointShape]:
+    async def checkpoints(self, ref: str) -> list[KeptCheckpointResponse]:
         """Accepted checkpoints, newest first."""
         ...
 
-    def verify_checkpoints(self, ref: str, names: Sequence[str], *, every: bool) -> AsyncIterator[VerificationShape]:
+    def verify_checkpoints(self, ref: str, names: Sequence[str], *, every: bool) -> AsyncIterator[VerificationResponse]:
         """Every byte of these is read and compared; the newest without names. Raises `NotFound` at the first step."""
         ...
 
-    async def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> list[KeptCheckpointShape]:
+    async def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> list[KeptCheckpointResponse]:
         """These stay whatever `keep` says, or do not any more; returns them as they are now.
 
         Raises:
@@ -335,7 +335,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def remove_checkpoints(self, ref: str, names: Sequence[str]) -> list[KeptCheckpointShape]:
+    async def remove_checkpoints(self, ref: str, names: Sequence[str]) -> list[KeptCheckpointResponse]:
         """The job never resumes from these, and what only they need is deleted soon; returns what they were.
 
         Raises:
@@ -344,7 +344,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def files(self, ref: str, checkpoint: str | None) -> FilesShape:
+    async def files(self, ref: str, checkpoint: str | None) -> FilesResponse:
         """What `pull` can fetch: the outputs, or one checkpoint by name (`newest` is the newest).
 
         Raises:
@@ -371,12 +371,12 @@ class Backend(Protocol):
         """
         ...
 
-    async def providers(self) -> list[ProviderShape]: ...
+    async def providers(self) -> list[ProviderResponse]: ...
 
-    async def doctor(self) -> DoctorShape:
+    async def doctor(self) -> DoctorResponse:
         """Every check, each within its own time limit; a finding is a row, never an exception."""
         ...
 
-    async def reconcile(self) -> ReconcileShape:
+    async def reconcile(self) -> ReconcileResponse:
         """Every provider was asked for its machines now, and what follows is committed."""
         ...

@@ -10,9 +10,18 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from spotd.api.answers import TooLarge
-from spotd.api.backend import BudgetChange, Draft, EventQuery, HistoryQuery, Invalid, JobQuery, LogQuery, PriceQuery
-from spotd.api.words import utc_instant
+from spotd.api.backend import (
+    BudgetChange,
+    EventQuery,
+    HistoryQuery,
+    Invalid,
+    JobQuery,
+    JobRequest,
+    LogQuery,
+    PriceQuery,
+)
+from spotd.api.responses import BodyTooLong
+from spotd.api.timestamps import utc_instant
 from spotd.core.states import JobState
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money
@@ -37,7 +46,7 @@ async def read_json(request: Request, known: Collection[str]) -> Mapping[str, An
     async for chunk in request.stream():
         raw += chunk
         if len(raw) > BODY_BYTES_MAX:
-            raise TooLarge("the request is larger than 2 MiB", hint="a job file holds settings, not data")
+            raise BodyTooLong("the request is larger than 2 MiB", hint="a job file holds settings, not data")
     try:
         body = json.loads(bytes(raw))
         json.dumps(body, ensure_ascii=False).encode()
@@ -55,7 +64,7 @@ async def read_json(request: Request, known: Collection[str]) -> Mapping[str, An
     return body
 
 
-def read_draft(body: Mapping[str, Any]) -> Draft:
+def read_draft(body: Mapping[str, Any]) -> JobRequest:
     draft = body.get("draft")
     if not isinstance(draft, dict):
         raise Invalid("the request has no draft")
@@ -68,7 +77,7 @@ def read_draft(body: Mapping[str, Any]) -> Draft:
         raise Invalid("data and flags of a draft are objects")
     if not isinstance(source, str) or not isinstance(base_dir, str):
         raise Invalid("source and base_dir of a draft are text")
-    return Draft(data=data, flags=flags, source=source, base_dir=base_dir)
+    return JobRequest(data=data, flags=flags, source=source, base_dir=base_dir)
 
 
 def read_budget_change(body: Mapping[str, Any]) -> BudgetChange:

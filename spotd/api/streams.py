@@ -17,9 +17,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from spotd.api.answers import INTERNAL, dumps, error_body, refusal_body
-from spotd.api.backend import Refusal
-from spotd.api.shapes import SCHEMA
+from spotd.api.backend import ApiRefusal
+from spotd.api.responses import INTERNAL, dumps, error_body, refusal_body
+from spotd.api.schemas import SCHEMA
 
 IDLE_LINE_S: Final = 10.0
 _CLOSE_S: Final = 2.0
@@ -116,7 +116,7 @@ class RecordStream(_Streamed):
             try:
                 async for record in self._rest:
                     await into.send(_line(record))
-            except Refusal as refusal:
+            except ApiRefusal as refusal:
                 await into.send(_line(refusal_body(refusal)))
             except Exception as exc:  # noqa: BLE001 - the edge of the API: the cause goes to the log, a sentence to the caller
                 self._on_failure(exc)

@@ -19,7 +19,7 @@ class Lazy:
     aliases: tuple[str, ...] = ()
 
 
-class NotYet(click.UsageError):
+class MissingCommand(click.UsageError):
     """A command that belongs to the design but is not built yet."""
 
 
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
         if word in self._not_yet:
-            raise NotYet(f"{ctx.command_path} {word} is not available yet", ctx)
+            raise MissingCommand(f"{ctx.command_path} {word} is not available yet", ctx)
         if word not in self._names and not word.startswith("-"):
             from difflib import get_close_matches  # costs as much as half of --help, and only a typo needs it
 

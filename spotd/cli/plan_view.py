@@ -10,8 +10,8 @@ from spotd.cli.table import text as table_text
 from spotd.cli.words import clean, dollars, local_text, price, size_text
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.plans import OriginShape, PlanShape
-    from spotd.api.shapes.prices import QuoteShape
+    from spotd.api.schemas.plans import OriginResponse, PlanResponse
+    from spotd.api.schemas.prices import QuoteResponse
 
 _COLUMNS = (
     Column(title="WHERE", least=8),
@@ -29,7 +29,7 @@ _COLUMNS = (
 )
 
 
-def plan_text(plan: PlanShape, *, drawn_for: int | None, colour: bool) -> str:
+def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str:
     """The whole plan, ending in its verdict."""
     ceilings = ", ".join(f"{gpu} ${price(usd)}" for gpu, usd in plan["ceilings"].items())
     facts = [
@@ -48,20 +48,20 @@ def plan_text(plan: PlanShape, *, drawn_for: int | None, colour: bool) -> str:
         rows = [_row(quote) for quote in plan["candidates"]]
         text += table_text(_COLUMNS, rows, drawn_for=drawn_for, colour=colour) + "\n"
     tail = [f"{row['offers']} offers passed over: {row['reason']}" for row in plan["passed_over"]]
-    for board in plan["boards"]:
-        if board["error"]:
-            since = "" if board["at"] is None else f" since {local_text(board['at'])}"
-            tail.append(f"no prices from {board['provider']}{since}: {board['error']}")
+    for provider_offers in plan["boards"]:
+        if provider_offers["error"]:
+            since = "" if provider_offers["at"] is None else f" since {local_text(provider_offers['at'])}"
+            tail.append(f"no prices from {provider_offers['provider']}{since}: {provider_offers['error']}")
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")
     return text + "".join(f"{clean(line)}\n" for line in tail)
 
 
-def _origin_text(origin: OriginShape | None) -> str:
+def _origin_text(origin: OriginResponse | None) -> str:
     return "" if origin is None else f"from {origin['name']} ({size_text(origin['bytes'])}) of job {origin['job']}"
 
 
-def _row(quote: QuoteShape) -> Row:
+def _row(quote: QuoteResponse) -> Row:
     terms = quote["breakdown"]
     return (
         where_text(quote),

@@ -25,7 +25,7 @@ from spotd.cli.failures import CommandFailed
 from spotd_jobs.wire.names import raw_of
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.files import FileShape
+    from spotd.api.schemas.files import FileResponse
 
 _PART_PREFIX: Final = ".spotd-part-"
 _OF_THE_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
@@ -47,7 +47,7 @@ class Pulled:
     failed: tuple[tuple[str, str], ...] = ()
 
 
-def choose(files: Sequence[FileShape], patterns: Sequence[str]) -> list[int]:
+def choose(files: Sequence[FileResponse], patterns: Sequence[str]) -> list[int]:
     """The places in the list of those that match a pattern or lie below a folder of that name; all without patterns.
 
     Raises:
@@ -71,7 +71,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 def pull_into(
     folder: Path,
-    listed: Sequence[FileShape],
+    listed: Sequence[FileResponse],
     places: Sequence[int],
     read: Callable[[Sequence[tuple[int, int]]], Iterator[bytes]],
     *,
@@ -112,7 +112,7 @@ def pull_into(
     return Pulled(written=pulling.written, kept=pulling.kept, failed=tuple(pulling.failed))
 
 
-def spans_of(listed: Sequence[FileShape], places: Sequence[int]) -> list[tuple[int, int]]:
+def spans_of(listed: Sequence[FileResponse], places: Sequence[int]) -> list[tuple[int, int]]:
     """The places of files with any content, as first and last of each span; what has none in between is included."""
     spans: list[tuple[int, int]] = []
     for place in places:
@@ -132,7 +132,7 @@ class _Content:
         self._rest = b""
         self._left = 0
 
-    def of(self, entry: FileShape) -> Iterator[bytes]:
+    def of(self, entry: FileResponse) -> Iterator[bytes]:
         """The next file's bytes.
 
         Raises:
@@ -181,7 +181,7 @@ class _Pulling:
         self.kept = 0
         self.failed: list[tuple[str, str]] = []
 
-    def place(self, entry: FileShape, chunks: Iterator[bytes]) -> None:
+    def place(self, entry: FileResponse, chunks: Iterator[bytes]) -> None:
         """The entry is in its place, or among the failed.
 
         Raises:
@@ -194,7 +194,7 @@ class _Pulling:
                 raise
             self.failed.append((entry["path"], exc.strerror or "this disk cannot hold such a name"))
 
-    def _place(self, entry: FileShape, chunks: Iterator[bytes]) -> None:
+    def _place(self, entry: FileResponse, chunks: Iterator[bytes]) -> None:
         target = _place(self._folder, _local(entry["path"]))
         other = self._mine.get(_identity(target) or (-1, -1))
         if other is not None:
@@ -238,7 +238,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _refuse_escape(entry: FileShape) -> None:
+def _refuse_escape(entry: FileResponse) -> None:
     path = entry["path"]
     local = _local(path)
     harmless = path.isprintable() and "\\" not in path and "\0" not in local
@@ -300,7 +300,7 @@ def _refuse_loss(target: Path, *, force: bool) -> None:
         )
 
 
-def _write(temporary: Path, entry: FileShape, chunks: Iterator[bytes]) -> None:
+def _write(temporary: Path, entry: FileResponse, chunks: Iterator[bytes]) -> None:
     """The temporary file holds the whole content."""
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE_FILE)
     with os.fdopen(descriptor, "wb") as file:

@@ -91,7 +91,7 @@ def ask(question: str) -> bool:
     return answer.strip().lower() in {"y", "yes"}
 
 
-class Progress:
+class ProgressLine:
     """How far something has come, on one line that is erased at the end; silent where nobody watches."""
 
     def __init__(self, verb: str, total: int | None) -> None:
@@ -102,7 +102,7 @@ class Progress:
         self._shown_at = 0.0
         self._active = is_terminal()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""The daemon's API as plain calls. Answers are the JSON objects of `spotd.api.shapes`, with `schema` and `now`."""
+"""The daemon's API as plain calls. Answers are the JSON objects of `spotd.api.schemas`, with `schema` and `now`."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.draft import Draft
+from spotd.core.billing_limits import outlives, proven_until
 from spotd.core.hysteresis import borne_until
-from spotd.core.model import Attempt, AttemptId, HostReport, Meter, Policy
+from spotd.core.model import Attempt, AttemptId, HostStatus, Meter, Policy
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import PPM, halted_rate, metered_rate, on_demand_rate
-from spotd.core.proof import outlives, proven_until
 from spotd.core.words import per_gpu_words
 from spotd_providers.contract.money import MicroUsdPerHour, per_gpu
 from spotd_providers.contract.values import InstanceState, Market
@@ -48,25 +48,25 @@ def began(item: Attempt, created_at: datetime | None, now: datetime, default: da
     return min(max(created_at or default, item.intended_at), now)
 
 
-def began_unseen(draft: Draft, item: Attempt, created_at: datetime | None) -> datetime:
+def began_unseen(builder: PlanBuilder, item: Attempt, created_at: datetime | None) -> datetime:
     """When a machine that is first listed now was made; one that worked before that instant was only woken then."""
-    since = began(item, created_at, draft.now, item.intended_at)
-    job = draft.job(item.id.job)
+    since = began(item, created_at, builder.now, item.intended_at)
+    job = builder.job(item.id.job)
     signs = [item.heartbeat_seen_at, *(c.at for c in job.checkpoints if c.attempt == item.id.number)]
     return item.intended_at if any(at is not None and at < since for at in signs) else since
 
 
-def first_meter(item: Attempt, state: InstanceState, since: datetime, draft: Draft) -> Meter:
+def first_meter(item: Attempt, state: InstanceState, since: datetime, builder: PlanBuilder) -> Meter:
     """The meter of a machine that is known for the first time."""
     rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
-    if state is InstanceState.PENDING and _bills_from_running(item, draft.policy):
+    if state is InstanceState.PENDING and _bills_from_running(item, builder.policy):
         rate, compared = halted_rate(item.quote), MicroUsdPerHour(0)
     return replace(
         item.meter,
         rate=rate,
         on_demand_rate=compared,
         since=since,
-        until=proven_until(item, draft.job(item.id.job), draft.policy, draft.now),
+        until=proven_until(item, builder.job(item.id.job), builder.policy, builder.now),
     )
 
 
@@ -75,49 +75,49 @@ def _bills_from_running(item: Attempt, policy: Policy) -> bool:
     return rules is not None and rules.bills_from_running
 
 
-def prove(draft: Draft, attempt: AttemptId, at: datetime) -> None:
+def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime) -> None:
     """The machine existed at this instant, so it is booked up to it, and beyond it for as long as its lease."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     known = item.meter.until
     if item.meter.since is None or known is None:
         return
-    until = proven_until(item, draft.job(attempt.job), draft.policy, at)
-    if until is None or until - known >= PROOF_STEP or (until > known and draft.now >= known):
-        draft.put_attempt(replace(item, meter=replace(item.meter, until=until)))
+    until = proven_until(item, builder.job(attempt.job), builder.policy, at)
+    if until is None or until - known >= PROOF_STEP or (until > known and builder.now >= known):
+        builder.put_attempt(replace(item, meter=replace(item.meter, until=until)))
 
 
-def prove_by_report(draft: Draft, before: Attempt, report: HostReport, *, moved: bool) -> None:
+def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *, moved: bool) -> None:
     """Its host gave a sign of life, or came to its end, since it was looked at last, when it was as `before`."""
-    attempt, job = before.id, draft.job(before.id.job)
+    attempt, job = before.id, builder.job(before.id.job)
     known = before.meter.until
-    span = outlives(before, job, draft.policy)
+    span = outlives(before, job, builder.policy)
     if span is None or known is None or before.meter.since is None:
         return
     proven = known - span
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     if before.heartbeat_seen_at is None and item.heartbeat_seen_at is not None:
         # It has a lease from now on, which is shorter than the time it had for its start.
-        known = proven_until(item, job, draft.policy, max(proven, min(report.looked_at, draft.now))) or known
+        known = proven_until(item, job, builder.policy, max(proven, min(report.looked_at, builder.now))) or known
         item = replace(item, meter=replace(item.meter, until=known))
-        draft.put_attempt(item)
-    if report.exit_at is not None and proven < report.exit_at <= draft.now:
+        builder.put_attempt(item)
+    if report.exit_at is not None and proven < report.exit_at <= builder.now:
         until = report.exit_at + ENDING_TAKES
         if until < known:
-            draft.put_attempt(replace(item, meter=replace(item.meter, until=until)))
+            builder.put_attempt(replace(item, meter=replace(item.meter, until=until)))
         return
     at = report.looked_at if moved else report.beat_at
     if at is not None and at - proven > GAP:
         at = report.alive_at if report.alive_at is not None and report.alive_at <= report.looked_at else None
     if at is not None:
-        prove(draft, attempt, at)
+        prove(builder, attempt, at)
 
 
-def book_unseen(draft: Draft, attempt: AttemptId, last: datetime) -> None:
+def book_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> None:
     """Book a machine that no list ever showed, from its intent to this last sign of it."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     if item.meter.since is not None or item.meter.settled:
         return
-    until = min(max(last, item.intended_at) + ENDING_TAKES, draft.now)
+    until = min(max(last, item.intended_at) + ENDING_TAKES, builder.now)
     meter = replace(
         item.meter,
         rate=metered_rate(item.quote),
@@ -125,69 +125,69 @@ def book_unseen(draft: Draft, attempt: AttemptId, last: datetime) -> None:
         since=min(item.intended_at, until),
         until=until,
     )
-    draft.put_attempt(replace(item, launched_at=item.launched_at or item.intended_at, meter=meter))
-    draft.set_rate(attempt, MicroUsdPerHour(0), None, at=until)
+    builder.put_attempt(replace(item, launched_at=item.launched_at or item.intended_at, meter=meter))
+    builder.set_rate(attempt, MicroUsdPerHour(0), None, at=until)
 
 
-def note_listed(draft: Draft, attempt: AttemptId, at: datetime, *, exactly: bool) -> None:
+def note_listed(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, exactly: bool) -> None:
     """A listing of this instant showed the machine as it is."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     if exactly and (item.listed_at is None or at > item.listed_at):
-        draft.put_attempt(replace(item, listed_at=at))
-    prove(draft, attempt, at)
+        builder.put_attempt(replace(item, listed_at=at))
+    prove(builder, attempt, at)
 
 
-def set_rate(draft: Draft, attempt: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
+def set_rate(builder: PlanBuilder, attempt: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
     """The machine runs and costs so much."""
-    meter = draft.attempt(attempt).meter
+    meter = builder.attempt(attempt).meter
     if meter.rate == rate and meter.since is not None:
         return
-    draft.set_rate(attempt, rate, compared)
+    builder.set_rate(attempt, rate, compared)
 
 
-def bill_until_ended(draft: Draft, attempt: AttemptId) -> None:
+def bill_until_ended(builder: PlanBuilder, attempt: AttemptId) -> None:
     """What is left of the machine bills until its end is confirmed, since no lease ends it."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     if item.meter.until is not None:
-        draft.put_attempt(replace(item, meter=replace(item.meter, until=None)))
+        builder.put_attempt(replace(item, meter=replace(item.meter, until=None)))
 
 
-def start_billing(draft: Draft, attempt: AttemptId) -> None:
+def start_billing(builder: PlanBuilder, attempt: AttemptId) -> None:
     """The machine runs: it bills in full since the last listing in which it only started."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     meter = item.meter
-    if meter.since is None or not is_starting(item, draft.policy):
+    if meter.since is None or not is_starting(item, builder.policy):
         return
-    since = min(draft.now, max(meter.since, item.listed_at or item.launched_at or meter.since))
-    draft.set_rate(attempt, metered_rate(item.quote), on_demand_rate(item.quote), at=since)
+    since = min(builder.now, max(meter.since, item.listed_at or item.launched_at or meter.since))
+    builder.set_rate(attempt, metered_rate(item.quote), on_demand_rate(item.quote), at=since)
 
 
-def look_for_start(draft: Draft, item: Attempt) -> None:
+def look_for_start(builder: PlanBuilder, item: Attempt) -> None:
     """Ask for another listing soon, since nothing else shows when the machine began to bill; for a while only."""
-    rules = draft.policy.providers.get(item.provider)
+    rules = builder.policy.providers.get(item.provider)
     if rules is None or rules.bills_from_script or item.launched_at is None:
         return
-    if draft.now - item.launched_at < STARTS_WITHIN:
-        draft.look_again(item.provider)
+    if builder.now - item.launched_at < STARTS_WITHIN:
+        builder.look_again(item.provider)
 
 
-def start_billing_later(draft: Draft, attempt: AttemptId, script_began_at: datetime | None) -> None:
+def start_billing_later(builder: PlanBuilder, attempt: AttemptId, script_began_at: datetime | None) -> None:
     """Its host speaks for the first time and says since when it runs: later than the listing before showed.
 
     It is believed for as long as passes between two listings, which is what a wrong word can hide.
     """
-    item = draft.attempt(attempt)
-    rules, meter = draft.policy.providers.get(item.provider), item.meter
+    item = builder.attempt(attempt)
+    rules, meter = builder.policy.providers.get(item.provider), item.meter
     if script_began_at is None or rules is None or not rules.bills_from_script or meter.since is None:
         return
     if item.running_at is not None or meter.rate <= halted_rate(item.quote):
         return
-    since = min(script_began_at - SCRIPT_TAKES, meter.since + LISTED_WITHIN, draft.now)
+    since = min(script_began_at - SCRIPT_TAKES, meter.since + LISTED_WITHIN, builder.now)
     if since <= meter.since:
         return
     halted = replace(meter, rate=halted_rate(item.quote), on_demand_rate=MicroUsdPerHour(0))
-    draft.put_attempt(replace(item, meter=halted))
-    draft.set_rate(attempt, meter.rate, meter.on_demand_rate, at=since)
+    builder.put_attempt(replace(item, meter=halted))
+    builder.set_rate(attempt, meter.rate, meter.on_demand_rate, at=since)
 
 
 def is_starting(item: Attempt, policy: Policy) -> bool:
@@ -201,16 +201,16 @@ def is_starting(item: Attempt, policy: Policy) -> bool:
     )
 
 
-def note_ceiling(draft: Draft, attempt: AttemptId, at: datetime, *, is_over: bool) -> None:
+def note_ceiling(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, is_over: bool) -> None:
     """A listing states a price above the ceiling, or one that is not."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     if is_over and item.over_ceiling_at is None:
-        draft.put_attempt(replace(item, over_ceiling_at=at))
+        builder.put_attempt(replace(item, over_ceiling_at=at))
     elif not is_over and item.over_ceiling_at is not None:
-        draft.put_attempt(replace(item, over_ceiling_at=None))
+        builder.put_attempt(replace(item, over_ceiling_at=None))
 
 
-def words_over_ceiling(draft: Draft, item: Attempt) -> str:
+def words_over_ceiling(builder: PlanBuilder, item: Attempt) -> str:
     """How far the machine's price is above what its job accepted; empty while it is not, or is borne for a while.
 
     The price of a spot market moves, so one listing is believed, but for a leap. A bid and an on-demand price do not: a
@@ -227,8 +227,8 @@ def words_over_ceiling(draft: Draft, item: Attempt) -> str:
         return ""
     if is_fixed and per_gpu_now <= item.ceiling + item.ceiling * FIXED_TOLERANCE_PPM // PPM:
         return ""
-    borne = borne_until(item, draft.job(item.id.job), per_gpu_now, draft.now)
+    borne = borne_until(item, builder.job(item.id.job), per_gpu_now, builder.now)
     if borne is not None:
-        draft.wake(borne)
+        builder.wake(borne)
         return ""
     return f"{per_gpu_words(per_gpu_now)}, accepted were {per_gpu_words(item.ceiling)}"

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spotd.core.draft import Draft
+from spotd.core.billing_limits import is_past_lease
 from spotd.core.metering import day_start, job_spent, spent_in_month, spent_on_day
 from spotd.core.model import EVERYWHERE, Attempt, Cooldown, CooldownScope, Job, JobId, Quote, VerdictKind, World
-from spotd.core.proof import is_past_lease
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.usefulness import useful_run
 from spotd.core.words import dollar_words
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
@@ -38,7 +38,7 @@ def _horizon(world: World, job: Job) -> timedelta:
     return world.policy.commit_horizon + job.spec.checkpoint.stop_grace
 
 
-class Purse:
+class BudgetGuard:
     """The budgets during one decision; `commit` is called for each launch.
 
     What is set aside has two sizes. To end a machine safely is the smaller one, and running out of it stops machines.
@@ -153,10 +153,12 @@ def still_to_run(world: World, item: Attempt, now: datetime) -> MicroUsd:
     return cost(MicroUsdPerHour(max(item.meter.rate, item.quote.price.total)), max(timedelta(0), left))
 
 
-def hold(draft: Draft, kind: VerdictKind, limit: MicroUsd, why: str) -> None:
+def hold(builder: PlanBuilder, kind: VerdictKind, limit: MicroUsd, why: str) -> None:
     """Nothing more is bought on this budget before it begins anew, since machines were stopped for it."""
     subject = _subject(kind, limit)
-    draft.cool(EVERYWHERE, CooldownScope.BUDGET, subject, _begins_anew(subject, draft.now) - draft.now, why, most=MONTH)
+    builder.cool(
+        EVERYWHERE, CooldownScope.BUDGET, subject, _begins_anew(subject, builder.now) - builder.now, why, most=MONTH
+    )
 
 
 def redated_hold(held: Cooldown, now: datetime) -> datetime:

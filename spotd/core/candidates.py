@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from spotd.core.cooling import cooling_until
+from spotd.core.cooldown import cooling_until
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import EVERYWHERE, Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
 from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour, usual_bid
@@ -45,7 +45,7 @@ MINUTES_LOST: Final = 22
 """What a loss costs in machine time: starting again, and half of a usual checkpoint interval."""
 HAZARD_PPM_MAX: Final = 100_000
 """No prior counts as more than a loss every ten hours."""
-RAISE_PPM_MAX: Final = SCARCITY_PPM_MAX + HAZARD_PPM_MAX * MINUTES_LOST // 60
+RISK_PREMIUM_PPM_MAX: Final = SCARCITY_PPM_MAX + HAZARD_PPM_MAX * MINUTES_LOST // 60
 _INTERRUPTION_ORDER: Final[Mapping[Interruption, int]] = {
     Interruption.NEVER: 0,
     Interruption.NOTICE: 1,
@@ -54,15 +54,15 @@ _INTERRUPTION_ORDER: Final[Mapping[Interruption, int]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RequirementKey:
     """What of a job decides which offers fit and what they cost it."""
 
     resources: Resources
     needs: Needs
 
 
-def shape_of(job: Job, policy: Policy) -> Shape:
-    return Shape(resources=job.spec.resources, needs=needs_of(job, policy))
+def shape_of(job: Job, policy: Policy) -> RequirementKey:
+    return RequirementKey(resources=job.spec.resources, needs=needs_of(job, policy))
 
 
 def scarcity_ppm(offer: Offer) -> int:
@@ -73,7 +73,7 @@ def scarcity_ppm(offer: Offer) -> int:
     )
 
 
-def raise_ppm(offer: Offer) -> int:
+def risk_premium_ppm(offer: Offer) -> int:
     """How much dearer this offer ranks than it is, for what its provider says of it."""
     hazard = max(0, min(offer.hazard_ppm or 0, HAZARD_PPM_MAX))
     return scarcity_ppm(offer) + hazard * MINUTES_LOST // 60
@@ -85,7 +85,7 @@ def ranked_total(offer: Offer, needs: Needs, fee_ppm: int, headroom_ppm: int) ->
     total = total_per_hour(offer, needs, fee_ppm, gpu_price)
     if offer.capacity_score is None and offer.hazard_ppm is None:
         return total
-    return total + total * raise_ppm(offer) // PPM
+    return total + total * risk_premium_ppm(offer) // PPM
 
 
 def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
@@ -112,26 +112,26 @@ def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: P
     return candidate.price.total <= total_ceiling(ceiling, candidate.offer.gpu_count, limit)
 
 
-class ShapeList:
+class RequirementKeys:
     """The offers that fit one shape, best first, found only as far as somebody asks.
 
     Best is cheapest by what would be agreed, a bid with its headroom, where one that is scarce or often lost counts as
-    a little more than it is (`raise_ppm`). Shelves are sorted by the price of the GPU part, which no total can
+    a little more than it is (`risk_premium_ppm`). Shelves are sorted by the price of the GPU part, which no total can
     undercut. So the best is certain as soon as it is at most the lowest GPU part not yet looked at, and most of a
     market is never priced at all.
     """
 
     def __init__(
         self,
-        shape: Shape,
+        shape: RequirementKey,
         groups: Sequence[tuple[ProviderPolicy, bool, Sequence[Offer]]],
-        misfits: Counter[str],
+        mismatches: Counter[str],
         headroom_ppm: int,
     ) -> None:
         self.shape = shape
         self._headroom_ppm = headroom_ppm
         self.entries: list[Offer] = []
-        self.misfits = misfits
+        self.mismatches = mismatches
         self.quotes: dict[int, Quote] = {}
         self.walked = 0
         """Entries before this one were taken or cooling for every job of the shape."""
@@ -159,9 +159,9 @@ class ShapeList:
             rules, sells_spot, group = self._groups[number]
             self._await(number, rules, group, position + 1)
             offer = group[position]
-            problem = misfit(offer, self.shape.resources, self.shape.needs.disk_gb, sells_spot=sells_spot)
+            problem = mismatch(offer, self.shape.resources, self.shape.needs.disk_gb, sells_spot=sells_spot)
             if problem:
-                self.misfits[problem] += 1
+                self.mismatches[problem] += 1
                 continue
             rank = _INTERRUPTION_ORDER[offer.interruption]
             ranked = ranked_total(offer, self.shape.needs, rules.fee_ppm, self._headroom_ppm)
@@ -172,7 +172,7 @@ class ShapeList:
         return True
 
 
-class Catalogue:
+class CandidateCatalogue:
     """The market as one decision sees it: fresh boards only, one sorted list per shape."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Catalogue:
     ) -> None:
         self._policy = policy
         self._now = now
-        self._lists: dict[Shape, ShapeList] = {}
+        self._lists: dict[RequirementKey, RequirementKeys] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
         self._lows = market.lows
         self._cooling: dict[tuple[ProviderName, CooldownScope, str], str] = {}
@@ -194,7 +194,7 @@ class Catalogue:
         """When something that cools down may be tried again."""
         newest = {(c.provider, c.scope, c.subject): c for c in cooldowns}
         for subject, cooldown in newest.items():
-            ends_at = cooling_until(cooldown, market.boards.get(cooldown.provider))
+            ends_at = cooling_until(cooldown, market.offer_cache.get(cooldown.provider))
             if ends_at > now:
                 self._cooling[subject] = cooldown.reason
                 self.waits.append(ends_at)
@@ -206,42 +206,42 @@ class Catalogue:
         }
         self.silent: dict[ProviderName, str] = {}
         self.size = 0
-        self._shelves = []
+        self._offer_indexes = []
         for name, known in policy.providers.items():
-            if name not in market.boards and known.unusable:
+            if name not in market.offer_cache and known.unusable:
                 self.silent[name] = known.unusable
-        for name in sorted(market.boards):
-            board = market.boards[name]
+        for name in sorted(market.offer_cache):
+            provider_offers = market.offer_cache[name]
             rules = policy.providers.get(name)
             if rules is None:
                 continue
-            trouble = _trouble(rules, board.at, board.error, now)
-            if trouble:
-                self.silent[name] = trouble
+            last_error = _last_error(rules, provider_offers.at, provider_offers.error, now)
+            if last_error:
+                self.silent[name] = last_error
                 continue
-            self._shelves.append((rules, board))
-            self.size += board.shelf.size
+            self._offer_indexes.append((rules, provider_offers))
+            self.size += provider_offers.offer_index.size
 
-    def list_for(self, shape: Shape) -> ShapeList:
+    def list_for(self, shape: RequirementKey) -> RequirementKeys:
         found = self._lists.get(shape)
         if found is None:
             found = self._lists[shape] = self._build(shape)
         return found
 
-    def _build(self, shape: Shape) -> ShapeList:
+    def _build(self, shape: RequirementKey) -> RequirementKeys:
         wanted = shape.resources
-        misfits: Counter[str] = Counter()
+        mismatches: Counter[str] = Counter()
         groups: list[tuple[ProviderPolicy, bool, Sequence[Offer]]] = []
-        for rules, board in self._shelves:
+        for rules, provider_offers in self._offer_indexes:
             if wanted.providers and rules.name not in wanted.providers:
-                misfits[f"provider {rules.name} not asked for"] += board.shelf.size
+                mismatches[f"provider {rules.name} not asked for"] += provider_offers.offer_index.size
                 continue
-            for (gpu, count), group in board.shelf.by_gpu.items():
+            for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
                 if self._fits_gpu(wanted, gpu, count):
-                    groups.append((rules, board.sells_spot, group))
+                    groups.append((rules, provider_offers.sells_spot, group))
                 else:
-                    misfits["another GPU or count"] += len(group)
-        return ShapeList(shape, groups, misfits, self._policy.bid_headroom_ppm)
+                    mismatches["another GPU or count"] += len(group)
+        return RequirementKeys(shape, groups, mismatches, self._policy.bid_headroom_ppm)
 
     def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         if wanted.gpu:
@@ -256,7 +256,7 @@ class Catalogue:
             return found | {offered}
         return found
 
-    def quote_at(self, offers: ShapeList, index: int) -> Quote:
+    def quote_at(self, offers: RequirementKeys, index: int) -> Quote:
         """The full quote of one entry, built once."""
         made = offers.quotes.get(index)
         if made is None:
@@ -265,7 +265,7 @@ class Catalogue:
             made = offers.quotes[index] = quote(offer, offers.shape.needs, fee, self._now)
         return made
 
-    def ranked(self, offers: ShapeList) -> Iterator[Quote]:
+    def ranked(self, offers: RequirementKeys) -> Iterator[Quote]:
         """Every quote of the shape that is neither cooling nor taken, best first."""
         index = offers.walked
         while (offer := offers.at(index)) is not None:
@@ -273,12 +273,12 @@ class Catalogue:
                 yield self.quote_at(offers, index)
             index += 1
 
-    def ranked_total(self, offers: ShapeList, offer: Offer) -> int:
+    def ranked_total(self, offers: RequirementKeys, offer: Offer) -> int:
         """By how much this offer ranks among those of the shape."""
         fee_ppm = self._policy.providers[offer.provider].fee_ppm
         return ranked_total(offer, offers.shape.needs, fee_ppm, self._policy.bid_headroom_ppm)
 
-    def first_free(self, offers: ShapeList) -> Quote | None:
+    def first_free(self, offers: RequirementKeys) -> Quote | None:
         """The best quote that is neither cooling nor taken; moves the shared mark past what is blocked."""
         while (offer := offers.at(offers.walked)) is not None:
             if not self.blocked(offer):
@@ -322,7 +322,7 @@ class Catalogue:
             self._taken.add((offer.provider, offer.host_id))
 
 
-def _trouble(rules: ProviderPolicy, at: datetime | None, error: str, now: datetime) -> str:
+def _last_error(rules: ProviderPolicy, at: datetime | None, error: str, now: datetime) -> str:
     if rules.unusable:
         return rules.unusable
     if at is None:
@@ -341,7 +341,7 @@ def resolve_gpu(name: str) -> frozenset[str]:
         return frozenset({name})
 
 
-def misfit(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool) -> str:
+def mismatch(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool) -> str:
     """Why this offer cannot carry the job, apart from its GPU and price; empty if it can."""
     if offer.market is not Market.SPOT and (
         wanted.market is MarketChoice.SPOT or (wanted.market is None and sells_spot)

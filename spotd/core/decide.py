@@ -15,23 +15,24 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
+from spotd.core.backoff import pause_left
 from spotd.core.billing import words_over_ceiling
-from spotd.core.budgets import Purse, hold
+from spotd.core.budgets import BudgetGuard, hold
 from spotd.core.candidates import (
-    RAISE_PPM_MAX,
+    RISK_PREMIUM_PPM_MAX,
     TOO_LITTLE_DISK,
-    Catalogue,
-    ShapeList,
+    CandidateCatalogue,
+    RequirementKeys,
     ceiling_for,
     is_admissible,
-    raise_ppm,
+    risk_premium_ppm,
     shape_of,
     total_ceiling,
 )
 from spotd.core.disk import disk_gb_for
-from spotd.core.draft import Draft
+from spotd.core.interruption_credit import is_left_to_provider, machines_in_use
 from spotd.core.keys import attempt_key
-from spotd.core.market import Board, MarketSnapshot
+from spotd.core.market import MarketSnapshot, ProviderOffers
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -47,13 +48,12 @@ from spotd.core.model import (
     World,
     launch_intent_id,
 )
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, repriced, usual_bid
 from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, guarded, in_words
 from spotd.core.requests import stop_attempt
-from spotd.core.setbacks import pause_left
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.taking import is_left_to_provider, machines_in_use
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, span_words, wanted_words, witness_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu, whole_machine
 from spotd_providers.contract.values import Market, ProviderName
@@ -75,81 +75,81 @@ class _Decision:
         self.world = world
         self.now = now
         self.policy = world.policy
-        self.draft = Draft(world, now)
+        self.builder = PlanBuilder(world, now)
         self.market = market
         self.catalogue = self._catalogue_of(market)
-        self.purse = Purse(world, now)
+        self.budget_guard = BudgetGuard(world, now)
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
             self.attempts_by_job[attempt.id.job].append(attempt)
         self.machines = machines_in_use(world, now)
         self.launches = 0
-        self._ranks_behind_ppm = (PPM + RAISE_PPM_MAX) * (PPM + world.policy.bid_headroom_ppm) // PPM
+        self._ranks_behind_ppm = (PPM + RISK_PREMIUM_PPM_MAX) * (PPM + world.policy.bid_headroom_ppm) // PPM
         """How far behind its price an offer may rank at most."""
 
     def run(self) -> Plan:
         self._enforce_budgets()
         self._enforce_ceilings()
         for job in _serving_order(self.world.jobs.values()):
-            if self.draft.job(job.id).state.is_final:
+            if self.builder.job(job.id).state.is_final:
                 continue  # quarantined by a former step, or over
             if job.state.may_be_placed:
                 self._place_alone(job)
-            elif (error := self.draft.attempted(partial(self._explain_running, job))) is not None:
-                self.draft.note_contained(f"the verdict on job {job.id}", in_words(error))
-        self.draft.wake(min([self.now + self.policy.recheck_every, *self.catalogue.waits]))
-        return replace(self.draft.plan(), verdicts=self.verdicts)
+            elif (error := self.builder.attempted(partial(self._explain_running, job))) is not None:
+                self.builder.note_contained(f"the verdict on job {job.id}", in_words(error))
+        self.builder.wake(min([self.now + self.policy.recheck_every, *self.catalogue.waits]))
+        return replace(self.builder.plan(), verdicts=self.verdicts)
 
     # --- machines that run ---
 
     def _running(self) -> list[Attempt]:
         """Those that count and were not told to stop."""
         return sorted(
-            (a for i, a in self.world.attempts.items() if a.state.counts and self.draft.attempt(i).stop is None),
+            (a for i, a in self.world.attempts.items() if a.state.counts and self.builder.attempt(i).stop is None),
             key=lambda a: (a.id.job, a.id.number),
         )
 
     def _enforce_ceilings(self) -> None:
         """A machine that costs more than its job accepted is given up, by its price or by what it uploads."""
         for item in self._running():
-            contain(self.draft, item.id.job, partial(self._enforce_ceiling, item), "its price cannot be judged")
+            contain(self.builder, item.id.job, partial(self._enforce_ceiling, item), "its price cannot be judged")
 
     def _enforce_ceiling(self, item: Attempt) -> None:
-        over = words_over_ceiling(self.draft, item)
+        over = words_over_ceiling(self.builder, item)
         if over:
-            stop_attempt(self.draft, item, EndReason.PRICE_ROSE, over)
+            stop_attempt(self.builder, item, EndReason.PRICE_ROSE, over)
 
     def _enforce_budgets(self) -> None:
         running = self._running()
-        shortage = self.purse.shortage()
+        shortage = self.budget_guard.shortage()
         for item in self.world.attempts.values():
-            contain(self.draft, item.id.job, partial(self._end_saving, item, shortage), "its stop cannot be judged")
+            contain(self.builder, item.id.job, partial(self._end_saving, item, shortage), "its stop cannot be judged")
         for item in running:
             step = partial(self._enforce_budget, item, shortage)
-            contain(self.draft, item.id.job, step, "its budget cannot be judged")
+            contain(self.builder, item.id.job, step, "its budget cannot be judged")
         if shortage and running:
             kind, why = shortage
             limit = self.policy.budget_day if kind is VerdictKind.BUDGET_DAY else self.policy.budget_month
-            if limit is not None and not self.purse.is_held(kind, limit):
-                hold(self.draft, kind, limit, why)
-                self.purse.held_now(kind, limit)
+            if limit is not None and not self.budget_guard.is_held(kind, limit):
+                hold(self.builder, kind, limit, why)
+                self.budget_guard.held_now(kind, limit)
 
     def _end_saving(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
         """A host that goes on uploading beyond its first deadline does so only while every budget allows it."""
         stop = item.stop
         if item.state is not AttemptState.STOPPING or stop is None or not stop.progress or stop.deadline <= self.now:
             return
-        if shortage or self.purse.job_shortage(self.world.jobs[item.id.job]):
-            self.draft.put_attempt(replace(item, stop=replace(stop, deadline=self.now, limit=self.now)))
-            self.draft.wake(self.now)
+        if shortage or self.budget_guard.job_shortage(self.world.jobs[item.id.job]):
+            self.builder.put_attempt(replace(item, stop=replace(stop, deadline=self.now, limit=self.now)))
+            self.builder.wake(self.now)
 
     def _enforce_budget(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
-        own = self.purse.job_shortage(self.world.jobs[item.id.job])
+        own = self.budget_guard.job_shortage(self.world.jobs[item.id.job])
         if own:
-            stop_attempt(self.draft, item, EndReason.OVER_BUDGET, own)
+            stop_attempt(self.builder, item, EndReason.OVER_BUDGET, own)
         elif shortage:
-            stop_attempt(self.draft, item, EndReason.BUDGET_PAUSED, shortage[1])
+            stop_attempt(self.builder, item, EndReason.BUDGET_PAUSED, shortage[1])
 
     def _explain_running(self, job: Job) -> None:
         item = next((a for a in self.attempts_by_job[job.id] if a.state.counts), None)
@@ -170,47 +170,47 @@ class _Decision:
 
     def _place_alone(self, job: Job) -> None:
         """Place one job. Offers that make this raise are left out; a job that raises without them is at fault."""
-        error = self.draft.attempted(partial(self._place, job))
+        error = self.builder.attempted(partial(self._place, job))
         if error is None:
             return
         self._leave_out_boards_that_raise_for(job)
-        contain(self.draft, job.id, partial(self._place, job), "it cannot be placed")
+        contain(self.builder, job.id, partial(self._place, job), "it cannot be placed")
 
     def _leave_out_boards_that_raise_for(self, job: Job) -> None:
         if self._survey_error(job, {}) is not None:
             return
-        boards = dict(self.market.boards)
-        for name in sorted(boards):
-            error = self._survey_error(job, {name: boards[name]})
+        offer_cache = dict(self.market.offer_cache)
+        for name in sorted(offer_cache):
+            error = self._survey_error(job, {name: offer_cache[name]})
             if error is not None:
-                self.draft.note_contained(f"the offers of {name}", in_words(error))
-                del boards[name]
-        self.market = replace(self.market, boards=boards)
+                self.builder.note_contained(f"the offers of {name}", in_words(error))
+                del offer_cache[name]
+        self.market = replace(self.market, offer_cache=offer_cache)
         self.catalogue = self._catalogue_of(self.market)
 
-    def _survey_error(self, job: Job, boards: Mapping[ProviderName, Board]) -> Exception | None:
+    def _survey_error(self, job: Job, offer_cache: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
         """What reading these boards for the job raises, if anything."""
 
         def survey() -> None:
-            catalogue = self._catalogue_of(MarketSnapshot(boards=boards))
+            catalogue = self._catalogue_of(MarketSnapshot(offer_cache=offer_cache))
             offers = catalogue.list_for(shape_of(job, self.policy))
             for candidate in catalogue.ranked(offers):
                 ceiling = ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
                 self._agree(job, candidate, ceiling or MicroUsdPerGpuHour(0), candidate.price.total)
 
-        return self.draft.attempted(survey)
+        return self.builder.attempted(survey)
 
-    def _catalogue_of(self, market: MarketSnapshot) -> Catalogue:
+    def _catalogue_of(self, market: MarketSnapshot) -> CandidateCatalogue:
         world = self.world
-        return Catalogue(market, world.policy, world.cooldowns, self.now, attempts=world.attempts.values())
+        return CandidateCatalogue(market, world.policy, world.cooldowns, self.now, attempts=world.attempts.values())
 
     def _place(self, job: Job) -> None:
         used_up = ""
         if job.budget is not None:
-            used_up = self.purse.is_hopeless(job, plausible_rates(self.catalogue, job, self.policy))
+            used_up = self.budget_guard.is_hopeless(job, plausible_rates(self.catalogue, job, self.policy))
         if used_up:
             sentence = f"the job's budget is used up: {used_up}; spotctl budget {job.name} +USD, then spotctl retry"
-            self.draft.move_job(job.id, JobState.EXPIRED, sentence)
+            self.builder.move_job(job.id, JobState.EXPIRED, sentence)
             self._wait(job, VerdictKind.BUDGET_JOB, sentence)
             return
         gate = self._gate(job)
@@ -231,20 +231,20 @@ class _Decision:
         if ceiling is None:
             return
         agreed, price_max = self._agree(job, chosen, ceiling, self._runner_up(job, offers, chosen))
-        refusal = self.purse.refusal(job, agreed)
+        refusal = self.budget_guard.refusal(job, agreed)
         if refusal is not None:
             self._wait(job, *refusal, best=chosen, ceiling=ceiling)
             return
         self._launch(job, agreed, ceiling, price_max)
 
-    def _free_offers(self, job: Job) -> tuple[ShapeList, Quote | None]:
+    def _free_offers(self, job: Job) -> tuple[RequirementKeys, Quote | None]:
         """What fits the job, and the best of it that is free.
 
         Where no disk can hold the newest checkpoint, one is enough that holds an older one: the runner takes that.
         """
         offers = self.catalogue.list_for(shape_of(job, self.policy))
         best = self.catalogue.first_free(offers)
-        if offers.entries or not offers.misfits[TOO_LITTLE_DISK] or not job.checkpoints:
+        if offers.entries or not offers.mismatches[TOO_LITTLE_DISK] or not job.checkpoints:
             return offers, best
         smallest = disk_gb_for(job, min(saved.bytes for saved in job.checkpoints))
         shape = shape_of(job, self.policy)
@@ -263,7 +263,7 @@ class _Decision:
         longest = self.policy.lease + job.spec.checkpoint.stop_grace + self.policy.save_allowance
         left = pause_left(job, self.now, longest)
         if left:
-            self.draft.wake(self.now + left)
+            self.builder.wake(self.now + left)
             return VerdictKind.BACKING_OFF, f"tried again in {span_words(left)}: {job.reason}"
         for item in self.attempts_by_job[job.id]:
             # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
@@ -283,7 +283,7 @@ class _Decision:
             return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next"
         return None
 
-    def _admissible(self, job: Job, offers: ShapeList) -> tuple[Quote | None, MicroUsdPerGpuHour | None]:
+    def _admissible(self, job: Job, offers: RequirementKeys) -> tuple[Quote | None, MicroUsdPerGpuHour | None]:
         """The cheapest free quote at or under its ceiling; else nothing, and the ceiling of the cheapest."""
         first: MicroUsdPerGpuHour | None = None
         highest = self._highest_ceiling(job)
@@ -326,11 +326,11 @@ class _Decision:
             return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
         wanted = min(limit, usual_bid(offer, self.policy.bid_headroom_ppm))
         if next_best is not None:
-            wanted = min(wanted, gpu_price_within(chosen, next_best * PPM // (PPM + raise_ppm(offer))))
+            wanted = min(wanted, gpu_price_within(chosen, next_best * PPM // (PPM + risk_premium_ppm(offer))))
         bid = MicroUsdPerHour(max(offer.gpu_price, wanted))
         return repriced(chosen, bid), bid
 
-    def _runner_up(self, job: Job, offers: ShapeList, chosen: Quote) -> int | None:
+    def _runner_up(self, job: Job, offers: RequirementKeys, chosen: Quote) -> int | None:
         """What the next best machine under its ceiling counts as per hour, where we pay what we bid."""
         if not chosen.offer.pays_bid:
             return None
@@ -361,8 +361,8 @@ class _Decision:
             intended_at=self.now,
             account=self.policy.providers[agreed.offer.provider].account,
         )
-        self.draft.put_attempt(item)
-        self.draft.put_intent(
+        self.builder.put_attempt(item)
+        self.builder.put_intent(
             Intent(
                 id=launch_intent_id(key),
                 kind=IntentKind.LAUNCH,
@@ -374,10 +374,12 @@ class _Decision:
             )
         )
         rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
-        self.draft.put_job(replace(self.draft.job(job.id), attempts_made=number, rate_low=MicroUsdPerHour(rate_low)))
+        self.builder.put_job(
+            replace(self.builder.job(job.id), attempts_made=number, rate_low=MicroUsdPerHour(rate_low))
+        )
         sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
-        self.draft.move_job(job.id, JobState.PROVISIONING, sentence)
-        self.draft.event(
+        self.builder.move_job(job.id, JobState.PROVISIONING, sentence)
+        self.builder.event(
             "attempt.intended",
             sentence,
             attempt=identity,
@@ -387,7 +389,7 @@ class _Decision:
             ceiling_microusd_gpu_h=ceiling,
         )
         self.catalogue.take(agreed.offer)
-        self.purse.commit(job, agreed)
+        self.budget_guard.commit(job, agreed)
         self.machines += 1
         self.launches += 1
         self._verdict(job, VerdictKind.PLACED, sentence, best=agreed, ceiling=ceiling)
@@ -404,7 +406,7 @@ class _Decision:
         ceiling: MicroUsdPerGpuHour | None = None,
     ) -> None:
         self._verdict(job, kind, sentence, best=best, ceiling=ceiling)
-        if self.draft.job(job.id).state.is_final:
+        if self.builder.job(job.id).state.is_final:
             return
         if kind in _WAITS_FOR_PRICE and not (
             job.state is JobState.RECOVERING and kind is not VerdictKind.ABOVE_CEILING
@@ -415,19 +417,19 @@ class _Decision:
         else:
             state = JobState.QUEUED
         if state is not job.state:
-            self.draft.move_job(job.id, state, sentence)
+            self.builder.move_job(job.id, state, sentence)
 
-    def _nothing_fits(self, job: Job, offers: ShapeList) -> tuple[VerdictKind, str]:
+    def _nothing_fits(self, job: Job, offers: RequirementKeys) -> tuple[VerdictKind, str]:
         silent = "; ".join(f"{name}: {why}" for name, why in sorted(self.catalogue.silent.items()))
         if self.catalogue.size == 0:
             return VerdictKind.NO_OFFERS, "no provider shows offers now" + (f" ({silent})" if silent else "")
-        tally = passed_over_words(offers.misfits)
+        request_counts = passed_over_words(offers.mismatches)
         wanted = wanted_words(job.spec.resources)
-        return VerdictKind.NO_MATCH, f"none of {self.catalogue.size} offers fits {wanted}: {tally}" + (
+        return VerdictKind.NO_MATCH, f"none of {self.catalogue.size} offers fits {wanted}: {request_counts}" + (
             f" ({silent})" if silent else ""
         )
 
-    def _all_blocked(self, offers: ShapeList) -> str:
+    def _all_blocked(self, offers: RequirementKeys) -> str:
         reasons = sorted({self.catalogue.blocked(offer) for offer in offers.entries})
         return f"all {len(offers.entries)} offers that fit are out for now: {'; '.join(reasons)}"
 

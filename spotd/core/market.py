@@ -15,19 +15,19 @@ from spotd_providers.contract.values import Offer, ProviderName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class OfferIndex:
     """A provider's offers by canonical GPU and count, each list in order of its GPU price."""
 
     by_gpu: Mapping[tuple[str, int], tuple[Offer, ...]] = field(default_factory=dict)
     size: int = 0
 
 
-def build_shelf(offers: tuple[Offer, ...]) -> Shelf:
+def build_offer_index(offers: tuple[Offer, ...]) -> OfferIndex:
     """The offers, findable by what jobs ask for."""
     groups: dict[tuple[str, int], list[Offer]] = {}
     for offer in offers:
         groups.setdefault((offer.gpu, offer.gpu_count), []).append(offer)
-    return Shelf(
+    return OfferIndex(
         by_gpu={
             key: tuple(sorted(group, key=lambda o: (o.gpu_price, o.offer_id))) for key, group in sorted(groups.items())
         },
@@ -36,7 +36,7 @@ def build_shelf(offers: tuple[Offer, ...]) -> Shelf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class ProviderOffers:
     """The last value of one provider's offers, and its trouble if it has any.
 
     Attributes:
@@ -49,7 +49,7 @@ class Board:
     """
 
     provider: ProviderName
-    shelf: Shelf = field(default_factory=Shelf)
+    offer_index: OfferIndex = field(default_factory=OfferIndex)
     at: datetime | None = None
     error: str = ""
     error_since: datetime | None = None
@@ -66,5 +66,5 @@ class MarketSnapshot:
         lows: the lowest price of the GPU part of the last days, by canonical GPU and count.
     """
 
-    boards: Mapping[ProviderName, Board] = field(default_factory=dict)
+    offer_cache: Mapping[ProviderName, ProviderOffers] = field(default_factory=dict)
     lows: Mapping[tuple[str, int], MicroUsdPerHour] = field(default_factory=dict)

@@ -349,7 +349,7 @@ EVERYWHERE: Final = ProviderName("")
 """The provider of a cool-down that concerns all of them."""
 
 
-class CoolingEnd(StrEnum):
+class CooldownEnd(StrEnum):
     """What ends a cool-down before its time.
 
     TIME: nothing. SHOWN: a list of offers that was asked for after the refusal and shows the offer again. CREDIT: the
@@ -378,7 +378,7 @@ class Cooldown:
     reason: str
     since: datetime | None = None
     strikes: int = 0
-    ends: CoolingEnd = CoolingEnd.TIME
+    ends: CooldownEnd = CooldownEnd.TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,7 +398,7 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class Spending:
     """Settled spending of this UTC month by day, over all jobs."""
 
     by_day: Mapping[date, MicroUsd] = field(default_factory=dict)
@@ -495,7 +495,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class UnreadableRow:
     """A row of the state that holds a value nothing can be made of, with what of it can still be read.
 
     Attributes:
@@ -526,8 +526,8 @@ class World:
     attempts: Mapping[AttemptId, Attempt]
     intents: Mapping[IntentId, Intent]
     cooldowns: tuple[Cooldown, ...] = ()
-    books: Books = field(default_factory=Books)
-    unreadable: tuple[Unreadable, ...] = ()
+    spending: Spending = field(default_factory=Spending)
+    unreadable: tuple[UnreadableRow, ...] = ()
 
     def attempts_of(self, job: JobId) -> tuple[Attempt, ...]:
         return tuple(a for i, a in self.attempts.items() if i.job == job)
@@ -554,7 +554,7 @@ class ExitCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
+class FallbackRestore:
     """A checkpoint that an attempt should have begun from and could not. `next` is what came after it, if anything."""
 
     name: str
@@ -563,7 +563,7 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostReport:
+class HostStatus:
     """What one look at an attempt's part of the store told; everything in it is already validated.
 
     Attributes:
@@ -585,7 +585,7 @@ class HostReport:
 
     attempt: AttemptId
     looked_at: datetime
-    glance: bool = False
+    liveness_check: bool = False
     beat_at: datetime | None = None
     seq: int = -1
     phase: str = ""
@@ -602,7 +602,7 @@ class HostReport:
     """The daemon itself cannot write to the store, so that no host's silence says anything."""
     flood: str = ""
     """What the host wrote too much of, in words; empty while it is within its limits."""
-    fallbacks: tuple[Fallback, ...] = ()
+    fallbacks: tuple[FallbackRestore, ...] = ()
     untold: frozenset[str] = frozenset()
     """Keys of manifests among `checkpoints` that get no line of their own in the job's history."""
     outputs_sha256: str | None = None
@@ -690,7 +690,7 @@ class Plan:
     """Attempts about which only a look at all that their hosts wrote can decide."""
     doubts: tuple[str, ...] = ()
     """Readings that are not believed at the moment, in words; not written."""
-    sealed: tuple[Unreadable, ...] = ()
+    sealed: tuple[UnreadableRow, ...] = ()
     """Rows that cannot be understood: they are marked as over, as they stand."""
     contained: tuple[Contained, ...] = ()
     """What raised and was left out, so that everything else could go on; not written."""

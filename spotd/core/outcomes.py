@@ -9,13 +9,13 @@ from typing import Final, assert_never
 
 from spotd.core.billing import began, first_meter
 from spotd.core.bounds import span_within
-from spotd.core.draft import POOL_COOLDOWNS_MAX, Draft
+from spotd.core.launch_calls import RESTARTED, doubt_launch, not_sent, tell_doubt, window_end
 from spotd.core.model import (
     EVERYWHERE,
     Attempt,
     AttemptId,
+    CooldownEnd,
     CooldownScope,
-    CoolingEnd,
     Intent,
     IntentId,
     IntentKind,
@@ -25,7 +25,7 @@ from spotd.core.model import (
     World,
     launch_intent_id,
 )
-from spotd.core.sending import RESTARTED, doubt_launch, not_sent, tell_doubt, window_end
+from spotd.core.plan_builder import POOL_COOLDOWNS_MAX, PlanBuilder
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance
@@ -70,19 +70,19 @@ class LaunchFailure(StrEnum):
 
 def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datetime) -> Plan:
     """The provider says that the machine exists."""
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     if attempt_id not in world.attempts:
-        draft.owe_termination(instance.ref, instance.key, None, why="its attempt has ended meanwhile")
-        return draft.plan()
-    item = draft.attempt(attempt_id)
-    _launch_done(draft, item, instance)
+        builder.owe_termination(instance.ref, instance.key, None, why="its attempt has ended meanwhile")
+        return builder.plan()
+    item = builder.attempt(attempt_id)
+    _launch_done(builder, item, instance)
     if item.ref is not None and item.ref != instance.ref:
-        draft.owe_termination(instance.ref, instance.key, None, why="its attempt has another machine already")
-        return draft.plan()
+        builder.owe_termination(instance.ref, instance.key, None, why="its attempt has another machine already")
+        return builder.plan()
     if item.ref is not None:
-        return draft.plan()
+        return builder.plan()
     since = began(item, instance.created_at, now, now)
-    draft.put_attempt(
+    builder.put_attempt(
         replace(
             item,
             ref=instance.ref,
@@ -90,10 +90,10 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
             launched_at=now,
             machine=MachineState.LIVE,
             state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
-            meter=first_meter(item, instance.state, since, draft),
+            meter=first_meter(item, instance.state, since, builder),
         )
     )
-    draft.event(
+    builder.event(
         "machine.launched",
         f"the machine exists at {item.provider}",
         attempt=attempt_id,
@@ -101,17 +101,17 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
         provider=item.provider,
     )
     if item.state is AttemptState.INTENDED:
-        if draft.job(attempt_id.job).state is JobState.PROVISIONING:
-            draft.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
+        if builder.job(attempt_id.job).state is JobState.PROVISIONING:
+            builder.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
     else:
-        draft.owe_termination(instance.ref, instance.key, attempt_id, why="its attempt ended before it was launched")
-    return draft.plan()
+        builder.owe_termination(instance.ref, instance.key, attempt_id, why="its attempt ended before it was launched")
+    return builder.plan()
 
 
-def _launch_done(draft: Draft, item: Attempt, instance: Instance) -> None:
-    intent = draft.intent(launch_intent_id(item.key))
+def _launch_done(builder: PlanBuilder, item: Attempt, instance: Instance) -> None:
+    intent = builder.intent(launch_intent_id(item.key))
     if intent is not None:
-        draft.put_intent(replace(intent, state=IntentState.DONE, ref=instance.ref))
+        builder.put_intent(replace(intent, state=IntentState.DONE, ref=instance.ref))
 
 
 def launch_refused(
@@ -127,27 +127,27 @@ def launch_refused(
 
     `quota` names the limit of the account that is used up, where the provider told which.
     """
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     if attempt_id not in world.attempts or world.attempts[attempt_id].ref is not None:
-        return draft.plan()
-    item = draft.attempt(attempt_id)
-    intent = draft.intent(launch_intent_id(item.key))
-    draft.machine_gone(attempt_id)
+        return builder.plan()
+    item = builder.attempt(attempt_id)
+    intent = builder.intent(launch_intent_id(item.key))
+    builder.machine_gone(attempt_id)
     if intent is not None:
-        draft.put_intent(replace(intent, state=IntentState.FAILED, error=detail))
-    _cool_down(draft, item, failure, detail, retry_after, quota)
+        builder.put_intent(replace(intent, state=IntentState.FAILED, error=detail))
+    _cool_down(builder, item, failure, detail, retry_after, quota)
     reason = EndReason.IMAGE_ERROR if failure is LaunchFailure.REJECTED else EndReason.LAUNCH_FAILED
     if failure is LaunchFailure.CONTRACT:
         reason = EndReason.CONTRACT_BROKEN
     elif failure is LaunchFailure.NOT_PREPARED:
         reason = EndReason.NOT_PREPARED
-    before = draft.job(attempt_id.job)
-    draft.end_attempt(attempt_id, reason, detail)
+    before = builder.job(attempt_id.job)
+    builder.end_attempt(attempt_id, reason, detail)
     if failure in _OF_NO_JOB:
         # What cools down bounds these launches, and the job goes on as soon as that ends.
-        job = draft.job(attempt_id.job)
-        draft.put_job(replace(job, idle_launches=before.idle_launches, not_before=before.not_before))
-    return draft.plan()
+        job = builder.job(attempt_id.job)
+        builder.put_job(replace(job, idle_launches=before.idle_launches, not_before=before.not_before))
+    return builder.plan()
 
 
 _OF_NO_JOB: Final = frozenset(
@@ -163,23 +163,23 @@ _OF_NO_JOB: Final = frozenset(
 
 
 def _cool_down(
-    draft: Draft, item: Attempt, failure: LaunchFailure, detail: str, retry_after: timedelta | None, quota: str
+    builder: PlanBuilder, item: Attempt, failure: LaunchFailure, detail: str, retry_after: timedelta | None, quota: str
 ) -> None:
     offer = item.quote.offer
-    provider, scope, subject, ends = offer.provider, CooldownScope.OFFER, str(offer.offer_id), CoolingEnd.TIME
+    provider, scope, subject, ends = offer.provider, CooldownScope.OFFER, str(offer.offer_id), CooldownEnd.TIME
     longest: timedelta | None = None
     match failure:
         case LaunchFailure.NOT_PREPARED:
             return  # the job's own fault, which cools down the job alone
         case LaunchFailure.NO_CAPACITY:
-            scope, subject, span = CooldownScope.POOL, str(offer.pool), draft.policy.pool_cooldown
+            scope, subject, span = CooldownScope.POOL, str(offer.pool), builder.policy.pool_cooldown
             longest = POOL_COOLDOWNS_MAX * span
         case LaunchFailure.OFFER_GONE if retry_after is not None:
             span, longest = retry_after, max(retry_after, OFFER_COOLDOWN)
         case LaunchFailure.OFFER_GONE:
-            span, ends = OFFER_COOLDOWN, CoolingEnd.SHOWN
+            span, ends = OFFER_COOLDOWN, CooldownEnd.SHOWN
         case LaunchFailure.PRICE_MOVED:
-            span, longest, ends = PRICE_COOLDOWN, OFFER_COOLDOWN, CoolingEnd.SHOWN
+            span, longest, ends = PRICE_COOLDOWN, OFFER_COOLDOWN, CooldownEnd.SHOWN
         case LaunchFailure.QUOTA:
             scope, subject = CooldownScope.POOL, str(offer.pool)
             if offer.quotas:
@@ -187,7 +187,7 @@ def _cool_down(
             span, longest = ACCOUNT_COOLDOWN_FIRST, ACCOUNT_COOLDOWN
         case LaunchFailure.NO_BALANCE | LaunchFailure.AUTH:
             scope, subject, span, longest = CooldownScope.PROVIDER, "", ACCOUNT_COOLDOWN_FIRST, ACCOUNT_COOLDOWN
-            ends = CoolingEnd.CREDIT if failure is LaunchFailure.NO_BALANCE else CoolingEnd.KEY
+            ends = CooldownEnd.CREDIT if failure is LaunchFailure.NO_BALANCE else CooldownEnd.KEY
         case LaunchFailure.RATE_LIMITED | LaunchFailure.UNAVAILABLE:
             scope, subject, longest = CooldownScope.PROVIDER, "", OUTAGE_COOLDOWN_MAX
             span = OUTAGE_COOLDOWN if retry_after is None else min(max(retry_after, RATE_LIMIT_MIN), RATE_LIMIT_MAX)
@@ -200,23 +200,23 @@ def _cool_down(
             span = BROKEN_COOLDOWN
         case _:
             assert_never(failure)
-    draft.cool(provider, scope, subject, span, detail, longest=longest, ends=ends)
+    builder.cool(provider, scope, subject, span, detail, longest=longest, ends=ends)
 
 
 def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
     """Nobody knows whether the machine exists: only its key, looked for until the window has passed, can tell."""
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     if attempt_id not in world.attempts or world.attempts[attempt_id].ref is not None:
-        return draft.plan()
-    item = draft.attempt(attempt_id)
-    draft.put_attempt(replace(item, outcome_unknown=True))
-    intent = draft.intent(launch_intent_id(item.key))
+        return builder.plan()
+    item = builder.attempt(attempt_id)
+    builder.put_attempt(replace(item, outcome_unknown=True))
+    intent = builder.intent(launch_intent_id(item.key))
     if intent is not None:
-        draft.put_intent(
-            replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=window_end(draft, item.provider))
+        builder.put_intent(
+            replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=window_end(builder, item.provider))
         )
-    tell_doubt(draft, item, f"the answer to the launch was lost ({detail})")
-    return draft.plan()
+    tell_doubt(builder, item, f"the answer to the launch was lost ({detail})")
+    return builder.plan()
 
 
 def after_restart(world: World, now: datetime, *, asks_store: bool = False) -> Plan:
@@ -227,57 +227,57 @@ def after_restart(world: World, now: datetime, *, asks_store: bool = False) -> P
     Args:
         asks_store: the state may be older than the store, which is asked which launches were never made.
     """
-    draft = Draft(world, now)
-    for intent in draft.intents():
+    builder = PlanBuilder(world, now)
+    for intent in builder.intents():
         attempt = None if intent.attempt is None else world.attempts.get(intent.attempt)
         if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and attempt is not None:
             if not asks_store:
-                not_sent(draft, attempt, intent, RESTARTED)
+                not_sent(builder, attempt, intent, RESTARTED)
         elif intent.kind is IntentKind.LAUNCH and intent.state is IntentState.SENT:
-            doubt_launch(draft, attempt, intent)
+            doubt_launch(builder, attempt, intent)
         elif intent.kind is IntentKind.TERMINATE:
             # An order that was never tried only waits for a provider to take the machine itself.
             due = intent.not_before if intent.tries == 0 else None
-            draft.put_intent(replace(intent, state=IntentState.OPEN, not_before=due))
-    return draft.plan()
+            builder.put_intent(replace(intent, state=IntentState.OPEN, not_before=due))
+    return builder.plan()
 
 
 def terminate_accepted(world: World, intent_id: IntentId, now: datetime) -> Plan:
     """The provider accepted that the machine ends; it costs nothing from here and counts until it is gone."""
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     intent = world.intents.get(intent_id)
     if intent is None or intent.state is not IntentState.OPEN:
-        return draft.plan()
-    draft.put_intent(replace(intent, state=IntentState.ACCEPTED, accepted_at=now, tries=intent.tries + 1, error=""))
+        return builder.plan()
+    builder.put_intent(replace(intent, state=IntentState.ACCEPTED, accepted_at=now, tries=intent.tries + 1, error=""))
     if intent.attempt is not None and intent.attempt in world.attempts:
-        item = draft.attempt(intent.attempt)
+        item = builder.attempt(intent.attempt)
         if item.ref == intent.ref and item.machine is not MachineState.GONE:
-            draft.set_rate(intent.attempt, MicroUsdPerHour(0), None)
-            draft.put_attempt(replace(draft.attempt(intent.attempt), machine=MachineState.HALTED))
-    draft.look_again(intent.provider)
-    return draft.plan()
+            builder.set_rate(intent.attempt, MicroUsdPerHour(0), None)
+            builder.put_attempt(replace(builder.attempt(intent.attempt), machine=MachineState.HALTED))
+    builder.look_again(intent.provider)
+    return builder.plan()
 
 
 def terminate_failed(
     world: World, intent_id: IntentId, detail: str, now: datetime, retry_after: timedelta | None = None
 ) -> Plan:
     """The order is given again later, for as long as it takes."""
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     intent = world.intents.get(intent_id)
     if intent is None or not _is_pending(intent):
-        return draft.plan()
+        return builder.plan()
     backoff = TERMINATE_BACKOFF_FIRST * 2 ** min(max(intent.tries, 0), 10)
     not_before = now + span_within(max(backoff, retry_after or timedelta(0)), TERMINATE_RETRY_MAX)
-    draft.put_intent(replace(intent, tries=intent.tries + 1, not_before=not_before, error=detail))
+    builder.put_intent(replace(intent, tries=intent.tries + 1, not_before=not_before, error=detail))
     if intent.tries == 0:
-        draft.event(
+        builder.event(
             "machine.ending_failed",
             f"{intent.provider} did not end the machine ({detail}); trying until it does",
             attempt=intent.attempt if intent.attempt in world.attempts else None,
             key=intent.key,
         )
-    draft.wake(not_before)
-    return draft.plan()
+    builder.wake(not_before)
+    return builder.plan()
 
 
 def _is_pending(intent: Intent) -> bool:

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotd.core.draft import Draft
-from spotd.core.model import AttemptId, HostReport, Outputs
+from spotd.core.model import AttemptId, HostStatus, Outputs
+from spotd.core.plan_builder import PlanBuilder
 
 
-def pin_outputs(draft: Draft, attempt: AttemptId, report: HostReport) -> Outputs:
+def pin_outputs(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) -> Outputs:
     """Record on the job which manifest its outputs are, and what of them is not there."""
-    job = draft.job(attempt.job)
+    job = builder.job(attempt.job)
     problem = report.outputs_problem
     if report.outputs_sha256 is None and not job.spec.outputs and not report.outputs_lost:
         problem = ""  # none were asked for
     outputs = Outputs(attempt=attempt.number, sha256=report.outputs_sha256, bytes=report.outputs_bytes, problem=problem)
-    draft.put_job(replace(job, outputs=outputs))
+    builder.put_job(replace(job, outputs=outputs))
     return outputs
 
 
-def tell_outputs(draft: Draft, attempt: AttemptId, outputs: Outputs) -> None:
+def tell_outputs(builder: PlanBuilder, attempt: AttemptId, outputs: Outputs) -> None:
     """Say in the job's history, and in its reason, what of the outputs is missing."""
-    job = draft.job(attempt.job)
+    job = builder.job(attempt.job)
     if outputs.sha256 is not None:
-        draft.event(
+        builder.event(
             "outputs.stored", f"{outputs.bytes} bytes of outputs are stored", attempt=attempt, bytes=outputs.bytes
         )
     if outputs.problem:
         sentence = outputs_warning(outputs)
-        draft.event("outputs.missing", sentence, attempt=attempt, problem=outputs.problem)
-        draft.put_job(replace(job, reason=f"{job.reason}; {sentence}"))
+        builder.event("outputs.missing", sentence, attempt=attempt, problem=outputs.problem)
+        builder.put_job(replace(job, reason=f"{job.reason}; {sentence}"))
 
 
 def outputs_warning(outputs: Outputs | None) -> str:

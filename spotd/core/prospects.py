@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from spotd.core.budgets import Purse
-from spotd.core.candidates import Catalogue, shape_of
+from spotd.core.budgets import BudgetGuard
+from spotd.core.candidates import CandidateCatalogue, shape_of
 from spotd.core.market import MarketSnapshot
 from spotd.core.model import Job, Policy, World
 
@@ -16,7 +16,7 @@ UNKNOWN_DROP: Final = 8
 """Where the price of this moment is all that is known, it may be so many times what is usual."""
 
 
-def plausible_rates(catalogue: Catalogue, job: Job, policy: Policy) -> list[int]:
+def plausible_rates(catalogue: CandidateCatalogue, job: Job, policy: Policy) -> list[int]:
     """Whole machines per hour: a bit below what is asked now, was asked lately, and was paid for this job before.
 
     Offers that cool down or were taken a moment ago count, since they come back.
@@ -35,5 +35,5 @@ def used_up(world: World, market: MarketSnapshot, job: Job, now: datetime, *, un
     """Why the next decision would end this job for its budget, were it queued; empty if it would not."""
     if job.budget is None:
         return ""
-    catalogue = Catalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
-    return Purse(world, now).is_hopeless(job, plausible_rates(catalogue, job, world.policy), unspent=unspent)
+    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
+    return BudgetGuard(world, now).is_hopeless(job, plausible_rates(catalogue, job, world.policy), unspent=unspent)

@@ -2,9 +2,9 @@
 
 Theory. The daemon must go on whatever one row, one host or one plugin holds: a daemon that ends leaves every machine
 alone, and one that ends at each start never ends any. So each attempt, each job and each listing is judged in a step
-of its own (`Draft.attempted`). What raises leaves nothing behind, and its job is quarantined: its machine is ended, the
-job has FAILED with the cause as its reason, and its owner decides. A provider's listing or offers that cannot be read
-cost that reading and nothing else, since no job is to blame for them.
+of its own (`PlanBuilder.attempted`). What raises leaves nothing behind, and its job is quarantined: its machine is
+ended, the job has FAILED with the cause as its reason, and its owner decides. A provider's listing or offers that
+cannot be read cost that reading and nothing else, since no job is to blame for them.
 
 A quarantine asks nothing of the values that made it necessary, and it forgets no machine: what may exist under the
 attempt's key is ended, or searched for, until the provider says that it is gone.
@@ -17,12 +17,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from spotd.core.applied import applied, combine
 from spotd.core.budgets import committed
-from spotd.core.draft import Draft
 from spotd.core.invariants import broken_rules
 from spotd.core.metering import accrued
 from spotd.core.model import Attempt, Job, JobId, MachineState, Plan, World
-from spotd.core.plans import applied, combine
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsd
 
@@ -36,57 +36,61 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:WORDS_MAX]
 
 
-def contain(draft: Draft, job: JobId, step: Callable[[], None], what: str) -> bool:
+def contain(builder: PlanBuilder, job: JobId, step: Callable[[], None], what: str) -> bool:
     """Whether the step ended well; if not, nothing of it remains and the job is quarantined."""
-    error = draft.attempted(step)
+    error = builder.attempted(step)
     if error is not None:
-        quarantine(draft, job, f"{what} ({in_words(error)})")
+        quarantine(builder, job, f"{what} ({in_words(error)})")
     return error is None
 
 
-def quarantine(draft: Draft, job_id: JobId, why: str) -> None:
+def quarantine(builder: PlanBuilder, job_id: JobId, why: str) -> None:
     """The job's machines are owed their end, and the job has failed for this reason."""
-    draft.note_contained(f"job {job_id}", why)
+    builder.note_contained(f"job {job_id}", why)
     numbers = [0]
-    for item in draft.attempts():
+    for item in builder.attempts():
         if item.id.job == job_id:
             numbers.append(item.id.number)
-            _end(draft, item, why)
-    job = draft.find_job(job_id)
+            _end(builder, item, why)
+    job = builder.find_job(job_id)
     if job is None:
         return
     job = replace(job, attempts_made=max(job.attempts_made, *numbers))
-    draft.put_job(job if job.state.is_final else _failed(draft, job, why))
-    draft.event("job.quarantined", f"spotd could not go on with this job safely: {why}", job=job_id)
+    builder.put_job(job if job.state.is_final else _failed(builder, job, why))
+    builder.event("job.quarantined", f"spotd could not go on with this job safely: {why}", job=job_id)
 
 
-def _failed(draft: Draft, job: Job, why: str) -> Job:
+def _failed(builder: PlanBuilder, job: Job, why: str) -> Job:
     reason = f"{QUARANTINE_MARK}{why}; spotctl retry {job.name} tries again, and please report it with the log"
-    return replace(job, state=JobState.FAILED, reason=reason, state_since=draft.now, ended_at=draft.now)
+    return replace(job, state=JobState.FAILED, reason=reason, state_since=builder.now, ended_at=builder.now)
 
 
-def _end(draft: Draft, item: Attempt, why: str) -> None:
+def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
     if item.state.counts:
         if item.machine is MachineState.GONE:
-            draft.put_attempt(
+            builder.put_attempt(
                 replace(
-                    item, state=AttemptState.ENDED, ended_at=draft.now, end_reason=EndReason.QUARANTINED, end_detail=why
+                    item,
+                    state=AttemptState.ENDED,
+                    ended_at=builder.now,
+                    end_reason=EndReason.QUARANTINED,
+                    end_detail=why,
                 )
             )
         else:
-            draft.put_attempt(
+            builder.put_attempt(
                 replace(
                     item,
                     state=AttemptState.ENDING,
-                    ended_at=draft.now,
+                    ended_at=builder.now,
                     end_reason=EndReason.QUARANTINED,
                     end_detail=why,
                 )
             )
         sentence = EndReason.QUARANTINED.traits.sentence.format(detail=why)
-        draft.event("attempt.quarantined", sentence, attempt=item.id, reason=EndReason.QUARANTINED.value)
+        builder.event("attempt.quarantined", sentence, attempt=item.id, reason=EndReason.QUARANTINED.value)
     if item.ref is not None and item.machine is not MachineState.GONE:
-        draft.owe_termination(item.ref, item.key, item.id, why=f"its attempt is quarantined: {why}")
+        builder.owe_termination(item.ref, item.key, item.id, why=f"its attempt is quarantined: {why}")
 
 
 def guarded(think: Callable[[World], Plan], world: World, now: datetime) -> Plan:
@@ -100,17 +104,17 @@ def guarded(think: Callable[[World], Plan], world: World, now: datetime) -> Plan
     except Exception as exc:  # noqa: BLE001 - one job's values must not end the judgement of all
         whole = in_words(exc)
     failures = _failures(think, world)
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     for job, why in failures.items():
-        quarantine(draft, job, why)
+        quarantine(builder, job, why)
     if not failures:
-        draft.note_contained("the judgement of all jobs", whole)
-        return draft.plan()
+        builder.note_contained("the judgement of all jobs", whole)
+        return builder.plan()
     try:
-        return combine(draft.plan(), think(_with_their_costs(without(world, failures), world, failures, now)))
+        return combine(builder.plan(), think(_with_their_costs(without(world, failures), world, failures, now)))
     except Exception as exc:  # noqa: BLE001 - as above; the quarantine at least is written
-        draft.note_contained("the judgement of all other jobs", in_words(exc))
-        return draft.plan()
+        builder.note_contained("the judgement of all other jobs", in_words(exc))
+        return builder.plan()
 
 
 def _failures(think: Callable[[World], Plan], world: World) -> dict[JobId, str]:
@@ -138,11 +142,11 @@ def _with_their_costs(rest: World, world: World, jobs: Mapping[JobId, object], n
     """The rest, which may use neither the money nor the machines that the jobs left out of it still take."""
     mine = [item for item in world.attempts.values() if item.id.job in jobs and item.machine is not MachineState.GONE]
     today = now.astimezone(UTC).date()
-    by_day = dict(rest.books.by_day)
+    by_day = dict(rest.spending.by_day)
     for item in mine:
         by_day[today] = MicroUsd(by_day.get(today, 0) + _costs(world, item, now))
     policy = replace(rest.policy, machines_max=max(0, rest.policy.machines_max - len(mine)))
-    return replace(rest, policy=policy, books=replace(rest.books, by_day=by_day))
+    return replace(rest, policy=policy, spending=replace(rest.spending, by_day=by_day))
 
 
 def _costs(world: World, item: Attempt, now: datetime) -> int:
@@ -155,18 +159,18 @@ def _costs(world: World, item: Attempt, now: datetime) -> int:
 
 def sealing(world: World, now: datetime) -> Plan:
     """Rows that cannot be understood are over, the jobs they belong to have failed, and their machines are ended."""
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     for row in world.unreadable:
         what = "its row" if row.attempt is None else f"the row of attempt {row.attempt}"
         why = f"{what} in the state cannot be understood ({row.error})"
         if row.ref is not None and row.key is not None:
-            draft.owe_termination(row.ref, row.key, None, why=f"its attempt is quarantined: {why}")
+            builder.owe_termination(row.ref, row.key, None, why=f"its attempt is quarantined: {why}")
         if row.job in world.jobs:
-            quarantine(draft, row.job, why)
+            quarantine(builder, row.job, why)
         else:
-            draft.note_contained(f"job {row.job}", why)
-            draft.event("job.quarantined", f"spotd could not go on with this job safely: {why}", job=row.job)
-    return replace(draft.plan(), sealed=world.unreadable)
+            builder.note_contained(f"job {row.job}", why)
+            builder.event("job.quarantined", f"spotd could not go on with this job safely: {why}", job=row.job)
+    return replace(builder.plan(), sealed=world.unreadable)
 
 
 def sound(world: World, plan: Plan, now: datetime) -> Plan:
@@ -183,10 +187,10 @@ def sound(world: World, plan: Plan, now: datetime) -> Plan:
 def set_aside(world: World, plan: Plan, why: Mapping[JobId, str], now: datetime) -> Plan:
     """The plan without its parts for these jobs, which are quarantined as they stand in the world."""
     rest = _part(plan, lambda job: job not in why)
-    draft = Draft(applied(world, rest), now)
+    builder = PlanBuilder(applied(world, rest), now)
     for job, cause in why.items():
-        quarantine(draft, job, cause[:WORDS_MAX])
-    return combine(rest, draft.plan())
+        quarantine(builder, job, cause[:WORDS_MAX])
+    return combine(rest, builder.plan())
 
 
 def parts(plan: Plan) -> dict[JobId, Plan]:

@@ -15,7 +15,7 @@ it died is missed. The matrix, for a *complete* listing begun after the attempt'
 How list and heartbeat are weighed against each other is the theory of `witnesses`.
 
 An incomplete listing proves what it shows and nothing else; with no listing and no look, everything is held. Most
-looks are a glance at the beats of all hosts (`HostReport.glance`): it keeps an attempt alive, and whatever would end
+looks are a glance at the beats of all hosts (`HostStatus.glance`): it keeps an attempt alive, and whatever would end
 one asks for a look at that host first.
 """
 
@@ -41,12 +41,14 @@ from spotd.core.billing import (
     set_rate,
     start_billing,
 )
-from spotd.core.draft import Draft
+from spotd.core.host_reports import absorb, exited, last_sign_of_life, note_notice
+from spotd.core.interruption_credit import free_of
 from spotd.core.keys import is_own_key
+from spotd.core.loss_evidence import LossEvidence, list_lag
 from spotd.core.model import (
     Attempt,
     AttemptId,
-    HostReport,
+    HostStatus,
     Intent,
     IntentKind,
     IntentState,
@@ -57,14 +59,12 @@ from spotd.core.model import (
     launch_intent_id,
     terminate_intent_id,
 )
+from spotd.core.orphans import note_stray, stray_cost
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
-from spotd.core.reports import absorb, exited, last_sign_of_life, note_notice
 from spotd.core.starting import heard_by
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.core.strays import note_stray, stray_cost
-from spotd.core.taking import free_of
-from spotd.core.witnesses import Witnesses, list_lag
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -102,7 +102,7 @@ _LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
 def reconcile(
     world: World,
     listings: Mapping[ProviderName, Listing],
-    reports: Mapping[AttemptId, HostReport],
+    reports: Mapping[AttemptId, HostStatus],
     now: datetime,
 ) -> Plan:
     """What the newest readings change. Orders of the plan's rows are deterministic."""
@@ -112,29 +112,33 @@ def reconcile(
 def _reconcile(
     world: World,
     listings: Mapping[ProviderName, Listing],
-    reports: Mapping[AttemptId, HostReport],
+    reports: Mapping[AttemptId, HostStatus],
     now: datetime,
 ) -> Plan:
-    draft = Draft(world, now)
-    for attempt in draft.attempts():
+    builder = PlanBuilder(world, now)
+    for attempt in builder.attempts():
         report = reports.get(attempt.id)
         if report is not None:
-            step = partial(absorb, draft, attempt.id, report)
-            contain(draft, attempt.id.job, step, f"what the host of attempt {attempt.id.number} wrote cannot be judged")
-    witnesses = Witnesses(draft, reports)
+            step = partial(absorb, builder, attempt.id, report)
+            contain(
+                builder, attempt.id.job, step, f"what the host of attempt {attempt.id.number} wrote cannot be judged"
+            )
+    witnesses = LossEvidence(builder, reports)
     for why in witnesses.doubts():
-        draft.doubt(why)
-    listings, held = _usable(draft, listings, witnesses)
-    draft.listed_at = {provider: listing.at for provider, listing in listings.items()}
+        builder.doubt(why)
+    listings, held = _usable(builder, listings, witnesses)
+    builder.listed_at = {provider: listing.at for provider, listing in listings.items()}
     sighted = _by_key(listings)
-    for attempt in draft.attempts():
-        _judge_alone(draft, attempt, listings.get(attempt.provider), sighted, reports.get(attempt.id), held, witnesses)
-    _end_strays(draft, listings)
-    return draft.plan()
+    for attempt in builder.attempts():
+        _judge_alone(
+            builder, attempt, listings.get(attempt.provider), sighted, reports.get(attempt.id), held, witnesses
+        )
+    _end_strays(builder, listings)
+    return builder.plan()
 
 
 def _usable(
-    draft: Draft, listings: Mapping[ProviderName, Listing], witnesses: Witnesses
+    builder: PlanBuilder, listings: Mapping[ProviderName, Listing], witnesses: LossEvidence
 ) -> tuple[dict[ProviderName, Listing], frozenset[AttemptId]]:
     """The listings that can be read at all, and whose absence from them is not believed yet."""
     usable: dict[ProviderName, Listing] = {}
@@ -143,34 +147,34 @@ def _usable(
         one = {provider: listings[provider]}
 
         def read(one: Mapping[ProviderName, Listing] = one) -> None:
-            held.update(_held_back(draft, one, _by_key(one), witnesses))
+            held.update(_held_back(builder, one, _by_key(one), witnesses))
 
-        error = draft.attempted(read)
+        error = builder.attempted(read)
         if error is None:
             usable.update(one)
         else:
-            draft.note_contained(f"the listing of {provider}", in_words(error))
+            builder.note_contained(f"the listing of {provider}", in_words(error))
     return usable, frozenset(held)
 
 
 def _judge_alone(
-    draft: Draft,
+    builder: PlanBuilder,
     item: Attempt,
     listing: Listing | None,
     sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
-    report: HostReport | None,
+    report: HostStatus | None,
     held: frozenset[AttemptId],
-    witnesses: Witnesses,
+    witnesses: LossEvidence,
 ) -> None:
     """Judge one attempt; a listing that makes this raise counts for it as none, and only then is it quarantined."""
-    error = draft.attempted(partial(_judge, draft, item.id, listing, sighted, report, held, witnesses))
+    error = builder.attempted(partial(_judge, builder, item.id, listing, sighted, report, held, witnesses))
     if error is None:
         return
-    blind = partial(_judge, draft, item.id, None, {}, report, held, witnesses)
-    if listing is not None and draft.attempted(blind) is None:
-        draft.note_contained(f"the listing of {item.provider} about {item.key}", in_words(error))
+    blind = partial(_judge, builder, item.id, None, {}, report, held, witnesses)
+    if listing is not None and builder.attempted(blind) is None:
+        builder.note_contained(f"the listing of {item.provider} about {item.key}", in_words(error))
         return
-    quarantine(draft, item.id.job, f"attempt {item.id.number} cannot be judged ({in_words(error)})")
+    quarantine(builder, item.id.job, f"attempt {item.id.number} cannot be judged ({in_words(error)})")
 
 
 def _by_key(listings: Mapping[ProviderName, Listing]) -> dict[tuple[ProviderName, AttemptKey], tuple[Instance, ...]]:
@@ -188,10 +192,10 @@ def _by_key(listings: Mapping[ProviderName, Listing]) -> dict[tuple[ProviderName
 
 
 def _held_back(
-    draft: Draft,
+    builder: PlanBuilder,
     listings: Mapping[ProviderName, Listing],
     sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
-    witnesses: Witnesses,
+    witnesses: LossEvidence,
 ) -> frozenset[AttemptId]:
     """Attempts whose absence from a complete list is not believed yet."""
     held: set[AttemptId] = set()
@@ -201,26 +205,26 @@ def _held_back(
             continue
         tracked = [
             a
-            for a in draft.attempts()
-            if a.provider == provider and a.machine is MachineState.LIVE and _listing_speaks(draft, a, listing)
+            for a in builder.attempts()
+            if a.provider == provider and a.machine is MachineState.LIVE and _listing_speaks(builder, a, listing)
         ]
         missing = [a for a in tracked if not _is_shown(a, sighted)]
         for item in tracked:
             if item.missing_since is not None and _is_shown(item, sighted):
-                draft.put_attempt(replace(item, missing_since=None))
+                builder.put_attempt(replace(item, missing_since=None))
         for item in missing:
             if not item.state.counts:
                 continue
             large = len(missing) * 3 > len(tracked)
             if item.missing_since is None:
-                draft.put_attempt(replace(item, missing_since=listing.at))
-                draft.look_again(item.provider)
+                builder.put_attempt(replace(item, missing_since=listing.at))
+                builder.look_again(item.provider)
                 if large:  # one that a list lacks now and then is told by `why`, not by an event each time
-                    _tell_missing(draft, item, f"{len(missing)} of {len(tracked)} machines")
-            item = draft.attempt(item.id)
+                    _tell_missing(builder, item, f"{len(missing)} of {len(tracked)} machines")
+            item = builder.attempt(item.id)
             if not witnesses.confirm_absence(item, listing, large=large):
                 held.add(item.id)
-                _ask_when_it_matters(draft, item, listing, witnesses)
+                _ask_when_it_matters(builder, item, listing, witnesses)
     return frozenset(held)
 
 
@@ -230,114 +234,120 @@ def _is_shown(item: Attempt, sighted: Mapping[tuple[ProviderName, AttemptKey], t
     return bool(found) if item.ref is None else any(i.ref == item.ref for i in found)
 
 
-def _tell_missing(draft: Draft, item: Attempt, how_many: str) -> None:
-    draft.event(
+def _tell_missing(builder: PlanBuilder, item: Attempt, how_many: str) -> None:
+    builder.event(
         "machine.missing",
         f"the list of {item.provider} lacks {how_many}, among them this one: it is kept until its heartbeats stop, too",
         attempt=item.id,
     )
 
 
-def _ask_when_it_matters(draft: Draft, item: Attempt, listing: Listing, witnesses: Witnesses) -> None:
+def _ask_when_it_matters(builder: PlanBuilder, item: Attempt, listing: Listing, witnesses: LossEvidence) -> None:
     """Ask for another list as soon as one can decide."""
     sign, missing_since = witnesses.sign(item), item.missing_since
     if sign is None and missing_since is None:
         return
-    due = sign + draft.policy.silence_max if sign is not None else (missing_since or draft.now) + list_lag(draft, item)
-    if draft.now < due:
-        draft.wake(due)
+    due = (
+        sign + builder.policy.silence_max
+        if sign is not None
+        else (missing_since or builder.now) + list_lag(builder, item)
+    )
+    if builder.now < due:
+        builder.wake(due)
     elif listing.at < due or witnesses.is_silent(item):
-        draft.look_again(item.provider)
+        builder.look_again(item.provider)
 
 
 # --- one attempt -----------------------------------------------------------------------------------------------
 
 
 def _judge(
-    draft: Draft,
+    builder: PlanBuilder,
     attempt_id: AttemptId,
     listing: Listing | None,
     sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
-    report: HostReport | None,
+    report: HostStatus | None,
     held: frozenset[AttemptId],
-    witnesses: Witnesses,
+    witnesses: LossEvidence,
 ) -> None:
-    item = draft.attempt(attempt_id)
-    mine = _pick(draft, item, sighted.get((item.provider, item.key), ()))
+    item = builder.attempt(attempt_id)
+    mine = _pick(builder, item, sighted.get((item.provider, item.key), ()))
     if mine is not None and item.ref is None:
-        _adopt(draft, attempt_id, mine)
-    if mine is not None and (mine.state is InstanceState.GONE or not _outdated(draft, item, listing)):
-        _observe(draft, attempt_id, mine)
-    item = draft.attempt(attempt_id)
+        _adopt(builder, attempt_id, mine)
+    if mine is not None and (mine.state is InstanceState.GONE or not _outdated(builder, item, listing)):
+        _observe(builder, attempt_id, mine)
+    item = builder.attempt(attempt_id)
     if item.state.counts and report is not None and report.exit_cause is not None:
-        exited(draft, attempt_id, report)
-        item = draft.attempt(attempt_id)
+        exited(builder, attempt_id, report)
+        item = builder.attempt(attempt_id)
     if item.state.counts and report is not None and report.flood:
-        draft.end_attempt(attempt_id, EndReason.FLOODED, report.flood)
-        item = draft.attempt(attempt_id)
-    absent = listing is not None and listing.complete and mine is None and _listing_speaks(draft, item, listing)
+        builder.end_attempt(attempt_id, EndReason.FLOODED, report.flood)
+        item = builder.attempt(attempt_id)
+    absent = listing is not None and listing.complete and mine is None and _listing_speaks(builder, item, listing)
     if item.state is AttemptState.ENDING:
-        if absent and _end_accepted(draft, item, listing):
-            draft.machine_gone(attempt_id)
+        if absent and _end_accepted(builder, item, listing):
+            builder.machine_gone(attempt_id)
         return
     if not item.state.counts:
         return
     if mine is not None and mine.market not in {None, item.quote.offer.market}:
-        draft.end_attempt(attempt_id, EndReason.CONTRACT_BROKEN, f"the machine is {mine.market}, which was not agreed")
+        builder.end_attempt(
+            attempt_id, EndReason.CONTRACT_BROKEN, f"the machine is {mine.market}, which was not agreed"
+        )
         return
     # However little we know of it, it may have run and saved while we were away or the store did not answer.
-    looked = report is not None and not report.glance and (listing is None or report.looked_at >= listing.at)
+    looked = report is not None and not report.liveness_check and (listing is None or report.looked_at >= listing.at)
     stopped = mine is not None and mine.state in _STOPPED
     if absent and item.ref is None and item.heartbeat_seen_at is not None and not witnesses.is_silent(item):
         absent = False  # the machine speaks, so the launch took effect, whatever the lists lack
-    if report is not None and report.glance and (stopped or (absent and attempt_id not in held)):
-        draft.look_closer(attempt_id)
+    if report is not None and report.liveness_check and (stopped or (absent and attempt_id not in held)):
+        builder.look_closer(attempt_id)
     elif mine is not None and stopped and looked:
-        _lost(draft, attempt_id, mine)
+        _lost(builder, attempt_id, mine)
     elif absent and attempt_id not in held and looked:
-        _absent(draft, attempt_id)
-    elif _is_unanswerable(draft, item, listing, looked=looked):
+        _absent(builder, attempt_id)
+    elif _is_unanswerable(builder, item, listing, looked=looked):
         why = f"{item.provider} does not answer; the job goes on elsewhere, and the machine is ended when it is found"
-        draft.end_attempt(attempt_id, EndReason.LAUNCH_UNKNOWN, why)
+        builder.end_attempt(attempt_id, EndReason.LAUNCH_UNKNOWN, why)
     else:
-        _watch_clocks(draft, attempt_id, report, witnesses.patience(item, mine, listing), witnesses)
+        _watch_clocks(builder, attempt_id, report, witnesses.patience(item, mine, listing), witnesses)
 
 
-def _is_unanswerable(draft: Draft, item: Attempt, listing: Listing | None, *, looked: bool) -> bool:
+def _is_unanswerable(builder: PlanBuilder, item: Attempt, listing: Listing | None, *, looked: bool) -> bool:
     """Whether a machine that may have been launched could by now neither be heard nor go on without being heard.
 
     Its provider, or the part of it that was asked to sell it, has been away since its answer was lost. A machine that
     lives would have given a sign of life; one that does not starts no more, once the grant that it would read is
     superseded.
     """
-    intent = draft.intent(launch_intent_id(item.key))
+    intent = builder.intent(launch_intent_id(item.key))
     if item.ref is not None or intent is None or intent.state is not IntentState.UNKNOWN or intent.not_before is None:
         return False
     if listing is not None and listing.complete and listing.at > intent.not_before:
         return False
-    grace = draft.job(item.id.job).spec.checkpoint.stop_grace
-    given_up_at = intent.not_before + draft.policy.lease + grace + draft.policy.save_allowance
-    if draft.now < given_up_at:
-        draft.wake(given_up_at)
+    grace = builder.job(item.id.job).spec.checkpoint.stop_grace
+    given_up_at = intent.not_before + builder.policy.lease + grace + builder.policy.save_allowance
+    if builder.now < given_up_at:
+        builder.wake(given_up_at)
         return False
     return looked and item.heartbeat_seen_at is None
 
 
-def _end_accepted(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
+def _end_accepted(builder: PlanBuilder, item: Attempt, listing: Listing | None) -> bool:
     """A list may lie once; only one that was begun after the provider accepted the end is the last word."""
     if item.ref is None:
         return True
-    intent = draft.intent(terminate_intent_id(item.ref))
+    intent = builder.intent(terminate_intent_id(item.ref))
     accepted_at = None if intent is None else intent.accepted_at
     return listing is not None and accepted_at is not None and listing.at > accepted_at
 
 
-def _outdated(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
+def _outdated(builder: PlanBuilder, item: Attempt, listing: Listing | None) -> bool:
     """A list that was begun before the machine's end was accepted says nothing about whether it lives on.
 
     It may lie on the board for long: until the next poll, or as long as the provider is away.
     """
-    intent = None if item.ref is None else draft.intent(terminate_intent_id(item.ref))
+    intent = None if item.ref is None else builder.intent(terminate_intent_id(item.ref))
     if intent is None or intent.accepted_at is None:
         return False
     return listing is None or listing.at <= intent.accepted_at
@@ -346,7 +356,7 @@ def _outdated(draft: Draft, item: Attempt, listing: Listing | None) -> bool:
 _STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
 
 
-def _pick(draft: Draft, item: Attempt, found: tuple[Instance, ...]) -> Instance | None:
+def _pick(builder: PlanBuilder, item: Attempt, found: tuple[Instance, ...]) -> Instance | None:
     """The machine of this attempt among those that carry its key; the others are doubles and are ended."""
     if item.ref is not None:
         chosen = next((i for i in found if i.ref == item.ref), None)
@@ -355,19 +365,19 @@ def _pick(draft: Draft, item: Attempt, found: tuple[Instance, ...]) -> Instance 
         chosen = ranked[0] if ranked else None
     for other in found:
         if other is not chosen and other.state is not InstanceState.GONE:
-            draft.owe_termination(
+            builder.owe_termination(
                 other.ref, other.key, None, why=f"a second machine carries the key of attempt {item.id.number}"
             )
     return chosen
 
 
-def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     """A launch whose answer we never had is found to have happened."""
-    item = draft.attempt(attempt_id)
-    since = began_unseen(draft, item, mine.created_at)
+    item = builder.attempt(attempt_id)
+    since = began_unseen(builder, item, mine.created_at)
     if item.meter.settled:
         # What came before is booked by its host's word; a machine that still runs has billed ever since.
-        since = draft.now if mine.state in _STOPPED else min(draft.now, item.ended_at or draft.now)
+        since = builder.now if mine.state in _STOPPED else min(builder.now, item.ended_at or builder.now)
     item = replace(
         item,
         ref=mine.ref,
@@ -375,141 +385,141 @@ def _adopt(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
         launched_at=since,
         machine=MachineState.LIVE,
         state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
-        meter=first_meter(item, mine.state, since, draft),
+        meter=first_meter(item, mine.state, since, builder),
     )
-    draft.put_attempt(item)
-    for intent in draft.intents():
+    builder.put_attempt(item)
+    for intent in builder.intents():
         if intent.attempt == attempt_id and intent.kind is IntentKind.LAUNCH:
-            draft.put_intent(replace(intent, state=IntentState.DONE, ref=mine.ref))
-    draft.event(
+            builder.put_intent(replace(intent, state=IntentState.DONE, ref=mine.ref))
+    builder.event(
         "machine.adopted", "the machine was found by its key", attempt=attempt_id, instance=mine.ref.instance_id
     )
-    if item.state is AttemptState.STARTING and draft.job(attempt_id.job).state is JobState.PROVISIONING:
-        draft.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
+    if item.state is AttemptState.STARTING and builder.job(attempt_id.job).state is JobState.PROVISIONING:
+        builder.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
     if not item.state.counts:
-        draft.owe_termination(mine.ref, mine.key, attempt_id, why="it was launched after its attempt had ended")
+        builder.owe_termination(mine.ref, mine.key, attempt_id, why="it was launched after its attempt had ended")
 
 
-def _observe(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+def _observe(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     """What the listing says of a machine we know: price, notice, whether it can still compute."""
-    item = draft.attempt(attempt_id)
-    rules = draft.policy.providers.get(item.provider)
+    item = builder.attempt(attempt_id)
+    rules = builder.policy.providers.get(item.provider)
     if rules is not None and rules.account and not item.account:
         item = replace(item, account=rules.account)
-        draft.put_attempt(item)
-    at = draft.listed_at.get(item.provider, draft.now)
+        builder.put_attempt(item)
+    at = builder.listed_at.get(item.provider, builder.now)
     if not item.ever_listed or item.missing_since is not None:
         item = replace(item, ever_listed=True, missing_since=None)
-        draft.put_attempt(item)
+        builder.put_attempt(item)
     if mine.notice_at is not None and item.state.counts and mine.state not in _STOPPED:
-        note_notice(draft, attempt_id, mine.notice_at)
-        item = draft.attempt(attempt_id)
+        note_notice(builder, attempt_id, mine.notice_at)
+        item = builder.attempt(attempt_id)
     match mine.state:
         case InstanceState.PAUSED:
             # It may wake up by itself, so it counts as able to compute until its end is accepted.
-            _rate(draft, attempt_id, halted_rate(item.quote), None)
-            bill_until_ended(draft, attempt_id)
-            if _is_over(draft, item):
-                _end_again_if_forgotten(draft, item, "its disk is still kept after its end was accepted")
+            _rate(builder, attempt_id, halted_rate(item.quote), None)
+            bill_until_ended(builder, attempt_id)
+            if _is_over(builder, item):
+                _end_again_if_forgotten(builder, item, "its disk is still kept after its end was accepted")
         case InstanceState.ENDING:
-            draft.put_attempt(replace(item, machine=MachineState.HALTED))
-            _rate(draft, attempt_id, MicroUsdPerHour(0), None)
-            _take_back(draft, attempt_id, mine)
+            builder.put_attempt(replace(item, machine=MachineState.HALTED))
+            _rate(builder, attempt_id, MicroUsdPerHour(0), None)
+            _take_back(builder, attempt_id, mine)
         case InstanceState.PENDING | InstanceState.RUNNING | InstanceState.UNKNOWN:
-            if _is_over(draft, item):
-                prove(draft, attempt_id, at)
-                _end_again(draft, draft.attempt(attempt_id))
-                _meter_until_ended(draft, attempt_id, mine)
+            if _is_over(builder, item):
+                prove(builder, attempt_id, at)
+                _end_again(builder, builder.attempt(attempt_id))
+                _meter_until_ended(builder, attempt_id, mine)
                 return
             if item.machine is not MachineState.LIVE:
-                draft.put_attempt(replace(item, machine=MachineState.LIVE))
+                builder.put_attempt(replace(item, machine=MachineState.LIVE))
             quote = item.quote
             if mine.price is not None and mine.price != quote.price.gpu:
                 quote = repriced(quote, mine.price)
             is_over = quote.price.per_gpu > item.ceiling
             if mine.state is InstanceState.RUNNING:
-                start_billing(draft, attempt_id)
-            note_listed(draft, attempt_id, at, exactly=is_over or item.running_at is None)
-            note_ceiling(draft, attempt_id, at, is_over=is_over)
-            item = draft.attempt(attempt_id)
-            if is_starting(item, draft.policy):
-                look_for_start(draft, item)
+                start_billing(builder, attempt_id)
+            note_listed(builder, attempt_id, at, exactly=is_over or item.running_at is None)
+            note_ceiling(builder, attempt_id, at, is_over=is_over)
+            item = builder.attempt(attempt_id)
+            if is_starting(item, builder.policy):
+                look_for_start(builder, item)
             else:
-                set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote))
+                set_rate(builder, attempt_id, metered_rate(quote), on_demand_rate(quote))
         case InstanceState.GONE:
-            _rate(draft, attempt_id, MicroUsdPerHour(0), None)
-            _take_back(draft, attempt_id, mine)
-            draft.machine_gone(attempt_id)
+            _rate(builder, attempt_id, MicroUsdPerHour(0), None)
+            _take_back(builder, attempt_id, mine)
+            builder.machine_gone(attempt_id)
         case _:
             assert_never(mine.state)
 
 
-def _is_over(draft: Draft, item: Attempt) -> bool:
+def _is_over(builder: PlanBuilder, item: Attempt) -> bool:
     """Whether its machine is being ended, be it that its last words are still to be read."""
-    intent = None if item.ref is None else draft.intent(terminate_intent_id(item.ref))
+    intent = None if item.ref is None else builder.intent(terminate_intent_id(item.ref))
     return item.state is AttemptState.ENDING or (intent is not None and intent.is_open)
 
 
-def _meter_until_ended(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+def _meter_until_ended(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     """A machine whose end its provider has not taken yet bills on, at the price that it states."""
-    item = draft.attempt(attempt_id)
+    item = builder.attempt(attempt_id)
     if item.meter.since is None or item.meter.rate <= halted_rate(item.quote):
         return
     quote = item.quote if mine.price is None else repriced(item.quote, mine.price)
-    set_rate(draft, attempt_id, metered_rate(quote), on_demand_rate(quote))
+    set_rate(builder, attempt_id, metered_rate(quote), on_demand_rate(quote))
 
 
-def _take_back(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
+def _take_back(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     """What the provider does not bill, because it took the machine so soon, is booked back."""
-    item = draft.attempt(attempt_id)
-    free = free_of(item, mine, draft.policy, draft.now)
+    item = builder.attempt(attempt_id)
+    free = free_of(item, mine, builder.policy, builder.now)
     if free > 0:
-        span = draft.policy.providers[item.provider].free_if_taken_within
+        span = builder.policy.providers[item.provider].free_if_taken_within
         minutes = int(span.total_seconds() // 60)
         why = (
             f"{item.provider} took the machine within {minutes} minutes, which makes its time free: ${as_usd(free):.4f}"
         )
-        draft.credit(attempt_id, free, why)
+        builder.credit(attempt_id, free, why)
 
 
-def _rate(draft: Draft, attempt_id: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
-    meter = draft.attempt(attempt_id).meter
+def _rate(builder: PlanBuilder, attempt_id: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
+    meter = builder.attempt(attempt_id).meter
     if meter.rate != rate or (meter.since is None) != (rate == 0):
-        draft.set_rate(attempt_id, rate, compared)
+        builder.set_rate(attempt_id, rate, compared)
 
 
-def _end_again(draft: Draft, item: Attempt) -> None:
+def _end_again(builder: PlanBuilder, item: Attempt) -> None:
     """A machine that should be dead runs: it woke up, or the provider forgot our order."""
     if item.ref is None:
         return
-    intent = draft.intent(terminate_intent_id(item.ref))
+    intent = builder.intent(terminate_intent_id(item.ref))
     if intent is not None and intent.state is IntentState.OPEN and item.meter.rate <= halted_rate(item.quote):
         # It was halted and bills in full again, so an order that waits for its turn to be repeated waits no longer.
-        draft.put_intent(replace(intent, not_before=None))
-        _rate(draft, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
-        draft.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
+        builder.put_intent(replace(intent, not_before=None))
+        _rate(builder, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+        builder.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
     elif intent is None or not intent.is_open:
-        draft.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
-    elif _end_again_if_forgotten(draft, item, "it still runs after its end was accepted"):
-        draft.put_attempt(replace(draft.attempt(item.id), machine=MachineState.LIVE))
-        _rate(draft, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+        builder.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
+    elif _end_again_if_forgotten(builder, item, "it still runs after its end was accepted"):
+        builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.LIVE))
+        _rate(builder, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
 
 
-def _end_again_if_forgotten(draft: Draft, item: Attempt, seen: str) -> bool:
+def _end_again_if_forgotten(builder: PlanBuilder, item: Attempt, seen: str) -> bool:
     """Whether the provider had time enough for an order that it accepted: then it is given again."""
-    intent = None if item.ref is None else draft.intent(terminate_intent_id(item.ref))
+    intent = None if item.ref is None else builder.intent(terminate_intent_id(item.ref))
     if intent is None or intent.state is not IntentState.ACCEPTED or intent.accepted_at is None:
         return False
-    if draft.now - intent.accepted_at < TERMINATE_AGAIN_AFTER:
+    if builder.now - intent.accepted_at < TERMINATE_AGAIN_AFTER:
         return False
-    draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
-    draft.event("machine.ending", f"{seen}: ending it again", attempt=item.id)
+    builder.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+    builder.event("machine.ending", f"{seen}: ending it again", attempt=item.id)
     return True
 
 
-def _listing_speaks(draft: Draft, item: Attempt, listing: Listing) -> bool:
+def _listing_speaks(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
     """Whether absence from this listing says anything about the attempt's machine."""
-    rules = draft.policy.providers.get(item.provider)
+    rules = builder.policy.providers.get(item.provider)
     if rules is not None and rules.is_other_account(item.account):
         return False  # the key in use belongs to somebody else, whose lists never had it
     window = rules.reconcile_window if rules is not None else timedelta(minutes=3)
@@ -517,104 +527,106 @@ def _listing_speaks(draft: Draft, item: Attempt, listing: Listing) -> bool:
         return item.launched_at is None or listing.at > item.launched_at
     if item.ref is not None:
         return listing.at > (item.launched_at or item.intended_at) + window
-    intent = draft.intent(launch_intent_id(item.key))
+    intent = builder.intent(launch_intent_id(item.key))
     if intent is not None and intent.state in {IntentState.OPEN, IntentState.SENT}:
         return False  # its call is under way in this process, however long it queued
     lost_until = None if intent is None else intent.not_before
     return listing.at > (lost_until or item.intended_at + window)
 
 
-def _lost(draft: Draft, attempt_id: AttemptId, mine: Instance) -> None:
-    item = draft.attempt(attempt_id)
+def _lost(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
+    item = builder.attempt(attempt_id)
     if item.stop is not None:
-        draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+        builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
         return
     reason = EndReason.HOST_LOST if mine.loss is None else _LOSS_REASONS[mine.loss]
     if mine.loss is None and item.notice_at is not None:
         reason = EndReason.PREEMPTED
-    draft.end_attempt(attempt_id, reason, mine.detail or f"the provider says {mine.state.value}")
+    builder.end_attempt(attempt_id, reason, mine.detail or f"the provider says {mine.state.value}")
 
 
-def _absent(draft: Draft, attempt_id: AttemptId) -> None:
-    item = draft.attempt(attempt_id)
+def _absent(builder: PlanBuilder, attempt_id: AttemptId) -> None:
+    item = builder.attempt(attempt_id)
     if item.ref is None and item.heartbeat_seen_at is not None:
-        book_unseen(draft, attempt_id, item.heartbeat_seen_at)
-        draft.machine_gone(attempt_id)
-        draft.end_attempt(attempt_id, EndReason.HOST_LOST, "its host was heard, and the provider lists no machine")
+        book_unseen(builder, attempt_id, item.heartbeat_seen_at)
+        builder.machine_gone(attempt_id)
+        builder.end_attempt(attempt_id, EndReason.HOST_LOST, "its host was heard, and the provider lists no machine")
     elif item.ref is None:
-        draft.machine_gone(attempt_id)
-        draft.end_attempt(attempt_id, EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
+        builder.machine_gone(attempt_id)
+        builder.end_attempt(attempt_id, EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
     elif item.stop is not None:
-        _book_until_missing(draft, item)
-        draft.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+        _book_until_missing(builder, item)
+        builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
     elif item.notice_at is not None:
-        _book_until_missing(draft, item)
-        draft.end_attempt(attempt_id, EndReason.PREEMPTED)
+        _book_until_missing(builder, item)
+        builder.end_attempt(attempt_id, EndReason.PREEMPTED)
     else:
-        _book_until_missing(draft, item)
-        draft.end_attempt(attempt_id, EndReason.HOST_LOST, "the provider lists it no more")
+        _book_until_missing(builder, item)
+        builder.end_attempt(attempt_id, EndReason.HOST_LOST, "the provider lists it no more")
 
 
-def _book_until_missing(draft: Draft, item: Attempt) -> None:
+def _book_until_missing(builder: PlanBuilder, item: Attempt) -> None:
     """Book what is gone up to the first of the lists that lack it, however late it could be believed."""
     if item.missing_since is not None and item.meter.since is not None and item.meter.since < item.missing_since:
-        draft.set_rate(item.id, MicroUsdPerHour(0), None, at=item.missing_since)
+        builder.set_rate(item.id, MicroUsdPerHour(0), None, at=item.missing_since)
 
 
 def _watch_clocks(
-    draft: Draft, attempt_id: AttemptId, report: HostReport | None, patience: timedelta, witnesses: Witnesses
+    builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus | None, patience: timedelta, witnesses: LossEvidence
 ) -> None:
     """Time-outs of a machine that seems to exist.
 
     Without a fresh look, silence is ours and not the host's, and a checkpoint may lie unseen in the store. Where there
     was only a glance, the look is asked for.
     """
-    item = draft.attempt(attempt_id)
-    rules = draft.policy.providers.get(item.provider)
-    glanced = report is not None and report.glance
+    item = builder.attempt(attempt_id)
+    rules = builder.policy.providers.get(item.provider)
+    glanced = report is not None and report.liveness_check
 
     def end(reason: EndReason, detail: str = "") -> None:
         if glanced:
-            draft.look_closer(attempt_id)
+            builder.look_closer(attempt_id)
         else:
-            _book_until_missing(draft, item)
-            draft.end_attempt(attempt_id, reason, detail)
+            _book_until_missing(builder, item)
+            builder.end_attempt(attempt_id, reason, detail)
 
-    if item.stop is not None and (draft.now >= item.stop.deadline or _never_spoke(item, item.stop, report)):
-        if report is None and draft.now < item.stop.deadline + READ_WITHIN:
-            _end_unread(draft, item, item.stop)
+    if item.stop is not None and (builder.now >= item.stop.deadline or _never_spoke(item, item.stop, report)):
+        if report is None and builder.now < item.stop.deadline + READ_WITHIN:
+            _end_unread(builder, item, item.stop)
         else:
             end(item.stop.reason, item.stop.detail)
         return
     if item.stop is not None:
-        draft.wake(item.stop.deadline)
+        builder.wake(item.stop.deadline)
     if report is None or item.launched_at is None:
         return
     if item.heartbeat_seen_at is not None:
         seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
         lost_at = seen_at + patience
-        if draft.now >= lost_at and witnesses.is_silent(item):
-            silence = int((draft.now - seen_at).total_seconds())
+        if builder.now >= lost_at and witnesses.is_silent(item):
+            silence = int((builder.now - seen_at).total_seconds())
             end(EndReason.HOST_LOST, f"no sign of life for {silence} s")
         else:
-            draft.wake(next((at for at in (seen_at + draft.policy.silence_max, lost_at) if at > draft.now), lost_at))
-        _look_when_late(draft, item, seen_at)
+            builder.wake(
+                next((at for at in (seen_at + builder.policy.silence_max, lost_at) if at > builder.now), lost_at)
+            )
+        _look_when_late(builder, item, seen_at)
     elif rules is not None:
-        late_at = heard_by(draft, item, rules, witnesses, item.launched_at)
-        if draft.now >= late_at:
+        late_at = heard_by(builder, item, rules, witnesses, item.launched_at)
+        if builder.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:
-            draft.wake(late_at)
+            builder.wake(late_at)
 
 
-def _never_spoke(item: Attempt, stop: StopOrder, report: HostReport | None) -> bool:
+def _never_spoke(item: Attempt, stop: StopOrder, report: HostStatus | None) -> bool:
     """Whether a look since the order found that there is nothing to wait for."""
-    if report is None or report.glance or report.looked_at < stop.ordered_at:
+    if report is None or report.liveness_check or report.looked_at < stop.ordered_at:
         return False
     return item.running_at is None and item.heartbeat_seen_at is None
 
 
-def _end_unread(draft: Draft, item: Attempt, stop: StopOrder) -> None:
+def _end_unread(builder: PlanBuilder, item: Attempt, stop: StopOrder) -> None:
     """End the machine now, which needs the provider only, and the attempt once what it saved last can be read.
 
     Nothing else can begin for its job meanwhile: a launch needs the store, too.
@@ -622,46 +634,46 @@ def _end_unread(draft: Draft, item: Attempt, stop: StopOrder) -> None:
     if item.ref is None or item.machine is MachineState.GONE:
         return
     reason = stop.reason.traits.sentence.format(detail=stop.detail or "no details")
-    intent = draft.intent(terminate_intent_id(item.ref))
+    intent = builder.intent(terminate_intent_id(item.ref))
     if intent is None or not intent.is_open:
         why = f"its time to save is over ({reason}); what it saved last is read once the checkpoint store answers"
-        draft.owe_termination(item.ref, item.key, item.id, why=why)
-        job = draft.job(item.id.job)
-        draft.move_job(job.id, job.state, why)
+        builder.owe_termination(item.ref, item.key, item.id, why=why)
+        job = builder.job(item.id.job)
+        builder.move_job(job.id, job.state, why)
 
 
-def _look_when_late(draft: Draft, item: Attempt, seen_at: datetime) -> None:
+def _look_when_late(builder: PlanBuilder, item: Attempt, seen_at: datetime) -> None:
     """A heartbeat is late: its provider may know that the machine is gone, and is asked now and for a while.
 
     The poller bounds the requests; later its usual pace is enough.
     """
-    late_at = seen_at + draft.policy.silence_max * LATE_PARTS // LATE_WHOLE
-    if draft.now < late_at:
-        draft.wake(late_at)
-    elif draft.now < late_at + LATE_FOR:
-        draft.look_again(item.provider)
+    late_at = seen_at + builder.policy.silence_max * LATE_PARTS // LATE_WHOLE
+    if builder.now < late_at:
+        builder.wake(late_at)
+    elif builder.now < late_at + LATE_FOR:
+        builder.look_again(item.provider)
 
 
 # --- machines nobody expects -----------------------------------------------------------------------------------
 
 
-def _end_strays(draft: Draft, listings: Mapping[ProviderName, Listing]) -> None:
+def _end_strays(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) -> None:
     """Machines under our install label that no open attempt owns: bought by a life we do not remember."""
-    owned = {(a.provider, a.key) for a in draft.attempts()}
-    kept = {a.ref for a in draft.attempts() if a.ref is not None and a.state.counts}
+    owned = {(a.provider, a.key) for a in builder.attempts()}
+    kept = {a.ref for a in builder.attempts() if a.ref is not None and a.state.counts}
     for provider in sorted(listings):
         for instance in listings[provider].instances:
-            error = draft.attempted(partial(_end_if_stray, draft, provider, instance, owned, kept))
+            error = builder.attempted(partial(_end_if_stray, builder, provider, instance, owned, kept))
             if error is not None:
-                draft.note_contained(f"a machine in the listing of {provider}", in_words(error))
-    for intent in draft.intents():
-        error = draft.attempted(partial(_settle_stray, draft, intent, listings.get(intent.provider)))
+                builder.note_contained(f"a machine in the listing of {provider}", in_words(error))
+    for intent in builder.intents():
+        error = builder.attempted(partial(_settle_stray, builder, intent, listings.get(intent.provider)))
         if error is not None:
-            draft.note_contained(f"the end of the machine {intent.key}", in_words(error))
+            builder.note_contained(f"the end of the machine {intent.key}", in_words(error))
 
 
 def _end_if_stray(
-    draft: Draft,
+    builder: PlanBuilder,
     provider: ProviderName,
     instance: Instance,
     owned: Collection[tuple[ProviderName, AttemptKey]],
@@ -669,30 +681,30 @@ def _end_if_stray(
 ) -> None:
     if (provider, instance.key) in owned or instance.state is InstanceState.GONE:
         return
-    if not is_own_key(draft.policy, instance.key) or instance.ref in kept:
+    if not is_own_key(builder.policy, instance.key) or instance.ref in kept:
         return  # however its label reads now, the machine of an attempt that counts is no stray
-    if draft.policy.identity_sure:
-        draft.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
-        note_stray(draft, instance)
+    if builder.policy.identity_sure:
+        builder.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
+        note_stray(builder, instance)
 
 
-def _settle_stray(draft: Draft, intent: Intent, seen: Listing | None) -> None:
+def _settle_stray(builder: PlanBuilder, intent: Intent, seen: Listing | None) -> None:
     if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
         return
     if seen is None or not seen.complete or intent.accepted_at is None or seen.at <= intent.accepted_at:
         return
-    rules = draft.policy.providers.get(intent.provider)
+    rules = builder.policy.providers.get(intent.provider)
     if rules is not None and rules.is_other_account(intent.account):
         return
     if not any(i.ref == intent.ref and i.state is not InstanceState.GONE for i in seen.instances):
-        draft.put_intent(replace(intent, state=IntentState.DONE))
+        builder.put_intent(replace(intent, state=IntentState.DONE))
         cost = stray_cost(intent, intent.accepted_at)
-        draft.event(
+        builder.event(
             "machine.gone",
             f"a machine without an attempt is gone; it cost about ${as_usd(cost):.4f}, which no job pays",
             key=intent.key,
             provider=intent.provider,
             cost_microusd=cost,
         )
-    elif draft.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:
-        draft.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+    elif builder.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:
+        builder.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from spotd.core.draft import Draft
 from spotd.core.keys import is_own_key, key_parts
+from spotd.core.launch_calls import RESTARTED, doubt_launch, not_sent, window_end
 from spotd.core.model import (
     Attempt,
     AttemptId,
@@ -30,8 +30,8 @@ from spotd.core.model import (
     World,
     launch_intent_id,
 )
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.retention import with_fresh
-from spotd.core.sending import RESTARTED, doubt_launch, not_sent, window_end
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey
@@ -117,45 +117,45 @@ def recover(
         unsent: launches that were not sent as far as this state knows. One that some life has prepared may have been
             sent by it; the others were never made.
     """
-    draft = Draft(world, now)
+    builder = PlanBuilder(world, now)
     for identity, was_prepared in (unsent or {}).items():
-        _settle_unsent(draft, identity, was_prepared=was_prepared)
+        _settle_unsent(builder, identity, was_prepared=was_prepared)
     for survey in surveys:
         job = world.jobs.get(survey.job)
         fresh = [one for one in survey.unknown if job is not None and one.number > job.attempts_made]
         if job is None or job.state.is_final or not fresh:
             continue
-        _recover_job(draft, job, fresh, survey.checkpoints)
-    return draft.plan()
+        _recover_job(builder, job, fresh, survey.checkpoints)
+    return builder.plan()
 
 
-def _settle_unsent(draft: Draft, identity: AttemptId, *, was_prepared: bool) -> None:
-    item = next((a for a in draft.attempts() if a.id == identity), None)
-    intent = None if item is None else draft.intent(launch_intent_id(item.key))
+def _settle_unsent(builder: PlanBuilder, identity: AttemptId, *, was_prepared: bool) -> None:
+    item = next((a for a in builder.attempts() if a.id == identity), None)
+    intent = None if item is None else builder.intent(launch_intent_id(item.key))
     if item is None or intent is None or intent.state is not IntentState.OPEN:
         return
     if was_prepared:
-        doubt_launch(draft, item, intent)
+        doubt_launch(builder, item, intent)
     else:
-        not_sent(draft, item, intent, RESTARTED)
+        not_sent(builder, item, intent, RESTARTED)
 
 
-def _recover_job(draft: Draft, job: Job, fresh: Sequence[Unknown], checkpoints: Sequence[Checkpoint]) -> None:
+def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], checkpoints: Sequence[Checkpoint]) -> None:
     highest = fresh[-1].number
-    counting = next((a for a in draft.attempts() if a.id.job == job.id and a.state.counts), None)
+    counting = next((a for a in builder.attempts() if a.id.job == job.id and a.state.counts), None)
     if counting is not None:
         detail = f"the state is older than the store, which knows attempt {highest}, launched after this one was over"
-        _book_until_next(draft, counting, fresh)
-        draft.end_attempt(counting.id, EndReason.HOST_LOST, detail)
+        _book_until_next(builder, counting, fresh)
+        builder.end_attempt(counting.id, EndReason.HOST_LOST, detail)
     known = {c.manifest_key for c in job.checkpoints}
-    item = draft.job(job.id)
+    item = builder.job(job.id)
     for number in sorted({c.attempt for c in checkpoints}):
         mine = [c for c in checkpoints if c.attempt == number and c.manifest_key not in known]
         if mine:
             item = replace(item, checkpoints=with_fresh(item, number, mine))
     count = len(item.checkpoints) - len(job.checkpoints)
-    draft.put_job(replace(item, attempts_made=highest))
-    draft.event(
+    builder.put_job(replace(item, attempts_made=highest))
+    builder.event(
         "job.recovered",
         f"the state is older than the store: attempts up to number {highest} were made"
         + (f", and {count} newer checkpoints are taken in" if count > 0 else ""),
@@ -163,31 +163,31 @@ def _recover_job(draft: Draft, job: Job, fresh: Sequence[Unknown], checkpoints: 
         attempts_made=highest,
         checkpoints=max(0, count),
     )
-    item = draft.job(job.id)
+    item = builder.job(job.id)
     if item.state.is_final or job.cancel_requested:
         return
-    attempt = attempt_of(draft.policy, job.id, fresh[-1])
+    attempt = attempt_of(builder.policy, job.id, fresh[-1])
     if attempt is not None:
-        _look_for(draft, attempt)
+        _look_for(builder, attempt)
         return
     # Where its machine is, if it has one, nobody knows: no other may compute before its lease is over.
-    lasts = draft.policy.lease + item.spec.checkpoint.stop_grace + draft.policy.save_allowance
-    draft.put_job(replace(item, not_before=draft.now + lasts))
+    lasts = builder.policy.lease + item.spec.checkpoint.stop_grace + builder.policy.save_allowance
+    builder.put_job(replace(item, not_before=builder.now + lasts))
 
 
-def _book_until_next(draft: Draft, item: Attempt, fresh: Sequence[Unknown]) -> None:
+def _book_until_next(builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown]) -> None:
     """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on."""
-    next_at = next((one.record.intended_at for one in fresh if one.record is not None), draft.now)
+    next_at = next((one.record.intended_at for one in fresh if one.record is not None), builder.now)
     known = item.meter.until
-    if item.meter.since is not None and next_at < draft.now and (known is None or next_at < known):
-        draft.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))
+    if item.meter.since is not None and next_at < builder.now and (known is None or next_at < known):
+        builder.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))
 
 
-def _look_for(draft: Draft, attempt: Attempt) -> None:
+def _look_for(builder: PlanBuilder, attempt: Attempt) -> None:
     """Its machine is searched for by its key, as after a launch whose answer was lost."""
-    until = window_end(draft, attempt.provider)
-    draft.put_attempt(attempt)
-    draft.put_intent(
+    until = window_end(builder, attempt.provider)
+    builder.put_attempt(attempt)
+    builder.put_intent(
         Intent(
             id=launch_intent_id(attempt.key),
             kind=IntentKind.LAUNCH,
@@ -203,6 +203,6 @@ def _look_for(draft: Draft, attempt: Attempt) -> None:
     sentence = (
         f"attempt {attempt.id.number} was launched by a former life of this install; {attempt.provider} is searched"
     )
-    draft.event("launch.unknown", sentence, attempt=attempt.id)
-    draft.move_job(attempt.id.job, JobState.PROVISIONING, f"{sentence} for its machine")
-    draft.look_again(attempt.provider)
+    builder.event("launch.unknown", sentence, attempt=attempt.id)
+    builder.move_job(attempt.id.job, JobState.PROVISIONING, f"{sentence} for its machine")
+    builder.look_again(attempt.provider)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.draft import Draft
 from spotd.core.model import Attempt, Job, JobId, Plan, StopOrder, World
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.core.words import dollar_words
 from spotd_providers.contract.money import MicroUsd
@@ -17,11 +17,11 @@ def submit(world: World, job: Job, now: datetime) -> Plan:
     """The job is queued."""
     if job.id in world.jobs:
         raise InvariantBroken(f"job id {job.id} is taken")
-    draft = Draft(world, now)
-    draft.put_job(job)
+    builder = PlanBuilder(world, now)
+    builder.put_job(job)
     begins = f", to begin from checkpoint {job.checkpoints[0].name} of another job" if job.checkpoints else ""
-    draft.event("job.submitted", f"{job.name} is queued{begins}", job=job.id, name=job.name)
-    return draft.plan()
+    builder.event("job.submitted", f"{job.name} is queued{begins}", job=job.id, name=job.name)
+    return builder.plan()
 
 
 LOOK_IS_FRESH: Final = timedelta(minutes=1)
@@ -30,31 +30,31 @@ _FOR_MONEY: Final = frozenset({EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED})
 """What was set aside for the end of such a machine is not to be exceeded."""
 
 
-def stop_attempt(draft: Draft, item: Attempt, reason: EndReason, detail: str) -> None:
+def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str) -> None:
     """The runner is told to save and stop; a machine that is not known yet is let go as soon as it is."""
     if item.stop is not None:
         return
-    grace = draft.job(item.id.job).spec.checkpoint.stop_grace
+    grace = builder.job(item.id.job).spec.checkpoint.stop_grace
     order = StopOrder(
         reason=reason,
         detail=detail,
-        ordered_at=draft.now,
-        deadline=draft.now + grace + draft.policy.save_allowance,
-        limit=None if reason in _FOR_MONEY else draft.now + grace + draft.policy.save_limit,
+        ordered_at=builder.now,
+        deadline=builder.now + grace + builder.policy.save_allowance,
+        limit=None if reason in _FOR_MONEY else builder.now + grace + builder.policy.save_limit,
     )
-    if item.running_at is None and not _may_have_run(item, draft.now):
-        draft.put_attempt(replace(item, stop=order))
-        draft.end_attempt(item.id, reason, detail)
+    if item.running_at is None and not _may_have_run(item, builder.now):
+        builder.put_attempt(replace(item, stop=order))
+        builder.end_attempt(item.id, reason, detail)
         return
     state = item.state if item.state is AttemptState.INTENDED else AttemptState.STOPPING
-    draft.put_attempt(replace(item, stop=order, state=state))
-    draft.event(
+    builder.put_attempt(replace(item, stop=order, state=state))
+    builder.event(
         "attempt.stopping",
         f"told to save and stop: {reason.traits.sentence.format(detail=detail)}",
         attempt=item.id,
         reason=reason.value,
     )
-    draft.wake(order.deadline)
+    builder.wake(order.deadline)
 
 
 def _may_have_run(item: Attempt, now: datetime) -> bool:
@@ -65,34 +65,34 @@ def _may_have_run(item: Attempt, now: datetime) -> bool:
 
 def cancel(world: World, job_id: JobId, now: datetime) -> Plan:
     """The job ends as soon as its machine has saved; at once where it has none. Nothing happens to a final job."""
-    draft = Draft(world, now)
-    job = draft.job(job_id)
+    builder = PlanBuilder(world, now)
+    job = builder.job(job_id)
     if job.state.is_final or job.cancel_requested:
-        return draft.plan()
-    draft.put_job(replace(job, cancel_requested=True))
+        return builder.plan()
+    builder.put_job(replace(job, cancel_requested=True))
     counting = next((a for a in world.attempts_of(job_id) if a.state.counts), None)
     if counting is None:
-        draft.move_job(job_id, JobState.CANCELLED, EndReason.CANCELLED.traits.sentence)
-        return draft.plan()
-    draft.move_job(job_id, JobState.CANCELLING, "cancelled: the machine saves and stops")
-    stop_attempt(draft, counting, EndReason.CANCELLED, "")
-    return draft.plan()
+        builder.move_job(job_id, JobState.CANCELLED, EndReason.CANCELLED.traits.sentence)
+        return builder.plan()
+    builder.move_job(job_id, JobState.CANCELLING, "cancelled: the machine saves and stops")
+    stop_attempt(builder, counting, EndReason.CANCELLED, "")
+    return builder.plan()
 
 
 def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
     """Let all attempts of the job together cost so much from now on; it may be over, and wait for a retry."""
-    draft = Draft(replace(world, jobs={**world.jobs, job.id: job}), now)
+    builder = PlanBuilder(replace(world, jobs={**world.jobs, job.id: job}), now)
     if job.budget == amount:
-        return draft.plan()
+        return builder.plan()
     before = "no limit" if job.budget is None else dollar_words(job.budget)
-    draft.put_job(replace(job, budget_set=amount))
-    draft.event(
+    builder.put_job(replace(job, budget_set=amount))
+    builder.event(
         "job.budget",
         f"its owner changed the job's budget from {before} to {dollar_words(amount)}",
         job=job.id,
         budget_microusd=amount,
     )
-    return draft.plan()
+    return builder.plan()
 
 
 def retry(world: World, job: Job, now: datetime) -> Plan:
@@ -100,8 +100,8 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
     if not job.state.is_final:
         raise InvariantBroken(f"job {job.id} is {job.state}, only a final job can be retried")
     jobs = {**world.jobs, job.id: job}
-    draft = Draft(replace(world, jobs=jobs), now)
-    draft.put_job(
+    builder = PlanBuilder(replace(world, jobs=jobs), now)
+    builder.put_job(
         replace(
             job,
             errors=0,
@@ -115,5 +115,5 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
         )
     )
     although = ", although it had succeeded" if job.state is JobState.SUCCEEDED else ""
-    draft.move_job(job.id, JobState.QUEUED, f"queued again by its owner{although}", kind="job.retried")
-    return draft.plan()
+    builder.move_job(job.id, JobState.QUEUED, f"queued again by its owner{although}", kind="job.retried")
+    return builder.plan()

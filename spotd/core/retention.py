@@ -19,8 +19,8 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core import lineage
-from spotd.core.draft import Draft
-from spotd.core.model import AttemptId, Checkpoint, Fallback, Job, Plan, World
+from spotd.core.model import AttemptId, Checkpoint, FallbackRestore, Job, Plan, World
+from spotd.core.plan_builder import PlanBuilder
 from spotd_jobs.spec.model import MetricBest
 
 FALLBACKS: Final = lineage.CHOICES
@@ -85,15 +85,15 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
         others: jobs that are over and may no longer be part of the world; one that is, is taken from there.
     """
     jobs = {job.id: job for job in others} | dict(world.jobs)
-    draft = Draft(replace(world, jobs=jobs), now)
+    builder = PlanBuilder(replace(world, jobs=jobs), now)
     for job in jobs.values():
         stay = kept(job, open_numbers(world, job))
         if len(stay) == len(job.checkpoints):
             continue
-        draft.put_job(replace(job, checkpoints=stay))
+        builder.put_job(replace(job, checkpoints=stay))
         dropped = [checkpoint for checkpoint in job.checkpoints if checkpoint not in stay]
         if len(dropped) > DROPPED_SAID_MAX:
-            draft.event(
+            builder.event(
                 "checkpoint.dropped",
                 f"{len(dropped)} checkpoints are not kept any longer: {len(stay)} others are",
                 job=job.id,
@@ -102,7 +102,7 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
             )
             continue
         for checkpoint in dropped:
-            draft.event(
+            builder.event(
                 "checkpoint.dropped",
                 f"checkpoint {checkpoint.name} is not kept any longer: {len(stay)} others are",
                 job=job.id,
@@ -111,14 +111,14 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
                 bytes=checkpoint.bytes,
                 of_attempt=checkpoint.attempt,
             )
-    return draft.plan()
+    return builder.plan()
 
 
-def tell_fallbacks(draft: Draft, attempt: AttemptId, fallbacks: Iterable[Fallback]) -> None:
+def tell_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable[FallbackRestore]) -> None:
     """The job's history, and by it the receipt, tells what could not be resumed from, and why."""
     for one in fallbacks:
         after = "starting afresh" if one.next is None else f"falling back to {one.next}"
-        draft.event(
+        builder.event(
             "checkpoint.fallback",
             f"checkpoint {one.name} could not be restored ({one.reason}): {after}",
             attempt=attempt,
@@ -128,11 +128,11 @@ def tell_fallbacks(draft: Draft, attempt: AttemptId, fallbacks: Iterable[Fallbac
         )
 
 
-def passed_over(world: World, attempt: AttemptId, fallbacks: Iterable[Fallback], now: datetime) -> Plan:
+def passed_over(world: World, attempt: AttemptId, fallbacks: Iterable[FallbackRestore], now: datetime) -> Plan:
     """These could not even be offered to the attempt's host."""
-    draft = Draft(world, now)
-    tell_fallbacks(draft, attempt, fallbacks)
-    return draft.plan()
+    builder = PlanBuilder(world, now)
+    tell_fallbacks(builder, attempt, fallbacks)
+    return builder.plan()
 
 
 def open_numbers(world: World, job: Job) -> frozenset[int]:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.core.draft import Draft
+from spotd.core.loss_evidence import LossEvidence
 from spotd.core.model import Attempt, ProviderPolicy
-from spotd.core.witnesses import Witnesses
+from spotd.core.plan_builder import PlanBuilder
 
 PARTS_MAX: Final = 4
 """However long the store is away, no machine starts for longer than so many times its provider's time for a start."""
@@ -23,19 +23,19 @@ GRACE: Final = 2
 
 
 def heard_by(
-    draft: Draft, item: Attempt, rules: ProviderPolicy, witnesses: Witnesses, launched_at: datetime
+    builder: PlanBuilder, item: Attempt, rules: ProviderPolicy, witnesses: LossEvidence, launched_at: datetime
 ) -> datetime:
     """When the machine is given up if it has not spoken since its launch; written down while that moves."""
     usual = launched_at + rules.provision_timeout
     limit = launched_at + PARTS_MAX * rules.provision_timeout
     known = usual if item.heard_by is None else max(usual, min(item.heard_by, limit))
-    grace = GRACE * draft.policy.silence_max
-    if not witnesses.hosts_cannot_write or known - draft.now > grace / 2:
+    grace = GRACE * builder.policy.silence_max
+    if not witnesses.hosts_cannot_write or known - builder.now > grace / 2:
         return known
-    until = min(limit, draft.now + grace)
+    until = min(limit, builder.now + grace)
     if until <= known:
         return known
     if item.heard_by is None:
-        draft.event("attempt.unheard", "nothing that it writes can arrive: it is given more time", attempt=item.id)
-    draft.put_attempt(replace(item, heard_by=until))
+        builder.event("attempt.unheard", "nothing that it writes can arrive: it is given more time", attempt=item.id)
+    builder.put_attempt(replace(item, heard_by=until))
     return until

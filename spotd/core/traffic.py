@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import Final
 
 from spotd.core.bounds import MOVED_MAX, bytes_within
-from spotd.core.draft import Draft
-from spotd.core.model import Attempt, AttemptId, HostReport, Job
+from spotd.core.model import Attempt, AttemptId, HostStatus, Job
+from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import DEFAULT_CHECKPOINT_INTERVAL, PPM, traffic_cost
 from spotd.core.requests import stop_attempt
 from spotd.core.states import EndReason
@@ -31,21 +31,21 @@ BOOKED_AT: Final = 10_000
 """A cent of traffic becomes a charge; less waits for more."""
 
 
-def meter_traffic(draft: Draft, attempt: AttemptId, report: HostReport) -> None:
+def meter_traffic(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) -> None:
     """Book what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     added = sum(bytes_within(report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
     # What was uploaded for a checkpoint that never became complete is in no manifest, and was paid for.
     added = max(added, bytes_within(report.stored_bytes) - item.uploaded_bytes)
     uploaded = min(added, MOVED_MAX - item.uploaded_bytes)
-    restored = max(item.restored_bytes, _restored(item, draft.job(attempt.job), report))
+    restored = max(item.restored_bytes, _restored(item, builder.job(attempt.job), report))
     if not uploaded and restored == item.restored_bytes:
         return
     offer = item.quote.offer
     before = traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)
     after = traffic_cost(offer, item.uploaded_bytes + uploaded, restored)
     meter = item.meter
-    draft.put_attempt(
+    builder.put_attempt(
         replace(
             item,
             uploaded_bytes=item.uploaded_bytes + uploaded,
@@ -54,14 +54,14 @@ def meter_traffic(draft: Draft, attempt: AttemptId, report: HostReport) -> None:
         )
     )
     if meter.traffic + after - before >= BOOKED_AT:
-        draft.set_rate(attempt, meter.rate, meter.on_demand_rate)
+        builder.set_rate(attempt, meter.rate, meter.on_demand_rate)
     if uploaded:
-        _hold_to_ceiling(draft, attempt, traffic_cost(offer, uploaded, 0))
+        _hold_to_ceiling(builder, attempt, traffic_cost(offer, uploaded, 0))
 
 
-def meter_outputs(draft: Draft, attempt: AttemptId, size: int) -> None:
+def meter_outputs(builder: PlanBuilder, attempt: AttemptId, size: int) -> None:
     """Book the outputs that the attempt left at its end, which is read once."""
-    item = draft.attempt(attempt)
+    item = builder.attempt(attempt)
     uploaded = min(bytes_within(size), MOVED_MAX - item.uploaded_bytes)
     if not uploaded:
         return
@@ -69,10 +69,10 @@ def meter_outputs(draft: Draft, attempt: AttemptId, size: int) -> None:
     before = traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)
     after = traffic_cost(offer, item.uploaded_bytes + uploaded, item.restored_bytes)
     meter = replace(item.meter, traffic=MicroUsd(item.meter.traffic + after - before))
-    draft.put_attempt(replace(item, uploaded_bytes=item.uploaded_bytes + uploaded, meter=meter))
+    builder.put_attempt(replace(item, uploaded_bytes=item.uploaded_bytes + uploaded, meter=meter))
 
 
-def _restored(item: Attempt, job: Job, report: HostReport) -> int:
+def _restored(item: Attempt, job: Job, report: HostStatus) -> int:
     """What was downloaded of the checkpoints that this attempt was offered, and of the code."""
     offered = [saved for saved in job.checkpoints if saved.attempt != item.id.number]
     size = max((saved.bytes for saved in offered), default=0)
@@ -81,20 +81,20 @@ def _restored(item: Attempt, job: Job, report: HostReport) -> int:
     return moved + (job.code_bytes if item.heartbeat_seen_at is not None else 0)
 
 
-def _hold_to_ceiling(draft: Draft, attempt: AttemptId, added: MicroUsd) -> None:
-    item = draft.attempt(attempt)
-    every = draft.job(attempt.job).spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL
+def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) -> None:
+    item = builder.attempt(attempt)
+    every = builder.job(attempt.job).spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL
     paid_off_per_hour = left_for_uploads(item)
     debt = 0
     if item.traffic_since is not None:
-        debt = max(0, item.traffic_spent - cost(paid_off_per_hour, draft.now - item.traffic_since))
-    draft.put_attempt(replace(item, traffic_since=draft.now, traffic_spent=MicroUsd(debt + added)))
+        debt = max(0, item.traffic_spent - cost(paid_off_per_hour, builder.now - item.traffic_since))
+    builder.put_attempt(replace(item, traffic_since=builder.now, traffic_spent=MicroUsd(debt + added)))
     if item.stop is None and item.state.counts and debt > cost(paid_off_per_hour, max(WINDOW_MIN, every)):
         accepted = per_gpu_words(item.ceiling)
         moved = traffic_cost(item.quote.offer, item.uploaded_bytes, 0)
         stop_attempt(
-            draft,
-            draft.attempt(attempt),
+            builder,
+            builder.attempt(attempt),
             EndReason.PRICE_ROSE,
             f"its uploads have cost ${as_usd(moved):.4f}, which with the machine is more than {accepted}",
         )

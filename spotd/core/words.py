@@ -61,9 +61,9 @@ def wanted_words(wanted: Resources) -> str:
     return f"{wanted.gpu_count} x any GPU"
 
 
-def passed_over_words(misfits: Counter[str]) -> str:
+def passed_over_words(mismatches: Counter[str]) -> str:
     """`3 too little disk, 1 another region`, most frequent first."""
-    return ", ".join(f"{count} {why}" for why, count in sorted(misfits.items(), key=lambda kv: (-kv[1], kv[0])))
+    return ", ".join(f"{count} {why}" for why, count in sorted(mismatches.items(), key=lambda kv: (-kv[1], kv[0])))
 
 
 def witness_words(item: Attempt, policy: Policy, now: datetime) -> str:

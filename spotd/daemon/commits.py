@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 
+from spotd.core.applied import applied, combine
 from spotd.core.invariants import broken_rules
 from spotd.core.model import IntentKind, IntentState, JobId, Plan, Policy, World
-from spotd.core.plans import applied, combine
 from spotd.core.quarantine import parts, sealing, set_aside, sound
 from spotd.core.states import InvariantBroken
 from spotd.daemon.crash import CrashPoint, CrashPoints
@@ -24,7 +24,7 @@ DecideWith = Callable[[Reads, World, datetime], Plan]
 Points = tuple[CrashPoint, CrashPoint]
 
 
-class PolicyBox:
+class PolicyHolder:
     """The policy in force: from the config, plus what the daemon itself knows at the moment."""
 
     def __init__(self, policy: Policy) -> None:
@@ -68,7 +68,7 @@ class Committed:
 class Commits:
     """The one way in which the daemon changes its state."""
 
-    def __init__(self, database: Database, policy: PolicyBox, clock: Clock, crash: CrashPoints) -> None:
+    def __init__(self, database: Database, policy: PolicyHolder, clock: Clock, crash: CrashPoints) -> None:
         self._database = database
         self._policy = policy
         self._clock = clock

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from spotd.store import Reads, Store, Tx
-from spotd.store.errors import StoreError
+from spotd.store.errors import StateError
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ PROOF: Final = "written"
 
 
 class Database:
-    """`trouble` says in one sentence why the state cannot be written or read, and is empty when it can."""
+    """`last_error` says in one sentence why the state cannot be written or read, and is empty when it can."""
 
     def __init__(self, store: Store, *, inline: bool = False) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class Database:
         self._reading = ""
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         return self._writing or self._reading
 
     async def tx(self, work: Callable[[Tx], T]) -> T:
@@ -55,7 +55,7 @@ class Database:
 
         try:
             result = await self._write(lambda: self._store.tx(proven if self._writing else work))
-        except StoreError as exc:
+        except StateError as exc:
             self._writing = exc.message
             raise
         self._writing = ""
@@ -65,7 +65,7 @@ class Database:
         """What the work read, from one consistent state."""
         try:
             result = await self._read(lambda: self._store.read(work))
-        except StoreError as exc:
+        except StateError as exc:
             self._reading = exc.message
             raise
         self._reading = ""

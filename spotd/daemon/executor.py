@@ -19,10 +19,11 @@ import anyio.abc
 
 from spotd.core import outcomes
 from spotd.core.disk import disk_gb_on
+from spotd.core.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
 from spotd.core.model import (
     Attempt,
     AttemptId,
-    Fallback,
+    FallbackRestore,
     Intent,
     IntentId,
     IntentKind,
@@ -35,14 +36,13 @@ from spotd.core.model import (
 from spotd.core.outcomes import LaunchFailure
 from spotd.core.quarantine import in_words
 from spotd.core.retention import passed_over
-from spotd.core.sending import LaunchOutcome, end_contained, launch_contained, launch_sent
-from spotd.daemon.bell import Bell
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.crash import CrashPoint, CrashPoints
-from spotd.daemon.failures import Refusal, refusal_of
-from spotd.daemon.guarded import Guarded, guarded
-from spotd.daemon.secretfiles import SecretsMissing
-from spotd.store import StoreError as StateError
+from spotd.daemon.grants.secrets import SecretsMissing
+from spotd.daemon.launch_failures import LaunchRefusal, refusal_of
+from spotd.daemon.market.guarded import GuardedProvider, guarded
+from spotd.daemon.wake import WakeEvent
+from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_jobs.start import ScriptTooLong
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
@@ -68,7 +68,7 @@ class Preparation(Protocol):
         """The grant is written; returns the start script that reads it."""
         ...
 
-    def passed_over(self, attempt: AttemptId) -> tuple[Fallback, ...]:
+    def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
         """What should have been offered to this attempt and could not be, told once."""
         ...
 
@@ -85,7 +85,7 @@ class Executor:
         grants: Preparation,
         clock: Clock,
         log: Logger,
-        brain_bell: Bell,
+        loop_wake: WakeEvent,
         look_again: Callable[[ProviderName], None],
         ask_again: Callable[[ProviderName], None],
         bought: Callable[[Offer], None],
@@ -97,7 +97,7 @@ class Executor:
         self._grants = grants
         self._clock = clock
         self._log = log
-        self._brain_bell = brain_bell
+        self._loop_wake = loop_wake
         self._look_again = look_again
         self._ask_again = ask_again
         self._bought = bought
@@ -113,7 +113,7 @@ class Executor:
         self._unsaved: dict[IntentId, datetime] = {}
         """When each machine was ended last while nothing could be written."""
         self._launching = 0
-        self._idle = Bell()
+        self._idle = WakeEvent()
         self._retired = False
 
     @property
@@ -215,16 +215,16 @@ class Executor:
                 await self._launch_now(attempt, job)
         finally:
             self._launching -= 1
-            self._idle.ring()
+            self._idle.notify()
 
     async def _launch_now(self, attempt: Attempt, job: Job) -> None:
-        answer: Instance | Refusal | str
+        answer: Instance | LaunchRefusal | str
         try:
             script = await self._grants.prepare(attempt, job)
         except (SecretsMissing, ScriptTooLong) as exc:
-            answer = Refusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
+            answer = LaunchRefusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
         except ObjectsError as exc:
-            answer = Refusal(failure=LaunchFailure.STORE_AWAY, detail=str(exc))
+            answer = LaunchRefusal(failure=LaunchFailure.STORE_AWAY, detail=str(exc))
         except Exception as exc:  # noqa: BLE001 - one job's values must not end the daemon
             self._log.error("launch.not_prepared", key=attempt.key, exc_info=exc)
             await self._contain_launch(attempt, f"its launch cannot be prepared ({in_words(exc)})")
@@ -269,7 +269,7 @@ class Executor:
                 otherwise=lambda _world, _now: Plan(),
             )
 
-    async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | Refusal | str:
+    async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | LaunchRefusal | str:
         """The machine, why there is certainly none, or in words why nobody knows."""
         request = LaunchRequest(
             key=attempt.key,
@@ -297,7 +297,7 @@ class Executor:
             return "the provider answered with a machine that carries another key"
         return made.instance
 
-    async def _settle_launch(self, attempt: Attempt, answer: Instance | Refusal | str) -> None:
+    async def _settle_launch(self, attempt: Attempt, answer: Instance | LaunchRefusal | str) -> None:
         fields: dict[str, Any] = {
             "key": attempt.key,
             "provider": attempt.provider,
@@ -315,7 +315,7 @@ class Executor:
                     otherwise=self._contained(attempt, LaunchOutcome.MADE, machine),
                 )
                 self._log.info("launch.done", instance=machine.ref.instance_id, **fields)
-            case Refusal():
+            case LaunchRefusal():
                 no = answer
                 await self._commit(
                     lambda world, now: outcomes.launch_refused(
@@ -348,8 +348,8 @@ class Executor:
                 await self._terminate_now(intent)
         finally:
             self._ending.discard(intent.id)
-            self._idle.ring()
-            self._brain_bell.ring()
+            self._idle.notify()
+            self._loop_wake.notify()
 
     async def _terminate_now(self, intent: Intent) -> None:
         if intent.ref is None:
@@ -394,7 +394,7 @@ class Executor:
         if intent.tries == 0:
             self._log.warning("terminate.failed", key=intent.key, provider=intent.provider, detail=detail)
 
-    def _provider(self, name: ProviderName) -> Guarded:
+    def _provider(self, name: ProviderName) -> GuardedProvider:
         return guarded(self._providers[name], clock=self._clock, log=self._log)
 
     # --- outcomes ---
@@ -427,5 +427,5 @@ class Executor:
                 wait_s = min(COMMIT_RETRY_MAX_S, wait_s * 2)
         for provider in committed.plan.look_again:
             self._look_again(provider)
-        self._brain_bell.ring()
+        self._loop_wake.notify()
         return committed

@@ -7,7 +7,7 @@ from typing import Final
 
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.database import Database
-from spotd.store import Folding, StoreError
+from spotd.store import Folding, StateError
 from spotd_providers.contract.provider import Clock, Logger
 
 PACE: Final = timedelta(minutes=5)
@@ -41,7 +41,7 @@ class Housekeeping:
                 gone += count
                 if count == 0:
                     break
-        except StoreError as exc:
+        except StateError as exc:
             if not self._is_held:
                 self._log.warning("housekeeping.held", error=exc.message)
             self._is_held = True

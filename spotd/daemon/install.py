@@ -13,9 +13,9 @@ from typing import Final
 from spotd.core.keys import key_belongs_to
 from spotd.core.model import Policy, World
 from spotd.daemon.database import Database
+from spotd.daemon.errors import BadConfig
 from spotd.daemon.ids import ALPHABET
-from spotd.daemon.lease import Holder, place_hash
-from spotd.daemon.lifecycle import BadConfig
+from spotd.daemon.install_lease import Holder, place_hash
 from spotd.store import MachineView
 from spotd_providers.contract.values import InstallId, ProviderName
 

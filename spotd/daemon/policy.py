@@ -61,7 +61,7 @@ def build_policy(
 
 
 def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: str, clock: Clock) -> ProviderPolicy:
-    unusable = one.trouble
+    unusable = one.last_error
     if not one.enabled:
         unusable = f"{one.name} is disabled in the config"
     elif not unusable and store_shared_by == "filesystem" and not traits.hosts_share_filesystem:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from spotd.daemon.flood import FloodLimits
+from spotd.daemon.hosts.flood import FloodLimits
 from spotd_jobs.objects.api import ObjectStore
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.provider import ProviderPlugin
@@ -33,7 +33,7 @@ class ProviderSettings:
     plugin: ProviderPlugin | None = None
     settings: Any = None
     credential: str | None = field(default=None, repr=False)
-    trouble: str = ""
+    last_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

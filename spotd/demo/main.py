@@ -17,7 +17,7 @@ from spotd.demo.script import DemoJob, jobs
 from spotd.demo.session import DemoFailed, Session, session
 from spotd.demo.view import Lines, Screen, View, opening
 from spotd_jobs.pack import pack
-from spotd_providers.kit.hosts import read_ledger, segments
+from spotd_providers.local.hosts import read_ledger, segments
 
 TIME_LIMIT_S: Final = 150.0
 START_LIMIT_S: Final = 30.0
@@ -40,7 +40,7 @@ def main(*, seed: int = 1, keep: bool = False, plain: bool = False, quick: bool 
             _say("")
             _receipts(running.daemon)
             proven = _prove(running.daemon, references)
-            proven &= _books(running)
+            proven &= _spending(running)
             if keep:
                 _say(f"kept: {running.folder}")
         return 0 if proven else 1
@@ -131,7 +131,7 @@ def _receipts(daemon: Daemon) -> None:
     )
 
 
-def _books(running: Session) -> bool:
+def _spending(running: Session) -> bool:
     """What the market billed, from its own ledger, which the daemon cannot write."""
     spans = segments(read_ledger(running.market / "ledger.jsonl"))
     left = sorted({span.machine_id for span in spans if span.end is None})

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from spotd.history.book import History, HistoryUnavailable
 from spotd.history.reading import TooManyBuckets
-from spotd.history.values import DISK_GB, Answer, Bucket, Group, Question, Retained, Terms
+from spotd.history.values import DISK_GB, Bucket, PriceGroup, PriceTerms, Retained, SeriesQuery, SeriesResult
 
 __all__ = [
     "DISK_GB",
-    "Answer",
     "Bucket",
-    "Group",
     "History",
     "HistoryUnavailable",
-    "Question",
+    "PriceGroup",
+    "PriceTerms",
     "Retained",
-    "Terms",
+    "SeriesQuery",
+    "SeriesResult",
     "TooManyBuckets",
 ]

@@ -17,7 +17,7 @@ from spotd.history.file import PAGE_BYTES, FileOfTheFuture, FileUnusable, is_dam
 from spotd.history.reading import ask, kinds_sold
 from spotd.history.recording import Recorder
 from spotd.history.rolling import Roller
-from spotd.history.values import Answer, Question, Retained, Terms
+from spotd.history.values import PriceTerms, Retained, SeriesQuery, SeriesResult
 from spotd_providers.contract.values import Offer, ProviderName
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class History:
         """
         return self._guarded(lambda: self._opened()[2].step(now))
 
-    def ask(self, question: Question, terms: Terms) -> Answer:
+    def ask(self, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
         """Raises: HistoryUnavailable, TooManyBuckets."""
         return self._guarded(lambda: ask(self._opened()[0], question, terms))
 

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from spotd.history import spells
+from spotd.history import spans
 from spotd.history.values import (
     DAY_S,
     DISK_GB,
     SHARES_PERCENT,
     SLOT_S,
     STORAGE,
-    Answer,
     Bucket,
-    Group,
-    Question,
-    Terms,
+    PriceGroup,
+    PriceTerms,
+    SeriesQuery,
+    SeriesResult,
 )
 from spotd_providers.contract.money import MicroUsdPerGpuHour
 from spotd_providers.contract.values import Market, ProviderName
@@ -60,7 +60,7 @@ class _Tally:
     by_provider: dict[ProviderName, int] = field(default_factory=dict)
 
 
-_Watches = Mapping[ProviderName, list[spells.Watch]]
+_Watches = Mapping[ProviderName, list[spans.Watch]]
 _Row = tuple[int, int, int, int, int, int]
 """Kind, bucket, price, seconds, lowest, highest; prices of the whole machine with its storage."""
 
@@ -70,7 +70,7 @@ def kinds_sold(connection: sqlite3.Connection) -> set[str]:
     return {gpu for (gpu,) in connection.execute("SELECT DISTINCT gpu FROM kinds")}
 
 
-def ask(connection: sqlite3.Connection, question: Question, terms: Terms) -> Answer:
+def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
     """The prices of the question, in buckets that are no finer than what was kept.
 
     Raises:
@@ -88,19 +88,19 @@ def ask(connection: sqlite3.Connection, question: Question, terms: Terms) -> Ans
         *_counted(chosen, kinds, watches, length, coarse=coarse),
     ):
         kind = kinds[kind_id]
-        fee, count = terms.fee_ppm.get(kind.provider, spells.PPM), kind.gpu_count
-        price = spells.effective(base, fee, count)
+        fee, count = terms.fee_ppm.get(kind.provider, spans.PPM), kind.gpu_count
+        price = spans.effective(base, fee, count)
         group = tallies.setdefault((kind.gpu, kind.market), {})
-        tally = group.get(number)
-        if tally is None:
-            tally = group[number] = _Tally(low=price, high=price)
-        tally.seconds[price] = tally.seconds.get(price, 0) + seconds
-        tally.by_provider[kind.provider] = tally.by_provider.get(kind.provider, 0) + seconds
-        tally.low = min(tally.low, price if low == base else spells.effective(low, fee, count))
-        tally.high = max(tally.high, price if high == base else spells.effective(high, fee, count))
+        request_counts = group.get(number)
+        if request_counts is None:
+            request_counts = group[number] = _Tally(low=price, high=price)
+        request_counts.seconds[price] = request_counts.seconds.get(price, 0) + seconds
+        request_counts.by_provider[kind.provider] = request_counts.by_provider.get(kind.provider, 0) + seconds
+        request_counts.low = min(request_counts.low, price if low == base else spans.effective(low, fee, count))
+        request_counts.high = max(request_counts.high, price if high == base else spans.effective(high, fee, count))
     bucket_s = length or question.until - question.since
     groups = tuple(
-        Group(
+        PriceGroup(
             gpu=gpu,
             market=market,
             buckets=tuple(
@@ -110,7 +110,7 @@ def ask(connection: sqlite3.Connection, question: Question, terms: Terms) -> Ans
         )
         for (gpu, market), buckets in sorted(tallies.items())
     )
-    return Answer(groups=groups, bucket_s=bucket_s)
+    return SeriesResult(groups=groups, bucket_s=bucket_s)
 
 
 def _counted(
@@ -122,8 +122,8 @@ def _counted(
     for kind, since, points in chosen.changes(after_rolled=coarse):
         seconds_by = counted.setdefault(kind, {})
         watched = watches.get(kinds[kind].provider, ())
-        for number, seconds, base in spells.divided(
-            spells.spells(points, watched, since=since, until=question.until), length
+        for number, seconds, base in spans.divided(
+            spans.spells(points, watched, since=since, until=question.until), length
         ):
             key = (number, base)
             seconds_by[key] = seconds_by.get(key, 0) + seconds
@@ -132,7 +132,7 @@ def _counted(
             yield kind, number, base, seconds, base, base
 
 
-def _fitted(question: Question, changes_from: int) -> tuple[Question, bool]:
+def _fitted(question: SeriesQuery, changes_from: int) -> tuple[SeriesQuery, bool]:
     """The question in spans that can be had, and whether those are whole slots.
 
     Raises:
@@ -153,21 +153,21 @@ def _fitted(question: Question, changes_from: int) -> tuple[Question, bool]:
     return question, coarse
 
 
-def _bucket(item: _Tally, question: Question, watches: _Watches, start: int, length: int) -> Bucket:
+def _bucket(item: _Tally, question: SeriesQuery, watches: _Watches, start: int, length: int) -> Bucket:
     first, end = max(start, question.since), min(start + length, question.until)
     offers = 0.0
     for provider, seconds in item.by_provider.items():
-        offers += seconds / max(1, spells.watched_s(watches.get(provider, ()), first, end))
+        offers += seconds / max(1, spans.watched_s(watches.get(provider, ()), first, end))
     return Bucket(
         start=start,
         low=item.low,
-        quantiles=tuple(MicroUsdPerGpuHour(price) for price in spells.quantiles(item.seconds, SHARES_PERCENT)),
+        quantiles=tuple(MicroUsdPerGpuHour(price) for price in spans.quantiles(item.seconds, SHARES_PERCENT)),
         high=item.high,
         offers=offers,
     )
 
 
-def _kinds(connection: sqlite3.Connection, question: Question) -> Iterator[_Kind]:
+def _kinds(connection: sqlite3.Connection, question: SeriesQuery) -> Iterator[_Kind]:
     rows = connection.execute("SELECT id, provider, gpu, gpu_count, market FROM kinds")
     for number, provider, gpu, count, market in rows:
         wanted = (
@@ -185,8 +185,8 @@ def _changes_from(connection: sqlite3.Connection) -> int:
     return 0 if row is None else row[0]
 
 
-def _watches(connection: sqlite3.Connection) -> dict[ProviderName, list[spells.Watch]]:
-    found: dict[ProviderName, list[spells.Watch]] = {}
+def _watches(connection: sqlite3.Connection) -> dict[ProviderName, list[spans.Watch]]:
+    found: dict[ProviderName, list[spans.Watch]] = {}
     rows = connection.execute("SELECT provider, since, until FROM watched ORDER BY provider, since")
     for provider, since, until in rows:
         found.setdefault(ProviderName(provider), []).append((since, until))
@@ -196,7 +196,7 @@ def _watches(connection: sqlite3.Connection) -> dict[ProviderName, list[spells.W
 class _Chosen:
     """The series that a question is about, and their rows."""
 
-    def __init__(self, connection: sqlite3.Connection, question: Question, kinds: tuple[int, ...]) -> None:
+    def __init__(self, connection: sqlite3.Connection, question: SeriesQuery, kinds: tuple[int, ...]) -> None:
         self._connection = connection
         self.question = question
         # Numbers of our own rows, and as many as there are kinds: no text of a user goes into a statement.
@@ -235,13 +235,13 @@ class _Chosen:
             self._values,
         )
         for kind, bucket, low, high, offered_s, blob in rows:
-            prices = spells.unpacked(blob)
-            share, rest = divmod(offered_s, spells.PARTS)
+            prices = spans.unpacked(blob)
+            share, rest = divmod(offered_s, spans.PARTS)
             yield kind, bucket, prices[0], share + rest, low, high
             for price in prices[1:]:
                 yield kind, bucket, price, share, price, price
 
-    def changes(self, *, after_rolled: bool) -> Iterator[tuple[int, int, list[spells.Point]]]:
+    def changes(self, *, after_rolled: bool) -> Iterator[tuple[int, int, list[spans.Point]]]:
         """Kind, beginning and changes of each series, from the one that held then; prices with their storage."""
         since = ":since"
         if after_rolled:
@@ -251,7 +251,7 @@ class _Chosen:
                 else "(SELECT max(slot) FROM markets WHERE kind = s.kind)"
             )
             since = f"max(:since, coalesce(({newest} + 1) * {SLOT_S}, 0))"
-        found: dict[int, tuple[int, int, list[spells.Point]]] = {}
+        found: dict[int, tuple[int, int, list[spans.Point]]] = {}
         rows = self._connection.execute(
             f"SELECT b.id, b.kind, b.since, p.at, p.price + b.disk FROM (SELECT s.id, s.kind, {STORAGE} AS disk,"  # noqa: S608 - as above
             f" {since} AS since FROM series s WHERE {self._where}) b CROSS JOIN points p"

@@ -19,7 +19,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
-from spotd.history import spells
+from spotd.history import spans
 from spotd.history.file import PAGE_BYTES, pages_used, transaction
 from spotd.history.values import DAY_S, DISK_GB, SLOT_S, STORAGE, Retained
 
@@ -110,7 +110,7 @@ class Roller:
                 return after, False
         return after, len(rows) < SERIES_PER_STEP
 
-    def _roll(self, series: int, watches: list[spells.Watch], current: _Pass, room: int) -> tuple[int, bool]:
+    def _roll(self, series: int, watches: list[spans.Watch], current: _Pass, room: int) -> tuple[int, bool]:
         """One series has its slots up to the border; returns how many changes that took, and whether those were all."""
         newest = self._connection.execute("SELECT max(slot) FROM slots WHERE series = ?", (series,)).fetchone()[0]
         since = 0 if newest is None else (newest + 1) * SLOT_S
@@ -123,18 +123,18 @@ class Roller:
                 # More changes in one slot than a step takes: they are taken alone, whatever their number.
                 border += SLOT_S
                 points = self._points(series, since, border, -1)
-        known = spells.spells(points, watches, since=since, until=border)
+        known = spans.spells(points, watches, since=since, until=border)
         self._connection.executemany(
             "INSERT OR REPLACE INTO slots (series, slot, typical, low_by, high_by, offered_s)"
             " VALUES (?, ?, ?, ?, ?, ?)",
             [
                 (series, s.number, s.typical, s.typical - s.low, s.high - s.typical, s.offered_s)
-                for s in spells.slots(known, SLOT_S)
+                for s in spans.slots(known, SLOT_S)
             ],
         )
         return len(points), complete
 
-    def _points(self, series: int, since: int, border: int, most: int) -> list[spells.Point]:
+    def _points(self, series: int, since: int, border: int, most: int) -> list[spans.Point]:
         """From the change that held at the beginning."""
         return self._connection.execute(
             "SELECT at, price FROM points WHERE series = ?1 AND at < ?3 AND at >="
@@ -187,8 +187,8 @@ class Roller:
         found: int = kind
         return found
 
-    def _watches(self) -> dict[str, list[spells.Watch]]:
-        found: dict[str, list[spells.Watch]] = {}
+    def _watches(self) -> dict[str, list[spans.Watch]]:
+        found: dict[str, list[spans.Watch]] = {}
         rows = self._connection.execute("SELECT provider, since, until FROM watched ORDER BY provider, since")
         for provider, since, until in rows:
             found.setdefault(provider, []).append((since, until))
@@ -225,5 +225,5 @@ def _market(found: list[tuple[int, int, int, int]]) -> tuple[int, int, int, byte
         min(price - low_by for price, _, low_by, _ in found),
         max(price + high_by for price, _, _, high_by in found),
         sum(seconds.values()),
-        spells.packed(spells.quantiles(seconds, spells.MIDDLES_PERMILLE, of=1000)),
+        spans.packed(spans.quantiles(seconds, spans.MIDDLES_PERMILLE, of=1000)),
     )

@@ -38,14 +38,14 @@ class Retained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PriceTerms:
     """What turns a stored price into an effective one: fee multipliers in parts per million."""
 
     fee_ppm: Mapping[ProviderName, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SeriesQuery:
     """Which prices, from when until when (Unix seconds). What is `None` is not narrowed.
 
     Attributes:
@@ -80,7 +80,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PriceGroup:
     """One GPU in one market."""
 
     gpu: str
@@ -89,12 +89,12 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SeriesResult:
     """What was found.
 
     Attributes:
         bucket_s: the length that was used: a rolled-up past has no finer one than its slots.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[PriceGroup, ...]
     bucket_s: int

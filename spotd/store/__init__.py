@@ -1,13 +1,6 @@
 """The state database: the only place where rows exist. Everything that leaves it is a core value or a view."""
 
-from spotd.store.errors import (
-    StoreCorrupt,
-    StoreError,
-    StoreInUse,
-    StoreTooNew,
-    StoreUnavailable,
-    StoreUnsupported,
-)
+from spotd.store.errors import StateError, StateUnavailable, StoreCorrupt, StoreInUse, StoreTooNew, StoreUnsupported
 from spotd.store.folding import Folding
 from spotd.store.points import StorePoint
 from spotd.store.store import Reads, Store, Tx
@@ -23,13 +16,13 @@ __all__ = [
     "JobView",
     "MachineView",
     "Reads",
+    "StateError",
+    "StateUnavailable",
     "Store",
     "StoreCorrupt",
-    "StoreError",
     "StoreInUse",
     "StorePoint",
     "StoreTooNew",
-    "StoreUnavailable",
     "StoreUnsupported",
     "Totals",
     "Tx",

@@ -9,23 +9,33 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
-from spotd.core.cooling import COOLDOWNS_REMEMBERED
-from spotd.core.model import AttemptId, Checkpoint, Cooldown, CooldownScope, IntentState, Job, JobId, Plan, Unreadable
+from spotd.core.cooldown import COOLDOWNS_REMEMBERED
+from spotd.core.model import (
+    AttemptId,
+    Checkpoint,
+    Cooldown,
+    CooldownScope,
+    IntentState,
+    Job,
+    JobId,
+    Plan,
+    UnreadableRow,
+)
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.store import rows
 from spotd.store.charges import append_charges
 from spotd.store.columns import instant_out, words_out
-from spotd.store.memory import Memory
 from spotd.store.points import AtPoint, StorePoint
-from spotd.store.rules import Stored, check_plan
+from spotd.store.row_cache import RowCache
+from spotd.store.rules import StoredRows, check_plan
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, EVENTS, INTENTS, JOBS
 from spotd.store.world import chunks, load_checkpoints
 
 _FINAL_JOBS: Final = sorted(state.value for state in JobState if state.is_final)
 
 
-def write_plan(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint) -> int:
+def write_plan(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoint) -> int:
     """The plan is part of this transaction; returns the number of its last event, 0 if it has none.
 
     Raises:
@@ -40,7 +50,7 @@ def write_plan(connection: Connection, memory: Memory, plan: Plan, at_point: AtP
         raise InvariantBroken(f"a value of the plan cannot be stored: {exc}") from exc
 
 
-def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint) -> int:
+def _write(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoint) -> int:
     memory.lists.clear()
     _upsert(connection, JOBS, [rows.job_out(job, memory.spec_text(job)) for job in plan.jobs.values()])
     at_point(StorePoint.JOBS)
@@ -65,7 +75,7 @@ def _write(connection: Connection, memory: Memory, plan: Plan, at_point: AtPoint
     return last
 
 
-def _stored(connection: Connection, plan: Plan) -> Stored:
+def _stored(connection: Connection, plan: Plan) -> StoredRows:
     touched = set(plan.jobs) | {i.job for i in plan.attempts} | {charge.attempt.job for charge in plan.charges}
     touched |= {row.job for row in plan.sealed}
     touched |= {intent.attempt.job for intent in plan.intents.values() if intent.attempt is not None}
@@ -85,7 +95,7 @@ def _stored(connection: Connection, plan: Plan) -> Stored:
     for row in plan.sealed:
         if row.attempt is not None and (known := attempts.get(AttemptId(job=row.job, number=row.attempt))):
             attempts[AttemptId(job=row.job, number=row.attempt)] = (AttemptState.ENDED, known[1])
-    return Stored(jobs=jobs, attempts=attempts, intents=intents)
+    return StoredRows(jobs=jobs, attempts=attempts, intents=intents)
 
 
 @cache
@@ -96,7 +106,7 @@ def _upsert_statement(table: Table) -> Insert:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed, where=where)
 
 
-def _seal(connection: Connection, sealed: Sequence[Unreadable]) -> None:
+def _seal(connection: Connection, sealed: Sequence[UnreadableRow]) -> None:
     """Mark rows that cannot be understood as over, without reading them."""
     for row in sealed:
         if row.attempt is None:
@@ -146,7 +156,7 @@ def _longest(cooldowns: Sequence[Cooldown]) -> list[Cooldown]:
     return list(longest.values())
 
 
-def _write_checkpoints(connection: Connection, memory: Memory, jobs: Collection[Job]) -> None:
+def _write_checkpoints(connection: Connection, memory: RowCache, jobs: Collection[Job]) -> None:
     changed = [job for job in jobs if not _remembered(memory, job)]
     stored: dict[JobId, tuple[Checkpoint, ...]] = {}
     for some in chunks(job.id for job in changed):
@@ -168,6 +178,6 @@ def _write_checkpoints(connection: Connection, memory: Memory, jobs: Collection[
     _append(connection, CHECKPOINTS, added)
 
 
-def _remembered(memory: Memory, job: Job) -> bool:
+def _remembered(memory: RowCache, job: Job) -> bool:
     known = memory.jobs.get(job.id)
     return known is not None and known.checkpoints == job.checkpoints

@@ -21,7 +21,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
 from spotd.core.states import InvariantBroken
-from spotd.store.errors import StoreCorrupt, StoreError, StoreUnavailable, StoreUnsupported
+from spotd.store.errors import StateError, StateUnavailable, StoreCorrupt, StoreUnsupported
 
 MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 5_000
@@ -38,7 +38,7 @@ _CODE_MASK: Final = 0xFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DatabasePlace:
     """Where a state lives. `path` is `None` for one that lives in memory only."""
 
     path: Path | None
@@ -47,7 +47,7 @@ class Place:
         return MEMORY if self.path is None else str(self.path)
 
 
-def parse_place(url: str | Path) -> Place:
+def parse_place(url: str | Path) -> DatabasePlace:
     """The place of a path, `sqlite:///...` URL or `:memory:`.
 
     Raises:
@@ -61,10 +61,10 @@ def parse_place(url: str | Path) -> Place:
                 hint='write state = "sqlite" in the [daemon] section of the config',
             )
         url = make_url(url).database or MEMORY
-    return Place(path=None if str(url) == MEMORY else Path(url).absolute())
+    return DatabasePlace(path=None if str(url) == MEMORY else Path(url).absolute())
 
 
-def open_engine(place: Place, *, reads_only: bool = False) -> Engine:
+def open_engine(place: DatabasePlace, *, reads_only: bool = False) -> Engine:
     """An engine with exactly one connection, set up for durability; or one through which nothing can be written."""
     if place.path is not None:
         _create_private(place.path)
@@ -85,7 +85,7 @@ def _create_private(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as exc:
-        raise StoreUnavailable(
+        raise StateUnavailable(
             f"cannot open the state {path}: {exc.strerror}",
             hint="check that its folder exists and that this user may write there",
         ) from exc
@@ -102,7 +102,7 @@ def _set_up_reader(connection: sqlite3.Connection, record: object) -> None:
 
 
 @contextmanager
-def translated(place: Place) -> Iterator[None]:
+def translated(place: DatabasePlace) -> Iterator[None]:
     """Foreign database errors leave the block as ours, with the cause kept.
 
     Raises:
@@ -116,7 +116,7 @@ def translated(place: Place) -> Iterator[None]:
         raise translate(place, error) from error
 
 
-def translate(place: Place, error: BaseException | None) -> Exception:
+def translate(place: DatabasePlace, error: BaseException | None) -> Exception:
     """What a driver's error means to us."""
     code = getattr(error, "sqlite_errorcode", 0) & _CODE_MASK
     name = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -128,20 +128,20 @@ def translate(place: Place, error: BaseException | None) -> Exception:
             hint="move it away and restore a copy; without it spotd does not know which machines it has rented",
         )
     if code == sqlite3.SQLITE_FULL:
-        return StoreUnavailable(
+        return StateUnavailable(
             f"the disk with the state {place} is full", hint="free some space there; nothing was half-written"
         )
     if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-        return StoreUnavailable(
+        return StateUnavailable(
             f"the state {place} is locked by another program", hint="close whatever else has the file open for writing"
         )
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
-        return StoreUnavailable(
+        return StateUnavailable(
             f"the state {place} cannot be written ({name})", hint="check the owner and mode of the file and its folder"
         )
     if code == sqlite3.SQLITE_IOERR:
-        return StoreUnavailable(
+        return StateUnavailable(
             f"the disk with the state {place} reports an error ({name})",
             hint="check the disk and its free space; nothing was half-written",
         )
-    return StoreError(f"the state {place} failed unexpectedly ({name}): {error}", hint="this is a defect of spotd")
+    return StateError(f"the state {place} failed unexpectedly ({name}): {error}", hint="this is a defect of spotd")

@@ -6,7 +6,7 @@ Every message names the file and holds no value of a statement: `hint` is the wa
 from __future__ import annotations
 
 
-class StoreError(Exception):
+class StateError(Exception):
     """The state database refused or could not do something. Nothing of the transaction was written."""
 
     def __init__(self, message: str, *, hint: str) -> None:
@@ -15,21 +15,21 @@ class StoreError(Exception):
         self.hint = hint
 
 
-class StoreUnavailable(StoreError):
+class StateUnavailable(StateError):
     """It cannot be read or written now (disk full, locked, I/O error): hold, and try the same transaction again."""
 
 
-class StoreInUse(StoreError):
+class StoreInUse(StateError):
     """Another process writes this state: there can be only one."""
 
 
-class StoreTooNew(StoreError):
+class StoreTooNew(StateError):
     """A newer spotd wrote this state; it was left as it is."""
 
 
-class StoreCorrupt(StoreError):
+class StoreCorrupt(StateError):
     """The file is damaged or no state database at all; it was left as it is."""
 
 
-class StoreUnsupported(StoreError):
+class StoreUnsupported(StateError):
     """The place that was asked for is of a kind that this version cannot use."""

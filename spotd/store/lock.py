@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from spotd.store.errors import StoreInUse, StoreUnavailable
+from spotd.store.errors import StateUnavailable, StoreInUse
 
 _PID_LENGTH_MAX: Final = 20
 
@@ -26,7 +26,7 @@ class WriterLock:
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            raise StoreUnavailable(
+            raise StateUnavailable(
                 f"cannot lock the state {state}: {exc.strerror}",
                 hint="check that its folder exists and that this user may write there",
             ) from exc
@@ -47,7 +47,7 @@ class WriterLock:
                 hint="stop that spotd first, or give this one a state directory of its own",
             ) from exc
         except OSError as exc:
-            raise StoreUnavailable(
+            raise StateUnavailable(
                 f"cannot lock the state {state}: {exc.strerror}",
                 hint="keep the state on a local file system that supports locks",
             ) from exc

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, inspect, text
 
-from spotd.store.engine import Place
+from spotd.store.engine import DatabasePlace
 from spotd.store.errors import StoreCorrupt, StoreTooNew
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.tables import METADATA
@@ -42,7 +42,7 @@ class Schema:
 BUNDLED: Final = Schema(revisions=("0001", "0002", "0003"), folders=(_FOLDER / "versions",))
 
 
-def stored_revision(connection: Connection, place: Place, schema: Schema = BUNDLED) -> str | None:
+def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema = BUNDLED) -> str | None:
     """The schema revision of the database, `None` for an empty one. Nothing is written.
 
     Raises:
@@ -67,7 +67,7 @@ def stored_revision(connection: Connection, place: Place, schema: Schema = BUNDL
     return revision
 
 
-def migrate(connection: Connection, place: Place, at_point: AtPoint, schema: Schema = BUNDLED) -> bool:
+def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, schema: Schema = BUNDLED) -> bool:
     """The database has the newest schema; whether anything had to be done. Must be called outside a transaction.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, select
 
-from spotd.core.model import JobId, Unreadable
+from spotd.core.model import JobId, UnreadableRow
 from spotd.core.states import InvariantBroken
 from spotd.store import rows
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, JOBS
@@ -33,15 +33,15 @@ def kept(read: Callable[[rows.Row], T], found: Iterable[rows.Row]) -> Iterator[T
             yield read(row)
 
 
-def set_aside(connection: Connection, job_id: JobId) -> tuple[Unreadable, ...]:
+def set_aside(connection: Connection, job_id: JobId) -> tuple[UnreadableRow, ...]:
     """Which rows of this job cannot be understood: its own or its checkpoints', then its attempts'."""
-    found: list[Unreadable] = []
+    found: list[UnreadableRow] = []
 
     def attempted(read: Callable[[], object], attempt: int | None) -> None:
         try:
             read()
         except ROW_ERRORS as exc:
-            found.append(Unreadable(job=job_id, attempt=attempt, error=error_words(exc)))
+            found.append(UnreadableRow(job=job_id, attempt=attempt, error=error_words(exc)))
 
     for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id == job_id)):
         attempted(lambda row=row: rows.job_in(row, rows.spec_in(row.spec), ()), None)  # type: ignore[misc]  # mypy cannot type a lambda's defaults

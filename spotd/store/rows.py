@@ -16,8 +16,8 @@ from spotd.core.model import (
     Charge,
     Checkpoint,
     Cooldown,
+    CooldownEnd,
     CooldownScope,
-    CoolingEnd,
     Event,
     Intent,
     IntentId,
@@ -406,7 +406,7 @@ def cooldown_in(row: Row) -> Cooldown:
         reason=row.reason,
         since=maybe_instant_in(row.since),
         strikes=row.strikes,
-        ends=CoolingEnd(row.ends),
+        ends=CooldownEnd(row.ends),
     )
 
 

@@ -26,7 +26,7 @@ from spotd.core.states import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredRows:
     """What the database holds of everything a plan touches: all attempts of its jobs, its jobs, its intents."""
 
     jobs: Mapping[JobId, JobState]
@@ -35,7 +35,7 @@ class Stored:
     intents: Mapping[IntentId, IntentState]
 
 
-def check_plan(plan: Plan, stored: Stored) -> None:
+def check_plan(plan: Plan, stored: StoredRows) -> None:
     """Raises InvariantBroken unless every rule holds."""
     _check_job_steps(plan, stored)
     _check_attempt_steps(plan, stored)
@@ -46,7 +46,7 @@ def check_plan(plan: Plan, stored: Stored) -> None:
         _check_charge(charge, plan, stored)
 
 
-def _check_job_steps(plan: Plan, stored: Stored) -> None:
+def _check_job_steps(plan: Plan, stored: StoredRows) -> None:
     told = Counter(event.job for event in plan.events)
     for job in plan.jobs.values():
         before = stored.jobs.get(job.id)
@@ -68,7 +68,7 @@ def _steps(before: JobState, job: Job) -> int:
     return 1
 
 
-def _check_attempt_steps(plan: Plan, stored: Stored) -> None:
+def _check_attempt_steps(plan: Plan, stored: StoredRows) -> None:
     told = {(event.job, event.attempt) for event in plan.events}
     for attempt in plan.attempts.values():
         before, key = stored.attempts.get(attempt.id, (None, attempt.key))
@@ -84,7 +84,7 @@ def _check_attempt_steps(plan: Plan, stored: Stored) -> None:
             )
 
 
-def _check_counting(plan: Plan, stored: Stored) -> None:
+def _check_counting(plan: Plan, stored: StoredRows) -> None:
     states = {i: state for i, (state, _) in stored.attempts.items()}
     states.update((i, attempt.state) for i, attempt in plan.attempts.items())
     counting = Counter(i.job for i, state in states.items() if state.counts)
@@ -97,7 +97,7 @@ def _check_counting(plan: Plan, stored: Stored) -> None:
             raise InvariantBroken(f"job {job_id} is {state} but would keep an attempt that counts")
 
 
-def _check_intent(intent: Intent, plan: Plan, stored: Stored) -> None:
+def _check_intent(intent: Intent, plan: Plan, stored: StoredRows) -> None:
     if intent.kind is not IntentKind.LAUNCH:
         return
     before = stored.intents.get(intent.id)
@@ -113,7 +113,7 @@ def _check_intent(intent: Intent, plan: Plan, stored: Stored) -> None:
         raise InvariantBroken(f"intent {intent.id} launches a machine for an attempt that is {found[0]} already")
 
 
-def _check_charge(charge: Charge, plan: Plan, stored: Stored) -> None:
+def _check_charge(charge: Charge, plan: Plan, stored: StoredRows) -> None:
     who = f"{charge.attempt.job}-{charge.attempt.number}"
     if charge.attempt not in plan.attempts and charge.attempt not in stored.attempts:
         raise InvariantBroken(f"a charge for attempt {who}, which is not stored")

@@ -19,18 +19,30 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, exc, insert, select, update
 
-from spotd.core.model import Attempt, AttemptId, Charge, Checkpoint, Intent, Job, JobId, Plan, Policy, Unreadable, World
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Charge,
+    Checkpoint,
+    Intent,
+    Job,
+    JobId,
+    Plan,
+    Policy,
+    UnreadableRow,
+    World,
+)
 from spotd.core.states import InvariantBroken, JobState
 from spotd.store import queries
 from spotd.store.commit import write_plan
-from spotd.store.engine import Place, open_engine, parse_place, translated
-from spotd.store.errors import StoreCorrupt, StoreUnavailable
+from spotd.store.engine import DatabasePlace, open_engine, parse_place, translated
+from spotd.store.errors import StateUnavailable, StoreCorrupt
 from spotd.store.folding import Folding, fold, forget_settled
 from spotd.store.lock import WriterLock
-from spotd.store.memory import Memory
 from spotd.store.migrate import migrate
 from spotd.store.points import AtPoint, StorePoint, pass_on
 from spotd.store.readable import ROW_ERRORS, set_aside
+from spotd.store.row_cache import RowCache
 from spotd.store.tables import COOLDOWNS, META
 from spotd.store.views import AmbiguousJob, AttemptCost, CostView, EventView, JobView, MachineView, Totals
 from spotd.store.world import load_world
@@ -44,7 +56,7 @@ NESTED: Final = "a transaction was begun inside another one"
 class Reads:
     """One consistent view of the state, valid until the function it was given to returns."""
 
-    def __init__(self, place: Place, connection: Connection, memory: Memory) -> None:
+    def __init__(self, place: DatabasePlace, connection: Connection, memory: RowCache) -> None:
         self._place = place
         self._connection = connection
         self._memory = memory
@@ -109,7 +121,7 @@ class Reads:
         """Whole jobs, those left out that are not there or cannot be understood."""
         return self._ask(queries.readable_jobs, ids)
 
-    def set_aside(self, job_id: JobId) -> tuple[Unreadable, ...]:
+    def set_aside(self, job_id: JobId) -> tuple[UnreadableRow, ...]:
         """Which rows of this job cannot be understood."""
         return self._ask(set_aside, job_id)
 
@@ -207,7 +219,7 @@ class Reads:
 class Tx(Reads):
     """A write transaction. What it reads includes what it wrote."""
 
-    def __init__(self, place: Place, connection: Connection, memory: Memory, at_point: AtPoint) -> None:
+    def __init__(self, place: DatabasePlace, connection: Connection, memory: RowCache, at_point: AtPoint) -> None:
         super().__init__(place, connection, memory)
         self._at_point = at_point
         self.spoiled = False
@@ -247,7 +259,7 @@ class Store:
     def __init__(
         self,
         *,
-        place: Place,
+        place: DatabasePlace,
         engine: Engine,
         lock: WriterLock | None,
         reader: Engine | None = None,
@@ -257,11 +269,11 @@ class Store:
         self._engine = engine
         self._lock = lock
         self._at_point = at_point
-        self._memory = Memory()
+        self._memory = RowCache()
         self._turn = _Turn(place)
         self._reader = engine if reader is None else reader
         self._reading = self._turn if reader is None else _Turn(place)
-        self._read_memory = self._memory if reader is None else Memory()
+        self._read_memory = self._memory if reader is None else RowCache()
         self._stale: deque[frozenset[JobId]] = deque()
         """Jobs that were written, and that the reader must read again."""
 
@@ -376,7 +388,7 @@ class Store:
 class _Turn:
     """One function at a time, and none inside itself or after the end."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DatabasePlace) -> None:
         self._place = place
         self._lock = threading.Lock()
         self._of: int | None = None
@@ -392,7 +404,7 @@ class _Turn:
             raise InvariantBroken(NESTED)
         with self._lock:
             if self._is_over:
-                raise StoreUnavailable(f"the state {self._place} was closed", hint="open it again")
+                raise StateUnavailable(f"the state {self._place} was closed", hint="open it again")
             self._of = threading.get_ident()
             try:
                 yield

@@ -227,7 +227,7 @@ class CooldownRow(Base, table=True):
     ends: str = Field(sa_column=Column(Text, nullable=False, server_default="time"))
 
 
-class ChargeRow(Base, table=True):
+class ChargeRecord(Base, table=True):
     """Append-only; `charges.append_charges` keeps two of one attempt from beginning at one instant."""
 
     __tablename__ = "charges"
@@ -305,7 +305,7 @@ ATTEMPTS: Final = _table(AttemptRow)
 CHECKPOINTS: Final = _table(CheckpointRow)
 INTENTS: Final = _table(IntentRow)
 COOLDOWNS: Final = _table(CooldownRow)
-CHARGES: Final = _table(ChargeRow)
+CHARGES: Final = _table(ChargeRecord)
 ATTEMPT_COSTS: Final = _table(AttemptCostRow)
 DAY_COSTS: Final = _table(DayCostRow)
 EVENTS: Final = _table(EventRow)

@@ -11,11 +11,10 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, func, or_, select
 
-from spotd.core.cooling import COOLDOWNS_REMEMBERED
+from spotd.core.cooldown import COOLDOWNS_REMEMBERED
 from spotd.core.model import (
     Attempt,
     AttemptId,
-    Books,
     Checkpoint,
     Cooldown,
     Intent,
@@ -24,14 +23,15 @@ from spotd.core.model import (
     Job,
     JobId,
     Policy,
-    Unreadable,
+    Spending,
+    UnreadableRow,
     World,
 )
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows
 from spotd.store.columns import instant_out
-from spotd.store.memory import Memory
 from spotd.store.readable import ROW_ERRORS, error_words, kept
+from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, DAY_COSTS, INTENTS, JOBS
 from spotd_providers.contract.money import MicroUsd
 
@@ -53,15 +53,15 @@ def chunks(values: Iterable[T]) -> Iterator[Sequence[T]]:
         yield every[start : start + PARAMETERS_MAX]
 
 
-def load_world(connection: Connection, memory: Memory, policy: Policy, now: datetime) -> World:
+def load_world(connection: Connection, memory: RowCache, policy: Policy, now: datetime) -> World:
     """The world at this moment, jobs in the order of their submission."""
-    unreadable: list[Unreadable] = []
+    unreadable: list[UnreadableRow] = []
     attempts = _attempts(connection, memory, unreadable)
     jobs = _jobs(connection, memory, unreadable)
     for orphan in [attempt for attempt in attempts if attempt.job not in jobs]:
         item = attempts.pop(orphan)
         error = "the row of its job cannot be understood"
-        unreadable.append(Unreadable(job=orphan.job, attempt=orphan.number, error=error, key=item.key, ref=item.ref))
+        unreadable.append(UnreadableRow(job=orphan.job, attempt=orphan.number, error=error, key=item.key, ref=item.ref))
     memory.keep_only(set(jobs), set(attempts))
     return World(
         policy=policy,
@@ -69,12 +69,12 @@ def load_world(connection: Connection, memory: Memory, policy: Policy, now: date
         attempts=attempts,
         intents=_intents(connection),
         cooldowns=_cooldowns(connection, now),
-        books=_books(connection, now),
+        spending=_spending(connection, now),
         unreadable=tuple(unreadable),
     )
 
 
-def _jobs(connection: Connection, memory: Memory, unreadable: list[Unreadable]) -> dict[JobId, Job]:
+def _jobs(connection: Connection, memory: RowCache, unreadable: list[UnreadableRow]) -> dict[JobId, Job]:
     ids = connection.execute(select(JOBS.c.id).where(_IN_WORLD)).scalars().all()
     for some in chunks(job for job in ids if job not in memory.jobs):
         _read_jobs(connection, memory, some, unreadable)
@@ -82,7 +82,7 @@ def _jobs(connection: Connection, memory: Memory, unreadable: list[Unreadable]) 
     return {job.id: job for job in sorted(found, key=lambda job: (job.submitted_at, job.id))}
 
 
-def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId], unreadable: list[Unreadable]) -> None:
+def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], unreadable: list[UnreadableRow]) -> None:
     try:
         checkpoints = load_checkpoints(connection, ids)
     except ROW_ERRORS:
@@ -91,7 +91,7 @@ def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId], unr
             try:
                 checkpoints.update(load_checkpoints(connection, [job]))
             except ROW_ERRORS as exc:
-                unreadable.append(Unreadable(job=job, attempt=None, error=error_words(exc)))
+                unreadable.append(UnreadableRow(job=job, attempt=None, error=error_words(exc)))
     broken = {row.job for row in unreadable if row.attempt is None}
     for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids))):
         if row.id in broken:
@@ -99,7 +99,7 @@ def _read_jobs(connection: Connection, memory: Memory, ids: Sequence[JobId], unr
         try:
             memory.jobs[row.id] = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
         except ROW_ERRORS as exc:
-            unreadable.append(Unreadable(job=JobId(row.id), attempt=None, error=error_words(exc)))
+            unreadable.append(UnreadableRow(job=JobId(row.id), attempt=None, error=error_words(exc)))
 
 
 def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:
@@ -111,7 +111,7 @@ def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId
     return {job: tuple(some) for job, some in found.items()}
 
 
-def _attempts(connection: Connection, memory: Memory, unreadable: list[Unreadable]) -> dict[AttemptId, Attempt]:
+def _attempts(connection: Connection, memory: RowCache, unreadable: list[UnreadableRow]) -> dict[AttemptId, Attempt]:
     found: dict[AttemptId, Attempt] = {}
     for row in rows.fetch(connection, select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))):
         attempt_id = AttemptId(job=row.job_id, number=row.number)
@@ -119,7 +119,7 @@ def _attempts(connection: Connection, memory: Memory, unreadable: list[Unreadabl
             found[attempt_id] = rows.attempt_in(row, memory.quote(attempt_id, row.quote))
         except ROW_ERRORS as exc:
             unreadable.append(
-                Unreadable(
+                UnreadableRow(
                     job=attempt_id.job, attempt=row.number, error=error_words(exc), key=row.key, ref=rows.ref_in(row)
                 )
             )
@@ -141,7 +141,7 @@ def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
     return tuple(kept(rows.cooldown_in, rows.fetch(connection, query)))
 
 
-def _books(connection: Connection, now: datetime) -> Books:
+def _spending(connection: Connection, now: datetime) -> Spending:
     first = now.astimezone(UTC).date().replace(day=1)
     query = (
         select(DAY_COSTS.c.day, func.sum(DAY_COSTS.c.amount))
@@ -149,4 +149,4 @@ def _books(connection: Connection, now: datetime) -> Books:
         .group_by(DAY_COSTS.c.day)
         .order_by(DAY_COSTS.c.day)
     )
-    return Books(by_day={day: MicroUsd(int(amount)) for day, amount in connection.execute(query)})
+    return Spending(by_day={day: MicroUsd(int(amount)) for day, amount in connection.execute(query)})

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from spotd_providers.kit.hosts import ScaledClock, Segment, read_ledger, segments, write_clock
-from spotd_providers.testkit.fakes.aws import ACCESS_KEY, KINDS, ZONES, Ec2Api, Ec2Cloud
-from spotd_providers.testkit.fakes.runpod import Gpu, RunpodApi, RunpodCloud
-from spotd_providers.testkit.fakes.vastai import Ask, VastApi, VastCloud
+from spotd_providers.local.hosts import ScaledClock, Segment, read_ledger, segments, write_clock
 from spotd_providers.testkit.serve import RecordedRequest, Served, serving
 from spotd_providers.testkit.ticker import ticking
 from tests.e2e.harness import Lab, lab
+from tests.fakes.aws import ACCESS_KEY, KINDS, ZONES, Ec2Api, Ec2Cloud
+from tests.fakes.runpod import Gpu, RunpodApi, RunpodCloud
+from tests.fakes.vastai import Ask, VastApi, VastCloud
 
 SCALE: Final = 10.0
 POLL_S: Final = 1.5
@@ -44,14 +44,14 @@ class Clouds:
     runpod: RunpodCloud
     served: dict[str, Served]
 
-    def books(self) -> dict[str, tuple[Segment, ...]]:
+    def spending(self) -> dict[str, tuple[Segment, ...]]:
         """What each cloud billed, by its own ledger."""
         clouds = {"vast": self.vast, "aws": self.aws, "runpod": self.runpod}
         return {name: segments(read_ledger(cloud.ledger_path)) for name, cloud in clouds.items()}
 
     def left(self) -> list[str]:
         """Machines that a cloud still bills for."""
-        return [f"{name} {s.machine_id}" for name, own in self.books().items() for s in own if s.end is None]
+        return [f"{name} {s.machine_id}" for name, own in self.spending().items() for s in own if s.end is None]
 
     def requests(self) -> list[tuple[str, RecordedRequest]]:
         """Everything that was asked of any of them."""

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 from spotd_jobs.pack import pack
-from spotd_providers.kit.hosts import Segment, read_ledger, segments
+from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.server.files import find_endpoint
 
 REPO = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ directory = "{self.market_folder}"
             "SPOTD_CRASH_AT": crash_at,
             **self.environment,
         }
-        command = [sys.executable, "-m", "spotd.daemon.crashable", "--config", str(self.folder / "config.toml")]
+        command = [sys.executable, "-m", "spotd.service.crashable", "--config", str(self.folder / "config.toml")]
         with (self.folder / f"spotd-{self.starts}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True

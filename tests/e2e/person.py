@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spotd.daemon.crash import CrashPoint
-from spotd_providers.kit.hosts import Segment
+from spotd_providers.local.hosts import Segment
 from tests.e2e.harness import FINAL, DaemonUnreachable, Lab, until
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spotd_jobs.objects.s3 import S3Store
-from tests import seaweed
 from tests.e2e.harness import FINAL, assert_books_are_clean, host, lab, straight_sha256, training_folder, until
-from tests.seaweed import BUCKET, CANARY, Weed
+from tests.fakes import seaweed
+from tests.fakes.seaweed import BUCKET, CANARY, Weed
 
 pytestmark = pytest.mark.e2e
 SCALE = 60.0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.kit.hosts.clock import REAL_TIME
-from spotd_providers.testkit.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud
-from spotd_providers.testkit.fakes.runpod import RunpodApi, RunpodCloud, some_gpus
-from spotd_providers.testkit.fakes.vastai import VastApi, VastCloud, some_asks
+from spotd_providers.local.hosts.clock import REAL_TIME
 from spotd_providers.testkit.serve import serving
 from tests.e2e.harness import Lab, lab, until
+from tests.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud
+from tests.fakes.runpod import RunpodApi, RunpodCloud, some_gpus
+from tests.fakes.vastai import VastApi, VastCloud, some_asks
 
 pytestmark = pytest.mark.e2e
 

@@ -18,12 +18,12 @@ import pytest
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.wire.manifest import parse_manifest
-from spotd_providers.testkit.fakes.aws import ZONES
-from spotd_providers.testkit.fakes.vastai import Ask
-from tests import seaweed
 from tests.e2e.clouds import GPUS, KIND, Clouds, three_clouds
 from tests.e2e.harness import FINAL, straight_sha256, training_folder, until
 from tests.e2e.test_bucket import store_keys, store_section
+from tests.fakes import seaweed
+from tests.fakes.aws import ZONES
+from tests.fakes.vastai import Ask
 
 pytestmark = pytest.mark.e2e
 BALLAST = 12_000_000
@@ -75,7 +75,7 @@ def carry(folder: Path, *, seed: int, kills: int) -> Counter[str]:
         assert [e for e in f.lab.events(job) if e["kind"] == "checkpoint.fallback"] == []
         until(lambda: not f.left(), what="every machine to be gone")
         machines: dict[str, set[str]] = {}
-        for name, own in f.books().items():
+        for name, own in f.spending().items():
             for span in own:
                 machines.setdefault(span.key, set()).add(f"{name} {span.machine_id}")
         assert all(len(found) == 1 for found in machines.values()), machines
@@ -121,7 +121,7 @@ class Course:
 
     def _next_machine(self) -> tuple[str, str, int] | None:
         assert self._found.lab.state(self._job) not in FINAL, "the job ended: make it longer"
-        for cloud, own in self._found.books().items():
+        for cloud, own in self._found.spending().items():
             for span in own:
                 attempt = int(span.key.rsplit("-", 1)[1])
                 if attempt > self._killed and span.end is None:

@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 
 from spotd_providers.contract.money import MICRO
-from spotd_providers.kit.hosts import Segment
+from spotd_providers.local.hosts import Segment
 from tests.e2e.harness import REPO, Lab, assert_books_are_clean, lab, straight_sha256, training_folder, until
 
 pytestmark = pytest.mark.e2e

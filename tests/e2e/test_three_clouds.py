@@ -14,14 +14,14 @@ import pytest
 
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.s3 import S3Store
-from spotd_providers.kit.hosts import Segment
-from spotd_providers.testkit.fakes.aws import Phase
-from tests import seaweed
+from spotd_providers.local.hosts import Segment
 from tests.e2e.clouds import ASK, AWS_SECRET, GPUS, KEYS, POOLS, PROVIDER_KEYS, Clouds, three_clouds
 from tests.e2e.ctl import assert_no_traceback, spotctl
 from tests.e2e.harness import straight_sha256, training_folder, until
 from tests.e2e.test_bucket import files_below, store_keys, store_section
-from tests.seaweed import CANARY, Weed
+from tests.fakes import seaweed
+from tests.fakes.aws import Phase
+from tests.fakes.seaweed import CANARY, Weed
 
 pytestmark = pytest.mark.e2e
 FLAGS = "--steps 1500 --save-every 25"
@@ -47,16 +47,16 @@ def in_progress(found: Clouds, job: str, provider: str, attempt: int) -> None:
     until(saved, what=f"a checkpoint of attempt {attempt} at {provider}", within=120, every=0.1)
 
 
-def assert_one_machine_at_a_time(books: Mapping[str, tuple[Segment, ...]], *, at_most: timedelta) -> None:
+def assert_one_machine_at_a_time(spending: Mapping[str, tuple[Segment, ...]], *, at_most: timedelta) -> None:
     """By the clouds' own ledgers: one machine an attempt, in order, and only AWS's may outlive the next one's start."""
     machines: dict[str, set[str]] = {}
-    for name, own in books.items():
+    for name, own in spending.items():
         for span in own:
             machines.setdefault(span.key, set()).add(f"{name} {span.machine_id}")
     assert all(len(found) == 1 for found in machines.values()), machines
     assert [next(iter(machines[key])).split()[0] for key in sorted(machines)] == ["vast", "aws", "runpod"]
     computing = sorted(
-        ((name, s) for name, own in books.items() for s in own if not s.paused), key=lambda one: one[1].start
+        ((name, s) for name, own in spending.items() for s in own if not s.paused), key=lambda one: one[1].start
     )
     for (name, before), (_, after) in pairwise(computing):
         assert before.end is not None
@@ -121,7 +121,7 @@ def journey(tmp_path: Path, weed: Weed) -> None:
         assert found.lab.job(job)["recoveries"] == 2
         assert found.lab.delivered(job, "weights.sha256") == straight_sha256(tmp_path, FLAGS)
         until(lambda: not found.left(), what="every machine to be gone")
-        assert_one_machine_at_a_time(found.books(), at_most=NOTICE)
+        assert_one_machine_at_a_time(found.spending(), at_most=NOTICE)
         assert interrupted.interrupted, (
             f"AWS was told to end what it would have taken for nothing: {interrupted.reason}"
         )

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from spotd.core.backoff import LAUNCHES_PER_HOUR_MAX
 from spotd.core.model import Attempt, JobId
-from spotd.core.setbacks import LAUNCHES_PER_HOUR_MAX
 from spotd.core.states import EndReason
 from spotd_jobs.spec.model import JobSpec
 from tests.sim.daemon import DOWN, KEY_REFUSED

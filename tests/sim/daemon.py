@@ -13,20 +13,21 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core import dating, forgetting, outcomes, requests
-from spotd.core.cooling import COOLDOWNS_REMEMBERED
-from spotd.core.dating import Anchor, dated, wants_new_date
+from spotd.core import forget, outcomes, requests, timeline
+from spotd.core.applied import applied, combine
+from spotd.core.cooldown import COOLDOWNS_REMEMBERED
 from spotd.core.decide import decide
 from spotd.core.disk import disk_gb_for
 from spotd.core.invariants import check
-from spotd.core.market import Board, MarketSnapshot, build_shelf
+from spotd.core.launch_calls import launch_sent
+from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.model import (
     Attempt,
     AttemptId,
     Charge,
     Checkpoint,
     ExitCause,
-    HostReport,
+    HostStatus,
     Intent,
     IntentId,
     IntentKind,
@@ -38,13 +39,12 @@ from spotd.core.model import (
     launch_intent_id,
 )
 from spotd.core.outcomes import LaunchFailure
-from spotd.core.plans import applied, combine
 from spotd.core.reconcile import reconcile
 from spotd.core.retention import offered
-from spotd.core.sending import launch_sent
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.daemon import pluginvalues
-from spotd.daemon.survey import NOT_DONE, use_number
+from spotd.core.timeline import Anchor, dated, wants_new_date
+from spotd.daemon.market import plugin_values
+from spotd.daemon.recovery_survey import NOT_DONE, use_number
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, Offer, ProviderName
@@ -188,13 +188,13 @@ class Daemon:
             self.boot()
 
     def begin_timeline(self) -> None:
-        """What `spotd.daemon.dating` does at each start, without its files."""
+        """What `spotd.daemon.timeline` does at each start, without its files."""
         if self.anchor is None and not self.wall_off:
             self.anchor = Anchor(boot_id=BOOT_ID, boot_s=self.uptime_s(), at=self.now)
         found = dated(self.anchor, None, BOOT_ID, self.uptime_s(), self.true + self.wall_off)
         if found.step:
             before = found.anchor.at - found.step
-            plan = dating.redated(self.world, found.step, before, found.only_after)
+            plan = timeline.redated(self.world, found.step, before, found.only_after)
             self.world = replace(self.world, cooldowns=())
             self.off = found.anchor.at - self.true
             self.commit(plan)
@@ -208,7 +208,7 @@ class Daemon:
         if not self.off:
             return value
         off = self.off
-        return dating._shifted(value, lambda at: at - off)
+        return timeline._shifted(value, lambda at: at - off)
 
     # --- the process ---
 
@@ -219,7 +219,7 @@ class Daemon:
         self.unsaved = self.unsaved_from = None
         self.unsaved_ends = {}
         self.begin_timeline()
-        self.boards = {name: Board(provider=name) for name in self.clouds}
+        self.offer_cache = {name: ProviderOffers(provider=name) for name in self.clouds}
         self.listings: dict[ProviderName, Listing] = {}
         self.asked: set[IntentId] = set()
         self.ending: set[IntentId] = set()
@@ -234,7 +234,7 @@ class Daemon:
             self.hold_until_surveyed(surveyed=False)
             self.soon(timedelta(seconds=self.rng.uniform(0.5, 8)), self.survey)
         self.poll_all()
-        self.ring()
+        self.notify()
 
     def adopted(self) -> Plan:
         return outcomes.after_restart(self.world, self.now, asks_store=self.records is not None)
@@ -252,7 +252,7 @@ class Daemon:
             return
         self.commit(plan)
         self.hold_until_surveyed(surveyed=True)
-        self.ring()
+        self.notify()
 
     def asked_store(self, records: Records) -> Plan:
         return surveyed(self, records)
@@ -286,11 +286,11 @@ class Daemon:
                 self.kill()
             except Exception as exc:  # noqa: BLE001  # that nothing ends the daemon is what is tested
                 self.told.broken.append(f"the daemon raised {type(exc).__name__}: {exc}")
-                self.ring(self.pace)
+                self.notify(self.pace)
 
         self.agenda.after(span, guarded)
 
-    def ring(self, span: timedelta = timedelta(seconds=2)) -> None:
+    def notify(self, span: timedelta = timedelta(seconds=2)) -> None:
         """A cycle follows within this time."""
         due = self.now + span
         if self.ring_at is None or due < self.ring_at or self.ring_at < self.now:
@@ -352,22 +352,22 @@ class Daemon:
             if self.off:
                 listing = replace(listing, at=begun)
             if cloud.spoil is not None:
-                listing = pluginvalues.listing(listing, name, now=begun)
+                listing = plugin_values.listing(listing, name, now=begun)
         except CloudDown:
             self.soon(timedelta(seconds=5), lambda: self.heard(name, None, None))
             return
-        board = Board(provider=name, shelf=build_shelf(offers), at=begun)
-        self.soon(timedelta(seconds=self.rng.uniform(0.1, 4)), lambda: self.heard(name, board, listing))
+        provider_offers = ProviderOffers(provider=name, offer_index=build_offer_index(offers), at=begun)
+        self.soon(timedelta(seconds=self.rng.uniform(0.1, 4)), lambda: self.heard(name, provider_offers, listing))
 
-    def heard(self, name: ProviderName, board: Board | None, listing: Listing | None) -> None:
+    def heard(self, name: ProviderName, provider_offers: ProviderOffers | None, listing: Listing | None) -> None:
         self.polling.discard(name)
-        known = self.boards[name]
-        if board is None or listing is None:
-            self.boards[name] = replace(known, error="does not answer")
+        known = self.offer_cache[name]
+        if provider_offers is None or listing is None:
+            self.offer_cache[name] = replace(known, error="does not answer")
             self.listings.pop(name, None)
-        elif known.at is None or board.at is None or known.at < board.at:
-            self.boards[name], self.listings[name] = board, listing
-        self.ring(timedelta(seconds=5))
+        elif known.at is None or provider_offers.at is None or known.at < provider_offers.at:
+            self.offer_cache[name], self.listings[name] = provider_offers, listing
+        self.notify(timedelta(seconds=5))
 
     def translated(self, rows: list[Row]) -> tuple[Offer, ...]:
         """What an adapter does: a price that is no price is no offer."""
@@ -398,17 +398,17 @@ class Daemon:
         """What verifying a manifest and its chunks tells."""
         return save.sound
 
-    def look(self) -> dict[AttemptId, HostReport]:
+    def look(self) -> dict[AttemptId, HostStatus]:
         reports = {}
         for item in self.world.attempts.values():
             if self.readable(item):
                 reports[item.id] = self.report(item)
         return reports
 
-    def report(self, item: Attempt) -> HostReport:
+    def report(self, item: Attempt) -> HostStatus:
         m = self.machine_of(item)
         if m is None:
-            return HostReport(attempt=item.id, looked_at=self.now)
+            return HostStatus(attempt=item.id, looked_at=self.now)
         fresh: tuple[Checkpoint, ...] = ()
         if m.saved:
             known = self.newest_known(item)
@@ -420,7 +420,7 @@ class Daemon:
         odd = self.hostile(m) if self.hostile is not None else {}
         if "step" in odd:
             fresh = tuple(replace(one, step=odd["step"]) for one in fresh)
-        return HostReport(
+        return HostStatus(
             attempt=item.id,
             looked_at=self.now,
             store_takes_no_writes=not self.can_write,
@@ -458,14 +458,14 @@ class Daemon:
         reports = None if blind else self.look()
         if self.full_since is not None:
             self.act_unsaved(reports or {}, blind=blind)
-            self.ring(COMMIT_AGAIN)
+            self.notify(COMMIT_AGAIN)
             return
         self.unsaved = self.unsaved_from = None
         try:
             plan = self.thought(reports or {})
         except Exception as exc:  # noqa: BLE001  # that nothing raises out of a cycle is what is tested
             self.told.broken.append(f"a cycle raised {type(exc).__name__}: {exc}")
-            self.ring(self.pace)
+            self.notify(self.pace)
             return
         self.settle(plan)
         if not blind:
@@ -479,14 +479,14 @@ class Daemon:
         if plan.wake_at is not None and self.world.attempts:
             wake = min(wake, max(timedelta(seconds=1), plan.wake_at - now))
         due = [t.not_before for t in self.world.intents.values() if t.not_before is not None and t.not_before > now]
-        self.ring(min([wake, *(at - now for at in due)]))
+        self.notify(min([wake, *(at - now for at in due)]))
 
-    def thought(self, reports: Mapping[AttemptId, HostReport]) -> Plan:
+    def thought(self, reports: Mapping[AttemptId, HostStatus]) -> Plan:
         first = reconcile(self.world, self.listings, reports, self.now)
-        second = decide(applied(self.world, first), MarketSnapshot(boards=self.boards), self.now)
+        second = decide(applied(self.world, first), MarketSnapshot(offer_cache=self.offer_cache), self.now)
         return combine(first, second)
 
-    def act_unsaved(self, reports: Mapping[AttemptId, HostReport], *, blind: bool) -> None:
+    def act_unsaved(self, reports: Mapping[AttemptId, HostStatus], *, blind: bool) -> None:
         """Stop and end what the core would, without a row for it; launch nothing."""
         durable = self.world
         rows = (durable.jobs, durable.attempts, durable.intents)
@@ -657,7 +657,7 @@ class Daemon:
 
         def committed() -> None:
             self.crash("launch committed")
-            self.ring()
+            self.notify()
 
         self.agenda.after(lag, effect)
         self.soon(min(CALL_TIMEOUT, lag * 1.5), heard)
@@ -670,7 +670,7 @@ class Daemon:
 
         def heard() -> None:
             self.turn_over(item.provider)
-            self.durably(lambda: outcomes.launch_refused(self.world, item.id, failure, why, self.now), self.ring)
+            self.durably(lambda: outcomes.launch_refused(self.world, item.id, failure, why, self.now), self.notify)
 
         self.soon(timedelta(seconds=1), heard)
 
@@ -717,7 +717,7 @@ class Daemon:
 
         def committed() -> None:
             self.crash("terminate committed")
-            self.ring()
+            self.notify()
 
         self.agenda.after(timedelta(seconds=0.5), effect)
         self.soon(timedelta(seconds=1), heard)
@@ -737,13 +737,13 @@ class Daemon:
 
     def submit(self, job: Job) -> None:
         self.commit(requests.submit(self.world, job, self.now))
-        self.ring()
+        self.notify()
 
     def cancel(self, job: JobId) -> None:
         if job in self.world.jobs and not self.world.jobs[job].state.is_final:
             self.told.cancels[job] = self.true
             self.commit(requests.cancel(self.world, job, self.now))
-            self.ring()
+            self.notify()
 
     def retry(self, job: JobId) -> None:
         held = self.done.get(job) or self.world.jobs[job]
@@ -751,16 +751,18 @@ class Daemon:
             self.told.cancels.pop(job, None)
             self.told.retries[job].append(self.true)
             self.commit(requests.retry(self.world, held, self.now))
-            self.ring()
+            self.notify()
 
     def forget(self, found: AttemptId | Intent) -> None:
         """Its owner gives a machine up, if that is not refused."""
-        errors = {name: board.error for name, board in self.boards.items() if board.error}
-        if not forgetting.refusal(self.world, found, self.listings, errors):
+        errors = {
+            name: provider_offers.error for name, provider_offers in self.offer_cache.items() if provider_offers.error
+        }
+        if not forget.refusal(self.world, found, self.listings, errors):
             item = found if isinstance(found, Intent) else self.world.attempts[found]
             self.told.given_up[item.key] = self.true
-            self.commit(forgetting.forget(self.world, found, self.now))
-            self.ring()
+            self.commit(forget.forget(self.world, found, self.now))
+            self.notify()
 
     # --- for the oracles ---
 

@@ -60,7 +60,7 @@ class Mishaps:
             Hazard.FULL_DISK: (0.2, self.full_disk),
             Hazard.RESTORED: (2.0, self.copy_or_restore),
             Hazard.READ_ONLY: (0.2, self.read_only),
-            Hazard.DEAR_EVERYWHERE: (0.5, self.dear),
+            Hazard.DEAR_EVERYWHERE: (0.5, self.is_expensive),
             Hazard.REFUSALS: (0.2, self.refusals),
         }
         for hazard, (per_hour, action) in chances.items():
@@ -194,7 +194,7 @@ class Mishaps:
         for job in sorted(restore(daemon, copy)):
             self.weather.submit_again(job)
 
-    def dear(self) -> None:
+    def is_expensive(self) -> None:
         for cloud in self.clouds:
             cloud.dear_until = self.agenda.now + 6 * MINUTE
 

@@ -80,7 +80,7 @@ def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud, *, unseen: bo
     return total
 
 
-def books(result: Result) -> Iterator[str]:
+def spending(result: Result) -> Iterator[str]:
     """Each attempt is booked as it was billed, and so are all together."""
     booked = booked_by_attempt(result)
     difference = allowed = 0

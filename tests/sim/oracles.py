@@ -17,13 +17,13 @@ from tests.sim.machines import BOOT, Machine
 from tests.sim.money import (
     above_ceiling,
     ambiguous_cost,
-    books,
     budgets,
     ceiling_of,
     effective,
     expired_too_soon,
     job_of,
     paid_for_nothing,
+    spending,
 )
 from tests.sim.run import Result
 
@@ -51,7 +51,7 @@ def broken_rules(result: Result) -> list[str]:
         launches_bounded,
         rows_bounded,
         ambiguous_cost,
-        books,
+        spending,
         paid_for_nothing,
         above_ceiling,
         budgets,

@@ -11,20 +11,10 @@ from typing import Any
 import pytest
 
 from spotd.core import budgets, decide, outcomes, reconcile, requests
-from spotd.core.draft import Draft
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    HostReport,
-    IntentId,
-    Job,
-    JobId,
-    MachineState,
-    Plan,
-    World,
-)
+from spotd.core.loss_evidence import LossEvidence
+from spotd.core.model import Attempt, AttemptId, HostStatus, IntentId, Job, JobId, MachineState, Plan, World
 from spotd.core.outcomes import LaunchFailure
-from spotd.core.witnesses import Witnesses
+from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
 from tests.sim.daemon import Daemon
@@ -123,7 +113,7 @@ class ResumesFromTheOldest(Daemon):
 class ReadsTheDead(Daemon):
     """Goes on taking in what the hosts of ended attempts write."""
 
-    def thought(self, reports: Mapping[AttemptId, HostReport]) -> Plan:
+    def thought(self, reports: Mapping[AttemptId, HostStatus]) -> Plan:
         for item in self.world.attempts.values():
             if item.state.counts:
                 continue
@@ -175,8 +165,8 @@ class AcceptsUnseen(Daemon):
 class BlindIsSilent(Daemon):
     """Takes a store that does not answer for hosts that do not speak."""
 
-    def thought(self, reports: Mapping[AttemptId, HostReport]) -> Plan:
-        blank = {i: HostReport(attempt=i, looked_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
+    def thought(self, reports: Mapping[AttemptId, HostStatus]) -> Plan:
+        blank = {i: HostStatus(attempt=i, looked_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
         return super().thought({**blank, **reports})
 
 
@@ -206,7 +196,7 @@ def everything_is_ours() -> AbstractContextManager[None]:
 def paused_is_gone() -> AbstractContextManager[None]:
     observe = reconcile._observe
 
-    def wrong(draft: Draft, attempt: AttemptId, mine: Instance) -> None:
+    def wrong(draft: PlanBuilder, attempt: AttemptId, mine: Instance) -> None:
         observe(draft, attempt, mine)
         if mine.state is InstanceState.PAUSED:
             draft.put_attempt(replace(draft.attempt(attempt), machine=MachineState.HALTED))
@@ -246,11 +236,11 @@ def machines_without_number() -> AbstractContextManager[None]:
 
 
 def lists_alone() -> AbstractContextManager[None]:
-    return patched((Witnesses, "confirm_absence", lambda *_args, **_kwargs: True))
+    return patched((LossEvidence, "confirm_absence", lambda *_args, **_kwargs: True))
 
 
 def silence_alone() -> AbstractContextManager[None]:
-    return patched((Witnesses, "patience", lambda self, *_: self._silence_max))
+    return patched((LossEvidence, "patience", lambda self, *_: self._silence_max))
 
 
 def large_news_at_once() -> AbstractContextManager[None]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import billing, decide, forgetting, outcomes, proof
+from spotd.core import billing, billing_limits, decide, outcomes
+from spotd.core import forget as forgetting
 from spotd.core.candidates import shape_of
 from spotd.core.model import Attempt, IntentState, Job, Plan, Policy, World, launch_intent_id
 from spotd.core.recovery import recover, unsent
@@ -69,7 +70,7 @@ def given_up_is_over() -> AbstractContextManager[None]:
 
 
 def meters_what_cannot_be_seen() -> AbstractContextManager[None]:
-    return patched((proof, "outlives", lambda *_: None), (billing, "outlives", lambda *_: None))
+    return patched((billing_limits, "outlives", lambda *_: None), (billing, "outlives", lambda *_: None))
 
 
 def refused_and_asked_again() -> AbstractContextManager[None]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import dating, decide, draft, metering, outcomes, pricing, reconcile, reports, setbacks
+from spotd.core import backoff, decide, host_reports, metering, outcomes, plan_builder, pricing, reconcile, timeline
+from spotd.core.backoff import Setback
 from spotd.core.keys import key_belongs_to
 from spotd.core.model import Plan, World
-from spotd.core.setbacks import Setback
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard
@@ -37,7 +37,7 @@ def sizes_in_timedeltas() -> AbstractContextManager[None]:
 
 
 def traffic_is_free() -> AbstractContextManager[None]:
-    return patched((reports, "meter_traffic", lambda _draft, _attempt, _report: None))
+    return patched((host_reports, "meter_traffic", lambda _draft, _attempt, _report: None))
 
 
 def fixed_prices_stay() -> AbstractContextManager[None]:
@@ -48,12 +48,12 @@ def no_setback() -> AbstractContextManager[None]:
     def wrong(job: Any, _item: Any, _reason: Any, _now: datetime) -> Setback:
         return Setback(idle_launches=0, failed_starts=0, not_before=None)
 
-    return patched((draft, "setback", wrong))
+    return patched((plan_builder, "setback", wrong))
 
 
 def every_machine_is_a_start() -> AbstractContextManager[None]:
     """Takes a machine for a command that ran: the pauses grow, and the number of starts never does."""
-    return patched((setbacks, "did_start", lambda *_: True))
+    return patched((backoff, "did_start", lambda *_: True))
 
 
 def ends_when_told() -> AbstractContextManager[None]:
@@ -137,7 +137,7 @@ def meters_follow_the_clock() -> AbstractContextManager[None]:
     def wrong(_world: World, _step: timedelta, _now: datetime, _after: datetime | None = None) -> Plan:
         return Plan()
 
-    return patched((dating, "redated", wrong))
+    return patched((timeline, "redated", wrong))
 
 
 class LeavesOnFullDisk(Daemon):

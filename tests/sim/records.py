@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from spotd.core.model import Attempt, Checkpoint, Job, Plan
 from spotd.core.recovery import recover
-from spotd.daemon import survey
+from spotd.daemon import recovery_survey
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -66,6 +66,6 @@ def surveyed(daemon: Daemon, records: Records) -> Plan:
         known = {c.manifest_key for c in job.checkpoints}
         return [c for c in daemon.report(attempt).checkpoints if c.manifest_key not in known]
 
-    found = survey.survey_all(records.store, daemon.world, daemon.now, saved)
-    unsent = survey.unsent_launches(records.store, daemon.world)
+    found = recovery_survey.survey_all(records.store, daemon.world, daemon.now, saved)
+    unsent = recovery_survey.unsent_launches(records.store, daemon.world)
     return recover(daemon.world, found, daemon.now, unsent)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from spotd.core.dating import Anchor
 from spotd.core.model import Attempt, AttemptId, Job, JobId, World
+from spotd.core.timeline import Anchor
 from tests.sim.daemon import Daemon
 
 

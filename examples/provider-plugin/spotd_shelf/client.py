@@ -22,7 +22,7 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.provider import Services
-from spotd_providers.kit.http import Answer, AnswerLost, Http
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
 from spotd_providers.kit.retry import retry_read
 from spotd_shelf.wire import AccountReply, RentalPage, RentalReply, RentalRow, SlotPage
 
@@ -113,7 +113,7 @@ class ShelfClient:
     async def _repeated(self, call: Callable[[], Awaitable[T]]) -> T:
         return await retry_read(call, clock=self._clock, rng=self._rng)
 
-    def _judge(self, answer: Answer) -> None:
+    def _judge(self, answer: HttpAnswer) -> None:
         """Returns for a success.
 
         Raises:
@@ -126,7 +126,7 @@ class ShelfClient:
             raise refusal
         raise Unavailable(f"the shop answered {answer.status}")
 
-    def _refusal(self, answer: Answer) -> ProviderError:
+    def _refusal(self, answer: HttpAnswer) -> ProviderError:
         if answer.status == 429:
             return RateLimited("the shop asks for patience", retry_after=_advice(answer))
         code = _code(answer)
@@ -139,7 +139,7 @@ class ShelfClient:
         )
 
 
-def _shaped(answer: Answer, shape: type[M]) -> M:
+def _shaped(answer: HttpAnswer, shape: type[M]) -> M:
     try:
         return shape.model_validate(answer.json())
     except ValidationError:
@@ -147,7 +147,7 @@ def _shaped(answer: Answer, shape: type[M]) -> M:
         raise Unavailable("the shop's answer has an unexpected form") from None
 
 
-def _code(answer: Answer) -> str:
+def _code(answer: HttpAnswer) -> str:
     try:
         body = answer.json()
     except Unavailable:
@@ -156,6 +156,6 @@ def _code(answer: Answer) -> str:
     return code if isinstance(code, str) else ""
 
 
-def _advice(answer: Answer) -> timedelta:
+def _advice(answer: HttpAnswer) -> timedelta:
     advice = answer.headers.get("retry-after", "")
     return timedelta(seconds=int(advice)) if re.fullmatch(r"\d{1,6}", advice) else WAIT_WITHOUT_ADVICE

@@ -34,7 +34,7 @@ B2_HOST: Final = ".backblazeb2.com"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credential:
+class MintedCredential:
     """What one host may sign with.
 
     Attributes:
@@ -53,7 +53,7 @@ class Credential:
 class Minter(Protocol):
     """Makes credentials of one maker's kind."""
 
-    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> Credential:
+    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> MintedCredential:
         """A new credential that may put objects below `key_prefix` of the bucket, and `also`, and do nothing else.
 
         Raises:
@@ -61,7 +61,7 @@ class Minter(Protocol):
         """
         ...
 
-    def revoke(self, credential: Credential) -> None:
+    def revoke(self, credential: MintedCredential) -> None:
         """The credential is worth nothing any more, where the store has a way to say so.
 
         Raises:
@@ -70,16 +70,16 @@ class Minter(Protocol):
         ...
 
 
-class Purse:
+class CredentialCache:
     """Hands credentials out, again and again while they are fresh. Safe to use from every thread."""
 
     def __init__(self, minter: Minter, clock: Callable[[], datetime]) -> None:
         self._minter = minter
         self._clock = clock
-        self._held: dict[str, Credential] = {}
+        self._held: dict[str, MintedCredential] = {}
         self._lock = threading.Lock()
 
-    def credential(self, key_prefix: str, *, expires: datetime, also: str = "") -> Credential:
+    def credential(self, key_prefix: str, *, expires: datetime, also: str = "") -> MintedCredential:
         """A credential for this prefix that is good until about then, or for as long as its maker allows.
 
         Args:
@@ -120,7 +120,7 @@ class R2Minter:
         self._audience = str(urlsplit(place.endpoint_url or "").netloc)
         self._account = place.account or self._audience.partition(".")[0]
 
-    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> Credential:
+    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> MintedCredential:
         claims = {
             "bucket": self._bucket,
             "scope": "object-read-write",
@@ -135,7 +135,7 @@ class R2Minter:
         signed = _url_base64(b'{"alg":"HS256","typ":"JWT"}') + "." + _url_base64(json.dumps(claims).encode())
         signature = hmac.new(self._secret.encode(), signed.encode(), hashlib.sha256).digest()
         token = f"{signed}.{_url_base64(signature)}"
-        return Credential(
+        return MintedCredential(
             access_key=self._parent,
             secret_key=hashlib.sha256(token.encode()).hexdigest(),
             session_token=base64.b64encode(b"jwt/" + token.encode()).decode(),
@@ -143,7 +143,7 @@ class R2Minter:
             expires=expires,
         )
 
-    def revoke(self, credential: Credential) -> None:
+    def revoke(self, credential: MintedCredential) -> None:
         """Nothing: only the parent key can be revoked, and all its children with it."""
 
 
@@ -154,7 +154,7 @@ class StsMinter:
         self._place = place
         self._client = sts_client(place)
 
-    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> Credential:
+    def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> MintedCredential:
         from botocore.exceptions import BotoCoreError, ClientError
 
         life = min(STS_LIFE_MAX, max(STS_LIFE_MIN, expires - now))
@@ -175,7 +175,7 @@ class StsMinter:
         except BotoCoreError as exc:
             raise StoreUnavailable(f"STS does not answer ({type(exc).__name__}); check the network") from exc
         made = answer["Credentials"]
-        return Credential(
+        return MintedCredential(
             access_key=made["AccessKeyId"],
             secret_key=made["SecretAccessKey"],
             session_token=made["SessionToken"],
@@ -183,7 +183,7 @@ class StsMinter:
             expires=now + life,
         )
 
-    def revoke(self, credential: Credential) -> None:
+    def revoke(self, credential: MintedCredential) -> None:
         """Nothing: a session runs out, which is why it lives an hour at most."""
 
 

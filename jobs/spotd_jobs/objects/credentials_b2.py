@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
-from spotd_jobs.objects.credentials import Credential
+from spotd_jobs.objects.credentials import MintedCredential
 from spotd_jobs.objects.s3_client import S3Place
-from spotd_jobs.runner import web
+from spotd_jobs.wire.client import web
 
 API: Final = "https://api.backblazeb2.com"
 _VERSION: Final = "/b2api/v4/"
@@ -42,7 +42,7 @@ class B2Minter:
         now: datetime,
         expires: datetime,
         also: str = "",  # noqa: ARG002  # a key has one name prefix, so nobody asks for more here
-    ) -> Credential:
+    ) -> MintedCredential:
         """A key that may write below the prefix.
 
         Raises:
@@ -59,7 +59,7 @@ class B2Minter:
                 "namePrefix": key_prefix,
             },
         )
-        return Credential(
+        return MintedCredential(
             access_key=_text(made, "applicationKeyId"),
             secret_key=_text(made, "applicationKey"),
             made_at=now,
@@ -67,7 +67,7 @@ class B2Minter:
             id=_text(made, "applicationKeyId"),
         )
 
-    def revoke(self, credential: Credential) -> None:
+    def revoke(self, credential: MintedCredential) -> None:
         """The key is deleted.
 
         Raises:

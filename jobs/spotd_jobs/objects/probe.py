@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_jobs.objects.s3_grants import GrantMethod, methods_for
-from spotd_jobs.runner import web
-from spotd_jobs.runner.sinks import Sink, SinkDenied, SinkError
-from spotd_jobs.runner.sinks_s3 import PostSink, SigV4Sink
+from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError
+from spotd_jobs.wire.client.sinks_s3 import PostSink, SigV4Sink
 
 if TYPE_CHECKING:
     from spotd_jobs.objects.s3 import S3Store

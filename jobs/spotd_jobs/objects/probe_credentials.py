@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_jobs.objects.probe import CONTENT, LIFE, SIZE_MAX, Tried, accepted
 from spotd_jobs.objects.s3_grants import GrantMethod, folder_of
-from spotd_jobs.runner import web
-from spotd_jobs.runner.clocks import CLOCK
-from spotd_jobs.runner.sigv4 import Credential
-from spotd_jobs.runner.sinks import SinkError
-from spotd_jobs.runner.sinks_s3 import SigV4Sink
+from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.clocks import CLOCK
+from spotd_jobs.wire.client.sigv4 import Credential
+from spotd_jobs.wire.client.sinks import SinkError
+from spotd_jobs.wire.client.sinks_s3 import SigV4Sink
 
 if TYPE_CHECKING:
     from spotd_jobs.objects.s3 import S3Store

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, assert_never
 from urllib.parse import urlsplit
 
-from spotd_jobs.objects.credentials import B2_HOST, R2_HOST, Minter, Purse, R2Minter, StsMinter
+from spotd_jobs.objects.credentials import B2_HOST, R2_HOST, CredentialCache, Minter, R2Minter, StsMinter
 from spotd_jobs.objects.credentials_b2 import B2Minter
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.objects.s3_signing import Signer
@@ -66,7 +66,7 @@ class S3Grants:
         self._signer = signer
         self._clock = clock
         self._translated = translated
-        self._purses: dict[GrantMethod, Purse] = {}
+        self._purses: dict[GrantMethod, CredentialCache] = {}
 
     def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
         """A signed POST policy, as `UploadGrant.fields`."""
@@ -100,7 +100,7 @@ class S3Grants:
             StoreError: whoever makes them refuses or is away.
         """
         key_prefix = self._place.prefix + prefix
-        made = self._purse(method).credential(
+        made = self._credential_cache(method).credential(
             key_prefix, expires=expires, also=self._place.prefix + also if also else ""
         )
         fields = {
@@ -119,11 +119,11 @@ class S3Grants:
     def revoke(self, method: GrantMethod, prefix: str) -> None:
         """What can be taken back of a prefix's newest credential is."""
         if method is not GrantMethod.FORM:
-            self._purse(method).revoke(self._place.prefix + prefix)
+            self._credential_cache(method).revoke(self._place.prefix + prefix)
 
-    def _purse(self, method: GrantMethod) -> Purse:
+    def _credential_cache(self, method: GrantMethod) -> CredentialCache:
         if method not in self._purses:
-            self._purses[method] = Purse(self._minter(method), self._clock)
+            self._purses[method] = CredentialCache(self._minter(method), self._clock)
         return self._purses[method]
 
     def _minter(self, method: GrantMethod) -> Minter:

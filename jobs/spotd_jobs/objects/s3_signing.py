@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from spotd_jobs.objects.s3_client import Keys, S3Place
-from spotd_jobs.runner import sigv4
+from spotd_jobs.wire.client import sigv4
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _UNRESERVED: Final = "-_.~"

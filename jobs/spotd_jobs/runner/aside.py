@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spotd_jobs.runner.files import TEMPORARY, remove
+from spotd_jobs.wire.client.files import TEMPORARY, remove
 
 _ASIDE = TEMPORARY + "before-"
 

@@ -15,23 +15,23 @@ import threading
 from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION, notices, process
-from spotd_jobs.runner.ahead import Ahead
 from spotd_jobs.runner.aside import clear_aside
 from spotd_jobs.runner.background import Background
-from spotd_jobs.runner.clocks import CLOCK, steady
+from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader
+from spotd_jobs.runner.chunk_index import ChunkIndex
 from spotd_jobs.runner.environment import job_environment
-from spotd_jobs.runner.files import DiskFull, folder_lock_path, free_bytes, is_full, lock, remove, write_whole
-from spotd_jobs.runner.grants import Grant, GrantKeeper
-from spotd_jobs.runner.heartbeat import Heartbeat, Status
-from spotd_jobs.runner.known import KnownChunks
+from spotd_jobs.runner.grants import GrantKeeper, RunnerGrant
+from spotd_jobs.runner.heartbeat import HeartbeatWriter, Status
 from spotd_jobs.runner.logs import LogShipper, patience_s
 from spotd_jobs.runner.oom import OomWatch
-from spotd_jobs.runner.restore import Restore, Restored
-from spotd_jobs.runner.saver import Saver
-from spotd_jobs.runner.say import clean, reason_of, say
-from spotd_jobs.runner.stops import TICK_S, Stop, Stops, Wakeups
-from spotd_jobs.runner.store import Store
+from spotd_jobs.runner.prefetch import Prefetch
+from spotd_jobs.runner.restore import Restored, RestoreRun
+from spotd_jobs.runner.shutdown import TICK_S, ShutdownWatch, Stop, Wakeups
+from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress
+from spotd_jobs.wire.client.clocks import CLOCK, steady
+from spotd_jobs.wire.client.console import clean, log_line, reason_of
+from spotd_jobs.wire.client.files import DiskFull, folder_lock_path, free_bytes, is_full, lock, remove, write_whole
 
 MARK_FILE = "mark"
 _SETUP_GRACE_S = 5.0
@@ -45,7 +45,7 @@ _FULL_BYTES = 16 * 1024 * 1024
 class _Halt(Exception):
     """The attempt ends here, with this outcome."""
 
-    def __init__(self, outcome: str, reason: str, ended: process.Ended | None = None) -> None:
+    def __init__(self, outcome: str, reason: str, ended: process.ProcessEnd | None = None) -> None:
         super().__init__(outcome)
         self.outcome = outcome
         self.reason = reason
@@ -57,14 +57,14 @@ def _failure(error: OSError, what: str) -> _Halt:
     return _Halt("disk_full" if is_full(error) else "runner_error", "%s: %s" % (what, reason_of(error)))
 
 
-class Attempt:
+class AttemptRun:
     """What one start of the runner does for one attempt.
 
     Args:
         restarted: a runner has been at work on this machine before.
     """
 
-    def __init__(self, grant: Grant, home: str, boot: int, *, restarted: bool) -> None:
+    def __init__(self, grant: RunnerGrant, home: str, boot: int, *, restarted: bool) -> None:
         self._home = home
         self._boot = boot
         self._restarted = restarted
@@ -72,17 +72,19 @@ class Attempt:
         self._cancel = threading.Event()
         self._wakeups = Wakeups()
         self._keeper = GrantKeeper(grant, self._wakeups.wake)
-        self._store = Store(lambda: self._keeper.grant, boot, self._is_hopeless)
+        self._store = RunnerStore(lambda: self._keeper.grant, boot, self._is_hopeless)
         self._status = Status(boot)
         self._status.grant_issued_at = grant.issued_at_text
-        self._heartbeat = Heartbeat(self._store, self._status, home, lambda: self._keeper.grant.heartbeat_s)
+        self._heartbeat = HeartbeatWriter(self._store, self._status, home, lambda: self._keeper.grant.heartbeat_s)
         self._job_file = notices.JobFile(os.path.join(home, "job-notice.json"))
         remove(self._job_file.path)
-        self._stops = Stops(self._keeper, self._wakeups, self._store, self._status, self._job_file, home)
+        self._shutdown_watch = ShutdownWatch(
+            self._keeper, self._wakeups, self._store, self._status, self._job_file, home
+        )
         secrets = [str(value) for value in (grant.raw.get("secrets") or {}).values()]
         rate = int(grant.transfer.get("log_bytes_per_h") or 16 * 1024 * 1024)
         self._logs = LogShipper(self._store, secrets, rate, patience_s(grant.heartbeat_s))
-        self._known = KnownChunks(os.path.join(home, "known-chunks"), grant.prefix)
+        self._known = ChunkIndex(os.path.join(home, "known-chunks"), grant.prefix)
         self._chunk_bytes = int(grant.transfer.get("chunk_bytes") or 8 * 1024 * 1024)
         self._workdir = os.path.join(home, "work")
         self._output_dir = os.path.join(home, "outputs")
@@ -90,7 +92,7 @@ class Attempt:
         default = os.path.join(home, "checkpoints")
         self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, wished)) if wished else default
         self._mark = binascii.hexlify(os.urandom(12)).decode()
-        self._saver: Saver | None = None
+        self._uploader: CheckpointUploader | None = None
         self._restored: Restored | None = None
         self._oom = OomWatch()
         self._last_phase = "boot"
@@ -108,17 +110,17 @@ class Attempt:
         self._store.events.add("boot", boot=self._boot, runner=VERSION, python=python, restart=self._restarted)
         try:
             ended = self._run_job(grant)
-            stop = self._stops.stop
+            stop = self._shutdown_watch.stop
             halt = _Halt(stop.outcome, stop.reason, ended) if stop is not None else self._judged(ended)
         except _Halt as early:
             halt = early
         except Exception as error:  # noqa: BLE001 - whatever broke, the daemon must be told and the machine must end
-            say("the runner failed: " + reason_of(error))
+            log_line("the runner failed: " + reason_of(error))
             halt = _Halt("disk_full" if is_full(error) else "runner_error", reason_of(error))
         self._cancel.set()
         return self._finish(halt)
 
-    def _run_job(self, grant: Grant) -> process.Ended:
+    def _run_job(self, grant: RunnerGrant) -> process.ProcessEnd:
         self._make_folders()
         inside = (self._checkpoint_dir + os.sep).startswith(self._workdir + os.sep)
         restoring = None if inside else self._begin_restore(grant)
@@ -144,7 +146,7 @@ class Attempt:
             lambda pid: self._store.events.add("started", pid=pid, resume=self._restored and self._restored.name),
         )
 
-    def _judged(self, ended: process.Ended) -> _Halt:
+    def _judged(self, ended: process.ProcessEnd) -> _Halt:
         """How the attempt ends when its command has ended by itself."""
         if ended.succeeded:
             return _Halt("succeeded", ended.words(), ended)
@@ -162,7 +164,7 @@ class Attempt:
         except OSError as error:
             raise _failure(error, "the work folder can not be made") from None
 
-    def _begin_code(self, grant: Grant) -> Background:
+    def _begin_code(self, grant: RunnerGrant) -> Background:
         def fetch_and_unpack() -> None:
             code = grant.raw.get("code")
             if code is None:
@@ -176,7 +178,7 @@ class Attempt:
 
         return Background(fetch_and_unpack, self._wakeups, "code")
 
-    def _begin_restore(self, grant: Grant) -> Background:
+    def _begin_restore(self, grant: RunnerGrant) -> Background:
         own = (self._checkpoint_dir + os.sep).startswith(self._home + os.sep)
         if not own and lock(folder_lock_path(self._checkpoint_dir)) is None:
             raise _Halt("runner_error", "another job on this machine uses the same checkpoint folder")
@@ -184,14 +186,14 @@ class Attempt:
             clear_aside(self._checkpoint_dir, self._boot)
         except OSError as error:
             raise _failure(error, "the checkpoint folder can not be used") from None
-        restore = Restore(
+        restore = RestoreRun(
             lambda: self._keeper.grant.raw.get("restore") or grant.raw.get("restore") or [],
             self._checkpoint_dir,
             int(grant.transfer.get("connections") or 4),
             self._cancel.wait,
             self._cancel.is_set,
             lambda: self._keeper.grant.expires > CLOCK.now(),
-            Ahead(self._home),
+            Prefetch(self._home),
         )
         self._status.restore = restore
         return Background(restore.run, self._wakeups, "restore")
@@ -209,21 +211,21 @@ class Attempt:
                 "restored", name=done.name, step=done.step, bytes=done.bytes, seconds=done.seconds, key=done.key
             )
 
-    def _start_saver(self, grant: Grant) -> None:
+    def _start_saver(self, grant: RunnerGrant) -> None:
         # A machine that lost its disk may be this attempt's second: then its own manifests are on offer.
         own = any(str(offer["manifest"]["key"]).startswith(grant.prefix) for offer in grant.raw.get("restore") or [])
-        self._saver = Saver(
+        self._uploader = CheckpointUploader(
             self._store, self._known, self._checkpoint_dir, self._home, grant.checkpoint, self._chunk_bytes
         )
         restored = self._restored
-        self._saver.start(
+        self._uploader.start(
             restored.entry if restored is not None else None,
             restored.manifest_sha256 if restored is not None else None,
             first_boot=not self._restarted and not own,
         )
-        self._status.saver = self._saver
+        self._status.uploader = self._uploader
 
-    def _environment(self, grant: Grant, resume: str) -> dict[str, str]:
+    def _environment(self, grant: RunnerGrant, resume: str) -> dict[str, str]:
         return job_environment(
             grant,
             {
@@ -244,10 +246,10 @@ class Attempt:
     def _tick(self, seconds: float = TICK_S) -> Stop | None:
         self._wakeups.sleep(seconds)
         self._status.grant_issued_at = self._keeper.grant.issued_at_text
-        stop = self._stops.poll()
-        if self._stops.wants_checkpoint and self._saver is not None:
-            self._stops.wants_checkpoint = False
-            self._saver.look_now()
+        stop = self._shutdown_watch.poll()
+        if self._shutdown_watch.wants_checkpoint and self._uploader is not None:
+            self._shutdown_watch.wants_checkpoint = False
+            self._uploader.look_now()
             self._heartbeat.soon()
         return stop
 
@@ -269,12 +271,12 @@ class Attempt:
 
     def _run_group(
         self, argv: list[str], env: dict[str, str], on_start: Callable[[int], None] | None = None
-    ) -> process.Ended:
+    ) -> process.ProcessEnd:
         """The command has run to its end, or was stopped; nothing of it is left."""
-        stop = self._stops.poll()
+        stop = self._shutdown_watch.poll()
         if stop is not None:
             raise _Halt(stop.outcome, stop.reason)
-        job = process.Job(argv, env, self._workdir, self._logs.pipe)
+        job = process.JobProcess(argv, env, self._workdir, self._logs.pipe)
         self._status.pid = job.pid
         if on_start is not None:
             on_start(job.pid)
@@ -288,17 +290,17 @@ class Attempt:
         if on_start is not None or ended is None or not ended.succeeded:
             job.kill_rest(self._mark)  # what a successful setup left running is there for the job
         self._status.pid = None
-        return job.poll() or process.Ended(None, int(signal.SIGKILL), steady())
+        return job.poll() or process.ProcessEnd(None, int(signal.SIGKILL), steady())
 
-    def _stop_group(self, job: process.Job, rules: dict[str, Any], job_grace_s: float) -> None:
+    def _stop_group(self, job: process.JobProcess, rules: dict[str, Any], job_grace_s: float) -> None:
         began = steady()
         self._phase("save")
-        if self._saver is not None:
-            self._saver.hurry()
-        if self._stops.kill_at(began, job_grace_s) > began:
+        if self._uploader is not None:
+            self._uploader.hurry()
+        if self._shutdown_watch.kill_at(began, job_grace_s) > began:
             job.send(process.signal_number(str(rules.get("stop_signal") or "SIGTERM")))
         while not job.is_over():
-            left_s = self._stops.kill_at(began, job_grace_s) - steady()
+            left_s = self._shutdown_watch.kill_at(began, job_grace_s) - steady()
             if left_s <= 0:
                 job.send(signal.SIGKILL)
                 give_up_at = steady() + _REPORT_S
@@ -307,8 +309,8 @@ class Attempt:
                 return
             self._wakeups.sleep(min(TICK_S, left_s))
 
-    def _raise_if_stopping(self, ended: process.Ended) -> None:
-        stop = self._stops.stop
+    def _raise_if_stopping(self, ended: process.ProcessEnd) -> None:
+        stop = self._shutdown_watch.stop
         if stop is not None:
             raise _Halt(stop.outcome, stop.reason, ended)
 
@@ -322,7 +324,7 @@ class Attempt:
 
     def _limit_flush(self) -> bool:
         """Whether what is complete is still to be uploaded; sets until when."""
-        stop = self._stops.stop
+        stop = self._shutdown_watch.stop
         if stop is None:
             return True
         lease_s = self._keeper.grant.lease_s
@@ -365,7 +367,7 @@ class Attempt:
         self._status.phase = "done"
         self._step("the last heartbeat", self._heartbeat.last)
         self._step("the watch over the grant", self._keeper.close)
-        say("attempt %d ended: %s (%s)" % (self._keeper.grant.attempt, halt.outcome, reason))
+        log_line("attempt %d ended: %s (%s)" % (self._keeper.grant.attempt, halt.outcome, reason))
         return halt.outcome
 
     def _step(self, what: str, work: Callable[[], Any]) -> Any:
@@ -373,15 +375,15 @@ class Attempt:
         try:
             return work()
         except Exception as error:  # noqa: BLE001 - the report and the end of the machine must come in any case
-            say("%s: %s" % (what, reason_of(error)))
+            log_line("%s: %s" % (what, reason_of(error)))
             return None
 
-    def _drain(self, ended: process.Ended | None) -> None:
-        if self._saver is None:
+    def _drain(self, ended: process.ProcessEnd | None) -> None:
+        if self._uploader is None:
             return
         self._phase("upload")
         try:
-            self._saver.drain(
+            self._uploader.drain(
                 min(self._flush_until, steady() + 86400.0),
                 ended_cleanly=ended is not None and ended.succeeded,
                 died_at=ended.at if ended is not None else steady(),
@@ -398,7 +400,7 @@ class Attempt:
         from spotd_jobs.runner import outputs
 
         patterns = [str(pattern) for pattern in self._keeper.grant.spec.get("outputs") or []]
-        progress = self._saver.progress if self._saver is not None else Progress()
+        progress = self._uploader.progress if self._uploader is not None else Progress()
         left_out = outputs.LeftOut()
         places = (self._workdir, patterns, self._output_dir, os.path.join(self._home, "gathered"))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable
 
-from spotd_jobs.runner.stops import Wakeups
+from spotd_jobs.runner.shutdown import Wakeups
 
 
 class Background:

@@ -11,17 +11,17 @@ import os
 from typing import Any
 
 from spotd_jobs.runner import complete
-from spotd_jobs.runner.files import read_text
-from spotd_jobs.runner.known import KnownChunks, new_mark
+from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark
 from spotd_jobs.runner.manifest import COMPANIONS_MAX
 from spotd_jobs.runner.names import encoded
-from spotd_jobs.runner.store import Store
+from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.tree import Tree
+from spotd_jobs.wire.client.files import read_text
 
 _POINTER_BYTES_MAX = 4096
 
 
-def companions(folder: str, of: Tree, pointed: set[str], store: Store, known: KnownChunks) -> list[dict[str, Any]]:
+def companions(folder: str, of: Tree, pointed: set[str], store: RunnerStore, known: ChunkIndex) -> list[dict[str, Any]]:
     """Manifest entries of the pointers and links to this checkpoint; their content is in the store.
 
     Raises:
@@ -45,7 +45,7 @@ def companions(folder: str, of: Tree, pointed: set[str], store: Store, known: Kn
     return entries
 
 
-def _stored(name: str, data: bytes, store: Store, known: KnownChunks) -> dict[str, Any]:
+def _stored(name: str, data: bytes, store: RunnerStore, known: ChunkIndex) -> dict[str, Any]:
     digest = hashlib.sha256(data).hexdigest()
     key = known.claim(digest)
     if key is None:

@@ -17,8 +17,8 @@ import re
 import stat
 from typing import Callable, NamedTuple
 
-from spotd_jobs.runner.files import read_text
 from spotd_jobs.runner.tree import Node, Tree
+from spotd_jobs.wire.client.files import read_text
 
 INCOMPLETE_MARK = "checkpoint-is-incomplete.txt"
 POINTERS = ("latest", "latest_checkpointed_iteration.txt")
@@ -43,7 +43,7 @@ _SAFETENSORS_HEADER_MAX = 100 * 1024 * 1024
 _ZIP_TAIL = 65557
 
 
-class Verdict(NamedTuple):
+class Completeness(NamedTuple):
     """Whether the entry is complete, and what it waits for if not.
 
     Attributes:
@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
     unsound: bool = False
 
 
-class Surroundings(NamedTuple):
+class CompletenessContext(NamedTuple):
     """What is known beside the entry itself.
 
     Attributes:
@@ -108,7 +108,7 @@ def pointed_names(text: str) -> frozenset[str]:
     return frozenset((word,)) if word and "/" not in word else frozenset()
 
 
-def judge(folder: str, tree: Tree, around: Surroundings) -> Verdict:
+def judge(folder: str, tree: Tree, around: CompletenessContext) -> Completeness:
     """Whether the entry is a complete checkpoint now. See the module for the theory."""
     inside = tree.inside()
     if is_temporary(tree.name):
@@ -127,15 +127,15 @@ def judge(folder: str, tree: Tree, around: Surroundings) -> Verdict:
         return _not_yet(_MAY_BE_WRITTEN)
     unsound = _unsound(folder, tree, inside)
     if unsound:
-        return Verdict(complete=False, why=unsound, unsound=True)
-    return Verdict(complete=True, why=finished)
+        return Completeness(complete=False, why=unsound, unsound=True)
+    return Completeness(complete=True, why=finished)
 
 
-def _not_yet(why: str) -> Verdict:
-    return Verdict(complete=False, why=why)
+def _not_yet(why: str) -> Completeness:
+    return Completeness(complete=False, why=why)
 
 
-def _missing_mark(tree: Tree, inside: dict[str, Node], around: Surroundings) -> str:
+def _missing_mark(tree: Tree, inside: dict[str, Node], around: CompletenessContext) -> str:
     """What a framework's own checkpoint lacks; empty if nothing."""
     for path in inside:
         if path.endswith(".distcp"):
@@ -151,7 +151,7 @@ def _missing_mark(tree: Tree, inside: dict[str, Node], around: Surroundings) -> 
     return ""
 
 
-def _finished(folder: str, tree: Tree, inside: dict[str, Node], around: Surroundings) -> str:
+def _finished(folder: str, tree: Tree, inside: dict[str, Node], around: CompletenessContext) -> str:
     """Why nothing more will be written; empty if that is not known."""
     if around.stable_s >= around.settle_s:
         return "unchanged for the settle time"

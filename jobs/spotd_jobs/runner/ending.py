@@ -11,9 +11,9 @@ import os
 import time
 from typing import Any
 
-from spotd_jobs.runner.clocks import now_text, steady
-from spotd_jobs.runner.files import write_whole
-from spotd_jobs.runner.say import reason_of, say
+from spotd_jobs.wire.client.clocks import now_text, steady
+from spotd_jobs.wire.client.console import log_line, reason_of
+from spotd_jobs.wire.client.files import write_whole
 
 INSTANCE_KEYS = ("CONTAINER_API_KEY", "RUNPOD_API_KEY")
 MACHINE_DONE = "machine-done"
@@ -44,7 +44,7 @@ def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TR
                 time.sleep(_LINGER_S)
             return True
         except Exception as error:  # noqa: BLE001 - a machine that is not ended costs money: whatever failed, try again
-            say("this machine could not be ended yet: " + reason_of(error))
+            log_line("this machine could not be ended yet: " + reason_of(error))
         if steady() + pause_s >= give_up_at:
             return False
         time.sleep(pause_s)
@@ -65,7 +65,7 @@ def _ask(how: dict[str, Any], outcome: str) -> None:
     elif method == "shutdown":
         _shut_down()
     else:
-        say("this runner knows no way named %r to end a machine" % str(method)[:40])
+        log_line("this runner knows no way named %r to end a machine" % str(method)[:40])
 
 
 def _own(name: str) -> str:
@@ -82,7 +82,7 @@ def _quoted(part: str) -> str:
 
 
 def _delete(url: str, key: str) -> None:
-    from spotd_jobs.runner import web
+    from spotd_jobs.wire.client import web
 
     headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json", "Accept": "application/json"}
     status, _, answer = web.request("DELETE", url, headers, [b"{}"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from spotd_jobs.runner.ending import INSTANCE_KEYS
-from spotd_jobs.runner.grants import Grant
+from spotd_jobs.runner.grants import RunnerGrant
 
 GRANT_URL_VARIABLE = "SPOTD_GRANT_URL"
 _HIDDEN = (*INSTANCE_KEYS, GRANT_URL_VARIABLE)
 
 
-def job_environment(grant: Grant, places: dict[str, str]) -> dict[str, str]:
+def job_environment(grant: RunnerGrant, places: dict[str, str]) -> dict[str, str]:
     """Later ones win: nothing of the image, the job file or the secrets can change what `SPOTD_*` says.
 
     The host's keys over this machine, and the URL of the grant, are not in it.

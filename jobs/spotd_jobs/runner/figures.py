@@ -6,8 +6,8 @@ import os
 import shutil
 from typing import Any
 
-from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.say import clean
+from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client.console import clean
 
 _GPU_EVERY_S = 10.0
 _GPU_TIMEOUT_S = 10.0
@@ -15,7 +15,7 @@ _GPUS_MAX = 64
 _MB = 1_000_000
 
 
-class Gpus:
+class GpuReader:
     """The answers of nvidia-smi, asked at most every ten seconds: each call costs the driver some work."""
 
     def __init__(self) -> None:

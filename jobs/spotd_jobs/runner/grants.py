@@ -10,10 +10,10 @@ import json
 import threading
 from typing import Any, Callable
 
-from spotd_jobs.runner import web
-from spotd_jobs.runner.clocks import CLOCK, as_epoch, steady
 from spotd_jobs.runner.leasefile import LeaseFile
-from spotd_jobs.runner.say import reason_of, say
+from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.clocks import CLOCK, as_epoch, steady
+from spotd_jobs.wire.client.console import log_line, reason_of
 
 GRANT_BYTES_MAX = 64 * 1024 * 1024
 MISSING_MAX = 3
@@ -35,7 +35,7 @@ class NotCurrent(Exception):
         self.end = end
 
 
-class Grant:
+class RunnerGrant:
     """One grant.json. `raw` holds secrets and is never shown."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
@@ -60,11 +60,11 @@ class Grant:
         self.stop = (raw.get("orders") or {}).get("stop")
         self.checkpoint_order = int((raw.get("orders") or {}).get("checkpoint") or 0)
 
-    def is_of(self, other: Grant) -> bool:
+    def is_of(self, other: RunnerGrant) -> bool:
         return (self.job_id, self.attempt) == (other.job_id, other.attempt)
 
 
-def read_grant(url: str) -> Grant:
+def read_grant(url: str) -> RunnerGrant:
     """The grant at this URL.
 
     Raises:
@@ -72,13 +72,13 @@ def read_grant(url: str) -> Grant:
     """
     data = web.read(url, GRANT_BYTES_MAX)
     try:
-        return Grant(json.loads(data))
+        return RunnerGrant(json.loads(data))
     except (ValueError, KeyError, TypeError, AttributeError):
         # Never the content: it holds the job's secrets.
         raise web.WebError("what is there is no grant") from None
 
 
-def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = False) -> Grant:
+def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = False) -> RunnerGrant:
     """A grant that permits to run now.
 
     Args:
@@ -120,14 +120,14 @@ def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = Fa
             url = grant.url
         if steady() >= give_up_at or wait(pause_s):
             raise NotCurrent(why, end)
-        say(why + ", trying again")
+        log_line(why + ", trying again")
         pause_s = min(pause_s * 2, _PAUSE_MAX_S)
 
 
 class GrantKeeper:
     """Reads the grant again and again; `wake` is called when there is something new to react to."""
 
-    def __init__(self, grant: Grant, wake: Callable[[], None]) -> None:
+    def __init__(self, grant: RunnerGrant, wake: Callable[[], None]) -> None:
         self._grant = grant
         self._first = grant
         self._wake = wake
@@ -149,7 +149,7 @@ class GrantKeeper:
         self._closing.set()
 
     @property
-    def grant(self) -> Grant:
+    def grant(self) -> RunnerGrant:
         """The newest grant of this attempt."""
         return self._grant
 
@@ -167,7 +167,7 @@ class GrantKeeper:
             try:
                 self.refresh()
             except Exception as error:  # noqa: BLE001 - the lease must end by its own clock, not by a dead thread
-                say("reading the grant failed: " + reason_of(error))
+                log_line("reading the grant failed: " + reason_of(error))
 
     def refresh(self) -> None:
         """The grant was asked for once, and taken if it is a newer one of this attempt."""

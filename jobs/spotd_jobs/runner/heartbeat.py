@@ -15,11 +15,11 @@ import time
 from typing import Any, Callable
 
 from spotd_jobs.runner import VERSION
-from spotd_jobs.runner.clocks import now_text, process_began, steady
-from spotd_jobs.runner.figures import Gpus, host_figures
-from spotd_jobs.runner.say import clean, reason_of, say
-from spotd_jobs.runner.sinks import SinkError
-from spotd_jobs.runner.store import Store
+from spotd_jobs.runner.figures import GpuReader, host_figures
+from spotd_jobs.runner.store import RunnerStore
+from spotd_jobs.wire.client.clocks import now_text, process_began, steady
+from spotd_jobs.wire.client.console import clean, log_line, reason_of
+from spotd_jobs.wire.client.sinks import SinkError
 
 NAME = "heartbeat.json"
 _DISK_LOW_MB = 1000
@@ -40,21 +40,21 @@ class Status:
         self.order_checkpoint = 0
         self.notice: dict[str, Any] | None = None
         self.exit: dict[str, Any] | None = None
-        self.saver: Any = None
+        self.uploader: Any = None
         self.restore: Any = None
         self.grant_issued_at = ""
         self.began = process_began()
 
 
-class Heartbeat:
+class HeartbeatWriter:
     """The thread that beats."""
 
-    def __init__(self, store: Store, status: Status, home: str, every_s: Callable[[], float]) -> None:
+    def __init__(self, store: RunnerStore, status: Status, home: str, every_s: Callable[[], float]) -> None:
         self._store = store
         self._status = status
         self._home = home
         self._every_s = every_s
-        self._gpus = Gpus()
+        self._gpus = GpuReader()
         self._now = threading.Event()
         self._closed = False
         self._disk_was_low = False
@@ -86,7 +86,7 @@ class Heartbeat:
             try:
                 self._put_beat(document)
             except Exception as error:  # noqa: BLE001 - a host that falls silent is looked at all the same
-                say("the last beat could not be stored: " + reason_of(error))
+                log_line("the last beat could not be stored: " + reason_of(error))
 
     def _beat(self) -> None:
         while not self._closed:
@@ -102,7 +102,7 @@ class Heartbeat:
                 except SinkError:
                     pass  # the next beat says more than this one would have
                 except Exception as error:  # noqa: BLE001 - a beat that fails must not be the last
-                    say("a heartbeat failed: " + reason_of(error))
+                    log_line("a heartbeat failed: " + reason_of(error))
             every_s = self._every_s()
             # At least a little apart: some stores take one write a second to one name.
             self._now.wait(every_s)
@@ -135,9 +135,9 @@ class Heartbeat:
             runner=VERSION,
             grant_issued_at=status.grant_issued_at,
             order_checkpoint=status.order_checkpoint,
-            seen=_seen(status.saver, "seen"),
-            stored=_seen(status.saver, "stored"),
-            upload=self._upload(status.saver),
+            seen=_seen(status.uploader, "seen"),
+            stored=_seen(status.uploader, "stored"),
+            upload=self._upload(status.uploader),
             restore=None
             if restore is None or restore.name is None
             else {"name": restore.name, "bytes_done": restore.done, "bytes_total": restore.total},
@@ -147,15 +147,15 @@ class Heartbeat:
             exit=status.exit,
         )
 
-    def _upload(self, saver: Any) -> dict[str, Any]:
-        progress = saver.progress if saver is not None else None
+    def _upload(self, uploader: Any) -> dict[str, Any]:
+        progress = uploader.progress if uploader is not None else None
         name = progress.name if progress is not None else None
         return {
             "name": name,
             "bytes_done": progress.done if progress is not None and name else 0,
             "bytes_total": progress.total if progress is not None and name else 0,
             "bytes_per_s": progress.rate if progress is not None else 0,
-            "queued": saver.queued if saver is not None else 0,
+            "queued": uploader.queued if uploader is not None else 0,
             "failing": self._store.failing,
         }
 
@@ -177,8 +177,8 @@ def _news_of(document: dict[str, Any], progress_s: float) -> dict[str, Any]:
     return news
 
 
-def _seen(saver: Any, which: str) -> dict[str, Any] | None:
-    seen = getattr(saver, which) if saver is not None else None
+def _seen(uploader: Any, which: str) -> dict[str, Any] | None:
+    seen = getattr(uploader, which) if uploader is not None else None
     if seen is None:
         return None
     row = {"name": seen.name, "step": seen.step, "at": seen.at}

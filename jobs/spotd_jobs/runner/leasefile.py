@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from spotd_jobs.runner.say import reason_of, say
+from spotd_jobs.wire.client.console import log_line, reason_of
 
 MACHINE_LEASE = "machine-lease"
 BEYOND_S = 1800.0
@@ -40,5 +40,5 @@ class LeaseFile:
                 os.close(place)
         except OSError as error:
             if not self._failed:
-                say("the mark of the lease can not be written: " + reason_of(error))
+                log_line("the mark of the lease can not be written: " + reason_of(error))
             self._failed = True

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 
-from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.say import reason_of, say
-from spotd_jobs.runner.store import GivenUp, Store
+from spotd_jobs.runner.store import GivenUp, RunnerStore
+from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client.console import log_line, reason_of
 
 OBJECT_BYTES_MAX = 256 * 1024
 _WAITING_BYTES_MAX = 1024 * 1024
@@ -24,7 +24,7 @@ _SECRET_LENGTH_MIN = 6
 class LogShipper:
     """Two threads: one empties the pipe, one stores what came."""
 
-    def __init__(self, store: Store, secrets: list[str], bytes_per_h: int, every_s: float) -> None:
+    def __init__(self, store: RunnerStore, secrets: list[str], bytes_per_h: int, every_s: float) -> None:
         self._store = store
         self._secrets = sorted((s.encode() for s in secrets if len(s) >= _SECRET_LENGTH_MIN), key=len, reverse=True)
         self._rate = bytes_per_h / 3600.0
@@ -155,7 +155,7 @@ class LogShipper:
         except GivenUp:
             return
         except Exception as error:  # noqa: BLE001 - a log object that can not be stored must not stop the ones after it
-            say("output was lost: " + reason_of(error))
+            log_line("output was lost: " + reason_of(error))
 
 
 def patience_s(heartbeat_s: float) -> float:

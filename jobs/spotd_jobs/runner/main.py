@@ -17,17 +17,17 @@ import sys
 import time
 from typing import Any
 
-from spotd_jobs.runner import ahead
-from spotd_jobs.runner.attempt import MARK_FILE, Attempt
-from spotd_jobs.runner.clocks import CLOCK, now_text
+from spotd_jobs.runner import prefetch
+from spotd_jobs.runner.attempt import MARK_FILE, AttemptRun
+from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
 from spotd_jobs.runner.ending import end_machine
 from spotd_jobs.runner.environment import GRANT_URL_VARIABLE
-from spotd_jobs.runner.files import is_full, lock, read_text, write_whole
 from spotd_jobs.runner.grants import NotCurrent, first_grant
-from spotd_jobs.runner.lastword import report_end
+from spotd_jobs.runner.last_error import report_end
 from spotd_jobs.runner.process import marked
-from spotd_jobs.runner.saver import PUBLISHED
-from spotd_jobs.runner.say import reason_of, say
+from spotd_jobs.wire.client.clocks import CLOCK, now_text
+from spotd_jobs.wire.client.console import log_line, reason_of
+from spotd_jobs.wire.client.files import is_full, lock, read_text, write_whole
 
 DONE = "done"
 END = "end.json"
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.grant_url:
         parser.error("--grant-url (or %s) is needed" % GRANT_URL_VARIABLE)
     home = os.path.abspath(options.home)
-    is_ahead = bool(os.environ.get(ahead.VARIABLE))
+    is_ahead = bool(os.environ.get(prefetch.VARIABLE))
     try:
         os.makedirs(home, mode=0o700, exist_ok=True)
         held = None if is_ahead else lock(os.path.join(home, "lock"))
@@ -55,14 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return _unusable(options.grant_url, home, error)
     if is_ahead:
-        ahead.fetch_ahead(options.grant_url, home)
+        prefetch.fetch_ahead(options.grant_url, home)
         return 0
     if held is None:
-        say("another runner is at work here")
+        log_line("another runner is at work here")
         return EXIT_BUSY
     done = _json(os.path.join(home, DONE))
     if done is not None:
-        say("this machine's attempt has ended; nothing is run")
+        log_line("this machine's attempt has ended; nothing is run")
         return _end(done.get("self_terminate"), str(done.get("outcome")))
     _kill_leftovers(home)
     return _carry(options.grant_url, home)
@@ -73,18 +73,18 @@ def _carry(grant_url: str, home: str) -> int:
     try:
         grant = first_grant(grant_url, _sleep, published=os.path.exists(os.path.join(home, PUBLISHED)))
     except NotCurrent as not_current:
-        say("nothing is run: %s" % not_current)
+        log_line("nothing is run: %s" % not_current)
         how = not_current.end or (_json(os.path.join(home, END)) or {}).get("self_terminate")
         return _conclude(home, how, "not_current")
     how = grant.raw.get("self_terminate")
     try:
         write_whole(os.path.join(home, END), json.dumps({"self_terminate": how}).encode())
     except OSError as error:
-        say("how to end could not be noted on disk: " + reason_of(error))
+        log_line("how to end could not be noted on disk: " + reason_of(error))
     try:
-        outcome = Attempt(grant, home, boot, restarted=restarted).carry()
+        outcome = AttemptRun(grant, home, boot, restarted=restarted).carry()
     except Exception as error:  # noqa: BLE001 - whatever broke, this machine costs money until it has ended
-        say("the runner failed: " + reason_of(error))
+        log_line("the runner failed: " + reason_of(error))
         outcome = "disk_full" if is_full(error) else "runner_error"
         report_end(grant, boot, outcome, reason_of(error))
     return _conclude(home, how, outcome)
@@ -92,7 +92,7 @@ def _carry(grant_url: str, home: str) -> int:
 
 def _unusable(grant_url: str, home: str, error: OSError) -> int:
     """Nothing can be kept on this machine, so nothing is run: that is reported, and the machine ends."""
-    say("this machine can not be used: " + reason_of(error))
+    log_line("this machine can not be used: " + reason_of(error))
     try:
         grant = first_grant(grant_url, _sleep)
     except NotCurrent as not_current:
@@ -108,7 +108,7 @@ def _conclude(home: str, how: dict[str, Any] | None, outcome: str) -> int:
     try:
         write_whole(os.path.join(home, DONE), json.dumps(mark).encode(), durable=True)
     except OSError as error:
-        say("the end could not be noted on disk: " + reason_of(error))
+        log_line("the end could not be noted on disk: " + reason_of(error))
     return _end(how, outcome)
 
 
@@ -130,7 +130,7 @@ def _next_boot(home: str) -> tuple[bool, int]:
     try:
         write_whole(path, str(boot).encode(), durable=True)
     except OSError as error:
-        say("the start could not be noted on disk: " + reason_of(error))
+        log_line("the start could not be noted on disk: " + reason_of(error))
     return before > 0, boot
 
 
@@ -170,7 +170,7 @@ def run() -> None:
     try:
         code = main()
     except Exception as error:  # noqa: BLE001 - a traceback on a console that nobody reads helps nobody
-        say("this machine can not be used: " + reason_of(error))
+        log_line("this machine can not be used: " + reason_of(error))
         code = 1
     sys.stderr.flush()
     os._exit(code)

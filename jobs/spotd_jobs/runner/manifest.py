@@ -12,7 +12,7 @@ import zlib
 from typing import Any, Iterable
 
 from spotd_jobs.runner.names import decoded
-from spotd_jobs.runner.store import Store
+from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.tree import Node, Unfit
 
 BYTES_MAX = 16 * 1024 * 1024
@@ -49,7 +49,7 @@ def too_much(chunks: int, text: int) -> str:
     return ""
 
 
-def written(store: Store, **fields: Any) -> bytes:
+def written(store: RunnerStore, **fields: Any) -> bytes:
     """The manifest as it is stored; `files` has the chunks of each file with it.
 
     Raises:

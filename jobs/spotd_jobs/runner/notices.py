@@ -11,10 +11,10 @@ import os
 import threading
 from typing import Any, Callable, NamedTuple
 
-from spotd_jobs.runner import web
-from spotd_jobs.runner.clocks import CLOCK, as_epoch, as_text
-from spotd_jobs.runner.files import read_text, write_whole
-from spotd_jobs.runner.say import clean, reason_of, say
+from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.clocks import CLOCK, as_epoch, as_text
+from spotd_jobs.wire.client.console import clean, log_line, reason_of
+from spotd_jobs.wire.client.files import read_text, write_whole
 
 _IMDS_EVERY_S = 5.0
 _IMDS_TIMEOUT_S = 2.0
@@ -55,7 +55,7 @@ class JobFile:
         try:
             write_whole(self.path, json.dumps(content).encode(), mode=0o644)
         except OSError as error:
-            say("the notice file could not be written: " + reason_of(error))
+            log_line("the notice file could not be written: " + reason_of(error))
 
 
 def from_file(path: str) -> Notice | None:
@@ -108,7 +108,7 @@ class ImdsWatch:
             except web.WebError:
                 pass  # it is not always there, and asking again is all that can be done
             except Exception as error:  # noqa: BLE001 - one odd answer must not end the watch for warnings
-                say("the metadata service gave an odd answer: " + reason_of(error))
+                log_line("the metadata service gave an odd answer: " + reason_of(error))
             self._closing.wait(_IMDS_EVERY_S)
 
     def _look(self) -> bool:
@@ -155,7 +155,7 @@ def _time_of(action: dict[str, Any]) -> float:
     try:
         return as_epoch(str(action["time"]))
     except (KeyError, ValueError, OverflowError) as error:
-        say(
+        log_line(
             "the announced interruption has no time that can be read, so it is two minutes from now: "
             + reason_of(error)
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Sequence
 
-from spotd_jobs.runner.process import Ended
+from spotd_jobs.runner.process import ProcessEnd
 
 _V2 = "/sys/fs/cgroup%s/memory.events"
 _V1 = "/sys/fs/cgroup/memory%s/memory.oom_control"
@@ -33,7 +33,7 @@ class OomWatch:
         self._in_machine = _first_count([machine])
         self._log = _open_at_end(log)
 
-    def happened(self, ended: Ended) -> bool | None:
+    def happened(self, ended: ProcessEnd) -> bool | None:
         """`None`: the job was killed hard and nothing here tells by whom."""
         if ended.succeeded:
             return False

@@ -11,13 +11,13 @@ import os
 from typing import Iterator, NamedTuple
 
 from spotd_jobs.runner import manifest, tree
-from spotd_jobs.runner.clocks import now_text
-from spotd_jobs.runner.files import remove
-from spotd_jobs.runner.known import KnownChunks
+from spotd_jobs.runner.chunk_index import ChunkIndex
 from spotd_jobs.runner.names import encoded
-from spotd_jobs.runner.say import clean, reason_of, say
-from spotd_jobs.runner.store import Store
+from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload
+from spotd_jobs.wire.client.clocks import now_text
+from spotd_jobs.wire.client.console import clean, log_line, reason_of
+from spotd_jobs.wire.client.files import remove
 
 MANIFEST = "outputs/manifest.json"
 _TRIES = 5
@@ -35,10 +35,10 @@ class LeftOut:
         self.count += 1
         line = clean("%s: %s" % (encoded(path)[-120:], why))
         self.reason = self.reason or line
-        say("an output was left out: " + line)
+        log_line("an output was left out: " + line)
 
 
-class Stored(NamedTuple):
+class StoredOutputs(NamedTuple):
     """The outputs, in the store."""
 
     files: int
@@ -165,13 +165,13 @@ def _why_not(original: str) -> str:
 
 
 def store_outputs(
-    store: Store,
-    known: KnownChunks,
+    store: RunnerStore,
+    known: ChunkIndex,
     progress: Progress,
     chunk_bytes: int,
     places: tuple[str, list[str], str, str],
     left_out: LeftOut,
-) -> Stored | None:
+) -> StoredOutputs | None:
     """The outputs in the store, or `None` if there are none.
 
     Args:
@@ -210,8 +210,8 @@ def count_of(places: tuple[str, list[str], str, str]) -> int:
 
 
 def upload_outputs(
-    store: Store, known: KnownChunks, progress: Progress, chunk_bytes: int, found: tree.Tree, into: str
-) -> Stored:
+    store: RunnerStore, known: ChunkIndex, progress: Progress, chunk_bytes: int, found: tree.Tree, into: str
+) -> StoredOutputs:
     """These files are in the store.
 
     Raises:
@@ -239,4 +239,4 @@ def upload_outputs(
         previous=None,
     )
     store.put(MANIFEST, data, hashlib.sha256(data).hexdigest())
-    return Stored(len(entries), size, store.prefix + MANIFEST)
+    return StoredOutputs(len(entries), size, store.prefix + MANIFEST)

@@ -14,7 +14,7 @@ import signal
 import time
 from typing import NamedTuple
 
-from spotd_jobs.runner.clocks import steady
+from spotd_jobs.wire.client.clocks import steady
 
 MARK = "SPOTD_RUN_MARK"
 _PAUSE_S = 0.01
@@ -25,7 +25,7 @@ _GATED = 'read -r SPOTD_GO || exit 126; exec </dev/null; cd "$1" || exit 126; sh
 _DEFAULTED = ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD")
 
 
-class Ended(NamedTuple):
+class ProcessEnd(NamedTuple):
     """How a process ended: by its own exit, or by a signal."""
 
     exit_code: int | None
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
             return "killed by signal %d" % self.signal
 
 
-class Job:
+class JobProcess:
     """A command that runs in its own process group."""
 
     def __init__(self, argv: list[str], env: dict[str, str], folder: str, output: int) -> None:
@@ -73,14 +73,14 @@ class Job:
                 setsigmask=[],
                 setsigdef=[getattr(signal, name) for name in _DEFAULTED],
             )
-            self.ended: Ended | None = None
+            self.ended: ProcessEnd | None = None
             self._guard = _guard(self.pid)
             os.write(key, b"\n")
         finally:
             os.close(gate)
             os.close(key)
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> ProcessEnd | None:
         """How it ended, once it has."""
         if self.ended is None:
             try:
@@ -89,7 +89,7 @@ class Job:
                 pid, status = self.pid, 0
             if pid == self.pid:
                 killed = os.WIFSIGNALED(status)
-                self.ended = Ended(
+                self.ended = ProcessEnd(
                     None if killed else os.WEXITSTATUS(status), os.WTERMSIG(status) if killed else None, steady()
                 )
         return self.ended

@@ -14,15 +14,16 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
-from spotd_jobs.runner import manifest, web
-from spotd_jobs.runner.ahead import Ahead, chunk_url
+from spotd_jobs.runner import manifest
 from spotd_jobs.runner.aside import remove_aside
-from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.files import TEMPORARY, DiskFull, free_bytes, is_full, remove
 from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.placing import DiskFailed, Place, Places
-from spotd_jobs.runner.say import clean, reason_of, say
+from spotd_jobs.runner.prefetch import Prefetch, chunk_url
 from spotd_jobs.runner.tree import DIR, FILE, LINK
+from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client.console import clean, log_line, reason_of
+from spotd_jobs.wire.client.files import TEMPORARY, DiskFull, free_bytes, is_full, remove
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -65,7 +66,7 @@ class Restored(NamedTuple):
     manifest_sha256: str
 
 
-class Fallback(NamedTuple):
+class RestoreFallback(NamedTuple):
     """A checkpoint that was passed over."""
 
     name: str
@@ -79,7 +80,7 @@ class _Load(NamedTuple):
     places: list[Place]
 
 
-class Restore:
+class RestoreRun:
     """One try at everything a grant offers to restore, newest first.
 
     Args:
@@ -96,9 +97,9 @@ class Restore:
         pause: Callable[[float], bool],
         stopped: Callable[[], bool],
         permitted: Callable[[], bool],
-        ahead: Ahead | None = None,
+        prefetch: Prefetch | None = None,
     ) -> None:
-        self._ahead = ahead
+        self._prefetch = prefetch
         self._offers = offers
         self._folder = folder
         self._connections = connections
@@ -111,7 +112,7 @@ class Restore:
         self.name: str | None = None
         self.done = 0
         self.total = 0
-        self.fallbacks: list[Fallback] = []
+        self.fallbacks: list[RestoreFallback] = []
 
     def run(self) -> Restored | None:
         """The newest good one is in place, or there was none.
@@ -121,13 +122,13 @@ class Restore:
             DiskFull: there is one, but none fits on this disk.
             OSError: this machine's own disk failed; no other checkpoint would fare better.
         """
-        if self._ahead is not None:
-            self._ahead.begin()
+        if self._prefetch is not None:
+            self._prefetch.begin()
         try:
             return self._run()
         finally:
-            if self._ahead is not None:
-                self._ahead.end()
+            if self._prefetch is not None:
+                self._prefetch.end()
 
     def _run(self) -> Restored | None:
         for name in os.listdir(self._folder):
@@ -140,10 +141,10 @@ class Restore:
                 return self._restore()
             except BadCheckpoint as bad:
                 no_room = no_room or (str(bad) if isinstance(bad, NoRoom) else "")
-                if self._ahead is not None:
-                    self._ahead.end()  # it is of the newest, and takes up the room that an older one needs
-                self.fallbacks.append(Fallback(str(offer.get("name")), clean(str(bad))))
-                say("checkpoint %s can not be used: %s" % (clean(str(offer.get("name"))), clean(str(bad))))
+                if self._prefetch is not None:
+                    self._prefetch.end()  # it is of the newest, and takes up the room that an older one needs
+                self.fallbacks.append(RestoreFallback(str(offer.get("name")), clean(str(bad))))
+                log_line("checkpoint %s can not be used: %s" % (clean(str(offer.get("name"))), clean(str(bad))))
         self.name = None
         if no_room:
             # To start afresh would put the job back by all that is stored.
@@ -197,7 +198,7 @@ class Restore:
 
     def _room(self, unknown: int) -> int:
         free = free_bytes(self._folder)
-        return unknown if free is None else free + (self._ahead.size() if self._ahead is not None else 0)
+        return unknown if free is None else free + (self._prefetch.size() if self._prefetch is not None else 0)
 
     def _fill(self, work: str, document: dict[str, Any]) -> None:
         loads: dict[str, _Load] = {}
@@ -278,7 +279,7 @@ class Restore:
         size, sha256 = load.chunk["size"], load.chunk["sha256"]
         places = Places(load.places)
         try:
-            if self._ahead is not None and self._ahead.take(sha256, size, block, places.write):
+            if self._prefetch is not None and self._prefetch.take(sha256, size, block, places.write):
                 return
 
             def get(hashing: _Hash) -> int:

@@ -11,10 +11,10 @@ import os
 import threading
 from typing import Any, Callable
 
-from spotd_jobs.runner.clocks import now_text, steady
-from spotd_jobs.runner.grants import Grant
-from spotd_jobs.runner.say import clean, reason_of, say
-from spotd_jobs.runner.sinks import Sink, SinkDenied, SinkError, sink_of
+from spotd_jobs.runner.grants import RunnerGrant
+from spotd_jobs.wire.client.clocks import now_text, steady
+from spotd_jobs.wire.client.console import clean, log_line, reason_of
+from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, sink_of
 
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 15.0
@@ -44,7 +44,7 @@ class Numbers:
             return self._next
 
 
-class Store:
+class RunnerStore:
     """Where this attempt writes. Safe to use from every thread.
 
     Args:
@@ -52,7 +52,7 @@ class Store:
         hopeless: whether trying on makes no sense any more.
     """
 
-    def __init__(self, grant: Callable[[], Grant], boot: int, hopeless: Callable[[], bool]) -> None:
+    def __init__(self, grant: Callable[[], RunnerGrant], boot: int, hopeless: Callable[[], bool]) -> None:
         self._grant = grant
         self._hopeless = hopeless
         self._lock = threading.Lock()
@@ -152,7 +152,7 @@ class Store:
         # Every store fails now and then; what does not work three times in a row is worth a word, once.
         if failures >= _FAILURES_TOLD and not self._is_told:
             self._is_told = True
-            say("storing failed and is tried again: " + clean(reason))
+            log_line("storing failed and is tried again: " + clean(reason))
             self.events.add("upload_failing", reason=reason)
 
     def _writer(self) -> Sink:
@@ -166,7 +166,7 @@ class Store:
 class Events:
     """Sends events in order, from a thread of its own; nothing waits for them but `flush`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RunnerStore) -> None:
         self._store = store
         self._waiting: list[tuple[int, bytes]] = []
         self._is_over = False
@@ -218,7 +218,7 @@ class Events:
             except GivenUp:
                 pass
             except Exception as error:  # noqa: BLE001 - one event that can not be sent must not hold back the exit event
-                say("an event was lost: " + reason_of(error))
+                log_line("an event was lost: " + reason_of(error))
             with self._change:
                 self._waiting.pop(0)
                 self._change.notify_all()

@@ -10,9 +10,9 @@ import os
 import stat
 from typing import NamedTuple
 
-from spotd_jobs.runner.files import remove
 from spotd_jobs.runner.names import encoded
-from spotd_jobs.runner.say import reason_of
+from spotd_jobs.wire.client.console import reason_of
+from spotd_jobs.wire.client.files import remove
 
 ENTRIES_MAX = 100_000
 DEPTH_MAX = 250

@@ -7,11 +7,11 @@ import os
 import tarfile
 from typing import Any, Callable
 
-from spotd_jobs.runner import web
-from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.files import DiskFull, is_full, remove
 from spotd_jobs.runner.restore import Cancelled
-from spotd_jobs.runner.say import reason_of, say
+from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client.console import log_line, reason_of
+from spotd_jobs.wire.client.files import DiskFull, is_full, remove
 
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 10.0
@@ -47,7 +47,7 @@ def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool
             raise CodeUnusable("the code archive could not be written: " + reason_of(error)) from None
         if wrong >= _WRONG_TRIES or steady() > give_up_at:
             raise CodeUnusable(why)
-        say(why + ", trying again")
+        log_line(why + ", trying again")
         if pause(pause_s):
             raise Cancelled()
         pause_s = min(pause_s * 2, _PAUSE_MAX_S)

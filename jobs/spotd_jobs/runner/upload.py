@@ -17,14 +17,14 @@ import os
 import threading
 from typing import Any, Callable, Iterator, NamedTuple
 
-from spotd_jobs.runner import web
-from spotd_jobs.runner.clocks import steady
-from spotd_jobs.runner.known import KnownChunks, new_mark
-from spotd_jobs.runner.lowkey import GivesWay, give_way
+from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark
 from spotd_jobs.runner.manifest import CHUNKS_MAX, text_bytes, too_much
 from spotd_jobs.runner.names import encoded
-from spotd_jobs.runner.store import GivenUp, Store
+from spotd_jobs.runner.priority import Priority, lower_priority
+from spotd_jobs.runner.store import GivenUp, RunnerStore
 from spotd_jobs.runner.tree import FILE, Node, Stage, Unfit, Vanished, is_same
+from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.clocks import steady
 
 _CHUNKS_WISHED_MAX = 16_384
 _PACKED_BYTES_MAX = 1024 * 1024
@@ -107,8 +107,8 @@ def loads_of(files: tuple[Node, ...], chunk_bytes: int, packed_below: int) -> li
     return loads
 
 
-def _not_at_all() -> GivesWay:
-    return GivesWay.NOT
+def _not_at_all() -> Priority:
+    return Priority.NOT
 
 
 class TreeUpload:
@@ -121,12 +121,12 @@ class TreeUpload:
     def __init__(
         self,
         stage: Stage,
-        store: Store,
-        known: KnownChunks,
+        store: RunnerStore,
+        known: ChunkIndex,
         progress: Progress,
         chunk_bytes: int,
         must_yield: Callable[[], bool],
-        gives_way: Callable[[], GivesWay] = _not_at_all,
+        gives_way: Callable[[], Priority] = _not_at_all,
     ) -> None:
         """Nothing was read yet.
 
@@ -186,8 +186,8 @@ class TreeUpload:
             thread.start()
         return crew
 
-    def _work(self, way: GivesWay) -> None:
-        give_way(way)
+    def _work(self, way: Priority) -> None:
+        lower_priority(way)
         buffer = bytearray(0)
         try:
             while self._error is None and way is self._way:

@@ -89,7 +89,7 @@ class Upload(WireModel):
         return self
 
 
-class Beat(WireModel):
+class LivenessMarker(WireModel):
     """Leave to write one small object, whose place is listed together with those of all other attempts.
 
     Attributes:
@@ -102,7 +102,7 @@ class Beat(WireModel):
     fields: dict[str, Any] = Field(repr=False)
 
     @model_validator(mode="after")
-    def _has_its_fields(self) -> Beat:
+    def _has_its_fields(self) -> LivenessMarker:
         _demand_fields(self.method, self.fields)
         return self
 
@@ -162,7 +162,7 @@ class RunSpec(WireModel):
     checkpoint: CheckpointRules = CheckpointRules()
 
 
-class Transfer(WireModel):
+class TransferRules(WireModel):
     """How bytes are moved. `log_bytes_per_h` bounds what a job's output may cost in the store."""
 
     chunk_bytes: Annotated[int, Field(ge=1024, le=CHUNK_BYTES_MAX)] = CHUNK_BYTES_DEFAULT
@@ -182,7 +182,7 @@ class NoticeSources(WireModel):
     file: bool = True
 
 
-class StopOrder(WireModel):
+class GrantStopOrder(WireModel):
     """Stop the job: `stop_signal`, wait, SIGKILL, upload what is complete, end the machine.
 
     Attributes:
@@ -203,7 +203,7 @@ class Orders(WireModel):
     """
 
     checkpoint: Annotated[int, Field(ge=0, le=2**31)] = 0
-    stop: StopOrder | None = None
+    stop: GrantStopOrder | None = None
 
 
 class EndMethod(StrEnum):
@@ -251,10 +251,10 @@ class Grant(WireModel):
     runner: Blob
     code: Blob | None
     upload: Upload
-    beat: Beat | None = None
+    beat: LivenessMarker | None = None
     restore: list[Restore] = Field(default_factory=list)
     spec: RunSpec
-    transfer: Transfer = Transfer()
+    transfer: TransferRules = TransferRules()
     secrets: dict[EnvName, Text] = Field(default_factory=dict, repr=False)
     notice: NoticeSources = NoticeSources()
     orders: Orders = Orders()

@@ -44,12 +44,12 @@ __all__ = [
     "MANIFEST_TEXT_MAX",
     "WINDOW",
     "AcceptedManifest",
+    "BadManifest",
     "Chunk",
     "Entry",
     "EntryType",
     "Manifest",
     "ManifestKind",
-    "Refused",
     "StoredObject",
     "checkpoint_prefix",
     "parse_manifest",
@@ -97,7 +97,7 @@ class AcceptedManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class BadManifest:
     """A manifest that does not count. `reason` is fit for an event.
 
     Attributes:
@@ -119,7 +119,7 @@ def verify_manifest(
     head: Callable[[str], StoredObject | None] | None,
     *,
     parsed: Manifest | None = None,
-) -> AcceptedManifest | Refused:
+) -> AcceptedManifest | BadManifest:
     """Accepted exactly when everything the module's theory asks for holds. Raises only what `head` raises.
 
     Args:
@@ -131,9 +131,9 @@ def verify_manifest(
         manifest = parse_manifest(manifest_bytes) if parsed is None else parsed
         sizes = _check(manifest, job_id, attempt)
     except WireError as error:
-        return Refused(reason=str(error))
+        return BadManifest(reason=str(error))
     except _Unfit as unfit:
-        return Refused(reason=str(unfit))
+        return BadManifest(reason=str(unfit))
     if head is not None:
         refused = _not_there(sizes, head, attempt_prefix(job_id, attempt))
         if refused is not None:
@@ -157,18 +157,20 @@ def verify_manifest(
 
 def _not_there(
     sizes: Mapping[str, tuple[int, str]], head: Callable[[str], StoredObject | None], own: str
-) -> Refused | None:
+) -> BadManifest | None:
     """Why these chunks are no checkpoint of the attempt whose prefix is `own`, if they are none."""
     if not all(key.startswith(own) for key in sizes):
-        return Refused(reason="it consists in part of what another attempt sent, and its host may still change that")
+        return BadManifest(
+            reason="it consists in part of what another attempt sent, and its host may still change that"
+        )
     for key, (size, sha256) in sizes.items():
         stored = head(key)
         if stored is None:
-            return Refused(reason=f"chunk {sha256[:12]} is not in the store", missing=True)
+            return BadManifest(reason=f"chunk {sha256[:12]} is not in the store", missing=True)
         if stored.size != size:
-            return Refused(reason=f"chunk {sha256[:12]} has {stored.size} bytes, not {size}", missing=True)
+            return BadManifest(reason=f"chunk {sha256[:12]} has {stored.size} bytes, not {size}", missing=True)
         if stored.sha256 is not None and stored.sha256 != sha256:
-            return Refused(reason=f"chunk {sha256[:12]} holds other content", missing=True)
+            return BadManifest(reason=f"chunk {sha256[:12]} holds other content", missing=True)
     return None
 
 

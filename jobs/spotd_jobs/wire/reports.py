@@ -216,7 +216,7 @@ Real = Annotated[float, Field(ge=-1e18, le=1e18)]
 Scalar = Line | bool | Whole | Real | None
 
 
-class Event(WireModel):
+class HostEvent(WireModel):
     """events/<seq>.json, written once. The exit event is the last, and comes after everything it speaks of."""
 
     schema_: Literal[1] = Field(alias="schema")
@@ -237,7 +237,7 @@ class Event(WireModel):
             return None
 
 
-_Document = TypeVar("_Document", Heartbeat, Event)
+_Document = TypeVar("_Document", Heartbeat, HostEvent)
 
 
 def parse_heartbeat(data: bytes, *, job_id: str, attempt: int) -> Heartbeat:
@@ -249,13 +249,13 @@ def parse_heartbeat(data: bytes, *, job_id: str, attempt: int) -> Heartbeat:
     return _parse(Heartbeat, data, HEARTBEAT_BYTES_MAX, job_id, attempt)
 
 
-def parse_event(data: bytes, *, job_id: str, attempt: int) -> Event:
+def parse_event(data: bytes, *, job_id: str, attempt: int) -> HostEvent:
     """One thing that happened to this attempt.
 
     Raises:
         WireError: the bytes are no event, or another attempt's.
     """
-    return _parse(Event, data, EVENT_BYTES_MAX, job_id, attempt)
+    return _parse(HostEvent, data, EVENT_BYTES_MAX, job_id, attempt)
 
 
 def _parse(model: type[_Document], data: bytes, bytes_max: int, job_id: str, attempt: int) -> _Document:

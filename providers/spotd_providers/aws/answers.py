@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from spotd_providers.aws.quotas import family_quota, region_quota
-from spotd_providers.aws.sdk import Refused
+from spotd_providers.aws.sdk import AwsRefused
 from spotd_providers.contract.errors import (
     AuthFailed,
     NoCapacity,
@@ -105,12 +105,12 @@ _FIELDS: Final = {
 }
 
 
-def failure(refused: Refused, *, what: str, rng: Random) -> ProviderError:
+def failure(refused: AwsRefused, *, what: str, rng: Random) -> ProviderError:
     """The leaf of the contract that a refused question is."""
     return _common(refused, what, rng) or Unavailable(f"{what}: {refused}")
 
 
-def launch_failure(refused: Refused, request: LaunchRequest, *, rng: Random) -> ProviderError:
+def launch_failure(refused: AwsRefused, request: LaunchRequest, *, rng: Random) -> ProviderError:
     """The leaf that a refused launch is; nothing was bought unless it is `OutcomeUnknown`."""
     pool, code = request.offer.pool, refused.code
     if code == SUBNET_FULL:
@@ -138,7 +138,7 @@ def launch_failure(refused: Refused, request: LaunchRequest, *, rng: Random) -> 
     return RequestRejected(f"AWS refused the launch of {pool}: {refused}", field=field, reason=code)
 
 
-def _common(refused: Refused, what: str, rng: Random) -> ProviderError | None:
+def _common(refused: AwsRefused, what: str, rng: Random) -> ProviderError | None:
     if refused.code in RATE or refused.status == 429:
         wait = refused.retry_after or BACK_OFF
         return RateLimited(f"AWS is asked too often ({what})", retry_after=wait + timedelta(seconds=rng.random()))

@@ -12,7 +12,7 @@ from spotd_providers.aws.launching import tag_specifications
 from spotd_providers.aws.ondemand import TABLE_DATE, TABLE_REGION
 from spotd_providers.aws.quotas import ON_DEMAND_QUOTAS, SPOT_QUOTAS
 from spotd_providers.aws.region import Region
-from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG
 from spotd_providers.aws.volumes import Volumes, named
@@ -38,7 +38,7 @@ async def _identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> 
     """
     try:
         answer: Mapping[str, Any] = await sdk.call("sts", regions[0].name, "get_caller_identity")
-    except Refused as exc:
+    except AwsRefused as exc:
         raise failure(exc, what="get_caller_identity", rng=services.rng) from None
     except AnswerLost as exc:
         raise Unavailable(str(exc)) from None
@@ -157,7 +157,7 @@ async def _dry_run(sdk: Sdk, region: Region, settings: AwsSettings, services: Se
             TagSpecifications=tag_specifications(services.install, "dry-run", spot=True),
             **groups,
         )
-    except Refused as exc:
+    except AwsRefused as exc:
         if exc.code == "DryRunOperation":
             return f"may launch {image.image_id}"
         if exc.code in AUTH or exc.code in QUOTA:

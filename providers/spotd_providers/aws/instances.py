@@ -8,7 +8,7 @@ from typing import Final
 
 from spotd_providers.aws.offers import PROVIDER
 from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
-from spotd_providers.aws.wire import InstanceRow, SpotRequestRow
+from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -61,7 +61,7 @@ LOSSES: Final[Mapping[str, Loss]] = {
 _RUNS: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING, InstanceState.UNKNOWN})
 
 
-def key_in(row: InstanceRow, install: InstallId) -> AttemptKey | None:
+def key_in(row: AwsInstanceRow, install: InstallId) -> AttemptKey | None:
     """The attempt this machine was launched for, by its tag, or by its launch's token while tags are not seen yet."""
     tags = row.tags
     if tags.get(INSTALL_TAG, install) != install:
@@ -70,7 +70,7 @@ def key_in(row: InstanceRow, install: InstallId) -> AttemptKey | None:
 
 
 def as_instance(
-    row: InstanceRow,
+    row: AwsInstanceRow,
     key: AttemptKey,
     *,
     region: str,
@@ -103,13 +103,13 @@ def as_instance(
     )
 
 
-def is_announced(row: InstanceRow, request: SpotRequestRow | None) -> bool:
+def is_announced(row: AwsInstanceRow, request: SpotRequestRow | None) -> bool:
     """Whether EC2 has said that it takes this machine, which still runs."""
     state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
     return state in _RUNS and request is not None and request.Status.Code in ANNOUNCED
 
 
-def _loss(row: InstanceRow, code: str) -> Loss | None:
+def _loss(row: AwsInstanceRow, code: str) -> Loss | None:
     reason = row.StateReason
     if reason is None or not reason.Code:
         return Loss.PREEMPTED if code in ANNOUNCED else None
@@ -121,7 +121,7 @@ def _loss(row: InstanceRow, code: str) -> Loss | None:
     return Loss.OUTBID if loss is Loss.PREEMPTED and code in BY_PRICE else loss
 
 
-def _said(row: InstanceRow) -> str:
+def _said(row: AwsInstanceRow) -> str:
     if row.StateReason is not None and row.StateReason.Message:
         return row.StateReason.Message
     return row.StateTransitionReason or ""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from spotd_providers.aws.advisor import Band
 from spotd_providers.aws.hardware import Hardware
-from spotd_providers.aws.ondemand import OnDemandPrices
+from spotd_providers.aws.ondemand import AwsOnDemandPrices
 from spotd_providers.aws.quotas import family_quota, region_quota
 from spotd_providers.aws.region import IMAGE_GB, Pool
 from spotd_providers.aws.settings import AwsSettings
@@ -77,7 +77,7 @@ def spot_offers(
     prices: Mapping[Pool, MicroUsdPerHour],
     kinds: Mapping[str, Hardware],
     zones: Collection[str],
-    on_demand: OnDemandPrices,
+    on_demand: AwsOnDemandPrices,
     settings: AwsSettings,
     scores: Mapping[Pool, int],
     bands: Mapping[tuple[str, str], Band] | None = None,
@@ -95,7 +95,7 @@ def on_demand_offers(
     pools: Iterable[Pool],
     kinds: Mapping[str, Hardware],
     zones: Collection[str],
-    on_demand: OnDemandPrices,
+    on_demand: AwsOnDemandPrices,
     settings: AwsSettings,
     *,
     image_gb: int = IMAGE_GB,
@@ -123,7 +123,7 @@ def _offers(
     market: Market,
     kinds: Mapping[str, Hardware],
     zones: Collection[str],
-    on_demand: OnDemandPrices,
+    on_demand: AwsOnDemandPrices,
     settings: AwsSettings,
     scores: Mapping[Pool, int],
     bands: Mapping[tuple[str, str], Band],

@@ -82,7 +82,7 @@ _US_EAST_1: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDemandPrices:
+class AwsOnDemandPrices:
     """What is known about one region's on-demand prices.
 
     Attributes:

@@ -26,30 +26,30 @@ _HOME: Final = "us-east-1"
 _BY_AREA: Final[Mapping[str, str]] = {"eu": "eu-central-1", "ap": "ap-south-1"}
 
 
-class Part(BaseModel):
+class PriceListPart(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
-class Dimension(Part):
+class Dimension(PriceListPart):
     unit: str
     price_per_unit: dict[str, str] = Field(alias="pricePerUnit")
 
 
-class Term(Part):
+class Term(PriceListPart):
     dimensions: dict[str, Dimension] = Field(alias="priceDimensions")
 
 
-class Terms(Part):
+class OfferTerms(PriceListPart):
     OnDemand: dict[str, Term]
 
 
-class Product(Part):
+class Product(PriceListPart):
     attributes: dict[str, str]
 
 
-class ListedProduct(Part):
+class ListedProduct(PriceListPart):
     product: Product
-    terms: Terms
+    terms: OfferTerms
 
 
 def endpoint_region(region: str) -> str:

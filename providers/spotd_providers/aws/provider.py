@@ -20,11 +20,11 @@ from spotd_providers.aws.instances import as_instance, is_announced, key_in
 from spotd_providers.aws.launching import check_offer, client_token, launched_row, run_parameters
 from spotd_providers.aws.offers import PROVIDER, current_prices, on_demand_offers, spot_offers
 from spotd_providers.aws.region import Region
-from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.volumes import Volumes
-from spotd_providers.aws.wire import InstanceRow, SpotRequestRow, read
+from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow, read
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
@@ -57,7 +57,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.keys import key_of
-from spotd_providers.kit.pace import Pace
+from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.text import clean
 
 NOT_VISIBLE_YET: Final = timedelta(minutes=5)
@@ -99,7 +99,7 @@ class AwsProvider:
         self._sdk = sdk
         self._settings = settings
         self._services = services
-        self._pace = Pace(services.clock)
+        self._pace = RequestPace(services.clock)
         self._regions = {name: self._region(name) for name in settings.regions}
         self._volumes = {name: Volumes(region, sdk, services) for name, region in self._regions.items()}
         self._bands = bands or {}
@@ -149,7 +149,7 @@ class AwsProvider:
             await self._check_price(region, request)
         try:
             answer = await self._sdk.call("ec2", region.name, "run_instances", **parameters)
-        except Refused as exc:
+        except AwsRefused as exc:
             if exc.code == SUBNET_FULL:
                 region.subnet_is_full(subnet)
                 other = await self._subnet(region, request.offer)
@@ -157,7 +157,7 @@ class AwsProvider:
             raise launch_failure(exc, request, rng=self._services.rng) from None
         except AnswerLost as exc:
             raise OutcomeUnknown(f"{exc}; {request.offer.pool}", key=request.key) from None
-        row = read(InstanceRow, launched_row(answer))
+        row = read(AwsInstanceRow, launched_row(answer))
         if row is None:
             raise OutcomeUnknown(
                 f"AWS's answer to the launch of {request.offer.pool} names no machine", key=request.key
@@ -207,7 +207,7 @@ class AwsProvider:
         region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
         if ref.instance_id not in self._ours:
             for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
-                row = read(InstanceRow, raw)
+                row = read(AwsInstanceRow, raw)
                 if row is None or key_in(row, self._services.install) is None:
                     raise RequestRejected(
                         f"the machine {ref.instance_id} does not carry the tags of this installation",
@@ -216,7 +216,7 @@ class AwsProvider:
                     )
         try:
             answer = await self._sdk.call("ec2", region.name, "terminate_instances", InstanceIds=[str(ref.instance_id)])
-        except Refused as exc:
+        except AwsRefused as exc:
             if exc.code != "InvalidInstanceID.NotFound":
                 raise failure(exc, what="terminate_instances", rng=self._services.rng) from None
             launched_at = self._ours.get(ref.instance_id)
@@ -333,9 +333,9 @@ class AwsProvider:
         """The machines of ours that this filter matches, and whether every row could be attributed."""
         rows = await region.machine_rows(name, value)
         readable = True
-        ours: list[tuple[InstanceRow, AttemptKey]] = []
+        ours: list[tuple[AwsInstanceRow, AttemptKey]] = []
         for raw in rows:
-            row = read(InstanceRow, raw)
+            row = read(AwsInstanceRow, raw)
             key = key_in(row, self._services.install) if row is not None else None
             if key is None and row is not None and expected is not None and row.ClientToken == client_token(expected):
                 key = expected
@@ -355,7 +355,7 @@ class AwsProvider:
             )
         return found, readable
 
-    def _announced_at(self, row: InstanceRow, request: SpotRequestRow | None) -> datetime | None:
+    def _announced_at(self, row: AwsInstanceRow, request: SpotRequestRow | None) -> datetime | None:
         """When we first saw that EC2 takes this machine, if it did not say when it decided so."""
         if not is_announced(row, request):
             self._announced.pop(row.InstanceId, None)
@@ -368,7 +368,7 @@ class AwsProvider:
         return self._announced[row.InstanceId]
 
     async def _spot_requests(
-        self, region: Region, ours: Sequence[tuple[InstanceRow, AttemptKey]]
+        self, region: Region, ours: Sequence[tuple[AwsInstanceRow, AttemptKey]]
     ) -> Mapping[str, SpotRequestRow]:
         """By machine, what its spot request says; nothing where AWS does not tell, which costs only the warning."""
         if not any(row.InstanceLifecycle == "spot" for row, _ in ours):

@@ -10,11 +10,11 @@ from typing import Any, Final, Generic, TypeVar
 
 from spotd_providers.aws.answers import FULL_FOR, failure
 from spotd_providers.aws.hardware import Hardware, hardware
-from spotd_providers.aws.ondemand import OnDemandPrices
+from spotd_providers.aws.ondemand import AwsOnDemandPrices
 from spotd_providers.aws.optional import Optional
 from spotd_providers.aws.placement import scores_of, sets_of_types
 from spotd_providers.aws.pricelist import endpoint_region, listed_prices, questions
-from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG
 from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, read, rows_of
@@ -23,7 +23,7 @@ from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.http import AnswerLost
-from spotd_providers.kit.pace import Pace
+from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.retry import retry_read
 
 INTERVAL: Final = timedelta(seconds=0.4)
@@ -34,7 +34,7 @@ Pool = tuple[str, str]
 """Instance type and zone."""
 
 
-class Remembered(Generic[T]):
+class RegionState(Generic[T]):
     """A value that is asked for again once it is older than `lasts`."""
 
     def __init__(self, services: Services, lasts: timedelta, ask: Callable[[], Awaitable[T]]) -> None:
@@ -75,17 +75,17 @@ class MachineImage:
 class Region:
     """Reads of one region; the launch and the end of machines go through `Sdk` directly."""
 
-    def __init__(self, name: str, sdk: Sdk, settings: AwsSettings, services: Services, pace: Pace) -> None:
+    def __init__(self, name: str, sdk: Sdk, settings: AwsSettings, services: Services, pace: RequestPace) -> None:
         self.name = name
         self._sdk = sdk
         self._settings = settings
         self._services = services
         self._pace = pace
-        self._kinds = Remembered(services, timedelta(hours=6), self._ask_kinds)
-        self._pools = Remembered(services, timedelta(hours=6), self._ask_pools)
-        self._subnets = Remembered(services, timedelta(hours=1), self._ask_subnets)
+        self._kinds = RegionState(services, timedelta(hours=6), self._ask_kinds)
+        self._pools = RegionState(services, timedelta(hours=6), self._ask_pools)
+        self._subnets = RegionState(services, timedelta(hours=1), self._ask_subnets)
         self._full_until: dict[str, datetime] = {}
-        self._image = Remembered(services, timedelta(days=1), self._ask_image)
+        self._image = RegionState(services, timedelta(days=1), self._ask_image)
         self.price_list = Optional[Mapping[str, MicroUsdPerHour]](
             services, self._ask_price_list, without={}, fresh=timedelta(days=1), kept=timedelta(days=14)
         )
@@ -149,9 +149,9 @@ class Region:
             MaxResults=1000,
         )
 
-    async def on_demand(self) -> OnDemandPrices:
+    async def on_demand(self) -> AwsOnDemandPrices:
         """What machines cost here on-demand, as far as it is known."""
-        return OnDemandPrices(
+        return AwsOnDemandPrices(
             region=self.name,
             own=self._settings.on_demand_usd.get(self.name, {}),
             listed=await self.price_list.get(),
@@ -193,7 +193,7 @@ class Region:
             await self._pace.turn(f"{at or self.name} {operation}", INTERVAL)
             try:
                 return await self._sdk.call(service, at or self.name, operation, **params)
-            except Refused as exc:
+            except AwsRefused as exc:
                 raise failure(exc, what=operation, rng=self._services.rng) from None
             except AnswerLost as exc:
                 raise Unavailable(str(exc)) from None
@@ -319,7 +319,7 @@ class Region:
             await self._pace.turn(f"{self.name} get_parameter", INTERVAL)
             try:
                 answer = await self._sdk.call("ssm", self.name, "get_parameter", Name=parameter)
-            except Refused as exc:
+            except AwsRefused as exc:
                 if exc.code == "ParameterNotFound":
                     continue
                 raise failure(exc, what="get_parameter", rng=self._services.rng) from None

@@ -1,7 +1,8 @@
 """The one place that touches AWS's client: made late, run in threads, its exceptions turned into three outcomes.
 
-An answer, a definite `Refused`, or `AnswerLost`, where the request may have had its effect. The client never retries:
-`InsufficientInstanceCapacity` comes as a server error, and its own retries would ask three times for a machine.
+An answer, a definite `AwsRefused`, or `AnswerLost`, where the request may have had its effect. The client never
+retries: `InsufficientInstanceCapacity` comes as a server error, and its own retries would ask three times for a
+machine.
 
 Nothing is chained to AWS's exceptions: an unreadable answer is quoted in them whole, and may repeat what was sent.
 """
@@ -27,7 +28,7 @@ AT_ONCE: Final = 16
 MISSING: Final = "the AWS provider needs AWS's client: pip install 'spotd[aws]'"
 
 
-class Refused(Exception):
+class AwsRefused(Exception):
     """A definite answer that is no success; what it means depends on what was asked.
 
     Attributes:
@@ -176,14 +177,14 @@ def _time_or_text(value: Any) -> Any:
         return value
 
 
-def _refused(response: Mapping[str, Any]) -> Refused:
+def _refused(response: Mapping[str, Any]) -> AwsRefused:
     error = response.get("Error") or {}
     metadata = response.get("ResponseMetadata") or {}
     status = metadata.get("HTTPStatusCode")
     code = str(error.get("Code") or status or "nothing")
     header = str((metadata.get("HTTPHeaders") or {}).get("retry-after", ""))
     known = code if code.replace(".", "").isalnum() and len(code) <= 80 else "an unknown error"
-    return Refused(
+    return AwsRefused(
         code=known,
         status=status if isinstance(status, int) else 500,
         detail=quoted(str(error.get("Message") or "")),

@@ -15,9 +15,9 @@ from spotd_providers.aws.answers import failure
 from spotd_providers.aws.instances import STATES
 from spotd_providers.aws.optional import Optional
 from spotd_providers.aws.region import Region
-from spotd_providers.aws.sdk import Refused, Sdk
+from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
-from spotd_providers.aws.wire import InstanceRow, VolumeRow, read
+from spotd_providers.aws.wire import AwsInstanceRow, VolumeRow, read
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import AttemptKey, InstanceState
@@ -75,7 +75,7 @@ class Volumes:
                 continue
             try:
                 await self._sdk.call("ec2", self._region.name, "delete_volume", VolumeId=row.VolumeId)
-            except Refused as exc:
+            except AwsRefused as exc:
                 if exc.code != "InvalidVolume.NotFound":
                     raise failure(exc, what="delete_volume", rng=self._services.rng) from None
             except AnswerLost as exc:
@@ -86,7 +86,7 @@ class Volumes:
         return left
 
     async def _has_machine(self, key: AttemptKey) -> bool:
-        rows = [read(InstanceRow, raw) for raw in await self._region.machine_rows(f"tag:{KEY_TAG}", str(key))]
+        rows = [read(AwsInstanceRow, raw) for raw in await self._region.machine_rows(f"tag:{KEY_TAG}", str(key))]
         return any(
             row is None or row.State is None or STATES.get(row.State.Name) is not InstanceState.GONE for row in rows
         )

@@ -48,7 +48,7 @@ class GpuMemory(Row):
     SizeInMiB: Natural
 
 
-class GpuRow(Row):
+class AwsGpuRow(Row):
     Name: Text
     Manufacturer: Text
     Count: Natural = 0
@@ -58,7 +58,7 @@ class GpuRow(Row):
 
 
 class Gpus(Row):
-    Gpus: list[GpuRow] = []
+    Gpus: list[AwsGpuRow] = []
 
 
 class Cpus(Row):
@@ -100,7 +100,7 @@ class PlacementRow(Row):
     AvailabilityZone: str = ""
 
 
-class InstanceRow(Row):
+class AwsInstanceRow(Row):
     """A machine that bills us: whatever can be read of it is kept."""
 
     InstanceId: Text

@@ -48,7 +48,7 @@ class AnswerLost(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpAnswer:
     """One whole HTTP answer.
 
     Attributes:
@@ -119,7 +119,7 @@ class Http:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request, one attempt.
 
         Raises:
@@ -143,7 +143,7 @@ class Http:
                     body = bytearray()
                     async for chunk in _unpacked(response, BODY_BYTES_MAX):
                         body += chunk
-                    return Answer(
+                    return HttpAnswer(
                         status=response.status_code,
                         headers={name.lower(): value for name, value in response.headers.items()},
                         body=bytes(body),
@@ -167,7 +167,7 @@ class Http:
         talk_s: float = 4.0,
         total_s: float = 20.0,
         bytes_max: int = 1024 * 1024,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """What a stream said until it ended, fell silent for `quiet_s` or said too much: it may never end by itself.
 
         Nor need it fall silent: what follows a log goes on as long as somebody writes, or keeps the line open with
@@ -202,7 +202,7 @@ class Http:
                 raise Unavailable(f"no answer: {type(exc).__name__}") from exc
         if not status:
             raise Unavailable("no answer in time")
-        return Answer(status=status, headers=answer_headers, body=bytes(body[:bytes_max]))
+        return HttpAnswer(status=status, headers=answer_headers, body=bytes(body[:bytes_max]))
 
     async def read(
         self,
@@ -213,7 +213,7 @@ class Http:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request without side effects: a lost answer is the same as no answer.
 
         Raises:

@@ -35,7 +35,7 @@ class Rest:
         return max(timedelta(0), self._until - now)
 
 
-class Pace:
+class RequestPace:
     """At most one call per `interval` and endpoint; callers queue in order."""
 
     def __init__(self, clock: Clock) -> None:

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import AttemptKey
-from spotd_providers.kit.hosts import HostClock
-from spotd_providers.kit.http import Answer, AnswerLost, Http
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.threads import Threads
+from spotd_providers.local.hosts import HostClock
 from spotd_providers.local.launcher import START_TIMEOUT_S, spec_text, start_server
-from spotd_providers.local.server.files import Endpoint, find_endpoint, spec_hash
+from spotd_providers.local.server.files import ServedEndpoint, find_endpoint, spec_hash
 from spotd_providers.local.settings import LocalSettings
 from spotd_providers.local.translate import as_error
 from spotd_providers.local.wire import StatusAnswer
@@ -38,7 +38,7 @@ class MarketClient:
         self.folder: Path = settings.directory or services.state_dir
         self._threads = Threads(1)
         self._starting = anyio.Lock()
-        self._endpoint: Endpoint | None = None
+        self._endpoint: ServedEndpoint | None = None
 
     async def read(self, answer_type: type[A], path: str, params: Mapping[str, str | int] | None = None) -> A:
         """A checked answer, asked for again a few times if there is none.
@@ -88,7 +88,7 @@ class MarketClient:
 
     async def _try(
         self, method: str, path: str, *, params: Mapping[str, str | int] | None = None, body: Any = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One call without side effects that matter.
 
         Raises:
@@ -101,7 +101,7 @@ class MarketClient:
 
     async def _send(
         self, method: str, path: str, *, params: Mapping[str, str | int] | None = None, body: Any = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One answer. A call that never left, or was refused for the token of a dead server, goes to the next one."""
         endpoint = await self._meet()
         try:
@@ -115,13 +115,13 @@ class MarketClient:
 
     async def _call(
         self,
-        endpoint: Endpoint,
+        endpoint: ServedEndpoint,
         method: str,
         path: str,
         *,
         params: Mapping[str, str | int] | None = None,
         body: Any = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         return await self._http.send(
             method,
             endpoint.url + path,
@@ -133,12 +133,12 @@ class MarketClient:
 
     # --- finding and starting the server --------------------------------------------------------------------------
 
-    async def _meet(self) -> Endpoint:
+    async def _meet(self) -> ServedEndpoint:
         """A market's server that answered, started if need be."""
         if self._settings.base_url is not None:
             if not self._services.credential:
                 raise AuthFailed("a market with a base_url needs its token as api_key")
-            return Endpoint(url=self._settings.base_url.rstrip("/"), token=self._services.credential)
+            return ServedEndpoint(url=self._settings.base_url.rstrip("/"), token=self._services.credential)
         async with self._starting:
             if self._endpoint is None:
                 endpoint = find_endpoint(self.folder)
@@ -147,7 +147,7 @@ class MarketClient:
                 self._endpoint = await self._with_our_settings(endpoint)
             return self._endpoint
 
-    async def _answers(self, endpoint: Endpoint) -> bool:
+    async def _answers(self, endpoint: ServedEndpoint) -> bool:
         """Whether a market listens there: the port of a dead one may have another owner."""
         try:
             answer = await self._http.read("GET", f"{endpoint.url}/health", timeout_s=REQUEST_TIMEOUT_S)
@@ -155,7 +155,7 @@ class MarketClient:
         except Unavailable:
             return False
 
-    async def _start(self) -> Endpoint:
+    async def _start(self) -> ServedEndpoint:
         clock: HostClock = self._services.clock
         try:
             endpoint = await self._threads.run(
@@ -166,7 +166,7 @@ class MarketClient:
         self._services.log.info("local.market_started", folder=str(self.folder))
         return endpoint
 
-    async def _with_our_settings(self, endpoint: Endpoint) -> Endpoint:
+    async def _with_our_settings(self, endpoint: ServedEndpoint) -> ServedEndpoint:
         """A server that was started with other settings makes room for one with ours, unless it has machines."""
         try:
             answer = await self._call(endpoint, "GET", "/v1/status")

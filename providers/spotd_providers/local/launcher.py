@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.kit.hosts import HostClock, measure, read_clock, write_clock
-from spotd_providers.kit.hosts.files import write_atomically
-from spotd_providers.local.server.files import Endpoint, find_endpoint
+from spotd_providers.kit.files import write_atomically
+from spotd_providers.local.hosts import HostClock, measure, read_clock, write_clock
+from spotd_providers.local.server.files import ServedEndpoint, find_endpoint
 from spotd_providers.local.settings import LocalSettings
 
 START_TIMEOUT_S: Final = 20.0
@@ -28,7 +28,7 @@ def spec_text(settings: LocalSettings) -> str:
     return settings.market().model_dump_json()
 
 
-def start_server(folder: Path, settings: LocalSettings, clock: HostClock) -> Endpoint:
+def start_server(folder: Path, settings: LocalSettings, clock: HostClock) -> ServedEndpoint:
     """A server of this market listens, started now unless there was one. Blocks until it does.
 
     Raises:

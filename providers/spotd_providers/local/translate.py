@@ -39,12 +39,19 @@ from spotd_providers.contract.values import (
     ProviderName,
     Rejected,
 )
-from spotd_providers.kit.http import Answer
+from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.keys import begins_like_ours
 from spotd_providers.local.market.machine import State
 from spotd_providers.local.market.refusals import Refusal
 from spotd_providers.local.settings import Flavour
-from spotd_providers.local.wire import ChargeRow, ErrorAnswer, MachineAnswer, MachineRow, OfferAnswer, OfferRow
+from spotd_providers.local.wire import (
+    ErrorAnswer,
+    LocalChargeRow,
+    LocalOfferRow,
+    MachineAnswer,
+    MachineRow,
+    OfferAnswer,
+)
 
 PROVIDER: Final = ProviderName("local")
 _RETRY_AFTER: Final = timedelta(seconds=5)
@@ -62,7 +69,7 @@ def as_page(answer: OfferAnswer, query: OfferQuery) -> OfferPage:
     rejected: list[Rejected] = []
     for row in answer.offers:
         try:
-            offer = as_offer(OfferRow.model_validate(row))
+            offer = as_offer(LocalOfferRow.model_validate(row))
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -73,7 +80,7 @@ def as_page(answer: OfferAnswer, query: OfferQuery) -> OfferPage:
     return OfferPage(offers=tuple(offers), rejected=tuple(rejected), at=answer.now)
 
 
-def as_offer(row: OfferRow) -> Offer:
+def as_offer(row: LocalOfferRow) -> Offer:
     """One offer."""
     is_spot = row.market is Market.SPOT
     is_bid = is_spot and row.flavour is Flavour.SUDDEN
@@ -142,7 +149,7 @@ def as_instance(row: MachineRow) -> Instance:
     )
 
 
-def as_charge(row: ChargeRow) -> Charge:
+def as_charge(row: LocalChargeRow) -> Charge:
     """One line of the market's books."""
     return Charge(
         key=AttemptKey(row.key),
@@ -154,7 +161,7 @@ def as_charge(row: ChargeRow) -> Charge:
     )
 
 
-def as_error(answer: Answer) -> ProviderError | None:
+def as_error(answer: HttpAnswer) -> ProviderError | None:
     """Why the market said no; `None` where its answer does not tell what happened."""
     if answer.status == 401:
         return AuthFailed("the local market refuses this token")

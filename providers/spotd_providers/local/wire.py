@@ -18,7 +18,7 @@ class _Row(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class OfferRow(_Row):
+class LocalOfferRow(_Row):
     """One offer."""
 
     offer_id: str = Field(min_length=1)
@@ -67,7 +67,7 @@ class MachineRow(_Row):
         return Loss(self.loss) if self.loss in tuple(Loss) else None
 
 
-class ChargeRow(_Row):
+class LocalChargeRow(_Row):
     """What one machine cost over one span."""
 
     machine_id: str
@@ -92,7 +92,7 @@ class MachineAnswer(_Row):
 
 
 class ChargeAnswer(_Row):
-    charges: list[ChargeRow]
+    charges: list[LocalChargeRow]
 
 
 class LogAnswer(_Row):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from spotd_providers.contract.errors import AuthFailed, NoBalance, RateLimited, Unavailable
-from spotd_providers.kit.http import Answer
+from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
 from spotd_providers.runpod.wire import decoded, problem_of
 
@@ -57,7 +57,7 @@ GONE_WORDS: Final = (
 )
 
 
-class Refused(Exception):
+class RunpodRefused(Exception):
     """A definite "no" whose meaning depends on what was asked. `detail` is clean enough to show."""
 
     def __init__(self, *, status: int, detail: str) -> None:
@@ -72,7 +72,7 @@ def says(text: str, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
 
-def body_of(answer: Answer) -> Any:
+def body_of(answer: HttpAnswer) -> Any:
     """The decoded body, or `None` if it is no JSON."""
     try:
         return decoded(answer.body)
@@ -80,7 +80,7 @@ def body_of(answer: Answer) -> Any:
         return None
 
 
-def raise_for(answer: Answer, body: Any, *, what: str, rng: Random, create: bool = False) -> None:
+def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: bool = False) -> None:
     """Returns only if the answer is a yes.
 
     On a create, 403 may mean that this account may not rent that kind of GPU; elsewhere it is the key.
@@ -109,10 +109,10 @@ def raise_for(answer: Answer, body: Any, *, what: str, rng: Random, create: bool
         raise Unavailable(f"RunPod redirects {what} to {host}: check base_url")
     if status >= 500 or status == 408:
         raise Unavailable(f"RunPod answered {status} to {what}")
-    raise Refused(status=status, detail=detail)
+    raise RunpodRefused(status=status, detail=detail)
 
 
-def too_many(answer: Answer, *, what: str, rng: Random) -> RateLimited:
+def too_many(answer: HttpAnswer, *, what: str, rng: Random) -> RateLimited:
     """How long a 429 asks to wait: `Retry-After`, else the reset of the window that is used up."""
     header = answer.headers.get("retry-after", "")
     wait = timedelta(seconds=float(header)) if _SECONDS.fullmatch(header) else used_up(answer) or PENALTY
@@ -120,12 +120,12 @@ def too_many(answer: Answer, *, what: str, rng: Random) -> RateLimited:
     return RateLimited(f"RunPod is asked too often ({what})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
 
 
-def used_up(answer: Answer) -> timedelta | None:
+def used_up(answer: HttpAnswer) -> timedelta | None:
     """How long until a window of the `RateLimit` header that has nothing left starts anew; `None` if all have some."""
     return max((reset for _, left, reset in _windows(answer) if left == 0), default=None)
 
 
-def running_low(answer: Answer) -> timedelta | None:
+def running_low(answer: HttpAnswer) -> timedelta | None:
     """How long a window that soon starts anew has less than a quarter left: that is kept for what must not wait."""
     sizes = {name: int(size) for name, size in _POLICY.findall(answer.headers.get("ratelimit-policy", "")[:1024])}
     low = (
@@ -136,7 +136,7 @@ def running_low(answer: Answer) -> timedelta | None:
     return max(low, default=None)
 
 
-def _windows(answer: Answer) -> Iterator[tuple[str, int, timedelta]]:
+def _windows(answer: HttpAnswer) -> Iterator[tuple[str, int, timedelta]]:
     """Name, requests left and time to reset of each window: `"minute";r=0;t=12, "hour";r=2800;t=1812`."""
     for name, left, reset in _WINDOW.findall(answer.headers.get("ratelimit", "")[:1024]):
         yield name, int(left), timedelta(seconds=int(reset))

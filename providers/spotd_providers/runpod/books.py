@@ -9,10 +9,10 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.provider import Logger
 from spotd_providers.contract.values import Balance, Charge, InstanceId
-from spotd_providers.runpod.answers import Refused
+from spotd_providers.runpod.answers import RunpodRefused
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.graphql import Graph
-from spotd_providers.runpod.memory import Memory
+from spotd_providers.runpod.memory import PodMemory
 from spotd_providers.runpod.wire import BillingRow, Myself, billing_row, shaped
 
 ACCOUNT: Final = "query { myself { clientBalance currentSpendPerHr spendLimit } }"
@@ -26,7 +26,7 @@ async def account(graph: Graph) -> Myself:
     """
     try:
         data = await graph.ask(ACCOUNT)
-    except Refused as exc:
+    except RunpodRefused as exc:
         raise Unavailable(f"RunPod does not tell the balance: {exc.detail or exc.status}") from exc
     return shaped(Myself, data.get("myself"), what="the account")
 
@@ -38,7 +38,7 @@ def as_balance(myself: Myself) -> Balance:
 
 
 async def charges_between(
-    client: RunpodClient, memory: Memory, log: Logger, since: datetime, until: datetime
+    client: RunpodClient, memory: PodMemory, log: Logger, since: datetime, until: datetime
 ) -> tuple[Charge, ...]:
     """What our pods were billed in a span, hour by hour: one charge per kind (gpu, cpu, disk), or one `total`."""
     found: list[Charge] = []
@@ -51,7 +51,7 @@ async def charges_between(
     return tuple(found)
 
 
-def as_charges(row: BillingRow, memory: Memory) -> list[Charge]:
+def as_charges(row: BillingRow, memory: PodMemory) -> list[Charge]:
     """The charges of one record; none for pods that were not ours. The parts are used only if they add up."""
     key = memory.key_of_pod(row.pod)
     if key is None:

@@ -23,7 +23,7 @@ PART_AGE_MAX: Final = timedelta(seconds=90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CataloguePart:
     """What one cloud had in one size."""
 
     at: datetime
@@ -31,14 +31,14 @@ class Part:
     rejected: tuple[Rejected, ...]
 
 
-class Catalogue:
+class GpuCatalogue:
     """Every size on every cloud, as far as RunPod told it lately."""
 
     def __init__(self, client: RunpodClient, settings: RunpodSettings, services: Services) -> None:
         self._client = client
         self._settings = settings
         self._services = services
-        self._parts: dict[tuple[str, int], Part] = {}
+        self._parts: dict[tuple[str, int], CataloguePart] = {}
 
     async def asked(self) -> ProviderError | None:
         """The first part that could not be had, if any; the others are new.
@@ -59,7 +59,7 @@ class Catalogue:
                     raise
                 return exc
             good, bad = translated(rows.rows, cloud, count, self._settings)
-            self._parts[cloud, count] = Part(
+            self._parts[cloud, count] = CataloguePart(
                 at=self._services.clock.now(), offers=tuple(good), rejected=(*rows.rejected, *bad)
             )
         return None

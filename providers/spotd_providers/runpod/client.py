@@ -16,13 +16,13 @@ from urllib.parse import quote
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
-from spotd_providers.kit.http import Answer, AnswerLost, Http
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
 from spotd_providers.kit.pace import Rest
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.text import quoted
 from spotd_providers.runpod.answers import (
     NOTHING_MADE_WORDS,
-    Refused,
+    RunpodRefused,
     body_of,
     raise_for,
     running_low,
@@ -70,7 +70,7 @@ class RunpodClient:
             params["minCudaVersion"] = cuda_min
         try:
             value = await self._json("GET", "/v2/catalog/gpus", what="the catalogue", params=params)
-        except Refused as exc:
+        except RunpodRefused as exc:
             raise Unavailable(f"RunPod refused the catalogue: {exc.detail or exc.status}") from exc
         return gpu_rows(value)
 
@@ -97,7 +97,7 @@ class RunpodClient:
                 raise  # a redirect or the edge: no pod was made
             detail = quoted(problem_of(value)) if isinstance(value, dict) else ""
             if says(detail, NOTHING_MADE_WORDS):
-                raise Refused(status=answer.status, detail=detail) from exc
+                raise RunpodRefused(status=answer.status, detail=detail) from exc
             raise OutcomeUnknown(f"RunPod answered {answer.status} to a create", key=key) from exc
         row = pod_row(value)
         if row is None:
@@ -121,7 +121,7 @@ class RunpodClient:
             await self.delete(made.id)
         try:
             raise_for(answer, value, what="creating pods", rng=self._rng)
-        except Refused:
+        except RunpodRefused:
             return
 
     async def pod(self, pod_id: str) -> Any | None:
@@ -130,7 +130,7 @@ class RunpodClient:
         async def call() -> Any | None:
             try:
                 return await self._json("GET", _pod_path(pod_id), what="a pod")
-            except Refused as exc:
+            except RunpodRefused as exc:
                 if exc.status == 404:
                     return None
                 raise Unavailable(str(exc)) from exc
@@ -146,7 +146,7 @@ class RunpodClient:
         async def call() -> PodPage:
             try:
                 value = await self._json("GET", "/v2/pods", what="the list of pods", params=params, urgent=True)
-            except Refused as exc:
+            except RunpodRefused as exc:
                 raise Unavailable(str(exc)) from exc
             return shaped(PodPage, value, what="the list of pods")
 
@@ -160,7 +160,7 @@ class RunpodClient:
             body = body_of(answer)
             try:
                 raise_for(answer, body, what="a deletion", rng=self._rng)
-            except Refused as exc:
+            except RunpodRefused as exc:
                 if exc.status == 404 and (isinstance(body, dict) or not answer.body):
                     return
                 raise Unavailable(str(exc)) from exc
@@ -180,7 +180,7 @@ class RunpodClient:
         self._note(answer)
         try:
             raise_for(answer, body_of(answer), what="a log", rng=self._rng)
-        except Refused as exc:
+        except RunpodRefused as exc:
             raise Unavailable(f"RunPod has no log of pod {pod_id}: {exc.detail or exc.status}") from exc
         return _events(answer.text)[-lines:] if lines > 0 else []
 
@@ -193,21 +193,21 @@ class RunpodClient:
         async def call() -> BillingPage:
             try:
                 value = await self._json("GET", "/v2/billing/pods", what="billing", params=params)
-            except Refused as exc:
+            except RunpodRefused as exc:
                 raise Unavailable(str(exc)) from exc
             return shaped(BillingPage, value, what="billing")
 
         return await self._repeated(call)
 
-    async def greeting(self) -> Answer:
+    async def greeting(self) -> HttpAnswer:
         """A whole answer to the cheapest call that needs the key, for its `Date` header."""
 
-        async def call() -> Answer:
+        async def call() -> HttpAnswer:
             answer = await self._asked("GET", "/v2/pods", what="the list of pods")
             body = body_of(answer)
             try:
                 raise_for(answer, body, what="the list of pods", rng=self._rng)
-            except Refused as exc:
+            except RunpodRefused as exc:
                 raise Unavailable(str(exc)) from exc
             shaped(PodPage, body, what="the list of pods")
             return answer
@@ -216,7 +216,7 @@ class RunpodClient:
 
     # --- GraphQL --------------------------------------------------------------------------------------------------
 
-    async def graphql(self, query: str, variables: Mapping[str, Any] | None = None) -> Answer:
+    async def graphql(self, query: str, variables: Mapping[str, Any] | None = None) -> HttpAnswer:
         """The answer of the old API to one request, sent once and not judged.
 
         Raises:
@@ -259,14 +259,14 @@ class RunpodClient:
         what: str,
         params: Mapping[str, str | int] | None = None,
         urgent: bool = False,
-    ) -> Answer:
+    ) -> HttpAnswer:
         await self._turn(urgent=urgent)
         timeout_s = SEARCH_TIMEOUT_S if what == "the catalogue" else None
         answer = await self._http.read(method, path, params=params, timeout_s=timeout_s)
         self._note(answer)
         return answer
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: HttpAnswer) -> None:
         if answer.status != 429 and (wait := used_up(answer)) is not None:
             self._used_up.take(wait)
         low = running_low(answer)

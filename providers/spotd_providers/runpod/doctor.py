@@ -9,8 +9,8 @@ from typing import Final
 from spotd_providers.contract.errors import AuthFailed, ProviderError
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
-from spotd_providers.kit.http import Answer, AnswerLost
-from spotd_providers.runpod.answers import Refused
+from spotd_providers.kit.http import AnswerLost, HttpAnswer
+from spotd_providers.runpod.answers import RunpodRefused
 from spotd_providers.runpod.books import account
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.graphql import Graph
@@ -30,7 +30,7 @@ async def examine(
 ) -> Sequence[CheckLine]:
     """Key, clock, catalogue, billing, balance, and spot if asked for. A failed check is a line, never an exception."""
     lines: list[CheckLine] = []
-    heard: list[Answer] = []
+    heard: list[HttpAnswer] = []
     money: list[Myself] = []
 
     async def key() -> str:
@@ -105,7 +105,7 @@ def _quota(account: Myself | None) -> CheckLine:
     )
 
 
-def _clock(answer: Answer, services: Services) -> list[CheckLine]:
+def _clock(answer: HttpAnswer, services: Services) -> list[CheckLine]:
     if answer.date is None:
         return []
     skew = abs(answer.date - services.clock.now())
@@ -124,5 +124,5 @@ async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> C
         return CheckLine(name=name, ok=True, detail=await ask())
     except AuthFailed as exc:
         return CheckLine(name=name, ok=False, detail=str(exc), hint=_KEY if name == "key" else _SCOPES)
-    except (ProviderError, Refused) as exc:
+    except (ProviderError, RunpodRefused) as exc:
         return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

@@ -12,9 +12,9 @@ from typing import Any
 
 from spotd_providers.contract.errors import NotSupported, OutcomeUnknown, Unavailable
 from spotd_providers.contract.provider import Logger
-from spotd_providers.kit.http import Answer, AnswerLost
+from spotd_providers.kit.http import AnswerLost, HttpAnswer
 from spotd_providers.kit.text import quoted
-from spotd_providers.runpod.answers import Refused, body_of, raise_for
+from spotd_providers.runpod.answers import RunpodRefused, body_of, raise_for
 from spotd_providers.runpod.client import RunpodClient
 
 
@@ -71,7 +71,7 @@ class Graph:
         if self.gone:
             raise NotSupported(self.gone)
 
-    def _data(self, answer: Answer) -> Mapping[str, Any]:
+    def _data(self, answer: HttpAnswer) -> Mapping[str, Any]:
         body = body_of(answer)
         if answer.status in (404, 410):
             self.gone = f"RunPod's GraphQL API is gone (HTTP {answer.status})"
@@ -88,7 +88,7 @@ class Graph:
         return data
 
 
-class GraphRefused(Refused):
+class GraphRefused(RunpodRefused):
     """A definite "no" of GraphQL; `internal` if it calls itself an internal error, which proves nothing."""
 
     def __init__(self, *, status: int, detail: str, internal: bool) -> None:

@@ -22,7 +22,7 @@ from spotd_providers.runpod.answers import (
     NO_CAPACITY_WORDS,
     QUOTA_WORDS,
     SCOPE_WORDS,
-    Refused,
+    RunpodRefused,
     says,
 )
 from spotd_providers.runpod.settings import RunpodSettings
@@ -94,7 +94,7 @@ def checked(request: LaunchRequest) -> None:
         raise rejected("image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
 
 
-class Strangers:
+class UntrustedLabels:
     """400s in words never heard before, told apart by their company.
 
     A 400 is an empty shelf or a broken rule, and only known sentences say which. An unknown one counts as the first,
@@ -124,7 +124,7 @@ class Strangers:
         self._forbidden.clear()
 
 
-def refusal_of_create(refused: Refused, request: LaunchRequest, strangers: Strangers) -> ProviderError:
+def refusal_of_create(refused: RunpodRefused, request: LaunchRequest, strangers: UntrustedLabels) -> ProviderError:
     """The leaf of the contract that a refused create is; no pod was made."""
     said = refused.detail or f"HTTP {refused.status}"
     if refused.status in (413, 422):

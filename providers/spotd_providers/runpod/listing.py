@@ -28,7 +28,7 @@ from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.text import clean
 from spotd_providers.runpod.answers import says
 from spotd_providers.runpod.client import RunpodClient
-from spotd_providers.runpod.memory import Memory
+from spotd_providers.runpod.memory import PodMemory
 from spotd_providers.runpod.pods import IMAGE_FAILURE_WORDS, as_instance, unreadable
 from spotd_providers.runpod.wire import PodRow, pod_row
 
@@ -40,7 +40,7 @@ SYSTEM_LINES: Final = 50
 CONSOLE_SUSPECT_AFTER: Final = timedelta(minutes=2)
 
 
-class Sightings:
+class PodListing:
     """Listings of one account, with what they taught so far.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sightings:
         self,
         client: RunpodClient,
         services: Services,
-        memory: Memory,
+        memory: PodMemory,
         *,
         out_of_money: Callable[[], Awaitable[bool]],
     ) -> None:

@@ -12,12 +12,12 @@ from typing import Final
 
 from spotd_providers.contract.provider import Logger
 from spotd_providers.contract.values import AttemptKey, Market
-from spotd_providers.kit.hosts.files import write_atomically
+from spotd_providers.kit.files import write_atomically
 
 REMEMBERED_MAX: Final = 5000
 
 
-class Memory:
+class PodMemory:
     """Orders and pods, kept in one small file."""
 
     def __init__(self, folder: Path, log: Logger) -> None:

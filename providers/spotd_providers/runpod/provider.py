@@ -46,14 +46,14 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.text import clean
 from spotd_providers.runpod import doctor
-from spotd_providers.runpod.answers import Refused
+from spotd_providers.runpod.answers import RunpodRefused
 from spotd_providers.runpod.books import account, as_balance, charges_between
-from spotd_providers.runpod.catalogue import Catalogue
+from spotd_providers.runpod.catalogue import GpuCatalogue
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.graphql import Graph
-from spotd_providers.runpod.launching import DISK_GB_MIN, Strangers, refusal_of_create, request_body
-from spotd_providers.runpod.listing import Sightings
-from spotd_providers.runpod.memory import Memory
+from spotd_providers.runpod.launching import DISK_GB_MIN, UntrustedLabels, refusal_of_create, request_body
+from spotd_providers.runpod.listing import PodListing
+from spotd_providers.runpod.memory import PodMemory
 from spotd_providers.runpod.offers import DISK_PRICE, PROVIDER
 from spotd_providers.runpod.pods import as_instance, ref_of
 from spotd_providers.runpod.settings import RunpodSettings
@@ -88,10 +88,10 @@ class RunpodProvider:
         self._services = services
         self._graph = Graph(client, rng=services.rng, log=services.log)
         self._spot = SpotMarket(self._graph, settings, services.log)
-        self._catalogue = Catalogue(client, settings, services)
-        self._strangers = Strangers()
-        self._memory = Memory(services.state_dir, services.log)
-        self._sightings = Sightings(client, services, self._memory, out_of_money=self._is_out_of_money)
+        self._catalogue = GpuCatalogue(client, settings, services)
+        self._strangers = UntrustedLabels()
+        self._memory = PodMemory(services.state_dir, services.log)
+        self._sightings = PodListing(client, services, self._memory, out_of_money=self._is_out_of_money)
 
     @property
     def name(self) -> ProviderName:
@@ -190,7 +190,7 @@ class RunpodProvider:
             )
         try:
             await self._spot.rebid(pod_id, price, gpus)
-        except Refused as exc:
+        except RunpodRefused as exc:
             raise RequestRejected(
                 f"RunPod did not change the bid of pod {pod_id}: {exc.detail or exc.status}",
                 field="price",
@@ -228,7 +228,7 @@ class RunpodProvider:
     async def _created(self, request: LaunchRequest, body: Mapping[str, object]) -> PodRow:
         try:
             row = await self._client.create(body, key=request.key)
-        except Refused as exc:
+        except RunpodRefused as exc:
             raise refusal_of_create(exc, request, self._strangers) from exc
         self._strangers.forget()
         return row

@@ -38,7 +38,7 @@ from spotd_providers.contract.values import (
     Rejected,
 )
 from spotd_providers.kit.shapes import Lenient, first_fault
-from spotd_providers.runpod.answers import GONE_WORDS, Refused, says
+from spotd_providers.runpod.answers import GONE_WORDS, RunpodRefused, says
 from spotd_providers.runpod.graphql import Graph, GraphRefused
 from spotd_providers.runpod.launching import DISK_GB_MIN, arguments, checked, refusal_in_words, rejected
 from spotd_providers.runpod.offers import DISK_PRICE, PROVIDER, create_id, offer_id
@@ -129,7 +129,7 @@ class SpotMarket:
                 raise
             self._close(f"RunPod's old GraphQL API refuses the key: {exc}")
             return [], []
-        except Refused as exc:
+        except RunpodRefused as exc:
             if says(exc.detail, GONE_WORDS):
                 self._close(f"RunPod no longer quotes spot prices: {exc.detail}")
                 return [], []
@@ -157,7 +157,7 @@ class SpotMarket:
             raise NoCapacity(f"RunPod's spot market is closed: {exc}") from exc
         except GraphRefused as exc:
             raise self._refusal(exc, request) from exc
-        except Refused as exc:
+        except RunpodRefused as exc:
             self._close(f"RunPod refuses spot purchases: {exc.detail or exc.status}")
             raise NoCapacity(f"RunPod's spot market is closed: {self.closed}") from exc
         self._misses = 0
@@ -181,7 +181,7 @@ class SpotMarket:
         except OutcomeUnknown as exc:
             raise Unavailable("RunPod's answer to a bid was lost") from exc
         if not data.get("podBidResume"):
-            raise Refused(status=200, detail="RunPod did not confirm the bid")
+            raise RunpodRefused(status=200, detail="RunPod did not confirm the bid")
 
     def _refuse_if_closed(self) -> None:
         if self.closed:

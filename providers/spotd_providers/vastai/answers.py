@@ -2,7 +2,7 @@
 
 Theory. vast.ai says "no" in several dialects: an HTTP status, a 200 with `success: false`, a 404 that really means
 "bad key", a 429 that is plain text. The body's `error` word is therefore looked at before the status is believed.
-What only the caller can judge (is a missing ask a lost offer or a finished deletion?) becomes `Refused`.
+What only the caller can judge (is a missing ask a lost offer or a finished deletion?) becomes `VastRefused`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Unavailable
-from spotd_providers.kit.http import Answer
+from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
 from spotd_providers.vastai.wire import decoded
 
@@ -28,7 +28,7 @@ _TWO_FACTOR: Final = re.compile(r"(?i)lacks proper privileges|two[ -]factor")
 _WORD: Final = re.compile(r"[a-z][a-z0-9_]{2,40}")
 
 
-class Refused(Exception):
+class VastRefused(Exception):
     """A definite "no" whose meaning depends on what was asked.
 
     Attributes:
@@ -48,7 +48,7 @@ class Refused(Exception):
         return self.code.startswith("no_such") or "no_such_instance" in self.detail
 
 
-def body_of(answer: Answer) -> Any:
+def body_of(answer: HttpAnswer) -> Any:
     """The decoded body, or `None` if it is no JSON."""
     try:
         return decoded(answer.body)
@@ -57,7 +57,7 @@ def body_of(answer: Answer) -> Any:
 
 
 def raise_for(
-    answer: Answer,
+    answer: HttpAnswer,
     body: Any,
     *,
     endpoint: str,
@@ -98,11 +98,11 @@ def raise_for(
         raise Unavailable(f"vast.ai redirects {endpoint} to {host}: check base_url")
     if answer.status >= 500 or answer.status == 408:
         raise Unavailable(f"vast.ai answered {answer.status} to {endpoint}")
-    raise Refused(status=answer.status, code=code, detail=detail)
+    raise VastRefused(status=answer.status, code=code, detail=detail)
 
 
 def too_many(
-    answer: Answer, *, code: str, detail: str, endpoint: str, penalty: timedelta, now: datetime, rng: Random
+    answer: HttpAnswer, *, code: str, detail: str, endpoint: str, penalty: timedelta, now: datetime, rng: Random
 ) -> ProviderError:
     """How long a 429 asks to wait: its header, else the threshold in its text, else the endpoint's own penalty."""
     if code == "search_quota_exceeded":

@@ -10,7 +10,7 @@ from spotd_providers.contract.money import MicroUsd, micro_usd
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Charge, InstallId, InstanceId
 from spotd_providers.kit.keys import key_of
-from spotd_providers.vastai.answers import Refused
+from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.wire import ChargeRow, charge_row
 
@@ -25,7 +25,7 @@ async def money_left(client: VastClient) -> tuple[int, datetime | None]:
     """
     try:
         reply, answer = await client.user()
-    except Refused as exc:
+    except VastRefused as exc:
         raise Unavailable(str(exc)) from exc
     left = reply.balance if reply.credit is None else reply.credit
     if left is None:
@@ -42,7 +42,7 @@ async def charges_between(
     for _ in range(PAGES_MAX):
         try:
             page = await client.charge_page(since, until, after=after)
-        except Refused as exc:
+        except VastRefused as exc:
             raise Unavailable(str(exc)) from exc
         for raw in page.results:
             found.extend(_charges_of(raw, services))

@@ -20,10 +20,10 @@ import anyio
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
-from spotd_providers.kit.http import Answer, AnswerLost, Http
-from spotd_providers.kit.pace import Pace
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
+from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.retry import retry_read
-from spotd_providers.vastai.answers import Refused, body_of, raise_for
+from spotd_providers.vastai.answers import VastRefused, body_of, raise_for
 from spotd_providers.vastai.wire import (
     ChargePage,
     CreateReply,
@@ -51,7 +51,7 @@ LOG_WAIT: Final = timedelta(seconds=0.3)
 T = TypeVar("T")
 
 
-class Endpoint(Enum):
+class VastEndpoint(Enum):
     """Minimum seconds between calls (a little above vast.ai's own thresholds, since requests arrive unevenly), and how
     long to stay away after a 429 without advice.
     """
@@ -74,7 +74,7 @@ class Endpoint(Enum):
     @property
     def rest_max(self) -> timedelta:
         """Longest rest that is kept after a 429, whatever it asks for: a machine bills while its end waits."""
-        return DESTROY_REST_MAX if self is Endpoint.DESTROY else REST_MAX
+        return DESTROY_REST_MAX if self is VastEndpoint.DESTROY else REST_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Created:
     """A contract exists. `refused` is set when vast.ai said no and yet left a (stopped, billing) contract behind."""
 
     contract: int
-    refused: Refused | None = None
+    refused: VastRefused | None = None
 
 
 class SearchWindow:
@@ -116,7 +116,7 @@ class VastClient:
         self._keyless = keyless
         self._clock = clock
         self._rng = rng
-        self._pace = Pace(clock)
+        self._pace = RequestPace(clock)
         self._searches = SearchWindow(clock)
         self._one_purchase = anyio.Lock()
 
@@ -124,13 +124,13 @@ class VastClient:
         """The rows of one search. Not repeated on failure: the poller comes back anyway, and searches are counted."""
         await self._searches.turn()
         answer = await self._asked(
-            Endpoint.SEARCH, "POST", "/api/v0/bundles/", json_body=query, timeout_s=SEARCH_TIMEOUT_S
+            VastEndpoint.SEARCH, "POST", "/api/v0/bundles/", json_body=query, timeout_s=SEARCH_TIMEOUT_S
         )
         # The body is parsed once, and only once its size has earned it: a refusal is short.
         if answer.status != 200 or len(answer.body) < 4096:
             try:
-                self._judge(answer, body_of(answer), Endpoint.SEARCH)
-            except Refused as exc:
+                self._judge(answer, body_of(answer), VastEndpoint.SEARCH)
+            except VastRefused as exc:
                 raise Unavailable(f"vast.ai refused the search: {exc.detail or exc.code or exc.status}") from exc
         return offer_rows(answer.body)
 
@@ -153,7 +153,7 @@ class VastClient:
         """
         # One purchase at a time, and the interval counts from its end: a refused one costs its offer's quote.
         async with self._one_purchase:
-            await self._pace.turn(Endpoint.CREATE.title, Endpoint.CREATE.interval)
+            await self._pace.turn(VastEndpoint.CREATE.title, VastEndpoint.CREATE.interval)
             try:
                 answer = await self._http.send(
                     "PUT", f"/api/v0/asks/{ask}/", json_body=dict(body), timeout_s=CREATE_TIMEOUT_S
@@ -161,18 +161,18 @@ class VastClient:
             except AnswerLost as exc:
                 raise OutcomeUnknown(f"vast.ai's answer to the purchase of offer {ask} was lost", key=key) from exc
             finally:
-                self._pace.penalise(Endpoint.CREATE.title, Endpoint.CREATE.interval)
+                self._pace.penalise(VastEndpoint.CREATE.title, VastEndpoint.CREATE.interval)
         value = body_of(answer)
         reply = shaped(CreateReply, value, what="a purchase") if isinstance(value, dict) else CreateReply()
         try:
-            self._judge(answer, value, Endpoint.CREATE)
-        except Refused as exc:
+            self._judge(answer, value, VastEndpoint.CREATE)
+        except VastRefused as exc:
             if reply.new_contract is None:
                 raise
             return Created(contract=reply.new_contract, refused=exc)
         except Unavailable as exc:
             if reply.new_contract is not None:
-                left = Refused(status=answer.status, code="", detail=str(exc))
+                left = VastRefused(status=answer.status, code="", detail=str(exc))
                 return Created(contract=reply.new_contract, refused=left)
             if answer.status < 400:
                 raise  # a redirect: nothing was bought
@@ -186,8 +186,10 @@ class VastClient:
 
         async def call() -> Any | None:
             try:
-                value = await self._json(Endpoint.SHOW, "GET", f"/api/v0/instances/{contract}/", params={"owner": "me"})
-            except Refused as exc:
+                value = await self._json(
+                    VastEndpoint.SHOW, "GET", f"/api/v0/instances/{contract}/", params={"owner": "me"}
+                )
+            except VastRefused as exc:
                 if exc.says_absent or exc.status in (404, 410):
                     return None
                 raise Unavailable(str(exc)) from exc
@@ -206,7 +208,7 @@ class VastClient:
             params["after_token"] = after
 
         async def call() -> InstancePage:
-            value = await self._json(Endpoint.LIST, "GET", "/api/v1/instances/", params=params)
+            value = await self._json(VastEndpoint.LIST, "GET", "/api/v1/instances/", params=params)
             return shaped(InstancePage, value, what="the list of instances")
 
         return await self._repeated(call)
@@ -216,11 +218,11 @@ class VastClient:
 
         async def call() -> None:
             path = f"/api/v0/instances/{contract}/"
-            answer = await self._asked(Endpoint.DESTROY, "DELETE", path, json_body={})
+            answer = await self._asked(VastEndpoint.DESTROY, "DELETE", path, json_body={})
             body = body_of(answer)
             try:
-                self._judge(answer, body, Endpoint.DESTROY)
-            except Refused as exc:
+                self._judge(answer, body, VastEndpoint.DESTROY)
+            except VastRefused as exc:
                 if not exc.says_absent:
                     raise Unavailable(str(exc)) from exc
                 return
@@ -234,17 +236,17 @@ class VastClient:
 
         async def call() -> None:
             body = {"client_id": "me", "price": price_usd}
-            await self._json(Endpoint.BID, "PUT", f"/api/v0/instances/bid_price/{contract}/", json_body=body)
+            await self._json(VastEndpoint.BID, "PUT", f"/api/v0/instances/bid_price/{contract}/", json_body=body)
 
         await self._repeated(call)
 
-    async def user(self) -> tuple[UserReply, Answer]:
+    async def user(self) -> tuple[UserReply, HttpAnswer]:
         """The money of the account, and the answer for its `Date` header alone (its body may hold the key)."""
 
-        async def call() -> tuple[UserReply, Answer]:
-            answer = await self._asked(Endpoint.USER, "GET", "/api/v0/users/current/")
+        async def call() -> tuple[UserReply, HttpAnswer]:
+            answer = await self._asked(VastEndpoint.USER, "GET", "/api/v0/users/current/")
             body = body_of(answer)
-            self._judge(answer, body, Endpoint.USER)
+            self._judge(answer, body, VastEndpoint.USER)
             return shaped(UserReply, body, what="the account"), answer
 
         return await self._repeated(call)
@@ -262,7 +264,7 @@ class VastClient:
             params["after_token"] = after
 
         async def call() -> ChargePage:
-            value = await self._json(Endpoint.CHARGES, "GET", "/api/v0/charges/", params=params)
+            value = await self._json(VastEndpoint.CHARGES, "GET", "/api/v0/charges/", params=params)
             return shaped(ChargePage, value, what="charges")
 
         return await self._repeated(call)
@@ -272,7 +274,7 @@ class VastClient:
 
         async def call() -> str:
             path = f"/api/v0/instances/request_logs/{contract}/"
-            value = await self._json(Endpoint.LOGS, "PUT", path, json_body={"tail": str(lines)})
+            value = await self._json(VastEndpoint.LOGS, "PUT", path, json_body={"tail": str(lines)})
             return shaped(LogReply, value, what="a log").result_url
 
         return await self._repeated(call)
@@ -295,7 +297,7 @@ class VastClient:
 
     async def _json(
         self,
-        endpoint: Endpoint,
+        endpoint: VastEndpoint,
         method: str,
         path: str,
         *,
@@ -311,18 +313,18 @@ class VastClient:
 
     async def _asked(
         self,
-        endpoint: Endpoint,
+        endpoint: VastEndpoint,
         method: str,
         path: str,
         *,
         params: Mapping[str, str | int] | None = None,
         json_body: Any = None,
         timeout_s: float | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         await self._pace.turn(endpoint.title, endpoint.interval)
         return await self._http.read(method, path, params=params, json_body=json_body, timeout_s=timeout_s)
 
-    def _judge(self, answer: Answer, body: Any, endpoint: Endpoint) -> None:
+    def _judge(self, answer: HttpAnswer, body: Any, endpoint: VastEndpoint) -> None:
         try:
             raise_for(
                 answer,
@@ -331,7 +333,7 @@ class VastClient:
                 penalty=endpoint.penalty,
                 now=self._clock.now(),
                 rng=self._rng,
-                purchase=endpoint is Endpoint.CREATE,
+                purchase=endpoint is VastEndpoint.CREATE,
             )
         except RateLimited as exc:
             # The caller learns the whole wait. Kept here, it would hold back an end, or the list that proves one.

@@ -9,8 +9,8 @@ from typing import Final
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine, Market, OfferQuery
-from spotd_providers.kit.http import Answer
-from spotd_providers.vastai.answers import Refused
+from spotd_providers.kit.http import HttpAnswer
+from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.offers import search_body
 from spotd_providers.vastai.settings import VastSettings
@@ -26,7 +26,7 @@ _LATER: Final = "vast.ai cannot be asked now; try again in a minute"
 async def examine(client: VastClient, settings: VastSettings, services: Services) -> Sequence[CheckLine]:
     """Key, credit, quota, clock, and a read with each permission. A failed check is a line, never an exception."""
     lines: list[CheckLine] = []
-    account: list[tuple[UserReply, Answer]] = []
+    account: list[tuple[UserReply, HttpAnswer]] = []
 
     async def key() -> str:
         account.append(await client.user())
@@ -55,7 +55,7 @@ async def examine(client: VastClient, settings: VastSettings, services: Services
     return tuple(lines)
 
 
-def _of_account(account: tuple[UserReply, Answer], services: Services) -> list[CheckLine]:
+def _of_account(account: tuple[UserReply, HttpAnswer], services: Services) -> list[CheckLine]:
     reply, answer = account
     credit = reply.balance if reply.credit is None else reply.credit
     if credit is None:
@@ -103,5 +103,5 @@ async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> C
     except (RateLimited, Unavailable) as exc:
         # Nothing was found out about the key or its permissions, so nobody is sent to change them.
         return CheckLine(name=name, ok=False, detail=str(exc), hint=_LATER)
-    except (ProviderError, Refused) as exc:
+    except (ProviderError, VastRefused) as exc:
         return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

@@ -16,7 +16,7 @@ from spotd_providers.contract.errors import (
 )
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import LaunchRequest, Market
-from spotd_providers.vastai.answers import Refused
+from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.offers import DISK_GB_MIN
 
 SHELL: Final = "/bin/sh"
@@ -66,7 +66,7 @@ def request_body(request: LaunchRequest) -> tuple[int, dict[str, Any]]:
     return int(ask), body
 
 
-def refusal_of_purchase(refused: Refused, market: Market) -> ProviderError:
+def refusal_of_purchase(refused: VastRefused, market: Market) -> ProviderError:
     """The leaf of the contract that a refused purchase is; nothing was bought."""
     said = refused.detail or refused.code or f"HTTP {refused.status}"
     words = f"{refused.code} {refused.detail}".lower()

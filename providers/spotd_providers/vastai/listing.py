@@ -24,7 +24,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
 from spotd_providers.kit.keys import key_of
-from spotd_providers.vastai.answers import Refused
+from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.books import money_left
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.instances import as_instance, ref_of, unreadable
@@ -35,7 +35,7 @@ CREDIT_AGE_MAX: Final = timedelta(minutes=1)
 _STOPPED_SOMEHOW: Final = frozenset({Loss.OUTBID, Loss.HOST_LOST})
 
 
-class Sightings:
+class InstanceListing:
     """Listings of one account, with what they taught so far.
 
     Attributes:
@@ -102,7 +102,7 @@ class Sightings:
     async def _page(self, label: str | None, after: str | None) -> InstancePage:
         try:
             return await self._client.instance_page(label=label, after=after)
-        except Refused as exc:
+        except VastRefused as exc:
             raise Unavailable(str(exc)) from exc
 
     def _read(self, page: Sequence[Any], rows: dict[int, Instance], seen: set[int]) -> bool:

@@ -46,14 +46,14 @@ from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.text import clean
 from spotd_providers.kit.urls import is_loopback
 from spotd_providers.vastai import doctor
-from spotd_providers.vastai.answers import Refused
+from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.books import charges_between, money_left
 from spotd_providers.vastai.client import Created, VastClient
 from spotd_providers.vastai.instances import ref_of
 from spotd_providers.vastai.launching import refusal_of_purchase, request_body
-from spotd_providers.vastai.listing import Sightings
+from spotd_providers.vastai.listing import InstanceListing
 from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, translated
-from spotd_providers.vastai.searching import Searcher
+from spotd_providers.vastai.searching import OfferSearch
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import InstanceRow, instance_row
 
@@ -86,8 +86,8 @@ class VastProvider:
         self._client = client
         self._settings = settings
         self._services = services
-        self._sightings = Sightings(client, services, console=self._console)
-        self._searcher = Searcher(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
+        self._sightings = InstanceListing(client, services, console=self._console)
+        self._searcher = OfferSearch(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
 
     @property
     def name(self) -> ProviderName:
@@ -126,7 +126,7 @@ class VastProvider:
         ask, body = request_body(request)
         try:
             created = await self._client.create(ask, body, key=request.key)
-        except Refused as exc:
+        except VastRefused as exc:
             raise refusal_of_purchase(exc, request.offer.market) from exc
         if created.refused is not None:
             raise await self._without_leftover(created, created.refused, request)
@@ -182,7 +182,7 @@ class VastProvider:
             await self._client.change_bid(contract, price / MICRO)
             if gpus > 1:
                 await self._mend_bid_per_gpu(contract, price, gpus)
-        except Refused as exc:
+        except VastRefused as exc:
             raise RequestRejected(
                 f"vast.ai did not change the bid of instance {contract}: {exc.detail or exc.code}",
                 field="ref" if exc.says_absent else "price",
@@ -219,7 +219,7 @@ class VastProvider:
     async def _console(self, contract: int, lines: int) -> Sequence[str]:
         try:
             url = await self._client.log_url(contract, lines=lines)
-        except Refused as exc:
+        except VastRefused as exc:
             raise Unavailable(f"vast.ai has no log of instance {contract}: {exc.detail or exc.code}") from exc
         if urlsplit(url).scheme != "https" and not (is_loopback(self._settings.base_url) and is_loopback(url)):
             raise ContractViolation("vast.ai named a log address that is not https")
@@ -230,7 +230,7 @@ class VastProvider:
         row = await self._client.instance(contract)
         return None if row is None else instance_row(row)
 
-    async def _without_leftover(self, created: Created, refused: Refused, request: LaunchRequest) -> ProviderError:
+    async def _without_leftover(self, created: Created, refused: VastRefused, request: LaunchRequest) -> ProviderError:
         """The refusal, once the stopped contract that vast.ai left behind it is destroyed.
 
         A bid that is too low is answered with an error *and* a contract, which bills storage until it is destroyed.

@@ -50,7 +50,7 @@ Search = Callable[[Mapping[str, Any]], Awaitable[OfferRows]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class SearchGroup:
     """What one narrow search is for. No names stand for any GPU."""
 
     gpus: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """The rows of each market, and how much of it they are.
 
     Attributes:
@@ -94,24 +94,24 @@ def is_cut(count: int, limit: int) -> bool:
     return count >= limit or count in _PAGE_SIZES
 
 
-def groups_of(query: OfferQuery) -> tuple[list[Group], list[Group]]:
+def groups_of(query: OfferQuery) -> tuple[list[SearchGroup], list[SearchGroup]]:
     """The searches for GPUs that jobs wait for, and for those that are only watched.
 
     Canonical names that vast.ai spells alike (the A100 of 40 and of 80 GB) share a search.
     """
     wanted = _by_spelling(query.gpus, query.gpu_counts)
     if query.vram_mb_min is not None:
-        wanted.append(Group(counts=query.gpu_counts, vram_mb_min=query.vram_mb_min))
+        wanted.append(SearchGroup(counts=query.gpu_counts, vram_mb_min=query.vram_mb_min))
     taken = {group.names for group in wanted}
     watched = [group for group in _by_spelling(query.watched, ()) if group.names not in taken]
     return wanted, watched
 
 
-def _by_spelling(gpus: Iterable[str], counts: tuple[int, ...]) -> list[Group]:
+def _by_spelling(gpus: Iterable[str], counts: tuple[int, ...]) -> list[SearchGroup]:
     found: dict[tuple[str, ...], list[str]] = {}
     for gpu in gpus:
         found.setdefault(names_of(gpu), []).append(gpu)
-    return [Group(gpus=tuple(ids), names=names, counts=counts) for names, ids in found.items()]
+    return [SearchGroup(gpus=tuple(ids), names=names, counts=counts) for names, ids in found.items()]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class _Run:
     """One search with its further pages."""
 
     market: Market
-    group: Group
+    group: SearchGroup
     body: Mapping[str, Any]
     limit: int
     rows: dict[int, OfferRow] = field(default_factory=dict)
@@ -216,7 +216,7 @@ class _Held:
     at: datetime
 
 
-class Searcher:
+class OfferSearch:
     """The searches of one account, and what they taught of its cap."""
 
     def __init__(
@@ -229,18 +229,18 @@ class Searcher:
         """Whether one more search may be sent without a long wait."""
         self._narrow_polls_left = 0
         self._poll = 0
-        self._asked_in: dict[Group, int] = {}
-        self._held: dict[tuple[Market, Group], _Held] = {}
+        self._asked_in: dict[SearchGroup, int] = {}
+        self._held: dict[tuple[Market, SearchGroup], _Held] = {}
         self._cap: int | None = None
         """At how many rows an answer was seen to end though more was sold."""
-        self._absent_asked_at: dict[tuple[Market, Group], datetime] = {}
+        self._absent_asked_at: dict[tuple[Market, SearchGroup], datetime] = {}
 
     @property
     def _limit(self) -> int:
         """How many rows an answer may hold."""
         return self._settings.offers_max if self._cap is None else min(self._cap, self._settings.offers_max)
 
-    async def found(self, query: OfferQuery) -> Found:
+    async def found(self, query: OfferQuery) -> SearchResult:
         """The offers of one poll.
 
         Raises:
@@ -270,7 +270,7 @@ class Searcher:
         return self._assembled(markets, wanted, watched, general, runs)
 
     async def _hides(
-        self, query: OfferQuery, wanted: Sequence[Group], general: Mapping[Market, OfferRows]
+        self, query: OfferQuery, wanted: Sequence[SearchGroup], general: Mapping[Market, OfferRows]
     ) -> tuple[bool, int]:
         """Whether a search by name finds what answers of the whole market lack, and how many searches that took."""
         now, asked = self._clock.now(), 0
@@ -299,12 +299,18 @@ class Searcher:
                 return True, asked
         return False, asked
 
-    def _is_whole(self, market: Market, group: Group) -> bool:
+    def _is_whole(self, market: Market, group: SearchGroup) -> bool:
         held = self._held.get((market, group))
         return held is not None and held.is_whole
 
     async def _narrow(
-        self, query: OfferQuery, markets: Sequence[Market], wanted: list[Group], watched: list[Group], *, budget: int
+        self,
+        query: OfferQuery,
+        markets: Sequence[Market],
+        wanted: list[SearchGroup],
+        watched: list[SearchGroup],
+        *,
+        budget: int,
     ) -> list[_Run]:
         """Run the searches that the budget allows: a first page of each before the second of any."""
         bodies = {market: search_body(self._settings, _any(query), market) for market in markets}
@@ -337,17 +343,17 @@ class Searcher:
             )
         return started
 
-    def _longest_unasked(self, groups: Sequence[Group]) -> list[Group]:
+    def _longest_unasked(self, groups: Sequence[SearchGroup]) -> list[SearchGroup]:
         return sorted(groups, key=lambda group: self._asked_in.get(group, 0))
 
     def _assembled(
         self,
         markets: Sequence[Market],
-        wanted: Sequence[Group],
-        watched: Sequence[Group],
+        wanted: Sequence[SearchGroup],
+        watched: Sequence[SearchGroup],
         general: Mapping[Market, OfferRows],
         runs: Sequence[_Run],
-    ) -> Found:
+    ) -> SearchResult:
         now = self._clock.now()
         groups = [*wanted, *watched]
         alive = {(market, group) for market in markets for group in groups}
@@ -367,7 +373,7 @@ class Searcher:
         whole = {group for group in groups if all(self._is_whole(market, group) for market in markets)}
         answered = {(run.market, run.group) for run in runs}
         missing = [group for group in groups if group not in whole]
-        return Found(
+        return SearchResult(
             rows={market: tuple(found.values()) for market, found in rows.items()},
             rejected=tuple(rejected),
             complete=not missing and alive <= answered,
@@ -380,9 +386,9 @@ def _any(query: OfferQuery) -> OfferQuery:
     return OfferQuery(disk_gb=query.disk_gb)
 
 
-def _everything(pages: Mapping[Market, OfferRows], *, cut: bool = False) -> Found:
+def _everything(pages: Mapping[Market, OfferRows], *, cut: bool = False) -> SearchResult:
     note = "vast.ai cut its answer off: only the cheapest offers are known, until a job or a ceiling names a GPU"
-    return Found(
+    return SearchResult(
         rows={market: page.rows for market, page in pages.items()},
         rejected=tuple(one for page in pages.values() for one in page.rejected),
         complete=not cut,
@@ -390,12 +396,12 @@ def _everything(pages: Mapping[Market, OfferRows], *, cut: bool = False) -> Foun
     )
 
 
-def _note(groups: Sequence[Group], missing: Sequence[Group]) -> str:
+def _note(groups: Sequence[SearchGroup], missing: Sequence[SearchGroup]) -> str:
     words = f"vast.ai cuts its answers off, so it is asked for {_listed(groups)} only"
     return f"{words}; not all offers of {_listed(missing)} are known" if missing else words
 
 
-def _listed(groups: Sequence[Group]) -> str:
+def _listed(groups: Sequence[SearchGroup]) -> str:
     names = [gpu for group in groups for gpu in group.gpus or ("any GPU",)]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 

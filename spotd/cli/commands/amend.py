@@ -14,7 +14,7 @@ from spotd.cli.words import clean, dollars
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.jobs import ForgottenShape, JobShape
+    from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
 
 
 @click.command()
@@ -27,7 +27,7 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
     daemon = Daemon()
     if not yes and stderr.can_ask():
         detail = daemon.job(ref)
-        job: JobShape = detail["job"]
+        job: JobResponse = detail["job"]
         limit: float | None = detail["budget_usd"]
         before = "no limit" if limit is None else dollars(limit)
         question = f"change the budget of {clean(job['name'])} from {before} by {clean(amount)}"
@@ -38,7 +38,7 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
             return ExitCode.INTERRUPTED
         ref = job["id"]
     answer = daemon.set_budget(ref, amount)
-    changed: JobShape = answer["job"]
+    changed: JobResponse = answer["job"]
     if output == JSON:
         stdout.document(answer)
     elif output == ID:
@@ -76,7 +76,7 @@ def forget(*, machine: str, yes: bool, output: str) -> int | None:
             stderr.note("nothing was changed")
             return ExitCode.INTERRUPTED
     answer = Daemon().forget(machine)
-    gone: ForgottenShape = answer["forgotten"]
+    gone: ForgottenResponse = answer["forgotten"]
     name = gone["machine"] or gone["key"]
     if output == JSON:
         stdout.document(answer)

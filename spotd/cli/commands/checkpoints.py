@@ -18,7 +18,7 @@ from spotd.cli.words import NOTHING, clean, count, local_text, size_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.checkpoints import KeptCheckpointShape, VerificationShape
+    from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
 
 ACTIONS: Final = ("list", "verify", "pull", "pin", "unpin", "rm")
 _COLUMNS = (
@@ -109,7 +109,7 @@ def _refuse_strays(
 
 def _list(ref: str, output: str) -> None:
     answer = Daemon().checkpoints(ref)
-    rows: list[KeptCheckpointShape] = answer["checkpoints"]
+    rows: list[KeptCheckpointResponse] = answer["checkpoints"]
     if output == JSON:
         stdout.document(answer)
     elif output == ID:
@@ -120,7 +120,7 @@ def _list(ref: str, output: str) -> None:
         stderr.note("no checkpoint yet")
 
 
-def _row(row: KeptCheckpointShape) -> tuple[str, ...]:
+def _row(row: KeptCheckpointResponse) -> tuple[str, ...]:
     kept = [word for word, holds in (("pinned", row["pinned"]), ("best", row["best"])) if holds]
     return (
         row["name"],
@@ -135,13 +135,13 @@ def _row(row: KeptCheckpointShape) -> tuple[str, ...]:
 
 def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
     """The exit code: whether every byte is what was saved."""
-    verified: list[VerificationShape] = []
+    verified: list[VerificationResponse] = []
     unfinished = ""
     query: dict[str, Any] = {"checkpoint": [*names], "all": int(every)}
-    with stderr.Progress("verify", None) as progress:
+    with stderr.ProgressLine("verify", None) as progress:
         done = 0
         for record in Daemon().verify_checkpoints(ref, query):
-            shape: VerificationShape = record  # type: ignore[assignment]  # the record is the shape plus `schema`
+            shape: VerificationResponse = record  # type: ignore[assignment]  # the record is the shape plus `schema`
             done = 0 if shape["bytes_done"] < done else done
             progress.add(shape["bytes_done"] - done)
             done = shape["bytes_done"]
@@ -169,12 +169,12 @@ def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
     return ExitCode.JOB_FAILED if damaged else ExitCode.OK
 
 
-def _verified_row(row: VerificationShape) -> tuple[str | Cell, ...]:
+def _verified_row(row: VerificationResponse) -> tuple[str | Cell, ...]:
     found = Cell("every byte is what was saved", "green") if row["ok"] else Cell(_problem_text(row), "red")
     return row["name"], str(row["attempt"] or NOTHING), size_text(row["bytes_done"]), found
 
 
-def _problem_text(row: VerificationShape) -> str:
+def _problem_text(row: VerificationResponse) -> str:
     chunks = f"{count(row['damaged'], 'damaged chunk')}; " if row["damaged"] else ""
     return f"{chunks}{row['problem']}"
 
@@ -191,7 +191,7 @@ def _remove(ref: str, names: Sequence[str], *, yes: bool, output: str) -> int | 
 
 
 def _show_changed(answer: dict[str, Any], output: str, words: str) -> None:
-    rows: list[KeptCheckpointShape] = answer["checkpoints"]
+    rows: list[KeptCheckpointResponse] = answer["checkpoints"]
     if output == JSON:
         stdout.document(answer)
     elif output == ID:

@@ -16,7 +16,13 @@ from spotd.cli.words import NOTHING, clean, count, dollars, local_text, money, p
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.costs import AttemptCostShape, BudgetShape, CostShape, FallbackShape, ReceiptShape
+    from spotd.api.schemas.costs import (
+        AttemptCostResponse,
+        BudgetResponse,
+        CostResponse,
+        FallbackResponse,
+        ReceiptResponse,
+    )
 
 _JOB_COLUMNS = (
     Column(title="ID"),
@@ -51,7 +57,7 @@ def cost(*, ref: str | None, output: str) -> None:
     if output == JSON:
         stdout.document(answer)
         return
-    shape: CostShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    shape: CostResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     if ref is not None and shape["receipts"]:
         show_receipt(shape["receipts"][0])
         return
@@ -74,7 +80,7 @@ def cost(*, ref: str | None, output: str) -> None:
     _show_budgets(shape["budgets"])
 
 
-def show_receipt(receipt: ReceiptShape) -> None:
+def show_receipt(receipt: ReceiptResponse) -> None:
     """The receipt of one job is on stdout."""
     saved, on_demand = receipt["saved_usd"], receipt["on_demand_usd"]
     facts = [
@@ -113,24 +119,24 @@ def show_receipt(receipt: ReceiptShape) -> None:
         )
 
 
-def _free_text(line: AttemptCostShape) -> str:
+def _free_text(line: AttemptCostResponse) -> str:
     free = dollars(line["free_usd"])
     return clean(
         f"{free} of attempt {line['attempt']}: {line['provider']} took the machine soon and bills no time of it"
     )
 
 
-def _traffic_text(line: AttemptCostShape) -> str:
+def _traffic_text(line: AttemptCostResponse) -> str:
     moved = f"{size_text(line['uploaded_bytes'])} uploaded and {size_text(line['restored_bytes'])} restored"
     return clean(f"{dollars(line['traffic_usd'])} of attempt {line['attempt']} for {moved}")
 
 
-def _fallback_text(one: FallbackShape) -> str:
+def _fallback_text(one: FallbackResponse) -> str:
     began = "afresh" if one["next"] is None else f"from {one['next']}"
     return clean(f"attempt {one['attempt']} began {began}: {one['name']} could not be restored ({one['reason']})")
 
 
-def _ran(line: AttemptCostShape) -> str:
+def _ran(line: AttemptCostResponse) -> str:
     return span_text(line["seconds"])
 
 
@@ -143,7 +149,7 @@ def _percent(saved: float, on_demand: float) -> str:
     return f" ({100 * saved / on_demand:.0f} %)" if on_demand > 0 else ""
 
 
-def _job_row(receipt: ReceiptShape) -> Row:
+def _job_row(receipt: ReceiptResponse) -> Row:
     return (
         receipt["id"],
         receipt["name"],
@@ -156,7 +162,7 @@ def _job_row(receipt: ReceiptShape) -> Row:
     )
 
 
-def _show_budgets(budgets: Sequence[BudgetShape]) -> None:
+def _show_budgets(budgets: Sequence[BudgetResponse]) -> None:
     for budget in budgets:
         if budget["limit"] is None:
             continue

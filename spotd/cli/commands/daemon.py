@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,10 +28,10 @@ _config_option = click.option(
 @_config_option
 def run(*, config_path: Path | None) -> int:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C; machines go on and the next start adopts them."""
-    from spotd.daemon import collecting
+    from spotd.service import python_gc
 
-    collecting.postpone()
-    from spotd.daemon.main import run as run_daemon
+    python_gc.postpone()
+    from spotd.service.main import run as run_daemon
 
     return run_daemon(config_path, {})
 
@@ -54,19 +53,11 @@ def demo(*, seed: int, keep: bool, plain: bool, quick: bool) -> int:
 def migrate(*, config_path: Path | None) -> None:
     """Bring the state database to this version; `spotd run` does the same when it starts."""
     loaded = _loaded(config_path)
-    from spotd import paths
-    from spotd.config.model import SQLITE_DEFAULT
-    from spotd.daemon.configured import STATE_FILE
-    from spotd.store import Store, StoreError
+    from spotd.service.migration import MigrationFailed, migrate_state
 
-    state = loaded.config.daemon.state
-    place: Any = paths.state_dir(os.environ) / STATE_FILE if state == SQLITE_DEFAULT else state
     try:
-        if isinstance(place, Path):
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with Store.open(place):
-            pass
-    except StoreError as exc:
+        place = migrate_state(loaded.config.daemon.state)
+    except MigrationFailed as exc:
         raise CommandFailed(exc.message, code=ExitCode.LOCAL_IO, hint=exc.hint) from exc
     stdout.line(f"{place} is at this version")
 

@@ -16,7 +16,7 @@ from spotd.cli.words import clean, local_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.told import EventShape
+    from spotd.api.schemas.streams import EventResponse
 
 
 @click.command()
@@ -52,7 +52,7 @@ def _followed(daemon: Daemon, query: dict[str, Any]) -> Iterator[dict[str, Any]]
     )
 
 
-def _show(event: EventShape, output: str) -> None:
+def _show(event: EventResponse, output: str) -> None:
     if output == JSON:
         stdout.record({**event})
     elif output == ID:

@@ -19,7 +19,7 @@ from spotd.cli.words import clean, count, size_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.files import FilesShape
+    from spotd.api.schemas.files import FilesResponse
 
 _FILE_COLUMNS = (Column(title="PATH", least=20), Column(title="SIZE", right=True))
 
@@ -63,7 +63,7 @@ def fetch(
     """
     daemon = Daemon()
     answer = daemon.files(ref, checkpoint)
-    shape: FilesShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    shape: FilesResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     places = choose(shape["files"], patterns)
     files = [shape["files"][place] for place in places]
     code = _code_of(shape)
@@ -77,7 +77,7 @@ def fetch(
         folder = Path(daemon.job(shape["id"])["job"]["name"])
     # From here on job and checkpoint are named for good: new ones may take over their names while the files come.
     name = None if shape["kind"] == "outputs" else f"{shape['name']}@{shape['attempt']}"
-    with stderr.Progress("pull", sum(entry["bytes"] for entry in files)) as progress:
+    with stderr.ProgressLine("pull", sum(entry["bytes"] for entry in files)) as progress:
         pulled = pull_into(
             folder,
             shape["files"],
@@ -117,7 +117,7 @@ def fetch(
     return code
 
 
-def _code_of(shape: FilesShape) -> int | None:
+def _code_of(shape: FilesResponse) -> int | None:
     """What is there is fetched all the same; that some is missing shows on the terminal and in the exit code."""
     warning = shape.get("warning", "")
     if not warning:

@@ -16,7 +16,7 @@ from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.health import CheckShape, DoctorShape, ProviderShape, ReconcileShape
+    from spotd.api.schemas.health import CheckResponse, DoctorResponse, ProviderResponse, ReconcileResponse
 
 _PROVIDER_COLUMNS = (
     Column(title="PROVIDER"),
@@ -38,7 +38,7 @@ _PROVIDER_COLUMNS = (
 def providers(*, explain: bool, output: str) -> None:
     """Health, last poll, offers seen and powers of each provider."""
     answer = Daemon().providers()
-    rows: list[ProviderShape] = answer["providers"]
+    rows: list[ProviderResponse] = answer["providers"]
     if output == JSON:
         stdout.document(answer)
         return
@@ -56,7 +56,7 @@ def providers(*, explain: bool, output: str) -> None:
                     stdout.line(clean(f"{row['name']}: no {power['power']}: {power['reason']}"))
 
 
-def _provider_row(row: ProviderShape, now: str) -> Row:
+def _provider_row(row: ProviderResponse, now: str) -> Row:
     health = Cell("off", "dim") if not row["enabled"] else Cell("ok", "green") if row["ok"] else Cell("failing", "red")
     polled = seconds_between(row["last_poll_at"], now)
     return (
@@ -82,13 +82,13 @@ def doctor(*, output: str) -> int:
         answer = daemon.doctor()
     except DaemonUnreachable as exc:
         if output == JSON:
-            check: CheckShape = {
+            check: CheckResponse = {
                 "area": "daemon", "name": "reachable", "ok": False, "detail": exc.message, "hint": exc.hint
             }  # fmt: skip
             stdout.document({"schema": 1, "ok": False, "checks": [check]})
             return ExitCode.UNREACHABLE
         raise
-    shape: DoctorShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    shape: DoctorResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     if output == JSON:
         stdout.document(answer)
     else:
@@ -96,8 +96,8 @@ def doctor(*, output: str) -> int:
     return ExitCode.OK if shape["ok"] else ExitCode.JOB_FAILED
 
 
-def _show_checks(daemon: Daemon, shape: DoctorShape) -> None:
-    reached: CheckShape = {
+def _show_checks(daemon: Daemon, shape: DoctorResponse) -> None:
+    reached: CheckResponse = {
         "area": "daemon", "name": "reachable", "ok": True, "detail": f"answers at {daemon.socket}", "hint": ""
     }  # fmt: skip
     for check in [reached, *shape["checks"]]:
@@ -119,7 +119,7 @@ def reconcile(*, output: str) -> None:
     if output == JSON:
         stdout.document(answer)
         return
-    shape: ReconcileShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    shape: ReconcileResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for listing in shape["listings"]:
         found = count(listing["machines"], "machine") if listing["complete"] else "no complete list"
         stdout.line(clean(": ".join(part for part in (listing["provider"], found, listing["error"]) if part)))

@@ -16,7 +16,7 @@ from spotd.cli.words import local_text, price, span_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.prices import HistoryShape, PastBucketShape, PastPricesShape
+    from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PastPricesResponse
 
 COLUMNS = (
     Column(title="FROM"),
@@ -34,7 +34,7 @@ COLUMNS = (
 MARKETS = ("spot", "on-demand")
 
 
-class Ours(click.ParamType[tuple[str, str]]):
+class OwnPrices(click.ParamType[tuple[str, str]]):
     """`PROVIDER/ID`, as `prices -o id` prints it."""
 
     name = "id"
@@ -52,8 +52,10 @@ class Ours(click.ParamType[tuple[str, str]]):
 @click.option("--gpu", metavar="NAME", help="Only this GPU, in any usual spelling.")
 @click.option("--provider", metavar="NAME", help="Only this provider.")
 @click.option("--market", type=click.Choice(MARKETS), help="Only this market.")
-@click.option("--offer", type=Ours(), metavar="PROVIDER/ID", help="Only this offer, as prices -o id prints it.")
-@click.option("--pool", type=Ours(), metavar="PROVIDER/ID", help="Only this machine (vast) or type and zone (aws).")
+@click.option("--offer", type=OwnPrices(), metavar="PROVIDER/ID", help="Only this offer, as prices -o id prints it.")
+@click.option(
+    "--pool", type=OwnPrices(), metavar="PROVIDER/ID", help="Only this machine (vast) or type and zone (aws)."
+)
 @click.option("--since", type=WhenType(), metavar="SPAN|INSTANT", help="From then on.  [default: 7d]")
 @click.option("--until", type=WhenType(), metavar="SPAN|INSTANT", help="Until then.  [default: now]")
 @click.option("--every", type=SpanType(), metavar="SPAN", help="One line for each such span.  [default: to suit]")
@@ -97,7 +99,7 @@ def history(
     show(answer, asked_s=None if every is None else int(every.total_seconds()))  # type: ignore[arg-type]  # the shape plus `schema`
 
 
-def show(answer: HistoryShape, *, asked_s: int | None) -> None:
+def show(answer: HistoryResponse, *, asked_s: int | None) -> None:
     """The prices as a table on stdout, and on stderr what keeps them from being the whole answer."""
     rows = [row(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
     if rows:
@@ -110,7 +112,7 @@ def show(answer: HistoryShape, *, asked_s: int | None) -> None:
         stderr.warning(f"prices are not being kept now: {answer['trouble']}")
 
 
-def row(prices: PastPricesShape, bucket: PastBucketShape) -> Row:
+def row(prices: PastPricesResponse, bucket: PastBucketResponse) -> Row:
     return (
         local_text(bucket["at"]),
         prices["gpu"],

@@ -26,9 +26,9 @@ from spotd.cli.words import (
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.jobs import AttemptShape, JobDetailShape, JobShape, TransferShape
-    from spotd.api.shapes.plans import WhyShape
-    from spotd.api.shapes.prices import BoardShape, QuoteShape
+    from spotd.api.schemas.jobs import AttemptResponse, JobDetailResponse, JobResponse, TransferResponse
+    from spotd.api.schemas.plans import WhyResponse
+    from spotd.api.schemas.prices import BoardResponse, QuoteResponse
 
 WARNINGS_MAX = 5
 LS_COLUMNS = (
@@ -76,7 +76,7 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
         stdout.document_bytes(Daemon().jobs_bytes(query))
         return
     answer = Daemon().jobs(query)
-    jobs: list[JobShape] = answer["jobs"]
+    jobs: list[JobResponse] = answer["jobs"]
     if output == ID:
         stdout.write("".join(f"{job['id']}\n" for job in jobs))
         return
@@ -92,12 +92,12 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
         stderr.note(f"older jobs are left out; spotctl ls --limit {limit * 10} shows more")
 
 
-def warning_of(job: JobShape) -> str:
+def warning_of(job: JobResponse) -> str:
     """What is wrong with a job that succeeded: its reason says it behind how its command ended."""
     return job["reason"].partition("; ")[2] if job["state"] == "SUCCEEDED" else ""
 
 
-def job_row(job: JobShape, now: str) -> Row:
+def job_row(job: JobResponse, now: str) -> Row:
     """One line of `ls`."""
     age = seconds_between(job["submitted_at"], now)
     return (
@@ -125,14 +125,14 @@ def where_text(machine: Mapping[str, Any]) -> str:
     return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
 
 
-def checkpoint_text(job: JobShape) -> str:
+def checkpoint_text(job: JobResponse) -> str:
     """The step of the newest checkpoint, or its name where no step is known, and what is on its way now."""
     newest, moving = job["checkpoint"], job["transfer"]
     text = NOTHING if newest is None else newest["name"] if newest["step"] is None else str(newest["step"])
     return text if moving is None else f"{text} {_moving_text(moving)}"
 
 
-def _moving_text(moving: TransferShape) -> str:
+def _moving_text(moving: TransferResponse) -> str:
     """A transfer for a narrow column: `up 30% 80 MB/s 35s`."""
     parts = ["up" if moving["kind"] == "upload" else "down", f"{_percent(moving)}%"]
     if moving["failing"]:
@@ -144,11 +144,11 @@ def _moving_text(moving: TransferShape) -> str:
     return " ".join(parts)
 
 
-def _percent(moving: TransferShape) -> int:
+def _percent(moving: TransferResponse) -> int:
     return 100 * moving["bytes_done"] // moving["bytes_total"] if moving["bytes_total"] else 100
 
 
-def transfer_text(moving: TransferShape | None) -> str:
+def transfer_text(moving: TransferResponse | None) -> str:
     """A transfer in a sentence, with rate and time left where they are known."""
     if moving is None:
         return ""
@@ -179,7 +179,7 @@ def show(*, ref: str, output: str) -> None:
     if output == ID:
         stdout.line(answer["job"]["id"])
         return
-    detail: JobDetailShape = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    detail: JobDetailResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for sentence in answer.get("set_aside", ()):
         stderr.warning(sentence)
     stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail)))
@@ -188,7 +188,7 @@ def show(*, ref: str, output: str) -> None:
         show_table(_ATTEMPT_COLUMNS, [_attempt_row(attempt, answer["now"]) for attempt in detail["job"]["attempts"]])
 
 
-def _facts(detail: JobDetailShape) -> list[tuple[str, str]]:
+def _facts(detail: JobDetailResponse) -> list[tuple[str, str]]:
     """What there is to say, in reading order; what does not apply is left out."""
     job = detail["job"]
     facts = [
@@ -222,7 +222,7 @@ def _price_text(usd: float | None, unit: str) -> str:
     return "" if usd is None else f"${price(usd)} {unit}"
 
 
-def _newest_text(job: JobShape) -> str:
+def _newest_text(job: JobResponse) -> str:
     newest = job["checkpoint"]
     if newest is None:
         return "none yet"
@@ -230,12 +230,12 @@ def _newest_text(job: JobShape) -> str:
     return f"{newest['name']}, {size}, {at}, by attempt {newest['attempt']}"
 
 
-def _code_text(detail: JobDetailShape) -> str:
+def _code_text(detail: JobDetailResponse) -> str:
     sha256 = detail["code_sha256"]
     return "" if sha256 is None else f"{size_text(detail['code_bytes'])}, sha256 {sha256[:12]}"
 
 
-def _spent_text(detail: JobDetailShape) -> str:
+def _spent_text(detail: JobDetailResponse) -> str:
     spent = dollars(detail["job"]["spent_usd"])
     return spent if detail["budget_usd"] is None else f"{spent} of {dollars(detail['budget_usd'])}"
 
@@ -250,7 +250,7 @@ def _value_text(value: object) -> str:
     return str(value)
 
 
-def _attempt_row(attempt: AttemptShape, now: str) -> Row:
+def _attempt_row(attempt: AttemptResponse, now: str) -> Row:
     began = attempt["launched_at"] or attempt["intended_at"]
     ran = seconds_between(began, attempt["ended_at"] or now) or 0
     return (
@@ -275,7 +275,7 @@ def why(*, ref: str, output: str) -> None:
     if output == JSON:
         stdout.document(answer)
         return
-    shape: WhyShape = answer["why"]
+    shape: WhyResponse = answer["why"]
     best, ceiling = shape["best"], shape["ceiling_usd_gpu_h"]
     lines = [clean(f"{shape['name']} ({shape['id']}) is {shape['state']}: {shape['sentence']}")]
     if ceiling is not None:
@@ -287,7 +287,7 @@ def why(*, ref: str, output: str) -> None:
         lines += [f"    {row['offers']:>5} offers: {clean(row['reason'])}" for row in shape["passed_over"]]
     if shape["until"] is not None:
         lines.append(f"  looks again by {local_text(shape['until'])}")
-    lines += [f"  {_trouble(row)}" for row in shape["boards"] if row["error"] or row["note"]]
+    lines += [f"  {_last_error(row)}" for row in shape["boards"] if row["error"] or row["note"]]
     if shape["events"]:
         lines.append("  lately:")
         # A job and its attempt change for one reason at one instant: the person is told once.
@@ -296,14 +296,14 @@ def why(*, ref: str, output: str) -> None:
     stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _trouble(board: BoardShape) -> str:
-    name, error, note = board["provider"], board["error"], board["note"]
+def _last_error(provider_offers: BoardResponse) -> str:
+    name, error, note = provider_offers["provider"], provider_offers["error"], provider_offers["note"]
     if not error:
         return clean(f"{name}: {note}")
     return clean(f"{name} shows no prices: {error}" + (f"; {note}" if note else ""))
 
 
-def quote_text(quote: QuoteShape) -> str:
+def quote_text(quote: QuoteResponse) -> str:
     """An offer in one line."""
     where = where_text(quote) + (f" ({quote['region']})" if quote["region"] else "")
     floor, bid = quote["floor_usd_gpu_h"], quote["bid_usd_gpu_h"]
@@ -319,7 +319,7 @@ def cancel(*, ref: str, yes: bool, output: str) -> int | None:
     """Stop a job and destroy its machine. Its checkpoints stay, and `spotctl retry` goes on from them."""
     daemon = Daemon()
     if not yes and stderr.can_ask():
-        job: JobShape = daemon.job(ref)["job"]
+        job: JobResponse = daemon.job(ref)["job"]
         if job["provider"] is not None and not stderr.ask(f"stop {clean(job['name'])} on {clean(where_text(job))}?"):
             from spotd.cli.codes import ExitCode
 
@@ -340,7 +340,7 @@ def retry(*, ref: str, anyway: bool, output: str) -> None:
 
 
 def _changed(answer: Mapping[str, Any], output: str) -> None:
-    job: JobShape = answer["job"]
+    job: JobResponse = answer["job"]
     if output == JSON:
         stdout.document(answer)
     elif output == ID:

@@ -10,11 +10,11 @@ from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode, of_state
 from spotd.cli.follow import Waiting, followed
 from spotd.cli.options import JSON, TABLE, job_argument, output
-from spotd.cli.words import Stripper, clean
+from spotd.cli.words import AnsiStripper, clean
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.told import LogShape
+    from spotd.api.schemas.streams import LogResponse
 
 
 @click.command()
@@ -50,10 +50,10 @@ class TextPrinter:
 
     def __init__(self, *, raw: bool) -> None:
         self._raw = raw
-        self._stripper = Stripper()
+        self._stripper = AnsiStripper()
         self._at_line_start = True
 
-    def show(self, record: LogShape) -> None:
+    def show(self, record: LogResponse) -> None:
         if record["kind"] == "log":
             self._write(record["text"] if self._raw else self._stripper.feed(record["text"]))
             return
@@ -65,7 +65,7 @@ class TextPrinter:
     def end(self) -> None:
         """Nothing is held back, and what comes next on the screen begins a line."""
         self._write(self._stripper.end())
-        self._stripper = Stripper()
+        self._stripper = AnsiStripper()
         if not self._at_line_start and stdout.is_terminal():
             self._write("\n")
 
@@ -78,7 +78,7 @@ class TextPrinter:
 class JsonPrinter:
     """Every record as a line of JSON."""
 
-    def show(self, record: LogShape) -> None:
+    def show(self, record: LogResponse) -> None:
         stdout.record({**record})
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ def follow_to_end(
         is_last=lambda record: record["kind"] == "end",
         waiting=waiting or Waiting(),
     ):
-        shape: LogShape = record  # type: ignore[assignment]  # the record is the shape plus `schema`
+        shape: LogResponse = record  # type: ignore[assignment]  # the record is the shape plus `schema`
         printer.show(shape)
         state = shape["state"] or state
     printer.end()

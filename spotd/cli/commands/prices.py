@@ -16,7 +16,7 @@ from spotd.cli.words import local_text, price
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.prices import BoardShape, QuoteShape
+    from spotd.api.schemas.prices import BoardResponse, QuoteResponse
 
 QUOTE_COLUMNS = (
     Column(title="WHERE", least=10),
@@ -55,7 +55,7 @@ FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage 
 def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, output: str) -> None:
     """Effective prices now, the cheapest GPU-hour first. All prices are dollars."""
     answer = Daemon().prices({"gpu": gpu, "provider": provider, "limit": limit})
-    quotes: list[QuoteShape] = answer["quotes"]
+    quotes: list[QuoteResponse] = answer["quotes"]
     if output == JSON:
         stdout.document(answer)
     elif output == ID:
@@ -70,7 +70,7 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, 
             stderr.note(f"dearer ones are left out; --limit {limit * 10} shows more")
 
 
-def show_quotes(quotes: Sequence[QuoteShape], *, explain: bool) -> None:
+def show_quotes(quotes: Sequence[QuoteResponse], *, explain: bool) -> None:
     """The quotes as a table on stdout."""
     if explain:
         stderr.note(FORMULA)
@@ -79,15 +79,15 @@ def show_quotes(quotes: Sequence[QuoteShape], *, explain: bool) -> None:
         show_table(QUOTE_COLUMNS, [quote_row(quote) for quote in quotes])
 
 
-def show_silent_boards(boards: Sequence[BoardShape]) -> None:
+def show_silent_boards(offer_cache: Sequence[BoardResponse]) -> None:
     """A warning for each provider whose prices are missing, so that their absence is not taken for an answer."""
-    for board in boards:
-        if board["error"]:
-            since = "" if board["at"] is None else f" since {local_text(board['at'])}"
-            stderr.warning(f"no prices from {board['provider']}{since}: {board['error']}")
+    for provider_offers in offer_cache:
+        if provider_offers["error"]:
+            since = "" if provider_offers["at"] is None else f" since {local_text(provider_offers['at'])}"
+            stderr.warning(f"no prices from {provider_offers['provider']}{since}: {provider_offers['error']}")
 
 
-def quote_row(quote: QuoteShape) -> Row:
+def quote_row(quote: QuoteResponse) -> Row:
     return (
         where_text(quote),
         quote["region"],
@@ -101,7 +101,7 @@ def quote_row(quote: QuoteShape) -> Row:
     )
 
 
-def explained_row(quote: QuoteShape) -> Row:
+def explained_row(quote: QuoteResponse) -> Row:
     terms = quote["breakdown"]
     return (
         where_text(quote),

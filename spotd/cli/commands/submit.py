@@ -23,9 +23,9 @@ from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 
 if TYPE_CHECKING:
-    from spotd.api.shapes.jobs import JobShape
-    from spotd.api.shapes.plans import PlanShape
-    from spotd.api.shapes.told import LogShape
+    from spotd.api.schemas.jobs import JobResponse
+    from spotd.api.schemas.plans import PlanResponse
+    from spotd.api.schemas.streams import LogResponse
     from spotd_jobs.pack import Packed
 
 CODE_BYTES_MAX: Final = 500_000_000
@@ -120,7 +120,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
     daemon = Daemon()
     resume_from: str = given["resume_from"]
     answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from))
-    plan: PlanShape = answer["plan"]
+    plan: PlanResponse = answer["plan"]
     if given["include"] and plan["workdir"] is None:
         raise CommandFailed(
             "--include names files of the workdir, and this job has none",
@@ -185,7 +185,7 @@ def _asked(draft: JobDraft, call: Callable[[], dict[str, Any]]) -> dict[str, Any
         raise
 
 
-def _show_plan(plan: PlanShape, answer: Mapping[str, Any], output: str, *, dry_run: bool, quiet: bool) -> None:
+def _show_plan(plan: PlanResponse, answer: Mapping[str, Any], output: str, *, dry_run: bool, quiet: bool) -> None:
     """The plan is data when it is all that was asked for, else something to read before the answer."""
     if dry_run and output == JSON:
         stdout.document(answer)
@@ -197,7 +197,7 @@ def _show_plan(plan: PlanShape, answer: Mapping[str, Any], output: str, *, dry_r
         stderr.block(plan_text(plan, drawn_for=width, colour=stderr.colour()))
 
 
-def _lowest(plan: PlanShape) -> str:
+def _lowest(plan: PlanResponse) -> str:
     prices = [quote["effective_usd_gpu_h"] for quote in plan["candidates"]]
     return f": the lowest is ${price(min(prices))} per GPU-hour" if prices else f": {plan['verdict']}"
 
@@ -226,7 +226,7 @@ def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
     packed = _packed(workdir, include)
     if daemon.has_code(packed.sha256):
         return packed.sha256
-    with stderr.Progress("upload", packed.size) as progress:
+    with stderr.ProgressLine("upload", packed.size) as progress:
         daemon.put_code(packed.sha256, _Watched(packed.data, progress), packed.size)
     stderr.note(f"packed {count(packed.file_count, 'file')}, {size_text(packed.size)}")
     return packed.sha256
@@ -235,7 +235,7 @@ def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
 class _Watched(io.BytesIO):
     """Bytes that tell how far they were read."""
 
-    def __init__(self, data: bytes, progress: stderr.Progress) -> None:
+    def __init__(self, data: bytes, progress: stderr.ProgressLine) -> None:
         super().__init__(data)
         self._progress = progress
 
@@ -247,7 +247,7 @@ class _Watched(io.BytesIO):
 
 def _submitted(
     daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str], resume_from: str
-) -> JobShape:
+) -> JobResponse:
     def call() -> dict[str, Any]:
         return daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets, resume_from=resume_from)
 
@@ -255,11 +255,11 @@ def _submitted(
         answer = _asked(draft, call)
     except DaemonUnreachable as exc:
         raise DaemonUnreachable(exc.message, hint="the job may or may not be queued; see spotctl ls") from exc
-    job: JobShape = answer["job"]
+    job: JobResponse = answer["job"]
     return job
 
 
-def _after(daemon: Daemon, job: JobShape, output: str, *, wait: bool, detach: bool) -> int:
+def _after(daemon: Daemon, job: JobResponse, output: str, *, wait: bool, detach: bool) -> int:
     """The id is out, and the job was waited for if that was wished."""
     if output == JSON and not wait:
         stdout.document(daemon.job(job["id"]))
@@ -280,7 +280,7 @@ def _after(daemon: Daemon, job: JobShape, output: str, *, wait: bool, detach: bo
 class _Quiet(TextPrinter):
     """Waits without a word."""
 
-    def show(self, record: LogShape) -> None:
+    def show(self, record: LogResponse) -> None:
         """The record is passed over."""
 
 

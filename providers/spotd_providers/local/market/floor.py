@@ -13,9 +13,9 @@ from pathlib import Path
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Loss
 from spotd_providers.contract.values import Market as Kind
-from spotd_providers.kit.hosts import HostClock, Ledger, Machines
+from spotd_providers.local.hosts import HostClock, Ledger, Machines
 from spotd_providers.local.market.builtin import BUILTIN_HOSTS
-from spotd_providers.local.market.machine import Machine, Memory, State
+from spotd_providers.local.market.machine import Machine, MachineMemory, State
 from spotd_providers.local.market.series import PriceSource, Tick, price_source
 from spotd_providers.local.settings import Flavour, HostSpec, MarketSpec
 
@@ -37,7 +37,7 @@ class Floor:
         dirty: something changed that the market's memory on disk does not hold yet.
     """
 
-    def __init__(self, spec: MarketSpec, memory: Memory, folder: Path, *, clock: HostClock) -> None:
+    def __init__(self, spec: MarketSpec, memory: MachineMemory, folder: Path, *, clock: HostClock) -> None:
         self.spec = spec
         self.memory = memory
         self.hosts = {host.name: host for host in spec.hosts or BUILTIN_HOSTS}

@@ -11,7 +11,7 @@ from typing import Any
 
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Loss, Market
-from spotd_providers.kit.hosts.files import write_atomically
+from spotd_providers.kit.files import write_atomically
 
 
 class State(StrEnum):
@@ -87,7 +87,7 @@ class Disturbance:
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class MachineMemory:
     """What the market must know after its server was killed.
 
     Attributes:
@@ -104,19 +104,19 @@ class Memory:
     fired: list[int] = field(default_factory=list)
 
 
-def save(memory: Memory, path: Path) -> None:
+def save(memory: MachineMemory, path: Path) -> None:
     """The memory is on disk, whole."""
     write_atomically(path, json.dumps(asdict(memory), default=_encode))
 
 
-def load(path: Path) -> Memory | None:
+def load(path: Path) -> MachineMemory | None:
     """The memory on disk, if there is one."""
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     machines = {name: _machine(row) for name, row in content["machines"].items()}
-    return Memory(
+    return MachineMemory(
         opened_at=datetime.fromisoformat(content["opened_at"]),
         reached=datetime.fromisoformat(content["reached"]),
         launches=content["launches"],

@@ -20,9 +20,9 @@ from typing import Final
 from spotd_providers.contract.money import HOURS_PER_STORAGE_MONTH, MicroUsdPerHour
 from spotd_providers.contract.values import Loss
 from spotd_providers.contract.values import Market as Kind
-from spotd_providers.kit.hosts import HostClock, MachineState
+from spotd_providers.local.hosts import HostClock, HostMachineState
 from spotd_providers.local.market.floor import Floor, Sold
-from spotd_providers.local.market.machine import Disturbance, Machine, Memory, State, load, save
+from spotd_providers.local.market.machine import Disturbance, Machine, MachineMemory, State, load, save
 from spotd_providers.local.market.refusals import Refusal, Refused
 from spotd_providers.local.settings import EventSpec, Flavour, Happening, HostSpec, MarketSpec, event_time
 
@@ -53,7 +53,7 @@ class LocalMarket:
         self.clock = clock
         self._memory_file = folder / "market.json"
         now = clock.now()
-        self.memory = load(self._memory_file) or Memory(opened_at=now, reached=now)
+        self.memory = load(self._memory_file) or MachineMemory(opened_at=now, reached=now)
         self.floor = Floor(spec, self.memory, folder, clock=clock)
         self.hosts = self.floor.hosts
         self.ledger = self.floor.ledger
@@ -335,10 +335,10 @@ class LocalMarket:
             if machine.state is not State.RUNNING:
                 continue
             status = self.machines.status(machine.machine_id)
-            if status.state is MachineState.RUNNING:
+            if status.state is HostMachineState.RUNNING:
                 continue
             loss, detail = Loss.HOST_LOST, "its processes vanished"
-            if status.state is MachineState.ENDED:
+            if status.state is HostMachineState.ENDED:
                 exit_words = f"its start script ended with exit code {status.exit_code}"
                 loss, detail = Loss.SELF, "done" if status.done else exit_words
             ends.append(_End(at=min(status.ended_at or now, now), machine=machine, loss=loss, detail=detail))

@@ -24,7 +24,7 @@ from spotd_providers.local.market.series import BadPriceFile
 from spotd_providers.local.server.app import Hooks, MarketApp
 from spotd_providers.local.server.files import (
     AlreadyServed,
-    Endpoint,
+    ServedEndpoint,
     announce,
     clock_of,
     find_endpoint,
@@ -116,7 +116,7 @@ def _take_soon(folder: Path) -> int:
         time.sleep(_PAUSE_MIN_S)
 
 
-def _post_shutdown(endpoint: Endpoint) -> None:
+def _post_shutdown(endpoint: ServedEndpoint) -> None:
     parts = urlsplit(endpoint.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_STOP_TIMEOUT_S)
     with contextlib.closing(connection):

@@ -21,8 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.kit.hosts import Segment, read_ledger, segments
 from spotd_providers.kit.keys import begins_like_ours
+from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.market.floor import Sold
 from spotd_providers.local.market.machine import Disturbance, Machine
 from spotd_providers.local.market.market import LocalMarket

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spotd_providers.kit.hosts import REAL_TIME, ScaledClock, read_clock
-from spotd_providers.kit.hosts.files import write_atomically
+from spotd_providers.kit.files import write_atomically
+from spotd_providers.local.hosts import REAL_TIME, ScaledClock, read_clock
 from spotd_providers.local.settings import MarketSpec
 
 
@@ -27,18 +27,18 @@ class AlreadyServed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class ServedEndpoint:
     """Where a market's server listens, and what opens its door."""
 
     url: str
     token: str = field(repr=False)
 
 
-def find_endpoint(folder: Path) -> Endpoint | None:
+def find_endpoint(folder: Path) -> ServedEndpoint | None:
     """Where the last server of this market listened; it may be dead."""
     try:
         content = json.loads((folder / "server.json").read_text())
-        return Endpoint(url=content["url"], token=content["token"])
+        return ServedEndpoint(url=content["url"], token=content["token"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

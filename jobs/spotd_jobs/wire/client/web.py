@@ -1,0 +1,299 @@
+"""Reading and sending over `file://`, `http://` and `https://`, with errors that say what to do next.
+
+URLs are secrets here (they are presigned): no message ever holds one. HTTP connections are kept open per thread,
+since a restore reads thousands of chunks from one place.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Callable
+
+from spotd_jobs.wire.client.clocks import CLOCK
+from spotd_jobs.wire.client.console import reason_of
+
+if TYPE_CHECKING:
+    import http.client
+
+TIMEOUT_S = 30.0
+_BLOCK = 1 << 20
+_REDIRECTS_MAX = 5
+_local = threading.local()
+
+
+class WebError(Exception):
+    """It did not work now and may work later."""
+
+
+class Missing(WebError):
+    """There is certainly nothing at this URL."""
+
+
+class Denied(WebError):
+    """The place refused: the permission is wrong, or has run out."""
+
+
+class TooLarge(WebError):
+    """More bytes came than were allowed."""
+
+
+def read(url: str, size_max: int) -> bytes:
+    """The bytes at the URL.
+
+    Raises:
+        WebError
+    """
+    parts: list[bytes] = []
+    stream(url, size_max, parts.append, block=size_max + 1)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_into(url: str, place: memoryview) -> int:
+    """How many bytes of `place` now hold the whole object.
+
+    Raises:
+        TooLarge: `place` is too small for it.
+        WebError
+    """
+    count = 0
+
+    def fill(source: Any) -> None:
+        nonlocal count
+        count = _fill(source, place)
+        if count == len(place) and source.read(1):
+            raise TooLarge("larger than %d bytes" % len(place))
+
+    _with_source(url, fill)
+    return count
+
+
+def read_blocks(url: str, size_max: int, block: memoryview, take: Callable[[memoryview], Any]) -> None:
+    """Every byte of the object went through `block` to `take`, in order; `take` may keep nothing of it.
+
+    Raises:
+        TooLarge: the object is larger than allowed. What was taken is its beginning, no more than allowed.
+        WebError: also after some was taken.
+    """
+
+    def pump(source: Any) -> None:
+        left = size_max
+        while left:
+            count = _fill(source, block[: min(left, len(block))])
+            if not count:
+                return
+            take(block[:count])
+            left -= count
+        if source.read(1):
+            raise TooLarge("larger than %d bytes" % size_max)
+
+    _with_source(url, pump)
+
+
+def _fill(source: Any, place: memoryview) -> int:
+    count = 0
+    while count < len(place):
+        more = source.readinto(place[count:])
+        if not more:
+            break
+        count += int(more)
+    return count
+
+
+def stream(url: str, size_max: int, take: Callable[[bytes], Any], block: int = _BLOCK) -> None:
+    """Every block of the object, of at most so many bytes, went to `take`, in order.
+
+    Raises:
+        WebError: also after some blocks were taken.
+    """
+    _with_source(url, lambda source: _pump(source, size_max, take, block))
+
+
+def _with_source(url: str, use: Callable[[Any], None]) -> None:
+    """`use` has read the object, and it was not cut short on its way."""
+    if url.startswith("file://"):
+        try:
+            with open(path_of(url), "rb", buffering=0) as source:
+                use(source)
+        except FileNotFoundError:
+            raise Missing("the file is not there") from None
+        except PermissionError:
+            raise Denied("the file may not be read") from None
+        except OSError as error:
+            raise WebError(reason_of(error)) from None
+        return
+    answer = _open_following("GET", url)
+    try:
+        if answer.status != 200:
+            answer.read(4096)
+            raise error_of(answer.status)
+        use(answer)
+        if answer.length:
+            raise WebError("the answer was cut short")  # http.client itself says nothing when blocks are read
+    except OSError as error:
+        drop_connections()
+        raise WebError(reason_of(error)) from None
+    except WebError:
+        drop_connections()
+        raise
+    except Exception as error:
+        drop_connections()
+        if _is_http_error(error):
+            raise WebError("the answer was cut short") from None
+        raise
+
+
+def path_of(url: str) -> str:
+    """The path a `file://` URL names."""
+    from urllib.parse import unquote
+
+    rest = url[len("file://") :]
+    return unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest)
+
+
+def error_of(status: int) -> WebError:
+    """What an HTTP status means here."""
+    if status in (404, 410):
+        return Missing("HTTP %d" % status)
+    if status in (400, 401, 403):
+        return Denied("HTTP %d" % status)
+    return WebError("HTTP %d" % status)
+
+
+def request(
+    method: str,
+    url: str,
+    headers: dict[str, str] | None = None,
+    body: list[bytes | memoryview] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers (lower case) and the first 64 KiB of the answer.
+
+    Raises:
+        WebError: there was no answer.
+    """
+    answer = _open(method, url, headers or {}, body, timeout_s)
+    try:
+        content = answer.read(65536)
+        if not answer.isclosed():
+            drop_connections()
+    except Exception as error:
+        drop_connections()
+        if isinstance(error, OSError) or _is_http_error(error):
+            raise WebError("the answer was cut short") from None
+        raise
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
+
+
+def drop_connections() -> None:
+    """This thread holds no open connection, whose state may be unknown."""
+    for connection in getattr(_local, "connections", {}).values():
+        connection.close()
+    _local.connections = {}
+
+
+def _pump(source: Any, size_max: int, take: Callable[[bytes], Any], block: int) -> None:
+    left = size_max
+    while True:
+        data = source.read(min(block, left + 1))
+        if not data:
+            return
+        left -= len(data)
+        if left < 0:
+            raise TooLarge("larger than %d bytes" % size_max)
+        take(data)
+
+
+def _open_following(method: str, url: str) -> http.client.HTTPResponse:
+    for _ in range(_REDIRECTS_MAX):
+        answer = _open(method, url, {}, None, TIMEOUT_S)
+        place = answer.getheader("location")
+        if answer.status not in (301, 302, 303, 307, 308) or not place:
+            return answer
+        from urllib.parse import urljoin
+
+        answer.read()
+        url = urljoin(url, place)
+    raise WebError("too many redirects")
+
+
+def _open(
+    method: str, url: str, headers: dict[str, str], body: list[bytes | memoryview] | None, timeout_s: float
+) -> http.client.HTTPResponse:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise WebError("no http, https or file URL")
+    target = (parts.path or "/") + ("?" + parts.query if parts.query else "")
+    place = (parts.scheme, parts.hostname, parts.port)
+    length = {"Content-Length": str(sum(len(piece) for piece in body))} if body is not None else {}
+    for attempt in (0, 1):
+        kept = _kept(place)
+        connection = kept or _connect(parts.scheme, parts.hostname, parts.port, timeout_s)
+        try:
+            connection.timeout = timeout_s
+            connection.putrequest(method, target, skip_accept_encoding=True)
+            for name, value in dict({"User-Agent": "spotd-runner"}, **headers, **length).items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            reusable = _send_body(connection, body or [])
+            answer = connection.getresponse()
+        except Exception as error:
+            connection.close()
+            if not (isinstance(error, OSError) or _is_http_error(error)):
+                raise
+            if kept is not None and attempt == 0:
+                continue  # a kept connection may have been closed by the other side meanwhile
+            raise WebError(reason_of(error)) from None
+        if reusable:
+            _local.connections[place] = connection
+        date = answer.getheader("date")
+        if date:
+            CLOCK.learn(date)
+        return answer
+    raise WebError("no connection")
+
+
+def _send_body(connection: http.client.HTTPConnection, body: list[bytes | memoryview]) -> bool:
+    """Whether all of it was sent. A store that refuses may answer and hang up first; its answer can still be read."""
+    try:
+        for piece in body:
+            connection.send(piece)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def _kept(place: tuple[str, str, int | None]) -> http.client.HTTPConnection | None:
+    if not hasattr(_local, "connections"):
+        _local.connections = {}
+    found: http.client.HTTPConnection | None = _local.connections.pop(place, None)
+    return found
+
+
+def _connect(scheme: str, host: str, port: int | None, timeout_s: float) -> http.client.HTTPConnection:
+    import http.client
+
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    import ssl
+
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=_tls(ssl.create_default_context()))
+
+
+def _tls(context: Any) -> Any:
+    """Images without a certificate bundle often still hold the one that came with pip's or conda's certifi."""
+    if not context.get_ca_certs():
+        try:
+            import certifi  # type: ignore[import-not-found,unused-ignore]  # only where the image happens to have it
+
+            context.load_verify_locations(certifi.where())
+        except Exception:  # noqa: BLE001 - a broken certifi of a strange image must not stop what may work without
+            return context
+    return context
+
+
+def _is_http_error(error: BaseException) -> bool:
+    import http.client
+
+    return isinstance(error, http.client.HTTPException)

@@ -1,0 +1,40 @@
+"""Hosts that are processes on this computer: the engine under the local market and under every fake cloud."""
+
+from spotd_providers.local.hosts.clock import REAL_TIME, HostClock, ScaledClock, measure, read_clock, write_clock
+from spotd_providers.local.hosts.ledger import (
+    Ledger,
+    LedgerError,
+    LedgerEvent,
+    LedgerLine,
+    Segment,
+    most_at_once,
+    read_ledger,
+    segments,
+    total_by_key,
+    total_by_machine,
+)
+from spotd_providers.local.hosts.machines import Machines
+from spotd_providers.local.hosts.status import HostMachineState, MachineError, MachineStatus
+
+__all__ = [
+    "REAL_TIME",
+    "HostClock",
+    "HostMachineState",
+    "Ledger",
+    "LedgerError",
+    "LedgerEvent",
+    "LedgerLine",
+    "MachineError",
+    "MachineStatus",
+    "Machines",
+    "ScaledClock",
+    "Segment",
+    "measure",
+    "most_at_once",
+    "read_clock",
+    "read_ledger",
+    "segments",
+    "total_by_key",
+    "total_by_machine",
+    "write_clock",
+]

@@ -1,0 +1,137 @@
+"""What the parts of the backend share: references to the running daemon, and the doors to its two stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from spotd.api.backend import ApiUnavailable, NotFound
+from spotd.api.job_refs import JobHead, resolve
+from spotd.core.model import JobId, World
+from spotd.daemon.commits import Commits, PolicyHolder
+from spotd.daemon.control_loop import ControlLoop
+from spotd.daemon.crash import CrashPoints
+from spotd.daemon.database import Database
+from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.ids import JobIds
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.price_recorder import PriceRecorder
+from spotd.daemon.market.provider_entry import ProviderEntry
+from spotd.daemon.wake import WakeEvent
+from spotd.store import AmbiguousJob, JobView, Reads, StateError
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore
+from spotd_jobs.objects.api import StoreError as ObjectsError
+from spotd_providers.contract.provider import Clock, Logger
+from spotd_providers.contract.values import ProviderName
+
+T = TypeVar("T")
+
+OBJECTS_DEADLINE_S: Final = 120.0
+OBJECTS_THREADS: Final = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class HandlerContext:
+    """The running daemon, as its API needs it."""
+
+    clock: Clock
+    wall: Clock
+    database: Database
+    commits: Commits
+    policy: PolicyHolder
+    offer_cache: OfferCache
+    price_recorder: PriceRecorder
+    control_loop: ControlLoop
+    wake_event: WakeEvent
+    host_monitor: HostMonitor
+    objects: ObjectStore
+    secrets: SecretFiles
+    ids: JobIds
+    providers: Mapping[ProviderName, ProviderEntry]
+    crash: CrashPoints
+    log: Logger
+    started_at: datetime
+    spool: Path
+    """A private folder for what is on its way into the object store."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of this process, for `status` and `doctor`: version, config path, state folder."""
+    inline: bool = False
+    _limiter: anyio.CapacityLimiter | None = None
+
+    async def read(self, work: Callable[[Reads], T]) -> T:
+        """One consistent look at the state.
+
+        Raises:
+            Unavailable: it cannot be read now.
+        """
+        try:
+            return await self.database.read(work)
+        except StateError as exc:
+            raise ApiUnavailable(exc.message, hint=exc.hint) from exc
+
+    async def stored(self, work: Callable[[], T]) -> T:
+        """What a blocking call of the object store returned.
+
+        Raises:
+            NotFound: the object does not exist.
+            Unavailable: the store does not answer.
+        """
+        try:
+            if self.inline:
+                return work()
+            if self._limiter is None:
+                self._limiter = anyio.CapacityLimiter(OBJECTS_THREADS)
+            with anyio.fail_after(OBJECTS_DEADLINE_S):
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+        except ObjectMissing as exc:
+            raise NotFound(str(exc)) from exc
+        except ObjectsError as exc:
+            raise ApiUnavailable(str(exc), hint="spotctl doctor") from exc
+        except TimeoutError as exc:
+            raise ApiUnavailable("the checkpoint store does not answer", hint="spotctl doctor") from exc
+
+    async def find(self, ref: str) -> JobId:
+        """The job a user means.
+
+        Raises:
+            NotFound, Ambiguous
+        """
+        return await self.read(lambda reads: find_job(reads, ref))
+
+    @property
+    def why_paused(self) -> str:
+        """Why nothing may be launched now, in a sentence; empty while launches are allowed."""
+        held = self.control_loop.held
+        return f"no decisions are made: {held}" if held else self.policy.why_paused
+
+    def world(self) -> World:
+        """The newest world the brain has seen.
+
+        Raises:
+            Unavailable: there is none yet.
+        """
+        if self.control_loop.state is None:
+            raise ApiUnavailable("the daemon has only just started", hint="try again in a moment")
+        return self.control_loop.state.world
+
+
+def find_job(reads: Reads, ref: str) -> JobId:
+    """The one job the reference means, by the API's rule, looking only at jobs that could be it."""
+    candidates: dict[JobId, JobView] = {view.id: view for view in reads.active_named(ref)}
+    found = reads.find_job(ref)
+    if isinstance(found, AmbiguousJob):
+        candidates.update({view.id: view for view in found.candidates})
+    elif found is not None:
+        candidates[found.id] = found
+    heads = [
+        JobHead(id=view.id, name=view.name, is_final=view.state.is_final, order=view.submitted_at.timestamp())
+        for view in candidates.values()
+    ]
+    return JobId(resolve(ref, heads))

@@ -1,0 +1,72 @@
+"""The event log as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+import anyio
+
+from spotd.api.backend import EventQuery
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.render import event_response
+from spotd.api.schemas.streams import EventResponse
+from spotd.core.model import JobId
+from spotd.store import EventView, Reads
+
+FOLLOW_PAUSE_S: Final = 0.5
+BATCH: Final = 1000
+NAMES_MAX: Final = 10_000
+"""Names of jobs that one stream remembers."""
+
+
+class EventStream:
+    """The part of the backend that knows events."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+
+    async def stream(self, query: EventQuery) -> AsyncIterator[EventResponse]:
+        job = None if query.job is None else await self._context.find(query.job)
+        names: dict[JobId, str] = {}
+        first, last = await self._context.read(lambda reads: self._first(reads, query, job))
+        await self._learn(names, first)
+        for item in first:
+            yield event_response(item, _name(names, item))
+        while query.follow:
+            fresh = await self._after(last, job)
+            await self._learn(names, fresh)
+            for item in fresh:
+                last = item.seq
+                if query.since is None or item.event.at >= query.since:
+                    yield event_response(item, _name(names, item))
+            if len(fresh) < BATCH:
+                await anyio.sleep(FOLLOW_PAUSE_S)
+
+    async def _after(self, last: int, job: JobId | None) -> tuple[EventView, ...]:
+        return await self._context.read(lambda reads: reads.events(since=last, job_id=job, limit=BATCH))
+
+    def _first(self, reads: Reads, query: EventQuery, job: JobId | None) -> tuple[list[EventView], int]:
+        """The newest of those that match, and the number from which to follow."""
+        last = reads.last_event()
+        found = reads.newest_events(job_id=job, limit=query.limit) if query.limit else ()
+        kept = [
+            item
+            for item in found
+            if (query.after is None or item.seq > query.after) and (query.since is None or item.event.at >= query.since)
+        ]
+        return kept, last
+
+    async def _learn(self, names: dict[JobId, str], items: Sequence[EventView]) -> None:
+        """The names of all jobs that these events are of are known, by one question."""
+        missing = {item.event.job for item in items if item.event.job is not None} - names.keys()
+        if missing:
+            if len(names) + len(missing) > NAMES_MAX:
+                names.clear()
+                missing = {item.event.job for item in items if item.event.job is not None}
+            found = await self._context.read(lambda reads: reads.names_of(missing))
+            names.update({job: found.get(job, "") for job in missing})
+
+
+def _name(names: Mapping[JobId, str], item: EventView) -> str | None:
+    return None if item.event.job is None else names[item.event.job] or None

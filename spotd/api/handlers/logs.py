@@ -1,0 +1,302 @@
+"""A job's log as one stream over all its attempts, read from the object store: it outlives every machine.
+
+A log object is named by the instant it was begun and a counter, so key order is time order. The cursor of a record is
+the attempt and that name; a reader who comes back with it goes on right behind it, in whatever attempt the job then is.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import anyio
+
+from spotd.api.backend import Invalid, LogQuery, NotFound
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.schemas.streams import LogResponse
+from spotd.api.timestamps import utc_text
+from spotd.core.model import Attempt, AttemptId, JobId
+from spotd.core.states import JobState
+from spotd.daemon import object_keys
+from spotd.daemon.hosts.transfers import HostTransfer
+from spotd.store import Reads
+from spotd_jobs.objects.api import ObjectMissing, StoreError, StoreUnavailable
+from spotd_jobs.wire.reports import LOG_OBJECT_BYTES_MAX
+
+FOLLOW_PAUSE_S: Final = 0.5
+OBJECTS_MAX: Final = 100_000
+TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
+BATCH: Final = 32
+WORTH_TELLING_S: Final = 5.0
+LOOKS_BETWEEN: Final = 20
+"""A transfer under way is told again after so many looks, about ten seconds."""
+LAST_LOOKS: Final = 2
+"""How many empty looks after a job's end it takes to believe that nothing more is coming."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Behind which object of which attempt to go on; an empty name is the attempt's beginning."""
+
+    attempt: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.attempt}/{self.name}"
+
+
+def parse_cursor(text: str) -> Cursor:
+    """The cursor in a text that an earlier record gave.
+
+    Raises:
+        Invalid: no record ever gave it.
+    """
+    attempt, _, name = text.partition("/")
+    if not attempt.isascii() or not attempt.isdecimal() or len(attempt) > 9 or "/" in name:
+        raise Invalid("the parameter after must be the cursor of a log record")
+    return Cursor(attempt=int(attempt), name=name)
+
+
+class JobLogs:
+    """The part of the backend that knows logs."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+
+    async def stream(self, ref: str, query: LogQuery) -> AsyncIterator[LogResponse]:
+        """Records from where the query begins to the end of what is there, or of the job when it is followed."""
+        job = await self._context.find(ref)
+        start = parse_cursor(query.after) if query.after is not None else None
+        if query.attempt is not None and query.attempt not in await self._numbers(job):
+            raise NotFound(f"job {job} has no attempt {query.attempt}", hint=f"spotctl show {job}")
+        skip_text: dict[tuple[int, str], int] = {}
+        if query.tail is not None and start is None:
+            start, skip_text = await self._tail_start(job, query)
+        reader = _Reader(self._context, job, query.attempt, start, skip_text)
+        quiet = 0
+        moving = _Moving()
+        while True:
+            state, exit_code = await self._state(job)
+            records = await reader.more()
+            for record in records:
+                yield record
+            if records:
+                quiet = 0
+                continue
+            quiet += 1
+            over = state.is_final and quiet >= LAST_LOOKS
+            if (
+                not query.follow
+                or over
+                or (query.attempt is not None and await self._has_ended(job, query.attempt, quiet))
+            ):
+                yield reader.end(state, exit_code)
+                return
+            told = moving.sentence(self._transfer(job))
+            if told:
+                yield reader.transfer(told)
+            await anyio.sleep(FOLLOW_PAUSE_S)
+
+    def _transfer(self, job: JobId) -> HostTransfer | None:
+        state = self._context.control_loop.state
+        attempt = None if state is None else state.world.counting_attempt(job)
+        return None if attempt is None else self._context.host_monitor.transfer(attempt.id)
+
+    async def _state(self, job: JobId) -> tuple[JobState, int | None]:
+        view = await self._context.read(lambda reads: reads.job_view(job))
+        if view is None:
+            raise NotFound(f"job {job} is not there any more")
+        return view.state, view.exit_code
+
+    async def _numbers(self, job: JobId) -> set[int]:
+        return {a.id.number for a in await self._context.read(lambda reads: reads.attempts_of(job))}
+
+    async def _has_ended(self, job: JobId, number: int, quiet: int) -> bool:
+        attempts = await self._context.read(lambda reads: reads.attempts_of(job))
+        return quiet >= LAST_LOOKS and any(a.id.number == number and not a.state.counts for a in attempts)
+
+    async def _tail_start(self, job: JobId, query: LogQuery) -> tuple[Cursor, dict[tuple[int, str], int]]:
+        """Where the last lines begin: the cursor before the object they begin in, and how much of it to leave out."""
+        wanted, taken = query.tail or 0, 0
+        attempts = await self._context.read(lambda reads: reads.attempts_of(job))
+        first = Cursor(attempt=0)
+        for attempt in reversed([a for a in attempts if query.attempt in (None, a.id.number)]):
+            names = await self._context.stored(partial(_names, self._context, attempt.id))
+            if wanted == 0:
+                return Cursor(attempt=attempt.id.number, name=names[-1] if names else ""), {}
+            for index in range(len(names) - 1, -1, -1):
+                name = names[index]
+                data = await self._context.stored(partial(_data, self._context, attempt.id, name))
+                taken += len(data)
+                lines = data.count(b"\n")
+                if lines >= wanted or taken > TAIL_BYTES_MAX:
+                    before = Cursor(attempt=attempt.id.number, name=names[index - 1] if index else "")
+                    return before, {(attempt.id.number, name): _offset_of_last(data, wanted)}
+                wanted -= lines
+        return first, {}
+
+
+def _offset_of_last(data: bytes, lines: int) -> int:
+    """Where the last so many lines begin."""
+    position = len(data) - 1 if data.endswith(b"\n") else len(data)
+    for _ in range(lines):
+        position = data.rfind(b"\n", 0, position)
+        if position < 0:
+            return 0
+    return position + 1
+
+
+class _Reader:
+    """One reading of one job's log; remembers how far it has come."""
+
+    def __init__(
+        self,
+        context: HandlerContext,
+        job: JobId,
+        only: int | None,
+        start: Cursor | None,
+        skip_text: dict[tuple[int, str], int],
+    ) -> None:
+        self._context = context
+        self._job = job
+        self._only = only
+        self._at = start or Cursor(attempt=0)
+        self._skip_text = skip_text
+        self._marked = self._at.attempt if self._at.name else 0
+        self._decoder = _decoder()
+
+    async def more(self) -> list[LogResponse]:
+        """The next records, none when there is nothing new now."""
+        attempts = await self._context.read(self._attempts)
+        records: list[LogResponse] = []
+        for attempt in attempts:
+            if attempt.id.number > self._at.attempt:
+                self._at = Cursor(attempt=attempt.id.number)
+                self._decoder = _decoder()
+            after = self._at.name
+            names = await self._context.stored(partial(_names, self._context, attempt.id, after=after, limit=BATCH))
+            for name in names:
+                records.extend(await self._record(attempt, name))
+            if records:
+                return records
+            if attempt.state.counts:
+                break
+        return records
+
+    def _attempts(self, reads: Reads) -> tuple[Attempt, ...]:
+        found = reads.attempts_of(self._job)
+        return tuple(a for a in found if a.id.number >= self._at.attempt and self._only in (None, a.id.number))
+
+    async def _record(self, attempt: Attempt, name: str) -> list[LogResponse]:
+        records = []
+        if self._marked != attempt.id.number:
+            self._marked = attempt.id.number
+            records.append(self._shape("attempt", attempt, _where(attempt)))
+        self._at = Cursor(attempt=attempt.id.number, name=name)
+        try:
+            data = await self._context.stored(lambda: _data(self._context, attempt.id, name, strict=True))
+        except NotFound:
+            return [*records, self._shape("gap", attempt, "a piece of the log is missing or not readable")]
+        data = data[self._skip_text.pop((attempt.id.number, name), 0) :]
+        text = self._decoder.decode(data)
+        return [*records, self._shape("log", attempt, text)] if text else records
+
+    def _shape(self, kind: str, attempt: Attempt, text: str) -> LogResponse:
+        when = attempt.launched_at or attempt.intended_at
+        record: LogResponse = {
+            "kind": "log",
+            "cursor": str(self._at),
+            "attempt": attempt.id.number,
+            "at": utc_text(when) if kind == "attempt" else None,
+            "text": text,
+            "state": None,
+            "exit_code": None,
+        }
+        if kind == "attempt":
+            record["kind"] = "attempt"
+        elif kind == "gap":
+            record["kind"] = "gap"
+        return record
+
+    def transfer(self, text: str) -> LogResponse:
+        """A word about a checkpoint on its way; whoever goes on behind it misses nothing."""
+        return LogResponse(
+            kind="transfer",
+            cursor=str(self._at),
+            attempt=self._at.attempt,
+            at=utc_text(self._context.clock.now()),
+            text=text,
+            state=None,
+            exit_code=None,
+        )
+
+    def end(self, state: JobState, exit_code: int | None) -> LogResponse:
+        """The last record."""
+        return LogResponse(
+            kind="end",
+            cursor=str(self._at),
+            attempt=self._at.attempt,
+            at=utc_text(self._context.clock.now()),
+            text="",
+            state=state.value,
+            exit_code=exit_code,
+        )
+
+
+class _Moving:
+    """Says now and then how far a checkpoint has come, where that takes a while."""
+
+    def __init__(self) -> None:
+        self._told: tuple[str, str] | None = None
+        self._looks = 0
+
+    def sentence(self, at: HostTransfer | None) -> str:
+        """What is worth telling at this look, if anything."""
+        if at is None or at.left_s is None or at.rate is None:
+            return ""
+        self._looks += 1
+        is_new = self._told != (at.kind, at.name)
+        if is_new and at.left_s < WORTH_TELLING_S:
+            return ""
+        if not is_new and self._looks < LOOKS_BETWEEN:
+            return ""
+        self._told, self._looks = (at.kind, at.name), 0
+        mb, left = f"{at.done / 1e6:.0f} of {at.total / 1e6:.0f} MB", f"{at.left_s:.0f} s left"
+        return f"{at.kind} of {at.name}: {mb}, {at.rate / 1e6:.1f} MB/s, {left}"
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    """A character may be cut in two by the end of an object."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
+def _where(attempt: Attempt) -> str:
+    offer = attempt.quote.offer
+    place = f" ({offer.region})" if offer.region else ""
+    resumed = f", resumed from {attempt.resumed_from}" if attempt.resumed_from else ""
+    host = offer.host_id or offer.offer_id
+    return f"attempt {attempt.id.number} on {offer.gpu_count} x {offer.gpu} at {offer.provider} {host}{place}{resumed}"
+
+
+def _names(context: HandlerContext, attempt: AttemptId, *, after: str = "", limit: int = OBJECTS_MAX) -> list[str]:
+    """The names of the next log objects; what lies before them is not listed again."""
+    prefix = object_keys.log_prefix(attempt)
+    listed = islice(context.objects.list_after(prefix, prefix + after), OBJECTS_MAX)
+    names = (info.key.removeprefix(prefix) for info in listed)
+    return list(islice((name for name in names if name.isascii() and name.isdecimal()), limit))
+
+
+def _data(context: HandlerContext, attempt: AttemptId, name: str, *, strict: bool = False) -> bytes:
+    """The bytes of one log object; one that a host made unreadable is missing, or empty where nobody minds."""
+    try:
+        return context.objects.get(object_keys.log_prefix(attempt) + name, bytes_max=LOG_OBJECT_BYTES_MAX)
+    except StoreUnavailable:
+        raise
+    except StoreError as exc:
+        if strict:
+            raise ObjectMissing(str(exc)) from exc
+        return b""

@@ -1,0 +1,192 @@
+"""From what a user wrote to a job, and what the daemon would do with it, told by the code that will do it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from spotd.api.backend import InputProblem, Invalid, JobRequest
+from spotd.api.handlers.render import (
+    offers_responses,
+    passed_over_responses,
+    quote_response,
+    run_words,
+    spec_response,
+    usd,
+)
+from spotd.api.schemas.plans import PlanResponse
+from spotd.core.applied import applied
+from spotd.core.candidates import CandidateCatalogue, ceiling_for, is_admissible, resolve_gpu, shape_of
+from spotd.core.decide import decide
+from spotd.core.market import MarketSnapshot
+from spotd.core.model import Checkpoint, Job, JobId, Quote, Verdict, VerdictKind, World
+from spotd.core.prospects import used_up
+from spotd.core.requests import submit
+from spotd.core.states import JobState
+from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.spec.parse import merge, parse_job
+from spotd_jobs.spec.problems import SpecError
+from spotd_providers.contract import gpus
+from spotd_providers.contract.money import as_usd
+from spotd_providers.contract.values import ProviderName
+
+CANDIDATES_MAX: Final = 20
+PLAN_ID: Final = JobId("0planned00")
+
+
+def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[ProviderName]) -> JobSpec:
+    """The job the draft describes.
+
+    Raises:
+        Invalid: with every problem found.
+    """
+    merged = merge(draft.data, draft.flags)
+    try:
+        spec = parse_job(merged, draft.source or "the job", base=Path(draft.base_dir) if draft.base_dir else None)
+    except SpecError as exc:
+        problems = tuple(InputProblem(key=p.key, message=p.message, hint=p.hint) for p in exc.problems)
+        where = draft.source or "the job"
+        raise Invalid(f"{where} cannot be used: {_count(len(problems), 'problem')}", problems=problems) from exc
+    problems = (*_unknown_gpus(spec, market), *_unknown_providers(spec, known))
+    if problems:
+        raise Invalid(f"{draft.source or 'the job'} asks for what does not exist", problems=problems)
+    return spec
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _unknown_gpus(spec: JobSpec, market: MarketSnapshot) -> list[InputProblem]:
+    sold = {gpu for provider_offers in market.offer_cache.values() for gpu, _ in provider_offers.offer_index.by_gpu}
+    found = []
+    for index, one in enumerate(spec.resources.gpu):
+        try:
+            gpus.resolve(one.name, sold=sold)
+        except gpus.UnknownGpu as exc:
+            nearest = ", ".join(exc.nearest)
+            hint = f"did you mean {nearest}?" if nearest else "spotctl prices shows what is sold"
+            found.append(
+                InputProblem(key=f"resources.gpu[{index}]", message=f"no GPU is known as {one.name!r}", hint=hint)
+            )
+    return found
+
+
+def _unknown_providers(spec: JobSpec, known: frozenset[ProviderName]) -> list[InputProblem]:
+    hint = f"known here: {', '.join(sorted(known))}" if known else "no provider is configured"
+    return [
+        InputProblem(key="resources.providers", message=f"there is no provider {name!r}", hint=hint)
+        for name in spec.resources.providers
+        if name not in known
+    ]
+
+
+def new_job(job_id: JobId, spec: JobSpec, now: datetime, *, code_sha256: str | None, code_bytes: int) -> Job:
+    """A job as it is at its submission."""
+    return Job(
+        id=job_id,
+        name=spec.name,
+        spec=spec,
+        code_sha256=code_sha256,
+        code_bytes=code_bytes,
+        submitted_at=now,
+        state=JobState.QUEUED,
+        reason="just submitted",
+        state_since=now,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What the next decision would say about a job that is not there yet."""
+
+    job: Job
+    verdict: Verdict | None
+    plan: PlanResponse
+    too_poor: str
+    """Why its budget can never pay for a useful run; empty if it may."""
+
+
+def outlook(
+    spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...] = ()
+) -> Outlook:
+    """The decision that would follow if this job were queued now, with these checkpoints to begin from."""
+    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
+    with_job = applied(world, submit(world, job, now))
+    verdict = decide(with_job, market, now).verdicts.get(job.id)
+    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
+    offers = catalogue.list_for(shape_of(job, world.policy))
+    request_counts: Counter[str] = Counter(offers.mismatches)
+    fitting: list[tuple[Quote, str]] = []
+    others: list[tuple[Quote, str]] = []
+    index = -1
+    while (offer := offers.at(index + 1)) is not None:
+        index += 1
+        blocked = catalogue.blocked(offer)
+        quote = catalogue.quote_at(offers, index) if len(fitting) + len(others) < 2 * CANDIDATES_MAX else None
+        ceiling = ceiling_for(offer.gpu, offer.gpu_count, spec.price, world.policy)
+        if blocked:
+            request_counts[blocked] += 1
+        if quote is None:
+            continue
+        fits = not blocked and is_admissible(quote, ceiling, spec.price)
+        (fitting if fits else others).append((quote, blocked))
+    shown = (fitting + list(islice(others, max(3, CANDIDATES_MAX - len(fitting)))))[:CANDIDATES_MAX]
+    kind = verdict.kind if verdict is not None else VerdictKind.NO_OFFERS
+    return Outlook(
+        job=job,
+        verdict=verdict,
+        too_poor=used_up(with_job, market, job, now, unspent=True),
+        plan=PlanResponse(
+            name=spec.name,
+            spec=spec_response(spec),
+            run=run_words(spec),
+            image=spec.image,
+            workdir=spec.workdir,
+            secrets=list(spec.secrets),
+            ceilings=_ceilings(spec, world),
+            budget_usd=usd(spec.job_budget),
+            resume_from=None,
+            candidates=[
+                quote_response(
+                    q,
+                    ceiling_for(q.offer.gpu, q.offer.gpu_count, spec.price, world.policy),
+                    blocked,
+                    world.policy.bid_headroom_ppm,
+                )
+                for q, blocked in shown
+            ],
+            passed_over=passed_over_responses(request_counts.items()),
+            boards=offers_responses(market),
+            fits=bool(fitting),
+            verdict_kind=kind.value,
+            verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
+            warnings=_warnings(spec, fitting, others),
+        ),
+    )
+
+
+def _ceilings(spec: JobSpec, world: World) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in spec.resources.gpu:
+        for name in sorted(resolve_gpu(one.name)):
+            ceiling = ceiling_for(name, one.count, spec.price, world.policy)
+            if ceiling is not None:
+                found[name] = as_usd(ceiling)
+    return found
+
+
+def _warnings(spec: JobSpec, fitting: list[tuple[Quote, str]], others: list[tuple[Quote, str]]) -> list[str]:
+    warnings = []
+    if not fitting and others and spec.price is not None and spec.price.per_gpu_hour is not None:
+        lowest = min(q.price.per_gpu for q, _ in others)
+        if spec.price.per_gpu_hour * 10 < lowest:
+            warnings.append(
+                f"max_price is less than a tenth of the lowest price now (${as_usd(lowest):.4f}/GPU-h):"
+                " it may never be met"
+            )
+    return warnings

@@ -1,0 +1,210 @@
+"""What jobs cost, what that saved, and where the budgets stand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.render import instant, usd
+from spotd.api.schemas.costs import (
+    AttemptCostResponse,
+    BudgetResponse,
+    CostResponse,
+    FallbackResponse,
+    ReceiptResponse,
+    StrayResponse,
+)
+from spotd.api.timestamps import utc_text
+from spotd.core.budgets import committed
+from spotd.core.interruption_credit import machines_in_use
+from spotd.core.metering import on_demand_spent, running_time, spent, spent_in_month, spent_on_day
+from spotd.core.model import Attempt, AttemptId, Event, Intent, Job, JobId, World
+from spotd.core.orphans import stray_cost
+from spotd.core.pricing import traffic_cost
+from spotd.core.words import dollar_words
+from spotd.store import AttemptCost, JobView, Reads, Totals
+from spotd_providers.contract.money import as_usd
+
+FALLBACK: Final = "checkpoint.fallback"
+BILLED: Final = "attempt.billed"
+RECEIPTS_MAX: Final = 50
+"""Receipts of one answer; the sums of older jobs are in its totals."""
+
+
+class Receipts:
+    """The part of the backend that knows money."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+
+    async def cost(self, ref: str | None) -> CostResponse:
+        wanted = None if ref is None else await self._context.find(ref)
+        now = self._context.clock.now()
+
+        def work(reads: Reads) -> tuple[list[ReceiptResponse], Totals | None, tuple[Intent, ...]]:
+            if wanted is None:
+                # One more than are shown: jobs that go on first, since their money is still being spent.
+                active = reads.jobs(active=True)
+                room = max(0, RECEIPTS_MAX - len(active))
+                chosen = [*active[:RECEIPTS_MAX], *(reads.ended_jobs(limit=room) if room else ())]
+                views = sorted(chosen, key=lambda view: (view.submitted_at, view.id), reverse=True)
+            else:
+                one = reads.job_view(wanted)
+                views = [one] if one is not None else []
+            receipts = _receipts(reads, views, now)
+            return (receipts, reads.totals(), reads.strays()) if wanted is None else (receipts, None, ())
+
+        receipts, totals, strays = await self._context.read(work)
+        if totals is not None and totals.jobs > len(receipts):
+            return self._of_many(receipts, totals, strays, now)
+        return CostResponse(
+            receipts=receipts,
+            more=0,
+            spent_usd=sum(r["spent_usd"] for r in receipts),
+            on_demand_usd=sum(r["on_demand_usd"] for r in receipts),
+            saved_usd=sum(r["saved_usd"] for r in receipts),
+            recoveries=sum(r["recoveries"] for r in receipts),
+            lost_s=sum(r["lost_s"] for r in receipts),
+            budgets=budget_responses(self._context.world(), now),
+            strays=_strays(strays, now),
+        )
+
+    def _of_many(
+        self, receipts: list[ReceiptResponse], totals: Totals, strays: tuple[Intent, ...], now: datetime
+    ) -> CostResponse:
+        """The newest receipts, with the sums of all jobs: what is booked, and what still runs on a meter."""
+        world = self._context.world()
+        running = world.attempts.values()
+        paid = totals.spent + sum(spent(a, now) - a.meter.settled for a in running)
+        compared = totals.on_demand + sum(on_demand_spent(a, now) - a.on_demand_settled for a in running)
+        return CostResponse(
+            receipts=receipts,
+            more=totals.jobs - len(receipts),
+            spent_usd=as_usd(paid),
+            on_demand_usd=as_usd(compared),
+            saved_usd=as_usd(compared - paid),
+            recoveries=totals.recoveries,
+            lost_s=totals.lost.total_seconds(),
+            budgets=budget_responses(world, now),
+            strays=_strays(strays, now),
+        )
+
+
+def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[ReceiptResponse]:
+    """One receipt for each of these jobs, from a fixed number of questions however much they cost."""
+    ids = [view.id for view in views]
+    told: defaultdict[JobId | None, list[Event]] = defaultdict(list)
+    corrected: defaultdict[JobId | None, list[Event]] = defaultdict(list)
+    for item in reads.events_of_jobs((FALLBACK, BILLED), ids):
+        (told if item.event.kind == FALLBACK else corrected)[item.event.job].append(item.event)
+    attempts, costs, jobs = reads.attempts_of_jobs(ids), reads.attempt_costs(ids), reads.jobs_by_id(ids)
+    return [
+        _receipt(view, jobs.get(view.id), attempts.get(view.id, ()), costs, told[view.id], corrected[view.id], now)
+        for view in views
+    ]
+
+
+def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayResponse]:
+    """What machines cost that no job pays for, by provider."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for end in ends:
+        found[end.provider].append(stray_cost(end, end.accepted_at or now))
+    return [
+        StrayResponse(provider=provider, machines=len(costs), spent_usd=as_usd(sum(costs)))
+        for provider, costs in sorted(found.items())
+    ]
+
+
+def _receipt(
+    view: JobView,
+    job: Job | None,
+    attempts: tuple[Attempt, ...],
+    costs: Mapping[AttemptId, AttemptCost],
+    fallbacks: list[Event],
+    corrections: list[Event],
+    now: datetime,
+) -> ReceiptResponse:
+    booked = {item.id.number: costs.get(item.id, AttemptCost()) for item in attempts}
+    seconds = {item.id.number: booked[item.id.number].billed + running_time(item.meter, now) for item in attempts}
+    free = {number: int(sums.free) for number, sums in booked.items()}
+    for event in corrections:
+        # Taken back because the provider bills less, not because it took the machine.
+        number = event.attempt or 0
+        free[number] = free.get(number, 0) + min(0, int(event.data.get("amount_microusd") or 0))
+    aside = {i.number: sums for i, sums in costs.items() if i.job == view.id and i.number not in booked}
+    total = sum(spent(a, now) for a in attempts) + sum(sums.amount for sums in aside.values())
+    compared = sum(on_demand_spent(a, now) for a in attempts) + sum(sums.on_demand for sums in aside.values())
+    return ReceiptResponse(
+        id=view.id,
+        name=view.name,
+        state=view.state.value,
+        spent_usd=as_usd(total),
+        on_demand_usd=as_usd(compared),
+        saved_usd=as_usd(compared - total),
+        recoveries=view.recoveries,
+        lost_s=view.lost.total_seconds(),
+        budget_usd=usd(job.budget) if job is not None else None,
+        attempts=[_line(item, seconds[item.id.number], free[item.id.number], now) for item in attempts],
+        fallbacks=[_fallback(event) for event in fallbacks],
+        corrections=[event.message for event in corrections] + [_aside_words(n, s) for n, s in sorted(aside.items())],
+    )
+
+
+def _aside_words(number: int, sums: AttemptCost) -> str:
+    booked = dollar_words(sums.amount)
+    return f"the row of attempt {number} cannot be understood: {booked} booked for it is in the sum, its line left out"
+
+
+def _fallback(event: Event) -> FallbackResponse:
+    after = event.data.get("next")
+    return FallbackResponse(
+        attempt=event.attempt or 0,
+        name=str(event.data.get("name")),
+        reason=str(event.data.get("reason")),
+        next=None if after is None else str(after),
+        at=utc_text(event.at),
+    )
+
+
+def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> AttemptCostResponse:
+    offer = item.quote.offer
+    return AttemptCostResponse(
+        attempt=item.id.number,
+        provider=offer.provider,
+        host=offer.host_id or offer.offer_id,
+        gpu=offer.gpu,
+        gpu_count=offer.gpu_count,
+        market=offer.market.value,
+        effective_usd_h=as_usd(item.quote.price.total),
+        on_demand_usd_h=usd(item.quote.on_demand),
+        started_at=instant(item.launched_at),
+        ended_at=instant(item.ended_at),
+        seconds=billed.total_seconds(),
+        spent_usd=as_usd(spent(item, now)),
+        free_usd=as_usd(free),
+        on_demand_usd=as_usd(on_demand_spent(item, now)),
+        traffic_usd=as_usd(traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)),
+        uploaded_bytes=item.uploaded_bytes,
+        restored_bytes=item.restored_bytes,
+        reason=None if item.end_reason is None else item.end_reason.value,
+    )
+
+
+def budget_responses(world: World, now: datetime) -> list[BudgetResponse]:
+    """The day, the month and the number of machines, each with what is promised on top of what is used."""
+    policy = world.policy
+    promised = as_usd(sum(committed(world, a, now) for a in world.attempts.values()))
+    return [
+        BudgetResponse(
+            name="day", used=as_usd(spent_on_day(world, now)), committed=promised, limit=usd(policy.budget_day)
+        ),
+        BudgetResponse(
+            name="month", used=as_usd(spent_in_month(world, now)), committed=promised, limit=usd(policy.budget_month)
+        ),
+        BudgetResponse(
+            name="machines", used=float(machines_in_use(world, now)), committed=0.0, limit=float(policy.machines_max)
+        ),
+    ]

@@ -1,0 +1,284 @@
+"""Core values as the shapes of the API. Pure functions; dollars and text appear here and not before."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, JobResponse, TransferResponse
+from spotd.api.schemas.plans import PassedOverResponse
+from spotd.api.schemas.prices import BoardResponse, BreakdownResponse, QuoteResponse
+from spotd.api.schemas.streams import EventResponse
+from spotd.api.timestamps import utc_text
+from spotd.core.market import MarketSnapshot, ProviderOffers
+from spotd.core.metering import on_demand_spent, spent
+from spotd.core.model import Attempt, AttemptId, Checkpoint, PriceBreakdown, Quote, Verdict
+from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
+from spotd.daemon.hosts.transfers import HostTransfer
+from spotd.store import AttemptView, EventView, JobView
+from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.spec.units import format_duration
+from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
+from spotd_providers.contract.values import ProviderName
+
+SHELL = ("/bin/sh", "-c")
+
+
+def instant(at: datetime | None) -> str | None:
+    return None if at is None else utc_text(at)
+
+
+def usd(amount: int | None) -> float | None:
+    return None if amount is None else as_usd(amount)
+
+
+def attempt_shape(item: Attempt, now: datetime) -> AttemptResponse:
+    offer = item.quote.offer
+    reason = item.end_reason
+    return AttemptResponse(
+        attempt=item.id.number,
+        state=item.state.value,
+        provider=offer.provider,
+        host=offer.host_id or offer.offer_id,
+        region=offer.region,
+        market=offer.market.value,
+        gpu=offer.gpu,
+        gpu_count=offer.gpu_count,
+        effective_usd_h=as_usd(item.quote.price.total),
+        ceiling_usd_gpu_h=as_usd(item.ceiling),
+        on_demand_usd_h=usd(item.quote.on_demand),
+        intended_at=utc_text(item.intended_at),
+        launched_at=instant(item.launched_at),
+        running_at=instant(item.running_at),
+        ended_at=instant(item.ended_at),
+        resumed_from=item.resumed_from,
+        reason=None if reason is None else reason.value,
+        detail="" if reason is None else reason.traits.sentence.format(detail=item.end_detail or "no details"),
+        exit_code=item.exit_code,
+        spent_usd=as_usd(spent(item, now)),
+        on_demand_usd=as_usd(on_demand_spent(item, now)),
+    )
+
+
+def transfer_shape(at: HostTransfer) -> TransferResponse:
+    return TransferResponse(
+        kind=at.kind.value,
+        checkpoint=at.name,
+        bytes_done=at.done,
+        bytes_total=at.total,
+        bytes_per_s=at.rate,
+        seconds_left=at.left_s,
+        queued=at.queued,
+        failing=at.failing,
+    )
+
+
+def job_response(
+    view: JobView,
+    attempts: Iterable[Attempt],
+    verdict: Verdict | None,
+    now: datetime,
+    transfer: Callable[[AttemptId], HostTransfer | None],
+) -> JobResponse:
+    """The job object. In a list, `attempts` are those that have not ended."""
+    machine = next((a for a in view.open if a.state.counts), None)
+    spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
+    gpu, count = _gpu_of(view, machine)
+    moving = None if machine is None else transfer(machine.id)
+    return JobResponse(
+        id=view.id,
+        name=view.name,
+        state=view.state.value,
+        reason=view.reason,
+        provider=None if machine is None else machine.provider,
+        host=None if machine is None else machine.host_id or machine.offer_id,
+        gpu=gpu,
+        gpu_count=count,
+        attempt=view.attempts_made,
+        attempts=[attempt_shape(item, now) for item in attempts],
+        effective_usd_h=None if machine is None else as_usd(machine.price),
+        spent_usd=as_usd(spent_by_now),
+        on_demand_usd=as_usd(compared),
+        saved_usd=as_usd(compared - spent_by_now),
+        recoveries=view.recoveries,
+        checkpoint=None if view.checkpoint is None else checkpoint_response(view.checkpoint),
+        submitted_at=utc_text(view.submitted_at),
+        started_at=instant(view.started_at),
+        ended_at=instant(view.ended_at),
+        verdict=view.reason if verdict is None or view.state.is_final else verdict.sentence,
+        exit_code=view.exit_code,
+        transfer=None if moving is None else transfer_shape(moving),
+    )
+
+
+def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int]:
+    if machine is not None:
+        return machine.gpu, machine.gpu_count
+    name, _, count = view.gpu_wanted.partition(":")
+    return name or None, int(count) if count.isdecimal() else 1
+
+
+def checkpoint_response(item: Checkpoint) -> CheckpointResponse:
+    return CheckpointResponse(
+        name=item.name, attempt=item.attempt, step=item.step, bytes=item.bytes, at=utc_text(item.at)
+    )
+
+
+def event_response(item: EventView, job_name: str | None) -> EventResponse:
+    event = item.event
+    return EventResponse(
+        id=item.seq,
+        at=utc_text(event.at),
+        kind=event.kind,
+        message=event.message,
+        job=event.job,
+        job_name=job_name,
+        attempt=event.attempt,
+        data=dict(event.data),
+    )
+
+
+def breakdown_shape(price: PriceBreakdown) -> BreakdownResponse:
+    return BreakdownResponse(
+        gpu_usd_h=as_usd(price.gpu),
+        storage_usd_h=as_usd(price.storage),
+        fee_usd_h=as_usd(price.fee),
+        fee_multiplier=price.fee_ppm / 1_000_000,
+        upload_usd_h=as_usd(price.upload),
+        restore_usd_h=as_usd(price.restore),
+        total_usd_h=as_usd(price.total),
+        per_gpu_usd_h=as_usd(price.per_gpu),
+    )
+
+
+def quote_response(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str, headroom_ppm: int) -> QuoteResponse:
+    """`blocked` says what besides the price speaks against it."""
+    offer, price = quote.offer, quote.price
+    floor, bid = _bids(quote, ceiling, headroom_ppm)
+    if blocked:
+        verdict = blocked
+    elif ceiling is None:
+        verdict = "no ceiling applies to this GPU"
+    elif price.per_gpu > ceiling:
+        verdict = "above the ceiling"
+    else:
+        verdict = "ok"
+    return QuoteResponse(
+        provider=offer.provider,
+        offer=offer.offer_id,
+        host=offer.host_id or offer.offer_id,
+        region=offer.region,
+        market=offer.market.value,
+        interruption=offer.interruption.value,
+        gpu=offer.gpu,
+        gpu_count=offer.gpu_count,
+        gpu_vram_gb=None if offer.gpu_vram_mb is None else round(offer.gpu_vram_mb / 1000, 1),
+        reliability=offer.reliability,
+        effective_usd_h=as_usd(price.total),
+        effective_usd_gpu_h=as_usd(price.per_gpu),
+        floor_usd_gpu_h=usd(floor),
+        bid_usd_gpu_h=usd(bid),
+        on_demand_usd_h=usd(quote.on_demand),
+        ceiling_usd_gpu_h=usd(ceiling),
+        fits=verdict == "ok",
+        verdict=verdict,
+        breakdown=breakdown_shape(price),
+        at=utc_text(quote.at),
+    )
+
+
+def _bids(quote: Quote, ceiling: MicroUsdPerGpuHour | None, headroom_ppm: int) -> tuple[int | None, int | None]:
+    """Per GPU: the price at the lowest bid that wins, and at the bid that was placed or would be."""
+    offer = quote.offer
+    if not offer.pays_bid:
+        return None, None
+    floor = repriced(quote, offer.gpu_price).price.per_gpu
+    placed = quote.price.gpu
+    if placed <= offer.gpu_price:
+        most = usual_bid(offer, headroom_ppm)
+        placed = most if ceiling is None else max(offer.gpu_price, min(most, gpu_price_limit(quote, ceiling)))
+    return floor, repriced(quote, placed).price.per_gpu
+
+
+def board_shape(provider_offers: ProviderOffers, note: str) -> BoardResponse:
+    return BoardResponse(
+        provider=provider_offers.provider,
+        offers=provider_offers.offer_index.size,
+        at=instant(provider_offers.at),
+        error=provider_offers.error,
+        note=note,
+    )
+
+
+def offers_responses(market: MarketSnapshot, notes: Mapping[ProviderName, str] | None = None) -> list[BoardResponse]:
+    known = notes or {}
+    return [board_shape(market.offer_cache[name], known.get(name, "")) for name in sorted(market.offer_cache)]
+
+
+def passed_over_responses(rows: Iterable[tuple[str, int]]) -> list[PassedOverResponse]:
+    ordered = sorted(rows, key=lambda row: (-row[1], row[0]))
+    return [PassedOverResponse(reason=reason, offers=count) for reason, count in ordered]
+
+
+def run_words(spec: JobSpec) -> str:
+    """The command for a person to read."""
+    if spec.run[:2] == SHELL and len(spec.run) == 3:
+        return spec.run[2]
+    return shlex.join(spec.run)
+
+
+def spec_response(spec: JobSpec) -> dict[str, Any]:
+    """The job in the shape of a job file, defaults filled in, without keys that have no value."""
+    wanted, rules = spec.resources, spec.checkpoint
+    price = spec.price
+    limit: float | str | None = None
+    if price is not None and price.per_gpu_hour is not None:
+        limit = as_usd(price.per_gpu_hour)
+    elif price is not None and price.machine_hour is not None:
+        limit = f"{as_usd(price.machine_hour):g}/h"
+    return _without_empty(
+        {
+            "name": spec.name,
+            "run": spec.run[2] if spec.run[:2] == SHELL and len(spec.run) == 3 else list(spec.run),
+            "setup": spec.setup,
+            "image": spec.image,
+            "workdir": spec.workdir,
+            "env": dict(spec.env),
+            "secrets": list(spec.secrets),
+            "outputs": list(spec.outputs),
+            "resources": {
+                "gpu": [f"{one.name}:{one.count}" for one in wanted.gpu],
+                "min_vram": None if wanted.min_vram_mb is None else f"{wanted.min_vram_mb}MB",
+                "gpu_count": None if wanted.gpu else wanted.gpu_count,
+                "disk": f"{wanted.disk_gb}GB",
+                "cpus": wanted.cpus,
+                "memory": None if wanted.memory_mb is None else f"{wanted.memory_mb}MB",
+                "min_cuda": wanted.min_cuda,
+                "min_reliability": wanted.min_reliability,
+                "regions": list(wanted.regions),
+                "providers": list(wanted.providers),
+                "market": None if wanted.market is None else wanted.market.value,
+            },
+            "price": {"max_price": limit},
+            "budget": {"job": usd(spec.job_budget)},
+            "checkpoint": {
+                "path": rules.path,
+                "every": None if rules.every is None else format_duration(rules.every),
+                "keep": rules.keep,
+                "metric": rules.metric,
+                "best": None if rules.metric is None else rules.best.value,
+                "settle": format_duration(rules.settle),
+                "stop_signal": rules.stop_signal,
+                "stop_grace": format_duration(rules.stop_grace),
+            },
+            "schedule": {"priority": spec.priority},
+            "retry": {"errors": spec.retry_errors, "starts": spec.retry_starts},
+        }
+    )
+
+
+def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in kept.items() if value is not None and value not in ({}, [])}

@@ -1,0 +1,74 @@
+"""Which checkpoints of another job a new one begins from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from spotd.api.backend import ApiUnavailable, Invalid, NotFound
+from spotd.api.handlers.checkpoints import get_checkpoint
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.schemas.plans import OriginResponse
+from spotd.api.timestamps import utc_text
+from spotd.core.model import Checkpoint, Job, JobId, World
+from spotd.core.pins import borrowed
+from spotd.core.retention import FALLBACKS
+from spotd.daemon.checkpoints.contents import checkpoint_manifest
+from spotd.store import Reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The job, and what of it was chosen: one checkpoint by name, or the newest with a few older ones to fall back to.
+
+    Attributes:
+        checkpoint: the name as the user wrote it, empty for the newest.
+    """
+
+    job: JobId
+    checkpoint: str
+
+    def taken(self, reads: Reads, world: World) -> tuple[Checkpoint, ...]:
+        """What the new job's list begins with, as far as it is on the other list in this very transaction.
+
+        Raises:
+            NotFound: it is not, or not any more.
+        """
+        job = world.jobs.get(self.job) or reads.job(self.job)
+        if job is None:
+            raise ApiUnavailable(f"job {self.job} is not there any more")
+        return tuple(borrowed(one) for one in self._chosen(job))
+
+    def _chosen(self, job: Job) -> tuple[Checkpoint, ...]:
+        if self.checkpoint:
+            return (get_checkpoint(job, self.checkpoint),)
+        if not job.checkpoints:
+            raise NotFound(f"{job.name} has no checkpoint to resume from", hint=f"spotctl show {job.id}")
+        return job.checkpoints[:FALLBACKS]
+
+
+async def find_origin(context: HandlerContext, text: str) -> Origin | None:
+    """The origin that a user means by `JOB` or `JOB:CHECKPOINT`; `None` for an empty text.
+
+    Raises:
+        NotFound, Ambiguous: no such job or checkpoint.
+        Invalid: the first choice is damaged.
+    """
+    if not text:
+        return None
+    ref, _, name = text.partition(":")
+    origin = Origin(job=await context.find(ref), checkpoint=name)
+    world = context.world()
+    first = (await context.read(lambda reads: origin.taken(reads, world)))[0]
+    _, problem = await context.stored(partial(checkpoint_manifest, context.objects, first))
+    if problem:
+        raise Invalid(
+            f"checkpoint {first.name} of {ref} cannot be resumed from: {problem}",
+            hint=f"choose another: spotctl checkpoints {origin.job}",
+        )
+    return origin
+
+
+def origin_response(origin: Origin, first: Checkpoint) -> OriginResponse:
+    """The origin in a plan."""
+    return OriginResponse(job=origin.job, name=first.name, step=first.step, bytes=first.bytes, at=utc_text(first.at))

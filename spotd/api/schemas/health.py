@@ -1,0 +1,90 @@
+"""The state of the daemon and its providers, as JSON."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class CapabilityResponse(TypedDict):
+    """`reason` is the sentence for a power that is missing."""
+
+    power: str
+    available: bool
+    reason: str
+
+
+class ProviderResponse(TypedDict):
+    """Health of one provider. `detail` says in one line what is wrong, or how many offers it shows.
+
+    Attributes:
+        requests_h: requests of the last hour; before one has passed, as many as there would be at the pace so far.
+        requests_min: requests of the last minute.
+    """
+
+    name: str
+    title: str
+    enabled: bool
+    ok: bool
+    detail: str
+    offers: int
+    machines: int
+    last_poll_at: str | None
+    last_listing_at: str | None
+    fee_multiplier: float
+    requests_h: int
+    requests_min: int
+    capabilities: list[CapabilityResponse]
+
+
+class CheckResponse(TypedDict):
+    """One finding of `doctor`. `area` is `daemon`, `store` or the provider's name.
+
+    One that is `ok` and has a hint is a warning.
+    """
+
+    area: str
+    name: str
+    ok: bool
+    detail: str
+    hint: str
+
+
+class DoctorResponse(TypedDict):
+    ok: bool
+    checks: list[CheckResponse]
+
+
+class ListingResponse(TypedDict):
+    """What one provider lists as ours. `error` is empty when it answered completely."""
+
+    provider: str
+    machines: int
+    complete: bool
+    error: str
+
+
+class ReconcileResponse(TypedDict):
+    """The machines were listed and compared at once; `actions` says what follows, empty when all is in order."""
+
+    listings: list[ListingResponse]
+    actions: list[str]
+
+
+class StatusResponse(TypedDict):
+    """The daemon at a glance. `clock_scale` is above 1 in an accelerated local market.
+
+    Attributes:
+        paused: a sentence while nothing may be launched, else empty.
+        jobs: number of jobs by state.
+    """
+
+    version: str
+    install: str
+    pid: int
+    started_at: str
+    clock_scale: float
+    paused: str
+    machines: int
+    jobs: dict[str, int]
+    spent_day_usd: float
+    spent_month_usd: float

@@ -1,0 +1,136 @@
+"""Jobs, their attempts and checkpoints, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class CheckpointResponse(TypedDict):
+    """A complete, verified checkpoint; `attempt` wrote it."""
+
+    name: str
+    attempt: int
+    step: int | None
+    bytes: int
+    at: str
+
+
+class TransferResponse(TypedDict):
+    """A checkpoint on its way between host and store, as the host's heartbeats tell it.
+
+    Attributes:
+        kind: `upload` or `restore`.
+        bytes_per_s, seconds_left: null while they cannot be told.
+        queued: how many more wait for their upload.
+        failing: why it does not advance, empty while it does.
+    """
+
+    kind: str
+    checkpoint: str
+    bytes_done: int
+    bytes_total: int
+    bytes_per_s: int | None
+    seconds_left: float | None
+    queued: int
+    failing: str
+
+
+class ForgottenResponse(TypedDict):
+    """A machine that was given up; `job` is null for one without an attempt."""
+
+    provider: str
+    machine: str | None
+    key: str
+    job: str | None
+    attempt: int | None
+
+
+class AttemptResponse(TypedDict):
+    """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user."""
+
+    attempt: int
+    state: str
+    provider: str
+    host: str
+    region: str
+    market: str
+    gpu: str
+    gpu_count: int
+    effective_usd_h: float
+    ceiling_usd_gpu_h: float
+    on_demand_usd_h: float | None
+    intended_at: str
+    launched_at: str | None
+    running_at: str | None
+    ended_at: str | None
+    resumed_from: str | None
+    reason: str | None
+    detail: str
+    exit_code: int | None
+    spent_usd: float
+    on_demand_usd: float
+
+
+class JobResponse(TypedDict):
+    """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
+
+    `gpu` and `gpu_count` tell what the job asks for while it has no machine (its first alternative).
+    `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
+    """
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    provider: str | None
+    host: str | None
+    gpu: str | None
+    gpu_count: int
+    attempt: int
+    attempts: list[AttemptResponse]
+    effective_usd_h: float | None
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    recoveries: int
+    checkpoint: CheckpointResponse | None
+    submitted_at: str
+    started_at: str | None
+    ended_at: str | None
+    verdict: str
+    exit_code: int | None
+    transfer: TransferResponse | None
+
+
+class JobDetailResponse(TypedDict):
+    """What `show` adds to the job object.
+
+    Attributes:
+        spec: the job as it was understood, in the shape of a job file; secrets by name only.
+        lost_s: work and waiting lost to preemptions.
+        set_aside: which of its rows cannot be understood and are not part of this answer, in sentences. Where that is
+            the job's own, `spec` is empty and what is told of the job is what its columns say.
+    """
+
+    job: JobResponse
+    spec: dict[str, Any]
+    code_sha256: str | None
+    code_bytes: int
+    priority: int
+    lost_s: float
+    ceiling_usd_gpu_h: float | None
+    budget_usd: float | None
+    phase: str
+    set_aside: list[str]
+
+
+class JobPageResponse(TypedDict):
+    """Jobs, newest submission first. `more` when the limit cut some off.
+
+    Attributes:
+        paused: a sentence while nothing may be launched for any of them, else empty.
+    """
+
+    jobs: list[JobResponse]
+    more: bool
+    paused: str

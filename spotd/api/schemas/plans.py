@@ -1,0 +1,81 @@
+"""What would become of a job, and why one waits, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from spotd.api.schemas.prices import BoardResponse, QuoteResponse
+from spotd.api.schemas.streams import EventResponse
+
+
+class PassedOverResponse(TypedDict):
+    reason: str
+    offers: int
+
+
+class OriginResponse(TypedDict):
+    """A checkpoint of another job: `job` is the id of the job that has it."""
+
+    job: str
+    name: str
+    step: int | None
+    bytes: int
+    at: str
+
+
+class PlanResponse(TypedDict):
+    """What `submit` would do, decided by the same code that will decide.
+
+    Attributes:
+        spec: the job as it was understood, in the shape of a job file, defaults filled in.
+        run: the command for a person to read.
+        workdir: absolute path on the submitting machine to be packed, or null.
+        secrets: names whose values `submit` must bring.
+        ceilings: the effective $ per GPU-hour that applies, by canonical GPU name.
+        resume_from: the checkpoint of another job that this one would begin from, null without one.
+        candidates: cheapest first by expected cost to finish, those that fit and the best that do not, at most 20.
+        verdict_kind: a VerdictKind value; `placed` means it would start now.
+        fits: at least one candidate is at or under the ceiling.
+        warnings: sentences worth a look that refuse nothing.
+    """
+
+    name: str
+    spec: dict[str, Any]
+    run: str
+    image: str
+    workdir: str | None
+    secrets: list[str]
+    ceilings: dict[str, float]
+    budget_usd: float | None
+    resume_from: OriginResponse | None
+    candidates: list[QuoteResponse]
+    passed_over: list[PassedOverResponse]
+    boards: list[BoardResponse]
+    fits: bool
+    verdict_kind: str
+    verdict: str
+    warnings: list[str]
+
+
+class CodeResponse(TypedDict):
+    """A packed workdir that is in the store."""
+
+    sha256: str
+    bytes: int
+
+
+class WhyResponse(TypedDict):
+    """The answer to `why`, never empty. `kind` is a VerdictKind value or null for a final job."""
+
+    id: str
+    name: str
+    state: str
+    sentence: str
+    kind: str | None
+    at: str | None
+    until: str | None
+    ceiling_usd_gpu_h: float | None
+    best: QuoteResponse | None
+    passed_over: list[PassedOverResponse]
+    boards: list[BoardResponse]
+    events: list[EventResponse]

@@ -1,0 +1,50 @@
+"""Plans joined, and what the world looks like once a plan is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotd.core.model import Plan, Spending, World
+from spotd.core.states import AttemptState
+from spotd_providers.contract.money import MicroUsd
+
+
+def combine(first: Plan, second: Plan) -> Plan:
+    """One plan that does both, the second on top of the first."""
+    wakes = [wake for wake in (first.wake_at, second.wake_at) if wake is not None]
+    return Plan(
+        jobs={**first.jobs, **second.jobs},
+        attempts={**first.attempts, **second.attempts},
+        intents={**first.intents, **second.intents},
+        cooldowns=first.cooldowns + second.cooldowns,
+        charges=first.charges + second.charges,
+        events=first.events + second.events,
+        verdicts={**first.verdicts, **second.verdicts},
+        wake_at=min(wakes, default=None),
+        look_again=first.look_again | second.look_again,
+        look_closer=first.look_closer | second.look_closer,
+        doubts=first.doubts + second.doubts,
+        sealed=first.sealed + second.sealed,
+        contained=first.contained + second.contained,
+    )
+
+
+def applied(world: World, plan: Plan) -> World:
+    """The world after the plan's commit, as a fresh load would show it."""
+    if plan.is_empty:
+        return world
+    merged = {**world.attempts, **plan.attempts}
+    attempts = {i: a for i, a in merged.items() if a.state is not AttemptState.ENDED}
+    with_attempts = {i.job for i in attempts}
+    by_day = dict(world.spending.by_day)
+    for charge in plan.charges:
+        by_day[charge.day] = MicroUsd(by_day.get(charge.day, 0) + charge.amount)
+    return replace(
+        world,
+        jobs={i: j for i, j in {**world.jobs, **plan.jobs}.items() if not j.state.is_final or i in with_attempts},
+        attempts=attempts,
+        intents={i: t for i, t in {**world.intents, **plan.intents}.items() if t.is_open},
+        cooldowns=world.cooldowns + plan.cooldowns,
+        spending=Spending(by_day=by_day),
+        unreadable=tuple(row for row in world.unreadable if row not in plan.sealed),
+    )

@@ -1,0 +1,103 @@
+"""What a provider's own bill says of a machine that is gone, and what then is booked.
+
+Theory. What spotd books follows from what it saw. A provider that can be asked has the last word: some hours after the
+end, once its books are closed, and only if it says the same twice, since a bill that is still being written shows too
+little. What was booked too much is taken back from the last days first, as it is the end that was not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from spotd.core.model import Attempt, Charge, Job, Plan, World
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import traffic_cost
+from spotd.core.states import AttemptState
+from spotd_providers.contract.money import MicroUsd, as_usd, cost
+
+ASKED_AFTER: Final = timedelta(hours=2)
+AGAIN_AFTER: Final = timedelta(hours=1)
+TRIES_MAX: Final = 4
+DONE: Final = -1
+DIFFERS_BY: Final = 20_000
+"""Less than two cents, or than a fiftieth, is not worth a correction."""
+PLAUSIBLE: Final = 10
+"""How many times its agreed price a machine may have cost for its bill to be believed."""
+
+
+def is_due(item: Attempt, now: datetime) -> bool:
+    """Whether the provider is to be asked for the bill of this attempt now."""
+    if item.state is not AttemptState.ENDED or item.ended_at is None or not 0 <= item.bill_tries < TRIES_MAX:
+        return False
+    return item.ref is not None and now >= item.ended_at + ASKED_AFTER + item.bill_tries * AGAIN_AFTER
+
+
+def compared(
+    world: World,
+    job: Job,
+    item: Attempt,
+    booked: Sequence[Charge],
+    billed: MicroUsd | None,
+    former: MicroUsd | None,
+    now: datetime,
+) -> Plan:
+    """Compare what was booked with what the provider bills, and with what it said before."""
+    jobs, attempts = {**world.jobs, job.id: job}, {**world.attempts, item.id: item}
+    builder = PlanBuilder(replace(world, jobs=jobs, attempts=attempts), now)
+    tries = item.bill_tries + 1
+    settled = item.meter.settled
+    if billed is not None and abs(settled - billed) < max(DIFFERS_BY, settled // 50):
+        tries = DONE
+    elif billed is not None and billed == former and billed <= _most(item):
+        _correct(builder, job, item, booked, billed)
+        tries = DONE
+    item = builder.attempt(item.id)
+    builder.put_attempt(replace(item, bill_tries=DONE if tries >= TRIES_MAX else tries))
+    return builder.plan()
+
+
+def _most(item: Attempt) -> int:
+    ended = item.ended_at or item.intended_at
+    time = cost(item.quote.price.total, ended + timedelta(hours=1) - item.intended_at)
+    return PLAUSIBLE * (time + traffic_cost(item.quote.offer, item.uploaded_bytes, item.restored_bytes))
+
+
+def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Charge], billed: MicroUsd) -> None:
+    settled = item.meter.settled
+    missing = billed - settled
+    # A correction stands beside a charge of its day; one that was moved over midnight to be apart cannot bear it.
+    own = sorted(
+        (one for one in booked if one.attempt == item.id and one.start.astimezone(UTC).date() == one.day),
+        key=lambda charge: charge.start,
+    )
+    if not own:
+        return
+    if missing > 0:
+        builder.book(_again(own[-1], missing))
+    left = -missing
+    for day in sorted({charge.day for charge in own}, reverse=True):
+        on_day = [charge for charge in own if charge.day == day]
+        part = min(left, sum(charge.amount for charge in on_day))
+        if part > 0:
+            builder.book(_again(on_day[-1], -part))
+            left -= part
+    missing += max(0, left)
+    billed = MicroUsd(settled + missing)
+    builder.put_attempt(replace(item, meter=replace(item.meter, settled=billed)))
+    builder.put_job(replace(job, spent=MicroUsd(job.spent + missing)))
+    way = "more was booked than that" if missing < 0 else "less was booked than that"
+    builder.event(
+        "attempt.billed",
+        f"{item.provider} bills ${as_usd(billed):.4f} for the machine of attempt {item.id.number}: {way}, "
+        f"by ${as_usd(abs(missing)):.4f}, and is corrected",
+        attempt=item.id,
+        amount_microusd=missing,
+    )
+
+
+def _again(like: Charge, amount: int) -> Charge:
+    """A correction beside this charge, which has no length."""
+    return replace(like, end=like.start, amount=MicroUsd(amount), on_demand=MicroUsd(0))

@@ -1,0 +1,43 @@
+"""When something that was refused may be tried again: after its time, or once its cause is seen to be over.
+
+A cause that can be asked about ends a cool-down early. A first refusal is then repeated at once; what is refused again
+although its cause seemed to be over is left alone for a while, which doubles each time.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final, assert_never
+
+from spotd.core.backoff import doubled
+from spotd.core.market import ProviderOffers
+from spotd.core.model import Cooldown, CooldownEnd
+
+SHOWN_FIRST: Final = timedelta(seconds=5)
+SHOWN_MAX: Final = timedelta(minutes=5)
+COOLDOWNS_REMEMBERED: Final = timedelta(hours=1)
+"""After its end: what is refused again soon cools down for longer."""
+
+
+def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) -> datetime:
+    """The end of a cool-down, as far as what is known of its provider can bring it nearer."""
+    since = cooldown.since
+    if since is None or provider_offers is None:
+        return cooldown.until
+    match cooldown.ends:
+        case CooldownEnd.TIME:
+            return cooldown.until
+        case CooldownEnd.SHOWN:
+            # An offer that is on no list is not bought anyway.
+            again = cooldown.strikes > 0
+            pause = doubled(SHOWN_FIRST, cooldown.strikes - 1, SHOWN_MAX) if again else timedelta(0)
+            seen_at = provider_offers.at
+        case CooldownEnd.CREDIT:
+            pause, seen_at = timedelta(0), provider_offers.credit_at
+        case CooldownEnd.KEY:
+            pause, seen_at = timedelta(0), provider_offers.key_at
+        case _:
+            assert_never(cooldown.ends)
+    if seen_at is None or seen_at <= since:
+        return cooldown.until
+    return min(cooldown.until, since + pause)

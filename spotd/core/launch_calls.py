@@ -1,0 +1,135 @@
+"""What becomes of a launch before its call is made, and what is known of one that cannot be judged.
+
+Theory. A launch is owed from its commit on, but a provider takes few calls at once, so it may wait for its turn for
+minutes. Whether its job still wants the machine is asked again at the last moment, in the commit that records that the
+call is made now. So after any end of the process an intent that is still OPEN was certainly never sent, and only one
+that is SENT has an unknown outcome. Only a state that is older than the store may lack that a launch was sent, so at a
+start the store is asked which of those that are OPEN were ever prepared (`spotd.core.recovery`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, assert_never
+
+from spotd.core.billing_limits import proven_until
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Intent,
+    IntentId,
+    IntentState,
+    MachineState,
+    Plan,
+    World,
+    launch_intent_id,
+)
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.quarantine import quarantine
+from spotd.core.states import EndReason, JobState
+from spotd_providers.contract.values import Instance, ProviderName
+
+WINDOW_DEFAULT: Final = timedelta(minutes=3)
+RESTARTED: Final = "spotd was restarted before its turn came"
+
+
+def launch_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+    """Record that the call is made now; or that it never is, where its job wants no machine any more."""
+    builder = PlanBuilder(world, now)
+    item = world.attempts.get(attempt_id)
+    intent = None if item is None else builder.intent(launch_intent_id(item.key))
+    if item is None or intent is None or intent.state is not IntentState.OPEN:
+        return builder.plan()
+    job = world.jobs[attempt_id.job]
+    if not item.state.counts or job.cancel_requested or job.state.is_final:
+        not_sent(builder, item, intent, "its job does not want the machine any more")
+    elif world.policy.launches_paused:
+        not_sent(builder, item, intent, world.policy.launches_paused)
+    else:
+        builder.put_intent(replace(intent, state=IntentState.SENT))
+    return builder.plan()
+
+
+def not_sent(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> None:
+    """No call was made for this intent, so there is certainly no machine."""
+    builder.machine_gone(item.id)
+    builder.put_intent(replace(intent, state=IntentState.FAILED, error=f"not sent: {why}"))
+    builder.end_attempt(item.id, EndReason.NOT_SENT, why)
+
+
+def tell_doubt(builder: PlanBuilder, item: Attempt, what: str) -> None:
+    """The machine is looked for, and the job says what it waits for."""
+    builder.event("launch.unknown", f"{what}; looking for the machine by its key", attempt=item.id)
+    builder.look_again(item.provider)
+    job = builder.job(item.id.job)
+    if job.state is JobState.PROVISIONING:
+        span = int((window_end(builder, item.provider) - builder.now).total_seconds())
+        why = f"{what}; for {span} s {item.provider} is searched for the machine, and no other is launched"
+        builder.move_job(job.id, job.state, why)
+
+
+def doubt_launch(builder: PlanBuilder, item: Attempt | None, intent: Intent) -> None:
+    """A former life of the process has sent this launch, or may have."""
+    not_before = window_end(builder, intent.provider)
+    builder.put_intent(replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before))
+    if item is not None:
+        builder.put_attempt(replace(item, outcome_unknown=True))
+        tell_doubt(builder, item, "spotd was restarted during the launch")
+
+
+class LaunchOutcome(StrEnum):
+    """What is known of a launch when what it means for its job cannot be judged."""
+
+    NOT_MADE = "not_made"
+    MADE = "made"
+    UNKNOWN = "unknown"
+
+
+def launch_contained(
+    world: World, attempt_id: AttemptId, outcome: LaunchOutcome, made: Instance | None, why: str, now: datetime
+) -> Plan:
+    """Quarantine the job, and end the machine that was made, or may have been."""
+    builder = PlanBuilder(world, now)
+    item = world.attempts.get(attempt_id)
+    if item is None:
+        if made is not None:
+            builder.owe_termination(made.ref, made.key, None, why="its attempt has ended meanwhile")
+        return builder.plan()
+    match outcome:
+        case LaunchOutcome.NOT_MADE:
+            state, changed = IntentState.FAILED, replace(item, machine=MachineState.GONE)
+        case LaunchOutcome.MADE:
+            ref = item.ref if made is None else made.ref
+            limit = item.meter.until or proven_until(item, world.jobs[attempt_id.job], world.policy, now)
+            meter = replace(item.meter, rate=item.quote.price.total, since=item.meter.since or now, until=limit)
+            state, changed = IntentState.DONE, replace(item, ref=ref, machine=MachineState.LIVE, meter=meter)
+        case LaunchOutcome.UNKNOWN:
+            state, changed = IntentState.UNKNOWN, replace(item, outcome_unknown=True)
+        case _:
+            assert_never(outcome)
+    builder.put_attempt(changed)
+    intent = builder.intent(launch_intent_id(item.key))
+    if intent is not None and intent.is_open:
+        due = window_end(builder, item.provider)
+        builder.put_intent(replace(intent, state=state, error=why, not_before=due, ref=changed.ref))
+    quarantine(builder, attempt_id.job, why)
+    return builder.plan()
+
+
+def end_contained(world: World, intent_id: IntentId, now: datetime) -> Plan:
+    """The provider accepted the end; that is recorded, and nothing that would have to be judged."""
+    builder = PlanBuilder(world, now)
+    intent = world.intents.get(intent_id)
+    if intent is not None and intent.state is IntentState.OPEN:
+        accepted = replace(intent, state=IntentState.ACCEPTED, accepted_at=now, tries=intent.tries + 1, error="")
+        builder.put_intent(accepted)
+        builder.look_again(intent.provider)
+    return builder.plan()
+
+
+def window_end(builder: PlanBuilder, provider: ProviderName) -> datetime:
+    """When the absence of a machine whose launch may still be on its way begins to mean something."""
+    rules = builder.policy.providers.get(provider)
+    return builder.now + (rules.reconcile_window if rules is not None else WINDOW_DEFAULT)

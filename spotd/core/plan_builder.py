@@ -1,0 +1,482 @@
+"""A plan in the making: a working copy of the world that remembers what changed and why.
+
+Theory. Functions of the core take a world and return a plan. Inside one of them, later rules must see what earlier
+ones did; a draft gives them that view and collects the changed rows. It lives for one call and is never shared, so
+the core stays a function from values to values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from spotd.core import lineage
+from spotd.core.backoff import did_start, doubled, has_saved, setback, words_of_setback
+from spotd.core.billing_limits import with_limit
+from spotd.core.bounds import COOLDOWN_MAX, span_within
+from spotd.core.disk import disk_gb_after
+from spotd.core.interruption_credit import taken_by_provider_until
+from spotd.core.metering import booked_back, settled
+from spotd.core.model import (
+    Attempt,
+    AttemptId,
+    Charge,
+    Checkpoint,
+    Contained,
+    Cooldown,
+    CooldownEnd,
+    CooldownScope,
+    Event,
+    Intent,
+    IntentId,
+    IntentKind,
+    IntentState,
+    Job,
+    JobId,
+    MachineState,
+    Plan,
+    World,
+    terminate_intent_id,
+)
+from spotd.core.states import (
+    AttemptState,
+    Blame,
+    EndReason,
+    JobState,
+    check_attempt_transition,
+    check_job_transition,
+)
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
+from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
+
+_Id = TypeVar("_Id")
+_Row = TypeVar("_Row")
+
+
+def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, _Row]:
+    # Identity first: comparing two rows field by field costs more than everything else a quiet cycle does.
+    return {i: row for i, row in rows.items() if (old := before.get(i)) is not row and old != row}
+
+
+_COUNTED: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
+"""What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
+_NOTHING_BOUGHT: Final = frozenset(
+    {
+        EndReason.LAUNCH_FAILED,
+        EndReason.NEVER_LAUNCHED,
+        EndReason.NOT_PREPARED,
+        EndReason.NOT_SENT,
+        EndReason.LAUNCH_UNKNOWN,
+    }
+)
+POOL_COOLDOWNS_MAX: Final = 4
+"""A pool that refuses or loses machines again and again cools down for so many times its usual span at most."""
+
+
+def _in_a_row(before: Cooldown, now: datetime) -> bool:
+    """Whether a new refusal belongs to this one: it came while it lasted, or no later after it than it had lasted."""
+    if before.since is None or before.since > now:
+        return False
+    return now - before.until <= before.until - before.since
+
+
+class PlanBuilder:
+    """Collects changes on top of a world; `plan()` is what is to be committed."""
+
+    def __init__(self, world: World, now: datetime) -> None:
+        self.policy = world.policy
+        self.now = now
+        self._world = world
+        self._jobs: dict[JobId, Job] = {}
+        self._attempts: dict[AttemptId, Attempt] = {}
+        self._intents: dict[IntentId, Intent] = {}
+        self._cooldowns: list[Cooldown] = []
+        self._charges: list[Charge] = []
+        self._events: list[Event] = []
+        self._wake_at: datetime | None = None
+        self._look_again: set[ProviderName] = set()
+        self._look_closer: set[AttemptId] = set()
+        self.listed_at: Mapping[ProviderName, datetime] = {}
+        """The instants of the listings that are being taken in."""
+        self._contained: list[Contained] = []
+        self._doubts: list[str] = []
+        self._undo: list[Callable[[], object]] = []
+
+    def plan(self) -> Plan:
+        return Plan(
+            jobs=_changed(self._jobs, self._world.jobs),
+            attempts=_changed(self._attempts, self._world.attempts),
+            intents=_changed(self._intents, self._world.intents),
+            cooldowns=tuple(self._cooldowns),
+            charges=tuple(self._charges),
+            events=tuple(self._events),
+            wake_at=self._wake_at,
+            look_again=frozenset(self._look_again),
+            look_closer=frozenset(self._look_closer),
+            doubts=tuple(self._doubts),
+            contained=tuple(self._contained),
+        )
+
+    def attempted(self, step: Callable[[], None]) -> Exception | None:
+        """Run the step; if it raises, nothing of it remains and the exception is returned."""
+        self._undo.clear()
+        lists: tuple[list[Any], ...] = (self._cooldowns, self._charges, self._events)
+        lengths = [len(some) for some in lists]
+        wake_at, again, closer = self._wake_at, frozenset(self._look_again), frozenset(self._look_closer)
+        try:
+            step()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it must not reach the other jobs
+            for undo in reversed(self._undo):
+                undo()
+            for some, length in zip(lists, lengths, strict=True):
+                del some[length:]
+            self._wake_at, self._look_again, self._look_closer = wake_at, set(again), set(closer)
+            return exc
+        return None
+
+    def note_contained(self, subject: str, error: str) -> None:
+        self._contained.append(Contained(subject=subject, error=error))
+
+    def _put(self, rows: dict[_Id, _Row], identity: _Id, row: _Row) -> None:
+        known = rows.get(identity)
+        if known is None:
+            self._undo.append(lambda: rows.pop(identity, None))
+        else:
+            self._undo.append(lambda: rows.__setitem__(identity, known))
+        rows[identity] = row
+
+    def job(self, job: JobId) -> Job:
+        return self._jobs.get(job) or self._world.jobs[job]
+
+    def looked_before(self, attempt: AttemptId) -> datetime | None:
+        """When the host's words were read completely the last time before this judgement."""
+        before = self._world.attempts.get(attempt)
+        return None if before is None else before.looked_at
+
+    def doubt(self, why: str) -> None:
+        self._doubts.append(why)
+
+    def find_job(self, job: JobId) -> Job | None:
+        return self._jobs.get(job) or self._world.jobs.get(job)
+
+    def attempt(self, attempt: AttemptId) -> Attempt:
+        return self._attempts.get(attempt) or self._world.attempts[attempt]
+
+    def intent(self, intent: IntentId) -> Intent | None:
+        return self._intents.get(intent) or self._world.intents.get(intent)
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every attempt that has not ended, in order of job and number."""
+        merged = {**self._world.attempts, **self._attempts}
+        ordered = sorted(merged, key=lambda i: (i.job, i.number))
+        return tuple(merged[i] for i in ordered if merged[i].state is not AttemptState.ENDED)
+
+    def intents(self) -> tuple[Intent, ...]:
+        merged = {**self._world.intents, **self._intents}
+        return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)
+
+    def wake(self, at: datetime) -> None:
+        """The core wants to be asked again no later than this."""
+        self._wake_at = at if self._wake_at is None else min(self._wake_at, at)
+
+    def look_again(self, provider: ProviderName) -> None:
+        self._look_again.add(provider)
+
+    def look_closer(self, attempt: AttemptId) -> None:
+        self._look_closer.add(attempt)
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)
+        if before is not None:
+            check_attempt_transition(before.state, attempt.state)
+        self._put(self._attempts, attempt.id, attempt)
+
+    def put_job(self, job: Job) -> None:
+        before = self._jobs.get(job.id) or self._world.jobs.get(job.id)
+        if before is not None:
+            check_job_transition(before.state, job.state)
+        self._put(self._jobs, job.id, job)
+
+    def put_intent(self, intent: Intent) -> None:
+        self._put(self._intents, intent.id, intent)
+
+    def cool(
+        self,
+        provider: ProviderName,
+        scope: CooldownScope,
+        subject: str,
+        span: timedelta,
+        why: str,
+        *,
+        longest: timedelta | None = None,
+        ends: CooldownEnd = CooldownEnd.TIME,
+        most: timedelta = COOLDOWN_MAX,
+    ) -> None:
+        """Nothing of this is bought for a while, and for twice as long each time in a row, up to `longest`."""
+        known = [*self._world.cooldowns, *self._cooldowns]
+        same = [c for c in known if c.subject == subject and c.scope is scope and c.provider == provider]
+        before = same[-1] if same else None
+        strikes = 0 if before is None or not _in_a_row(before, self.now) else before.strikes + 1
+        span = span_within(span, most)
+        until = self.now + doubled(span, strikes, span_within(max(span, longest or span), most))
+        if before is not None:
+            until = max(until, before.until)  # it may be prolonged, never cut short
+        self._cooldowns.append(
+            Cooldown(
+                provider=provider,
+                scope=scope,
+                subject=subject,
+                until=until,
+                reason=why,
+                since=self.now,
+                strikes=strikes,
+                ends=ends,
+            )
+        )
+
+    def event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        attempt: AttemptId | None = None,
+        job: JobId | None = None,
+        **data: str | int | float | None,
+    ) -> None:
+        self._events.append(
+            Event(
+                at=self.now,
+                kind=kind,
+                message=message,
+                job=attempt.job if attempt is not None else job,
+                attempt=attempt.number if attempt is not None else None,
+                data=data,
+            )
+        )
+
+    def move_job(self, job: JobId, state: JobState, reason: str, *, kind: str = "", **changes: object) -> None:
+        """The job is in this state for this reason; an event says so when either is new."""
+        before = self.job(job)
+        after = replace(
+            before,
+            state=state,
+            reason=reason,
+            state_since=self.now if state is not before.state else before.state_since,
+            **changes,  # type: ignore[arg-type]  # keywords are fields of Job, checked by replace
+        )
+        if state.is_final and after.ended_at is None:
+            after = replace(after, ended_at=self.now)
+        self.put_job(after)
+        if state is not before.state:
+            self.event(kind or f"job.{state.value.lower()}", reason, job=job, state=state.value)
+
+    def set_rate(
+        self,
+        attempt: AttemptId,
+        rate: MicroUsdPerHour,
+        on_demand_rate: MicroUsdPerHour | None,
+        *,
+        at: datetime | None = None,
+    ) -> None:
+        """Book what the attempt cost up to `at`, by default now; from there on it costs this per hour."""
+        item = self.attempt(attempt)
+        item = with_limit(item, self.job(attempt.job), self.policy)
+        after, charges = settled(item, at or self.now, rate, on_demand_rate)
+        self._charges.extend(charges)
+        self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
+
+    def book(self, charge: Charge) -> None:
+        """The charge is booked; the attempt's meter is the caller's to set."""
+        self._charges.append(charge)
+
+    def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:
+        """So much of what is booked for the attempt is not billed after all."""
+        item = self.attempt(attempt)
+        self._charges.extend(booked_back(item, amount, self.now))
+        self.put_attempt(replace(item, meter=replace(item.meter, settled=MicroUsd(item.meter.settled - amount))))
+        self.event("attempt.credited", why, attempt=attempt, amount_microusd=amount)
+
+    def owe_termination(
+        self,
+        ref: InstanceRef,
+        key: AttemptKey,
+        attempt: AttemptId | None,
+        *,
+        why: str,
+        not_before: datetime | None = None,
+    ) -> None:
+        """The machine is being destroyed, from `not_before` on, until the provider says that it is gone."""
+        intent = terminate_intent_id(ref)
+        known = self.intent(intent)
+        if known is not None and known.is_open:
+            return
+        rules = self.policy.providers.get(ref.provider)
+        owner = None if attempt is None else self.attempt(attempt).account
+        self.put_intent(
+            Intent(
+                id=intent,
+                account=owner or ("" if rules is None else rules.account),
+                kind=IntentKind.TERMINATE,
+                provider=ref.provider,
+                key=key,
+                state=IntentState.OPEN,
+                created_at=self.now,
+                attempt=attempt,
+                ref=ref,
+                not_before=not_before,
+            )
+        )
+        if not_before is not None:
+            self.wake(not_before)
+        self.event("machine.ending", why, attempt=attempt, provider=ref.provider, instance=ref.instance_id, key=key)
+
+    def machine_gone(self, attempt: AttemptId, seen: str = "the provider says that the machine is gone") -> None:
+        """Nothing exists under the attempt's key, or is to be counted any more: its costs are final."""
+        self.set_rate(attempt, MicroUsdPerHour(0), None)
+        item = replace(self.attempt(attempt), machine=MachineState.GONE)
+        self.put_attempt(item)
+        for intent in self.intents():
+            if intent.attempt == attempt:
+                self.put_intent(replace(intent, state=IntentState.DONE))
+        if item.state is AttemptState.ENDING:
+            self._close(item, seen)
+
+    def _close(self, item: Attempt, seen: str = "the provider says that the machine is gone") -> None:
+        """The attempt is over and its machine is gone: its costs become the job's."""
+        self.put_attempt(replace(item, state=AttemptState.ENDED))
+        cost = f"it cost ${as_usd(item.meter.settled):.4f}"
+        self.event(
+            "machine.gone",
+            f"{seen}; {cost}"
+            if item.ref is not None or item.meter.settled
+            else "no machine was made for this attempt; it cost nothing",
+            attempt=item.id,
+            cost_microusd=item.meter.settled,
+        )
+        job = self.job(item.id.job)
+        self.put_job(
+            replace(
+                job,
+                spent=MicroUsd(job.spent + item.meter.settled),
+                on_demand=MicroUsd(job.on_demand + item.on_demand_settled),
+            )
+        )
+
+    def end_attempt(self, attempt: AttemptId, reason: EndReason, detail: str = "") -> None:
+        """The attempt counts no more; its machine is destroyed if it may exist, and the job moves on."""
+        item = self.attempt(attempt)
+        if not item.state.counts:
+            return
+        traits = reason.traits
+        sentence = traits.sentence.format(detail=detail or "no details")
+        item = replace(
+            item, state=AttemptState.ENDING, ended_at=self.now, end_reason=reason, end_detail=detail, stop=item.stop
+        )
+        self.put_attempt(item)
+        self.event(f"attempt.{reason.value}", sentence, attempt=attempt, reason=reason.value)
+        self._blame(item, traits.blame, sentence)
+        source = lineage.source_of(self.job(attempt.job), item)
+        self._move_job_on(item, reason, sentence)
+        self._doubt(source, item, reason)
+        if item.machine is MachineState.GONE:
+            self._close(item)
+        elif item.ref is not None:
+            left_until = taken_by_provider_until(item, self.policy, self.now)
+            left = "" if left_until is None else f"; {item.provider} takes it itself, which costs less than ending it"
+            self.owe_termination(
+                item.ref, item.key, attempt, why=f"its attempt ended: {sentence}{left}", not_before=left_until
+            )
+
+    def _blame(self, item: Attempt, blame: Blame, why: str) -> None:
+        offer = item.quote.offer
+        if blame is Blame.NOBODY or blame is Blame.USER:
+            return
+        if offer.host_id is None or blame is Blame.POOL:
+            if item.end_reason is EndReason.HOST_LOST and has_saved(item, self.job(item.id.job)):
+                return  # one host of many that nobody can name: what else the pool has is as good as it was
+            self.cool(
+                offer.provider,
+                CooldownScope.POOL,
+                offer.pool,
+                self.policy.pool_cooldown,
+                why,
+                longest=POOL_COOLDOWNS_MAX * self.policy.pool_cooldown,
+            )
+            return
+        briefly = blame is not Blame.HOST or self._suspects_job(item)
+        span = self.policy.pool_cooldown if briefly else self.policy.host_cooldown
+        again = blame is Blame.HOST_BRIEFLY and not has_saved(item, self.job(item.id.job))
+        longest = POOL_COOLDOWNS_MAX * span if again else None
+        self.cool(offer.provider, CooldownScope.HOST, offer.host_id, span, why, longest=longest)
+
+    def _suspects_job(self, item: Attempt) -> bool:
+        """Whether the job failed to start on another machine just before: a bad job must not use up the good hosts."""
+        job = self.job(item.id.job)
+        return job.failed_starts > 0 and not did_start(item, job, self.now)
+
+    def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
+        job = self.job(item.id.job)
+        traits = reason.traits
+        errors = job.errors + (1 if reason in _COUNTED else 0)
+        image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
+        back = setback(job, item, reason, self.now)
+        state = traits.next_state
+        if job.cancel_requested and state is not JobState.SUCCEEDED:
+            state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
+        elif reason in _COUNTED:
+            left = job.spec.retry_errors - errors + 1
+            state = JobState.RECOVERING if left > 0 else JobState.FAILED
+            sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"
+        elif image_errors >= self.policy.image_errors_max:
+            state = JobState.FAILED
+            sentence += f"; it failed on {image_errors} machines in a row"
+        elif back.gives_up:
+            state = JobState.FAILED
+            sentence += f"; {back.failed_starts} starts in a row failed, as many as [retry] starts allows"
+        elif reason in _NOTHING_BOUGHT and job.started_at is None:
+            state = JobState.QUEUED
+        if state is JobState.RECOVERING:
+            sentence += words_of_setback(back)
+        self.move_job(
+            job.id,
+            state or JobState.RECOVERING,
+            sentence,
+            errors=errors,
+            image_errors=image_errors,
+            idle_launches=back.idle_launches,
+            failed_starts=back.failed_starts,
+            not_before=back.not_before,
+            disk_gb_seen=disk_gb_after(job, reason),
+            recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
+            lost=job.lost + (self._lost(item, job) if traits.is_recovery else timedelta(0)),
+            exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,
+        )
+
+    def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:
+        """What the attempt resumed from may be why it failed: then the next one begins with what is older."""
+        before = self.job(item.id.job)
+        after = lineage.with_doubt(before, source, item, reason, self.now)
+        if after is before:
+            return
+        self.put_job(after)
+        turned = lineage.setback(after)
+        if turned is None or after.state.is_final:
+            return
+        newest, older = turned
+        why = (
+            f"attempts that resumed from the checkpoints of attempt {newest.attempt} failed before they had saved "
+            f"anything newer: the next one begins with {older.name} of attempt {older.attempt}"
+        )
+        self.event(
+            "checkpoint.doubted", why, job=after.id, name=newest.name, of_attempt=newest.attempt, next=older.name
+        )
+        self.put_job(replace(after, reason=f"{after.reason}; {why}"))
+
+    def _lost(self, item: Attempt, job: Job) -> timedelta:
+        """Work since the newest checkpoint of this attempt, or since its command began."""
+        if item.running_at is None:
+            return timedelta(0)
+        saved = [c.at for c in job.checkpoints if c.attempt == item.id.number]
+        return max(timedelta(0), self.now - max([item.running_at, *saved]))

@@ -1,0 +1,1 @@
+"""Stored checkpoints: reading manifests and chunks, garbage collection."""

@@ -1,0 +1,336 @@
+"""The loop: look at the world as it is, decide, write it down, hand over what is owed, sleep until something changes.
+
+Theory. Nothing is remembered between cycles that the state does not hold, apart from caches: each cycle loads the
+world again. What woke the loop does not matter. The order inside a cycle does: the machine listings are taken *before*
+the look at what the hosts wrote, so a host that a listing shows as dead has had its last word read; and paid calls are
+handed over only after the commit that owes them has returned.
+
+When the state cannot be written the loop holds: it launches nothing, says so once, and goes on trying. What the core
+would have decided meanwhile is kept in memory (`_unsaved`), and only that of it is acted on which needs no row to be
+safe: stop orders go out through the grants, and machines that it would end are ended, since ending one twice does no
+harm. So a lease is never renewed beyond what the budgets allow, and a cancelled machine ends in time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+import anyio
+
+from spotd.core.applied import applied, combine
+from spotd.core.decide import decide
+from spotd.core.model import AttemptId, Contained, HostStatus, IntentKind, IntentState, JobId, Plan, Verdict, World
+from spotd.core.outcomes import after_restart
+from spotd.core.reconcile import reconcile
+from spotd.core.states import InvariantBroken, JobState
+from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.commits import Commits, Committed, Decide, cycle_points
+from spotd.daemon.crash import CrashPoint
+from spotd.daemon.executor import Executor
+from spotd.daemon.grants.writer import GrantWriter
+from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.watched import WatchedProviders
+from spotd.daemon.wake import WakeEvent
+from spotd.store import StateError
+from spotd_providers.contract.provider import Clock, Logger
+from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
+
+CYCLE_GAP_S: Final = 0.05
+"""However often it rings, the loop leaves the machine to others in between."""
+PAUSE_FLOOR_S: Final = 0.2
+"""Without a ring, whatever is due already: what this cycle could not settle the next will not settle a moment later."""
+HOLD_S: Final = 2.0
+NOT_WRITABLE: Final = "the state cannot be written"
+LOOK_SHARED_S: Final = 1.0
+LOOK_NETWORK: Final = timedelta(seconds=10)
+LOOK_FLOOR_S: Final = 0.25
+RECHECK_FLOOR_S: Final = 0.5
+WATCHDOG_SHARE: Final = 3
+CHANGES_TOLD_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopState:
+    """What the API may know of the newest cycle."""
+
+    world: World
+    verdicts: Mapping[JobId, Verdict]
+    at: datetime
+
+
+class ControlLoop:
+    """One cycle at a time; `cycle` is all of it, `run` repeats it."""
+
+    def __init__(
+        self,
+        *,
+        commits: Commits,
+        offer_cache: OfferCache,
+        host_monitor: HostMonitor,
+        executor: Executor,
+        grant_writer: GrantWriter,
+        clock: Clock,
+        log: Logger,
+        wake_event: WakeEvent,
+        look_again: Callable[[ProviderName], None],
+        alive: Callable[[], None],
+        watchdog_s: float | None = None,
+        look_every_s: float = LOOK_SHARED_S,
+        succeeded: Callable[[JobId], None] = lambda _job: None,
+        look_at: Callable[[Mapping[ProviderName, Listing], World | None], None] = lambda _listings, _world: None,
+        asks_store: bool = False,
+    ) -> None:
+        self._asks_store = asks_store
+        self._commits = commits
+        self._succeeded = succeeded
+        self._look_at = look_at
+        self._offer_cache = offer_cache
+        self._host_monitor = host_monitor
+        self._executor = executor
+        self._grant_writer = grant_writer
+        self._clock = clock
+        self._log = log
+        self._wake_event = wake_event
+        self._look_again = look_again
+        self._alive = alive
+        self._watchdog_s = watchdog_s
+        self._look_every_s = look_every_s
+        self._inhabited = WatchedProviders()
+        self._closely: frozenset[AttemptId] = frozenset()
+        """Whose hosts the next cycle looks at completely, since something about them cannot be decided otherwise."""
+        self.held = ""
+        """Why nothing is decided, empty while decisions are made."""
+        self._adopted = False
+        self._contained: frozenset[Contained] = frozenset()
+        self.doubts: tuple[str, ...] = ()
+        """Why silence says nothing of a host at the moment."""
+        self._durable: World | None = None
+        """What was read from the state since it could be written last."""
+        self._unsaved: World | None = None
+        """What the world would be, had the decisions since the state was written last been written, too."""
+        self.state: LoopState | None = None
+        self.cycles = 0
+        self.only_reconciles = False
+        """While it begins and ends, the daemon looks after what runs and decides nothing: to explain to each waiting
+        job that it must wait for that would rewrite all of them twice."""
+
+    async def adopt(self) -> None:
+        """Launches that a former process owed are unknown now; everything it left is known and being kept.
+
+        Raises:
+            StoreError: the state cannot be written, so nothing may begin.
+        """
+        committed = await self._commits.commit(
+            partial(after_restart, asks_store=self._asks_store),
+            (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT),
+            contain=True,
+        )
+        self._adopted = True
+        self._publish(committed)
+        machines = len(committed.world.attempts)
+        if machines:
+            self._log.info("daemon.adopted", attempts=machines, intents=len(committed.world.intents))
+
+    async def run(self) -> None:
+        """Cycles follow each other until this is cancelled.
+
+        A cycle that raises is held like one that cannot be written: what runs is looked after by the next.
+        """
+        while True:
+            try:
+                pause_s = max(PAUSE_FLOOR_S, await self.cycle())
+            except Exception as exc:  # noqa: BLE001 - the outermost loop: to end would leave every machine alone
+                self._log.error("cycle.failed", exc_info=exc)
+                self._hold(f"a cycle failed with {type(exc).__name__}: {exc}", "report this with the log")
+                pause_s = HOLD_S
+            self._alive()
+            await anyio.sleep(CYCLE_GAP_S)
+            await self._wake_event.wait(seconds=pause_s)
+
+    async def whole_cycle(self, *, seconds: float) -> bool:
+        """Whether a cycle that began after this call has ended within so many seconds."""
+        target = self.cycles + 2
+        with anyio.move_on_after(seconds):
+            while self.cycles < target:
+                self._wake_event.notify()
+                await anyio.sleep(CYCLE_GAP_S)
+        return self.cycles >= target
+
+    async def cycle(self) -> float:
+        """The world was looked at and what follows is durable and under way. Returns seconds until the next is due."""
+        if not self._adopted:
+            await self.adopt()
+        listings = self._offer_cache.listings()
+        self._look_at(listings, None if self.state is None else self.state.world)
+        notes = self._offer_cache.notes()
+        closely, self._closely = self._closely, frozenset()
+        reports = await self._host_monitor.look(self.state.world, closely) if self.state is not None else {}
+
+        def think(world: World, now: datetime) -> Plan:
+            fresh = self._host_monitor.fresh(reports, world)
+            first = reconcile(world, listings, fresh, now)
+            if self.only_reconciles:
+                return replace(first, events=first.events + notes)
+            second = decide(applied(world, first), self._offer_cache.snapshot(), now)
+            both = combine(first, second)
+            return replace(both, events=both.events + notes)
+
+        try:
+            committed = await self._commits.commit(think, cycle_points, contain=True)
+        except StateError as exc:
+            self._hold(exc.message, exc.hint)
+            await self._act_unsaved(think)
+            return HOLD_S
+        except InvariantBroken as exc:
+            # Not even a quarantine can be written. To end would leave every machine alone, at each start again.
+            self._hold(str(exc), "nothing is launched; spotctl doctor says more; report this with the log")
+            await self._act_unsaved(think)
+            return HOLD_S
+        self._resume()
+        self._offer_cache.notes_committed(notes)
+        self._host_monitor.committed(reports)
+        self._tell(committed, listings, reports)
+        self._tell_contained(committed.plan.contained)
+        self._tell_doubts(committed.plan.doubts, committed.at)
+        self._publish(committed)
+        for job in committed.plan.jobs.values():
+            if job.state is JobState.SUCCEEDED:
+                self._succeeded(job.id)
+        self._executor.take(committed.plan, committed.world)
+        self._executor.end(committed.world)
+        self._closely = committed.plan.look_closer
+        for provider in sorted(committed.plan.look_again):
+            self._look_again(provider)
+        self.cycles += 1
+        return self._pause_s(committed)
+
+    def _tell_contained(self, contained: Iterable[Contained]) -> None:
+        """One log line for each failure that was kept from everything else, when it begins."""
+        now = frozenset(contained)
+        for one in sorted(now - self._contained, key=lambda one: one.subject):
+            self._log.error("failure.contained", subject=one.subject, error=one.error)
+        self._contained = now
+
+    def _tell_doubts(self, doubts: tuple[str, ...], at: datetime) -> None:
+        """One event when silence begins to be no witness, and one when it is again."""
+        if doubts and not self.doubts:
+            self._log.warning("silence.doubted", why=doubts[0])
+            self._offer_cache.note("silence.doubted", doubts[0], {}, at=at)
+        elif self.doubts and not doubts:
+            self._log.info("silence.trusted")
+            self._offer_cache.note("silence.trusted", "the hosts are heard again", {}, at=at)
+        self.doubts = doubts
+
+    @property
+    def contained(self) -> frozenset[Contained]:
+        """What the newest cycle left out, for `doctor`."""
+        return self._contained
+
+    def _publish(self, committed: Committed) -> None:
+        """Pollers, grants and the API work with this world from now on."""
+        world = committed.world
+        verdicts = committed.plan.verdicts
+        if not verdicts and self.state is not None:
+            verdicts = {job: v for job, v in self.state.verdicts.items() if job in world.jobs}
+        self.state = LoopState(world=world, verdicts=verdicts, at=committed.at)
+        wanted: dict[ProviderName, set[AttemptKey]] = {}
+        for intent in world.intents.values():
+            if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.UNKNOWN:
+                wanted.setdefault(intent.provider, set()).add(intent.key)
+        self._offer_cache.evidence.update(world, committed.at)
+        self._offer_cache.wanted = {provider: frozenset(keys) for provider, keys in wanted.items()}
+        before = self._offer_cache.watched
+        self._offer_cache.watched = self._inhabited.update(world, self._offer_cache.listings(), committed.at)
+        for provider in sorted(self._offer_cache.watched - before):
+            self._look_again(provider)
+        self._grant_writer.update(world)
+
+    def _pause_s(self, committed: Committed) -> float:
+        if committed.plan.look_closer:
+            return 0.0
+        world, now = committed.world, committed.at
+        recheck = virtual_at_least(self._clock, world.policy.recheck_every, real_s=RECHECK_FLOOR_S)
+        dues = [now + recheck]
+        if committed.plan.wake_at is not None:
+            dues.append(committed.plan.wake_at)
+        owed = (i for i in world.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE))
+        # One that is due already is under way; its outcome rings.
+        dues.extend(intent.not_before for intent in owed if intent.not_before is not None and intent.not_before > now)
+        pause_s = max(0.0, self._clock.real_seconds(min(dues) - self._clock.now()))
+        if any(attempt.state.counts for attempt in world.attempts.values()):
+            pause_s = min(pause_s, self._host_monitor.next_listing_s() or self._look_every_s)
+        if self._watchdog_s is not None:
+            pause_s = min(pause_s, self._watchdog_s / WATCHDOG_SHARE)
+        return pause_s
+
+    async def _act_unsaved(self, think: Decide) -> None:
+        """Stop and end what the core would, without a row for it; launch nothing."""
+        if self.state is None:
+            return
+        try:
+            durable = await self._commits.world()
+        except StateError:
+            durable = self._durable or self.state.world
+        if self._unsaved is None or self._durable is None or not _same_rows(durable, self._durable):
+            self._unsaved = durable
+        self._durable = durable
+        world = self._unsaved
+        held = replace(world.policy, launches_paused=NOT_WRITABLE)
+        plan = think(replace(world, policy=held), self._clock.now())
+        self._unsaved = applied(world, plan)
+        self._closely = plan.look_closer
+        for provider in sorted(plan.look_again):
+            self._look_again(provider)
+        self._grant_writer.update(self._unsaved)
+        self._executor.end_unsaved(self._unsaved)
+
+    def _hold(self, error: str, hint: str) -> None:
+        if self.held != error:
+            self._log.error("state.held", error=error, hint=hint)
+        self.held = error
+
+    def _resume(self) -> None:
+        if self.held:
+            self._log.info("state.back")
+        self.held = ""
+        self._unsaved = self._durable = None
+
+    def _tell(
+        self, committed: Committed, listings: Mapping[ProviderName, Listing], reports: Mapping[AttemptId, HostStatus]
+    ) -> None:
+        """One wide line for a decision that changed something."""
+        plan = committed.plan
+        if not (plan.events or plan.intents or plan.jobs):
+            return  # a heartbeat moved, which is no decision
+        fields: dict[str, Any] = {
+            "jobs": len(committed.world.jobs),
+            "attempts": len(committed.world.attempts),
+            "listings": len(listings),
+            "reports": len(reports),
+            "launches": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.LAUNCH)),
+            "endings": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE)),
+            "changed": {str(job): item.state.value for job, item in sorted(plan.jobs.items())[:CHANGES_TOLD_MAX]},
+            "events": dict(Counter(event.kind for event in plan.events)),
+            "took_ms": round(self._clock.real_seconds(self._clock.now() - committed.at) * 1000, 1),
+        }
+        self._log.info("brain.decided", **{name: value for name, value in fields.items() if value not in ([], {})})
+
+
+def _same_rows(one: World, other: World) -> bool:
+    return (one.jobs, one.attempts, one.intents) == (other.jobs, other.attempts, other.intents)
+
+
+def _is_new(kind: IntentKind, state: IntentState, wanted: IntentKind) -> bool:
+    return kind is wanted and state is IntentState.OPEN
+
+
+def look_pace_s(clock: Clock, shared_by: str) -> float:
+    """How often hosts are looked at: cheaply on a folder, seldom enough on a network store to cost nothing."""
+    real = clock.real_seconds(virtual_at_least(clock, LOOK_NETWORK, real_s=LOOK_FLOOR_S))
+    return min(real, LOOK_SHARED_S) if shared_by == "filesystem" else real

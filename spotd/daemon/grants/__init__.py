@@ -1,0 +1,1 @@
+"""Grants for hosts: builder, writer, restore points, secrets."""

@@ -1,0 +1,289 @@
+"""Writes what hosts are allowed and told: spec.json once, grant.json before a launch and again and again after it.
+
+Theory. A grant is a function of the attempt, its job, the store and the wall clock; nothing in it is remembered, so a
+restarted daemon simply writes all of them again. Hosts know only real time: everything virtual is converted here,
+with floors below which a real process cannot act. A renewal comes early enough that two may fail; an order goes out
+at once. An attempt that no longer counts gets a last grant that tells whoever still reads it to stop, and when its
+machine is gone the grant, which holds the job's secrets, is deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from spotd.core.model import Attempt, AttemptId, FallbackRestore, Job, Policy
+from spotd.daemon import object_keys
+from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.grants.restore_points import RestorePoints
+from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.recovery_survey import use_number
+from spotd_jobs.objects.api import ObjectStore
+from spotd_jobs.spec.codec import spec_to_json
+from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.wire.fields import beat_name
+from spotd_jobs.wire.grant import (
+    Blob,
+    CheckpointRules,
+    EndMethod,
+    Grant,
+    GrantStopOrder,
+    JobRef,
+    LivenessMarker,
+    NoticeSources,
+    Orders,
+    Restore,
+    RunSpec,
+    SelfTerminate,
+    Upload,
+    UploadMethod,
+)
+from spotd_jobs.wire.names import is_printable
+from spotd_providers.contract.provider import Clock, ProviderTraits
+from spotd_providers.contract.values import ProviderName
+
+LIFE: Final = timedelta(hours=6)
+"""How long URLs are good; renewals are far more frequent."""
+WRITE_LIFE: Final = timedelta(hours=1)
+"""How long a host can still write after its last grant: nothing but patience takes a signed form back."""
+LAST_LIFE: Final = timedelta(minutes=2)
+OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest object a runner writes is one chunk."""
+HEARTBEAT: Final = timedelta(seconds=15)
+REFRESH: Final = timedelta(seconds=15)
+HEARTBEAT_FLOOR_S: Final = 0.2
+REFRESH_FLOOR_S: Final = 0.2
+SHARED_PACE_S: Final = 1.0
+"""On a folder of this computer a heartbeat costs nothing, and a quick one makes local jobs feel alive."""
+SETTLE_FLOOR_S: Final = 0.5
+GRACE_FLOOR_S: Final = 5.0
+LINE_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerBundle:
+    """The program that every host runs: one file, named by its hash."""
+
+    data: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+class GrantBuilder:
+    """Builds and writes grants. Synchronous: called from worker threads, and inline in virtual time."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        clock: Clock,
+        wall: Clock,
+        secrets: SecretFiles,
+        bundle: RunnerBundle,
+        traits: Mapping[ProviderName, ProviderTraits],
+        crash: CrashPoints,
+        issued: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._wall = wall
+        self._issued = issued or wall.now
+        self._issued_last = datetime.min.replace(tzinfo=UTC)
+        self._secrets = secrets
+        self._bundle = bundle
+        self._runner_sha256 = bundle.sha256
+        self._traits = traits
+        self._crash = crash
+        self._there: set[str] = set()
+        self._there_lock = threading.Lock()
+        self._passed_over: dict[AttemptId, tuple[FallbackRestore, ...]] = {}
+
+    def prepare(self, attempt: Attempt, job: Job, policy: Policy) -> str:
+        """Runner, spec and grant are in the store; returns the URL of the grant, the one thing a host starts with.
+
+        Raises:
+            StoreError: something could not be written, so nothing may be launched.
+            SecretsMissing: nothing may be launched either.
+        """
+        self._put_once(
+            object_keys.runner_key(self._runner_sha256),
+            self._bundle.data,
+            (CrashPoint.BEFORE_PUT_RUNNER, CrashPoint.AFTER_PUT_RUNNER),
+        )
+        self._put_once(
+            object_keys.spec_key(job.id),
+            json.dumps(spec_to_json(job.spec), indent=1).encode(),
+            (CrashPoint.BEFORE_PUT_SPEC, CrashPoint.AFTER_PUT_SPEC),
+        )
+        use_number(self._objects, attempt)
+        self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))
+        return self._grant_url(attempt.id, self._wall.now() + LIFE)
+
+    def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
+        """What should have been offered to this attempt and could not be, told once."""
+        return self._passed_over.pop(attempt, ())
+
+    def renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        """The newest grant has today's orders, a new lease and new URLs."""
+        self._write(attempt, job, policy, (CrashPoint.BEFORE_RENEW_GRANT, CrashPoint.AFTER_RENEW_GRANT))
+
+    def supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        """Whoever still reads this attempt's grant is told to stop at once, and gets no secret any more."""
+        grant = self.build(attempt, job, policy, superseded=True)
+        self._crash(CrashPoint.BEFORE_SUPERSEDE_GRANT)
+        self._objects.put(object_keys.grant_key(attempt.id), grant.to_bytes())
+        self._crash(CrashPoint.AFTER_SUPERSEDE_GRANT)
+
+    def remove(self, attempt: AttemptId) -> None:
+        """The grant is gone, and the secrets in it; so is the leave to write, where the store can take it back."""
+        self._passed_over.pop(attempt, None)
+        self._objects.delete([object_keys.grant_key(attempt), object_keys.beat_key(attempt)])
+        self._objects.revoke_upload(object_keys.prefix_of(attempt))
+
+    def _write(self, attempt: Attempt, job: Job, policy: Policy, points: tuple[CrashPoint, CrashPoint]) -> None:
+        grant = self.build(attempt, job, policy)
+        self._crash(points[0])
+        self._objects.put(object_keys.grant_key(attempt.id), grant.to_bytes())
+        self._crash(points[1])
+
+    def build(self, attempt: Attempt, job: Job, policy: Policy, *, superseded: bool = False) -> Grant:
+        """The grant as it is to be now."""
+        now = self._wall.now()
+        expires = now + (LAST_LIFE if superseded else LIFE)
+        upload = self._objects.grant_upload(
+            object_keys.prefix_of(attempt.id),
+            expires=min(expires, now + WRITE_LIFE),
+            size_max=OBJECT_BYTES_MAX,
+            beat=object_keys.beat_key(attempt.id),
+        )
+        traits = self._traits.get(attempt.provider)
+        fixed = superseded or attempt.running_at is not None
+        return Grant(
+            job=JobRef(id=job.id, name=_line(job.name)),
+            attempt=attempt.id.number,
+            issued_at=self._issue(),
+            expires=expires,
+            lease_s=self._real(policy.lease, floor_s=1.0),
+            heartbeat_s=self._pace(HEARTBEAT, HEARTBEAT_FLOOR_S),
+            refresh_s=self._pace(REFRESH, REFRESH_FLOOR_S),
+            grant_url=self._grant_url(attempt.id, expires),
+            runner=self._blob(
+                object_keys.runner_key(self._runner_sha256), self._runner_sha256, len(self._bundle.data), expires
+            ),
+            code=None
+            if job.code_sha256 is None
+            else self._blob(object_keys.code_key(job.code_sha256), job.code_sha256, job.code_bytes, expires),
+            upload=Upload(
+                method=UploadMethod(upload.method),
+                prefix=upload.prefix,
+                expires=upload.expires,
+                size_max=upload.size_max,
+                fields=dict(upload.fields),
+            ),
+            beat=None
+            if upload.beat is None or superseded
+            else LivenessMarker(
+                method=UploadMethod(upload.method),
+                name=beat_name(job.id, attempt.id.number),
+                fields=dict(upload.beat),
+            ),
+            restore=[] if fixed else self._restores(attempt, job, expires),
+            spec=self._run_spec(job.spec),
+            secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
+            notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
+            orders=_orders(attempt, superseded=superseded),
+            self_terminate=_self_terminate(traits),
+            # Nothing is offered to restore any more, so a machine that is started again on a wiped disk must not begin.
+            seen_running=attempt.running_at is not None,
+        )
+
+    def _issue(self) -> datetime:
+        """Return an instant later than every one before: by an earlier one no host renews its lease."""
+        with self._there_lock:
+            self._issued_last = max(self._issued(), self._issued_last + timedelta(microseconds=1))
+            return self._issued_last
+
+    def _run_spec(self, spec: JobSpec) -> RunSpec:
+        rules = spec.checkpoint
+        return RunSpec(
+            run=list(spec.run),
+            setup=spec.setup,
+            env=dict(spec.env),
+            outputs=list(spec.outputs),
+            checkpoint=CheckpointRules(
+                path=rules.path,
+                every_s=None if rules.every is None else self._real(rules.every, floor_s=0.05),
+                keep=rules.keep,
+                settle_s=self._real(rules.settle, floor_s=SETTLE_FLOOR_S),
+                stop_signal=rules.stop_signal,
+                stop_grace_s=self._real(rules.stop_grace, floor_s=GRACE_FLOOR_S),
+            ),
+        )
+
+    def _real(self, duration: timedelta, *, floor_s: float) -> float:
+        """Seconds on the wall; never below the floor because of an accelerated clock, but as short as was asked for."""
+        return max(self._clock.real_seconds(duration), min(floor_s, duration.total_seconds()))
+
+    def _pace(self, duration: timedelta, floor_s: float) -> float:
+        real = self._real(duration, floor_s=floor_s)
+        return min(real, SHARED_PACE_S) if self._objects.shared_with_hosts_by == "filesystem" else real
+
+    def _restores(self, attempt: Attempt, job: Job, expires: datetime) -> list[Restore]:
+        offers = RestorePoints(self._objects, expires)
+        choices = offers.restores(job)
+        if offers.passed_over:
+            self._passed_over[attempt.id] = offers.passed_over
+        return choices
+
+    def _grant_url(self, attempt: AttemptId, expires: datetime) -> str:
+        return self._objects.presign_get(object_keys.grant_key(attempt), expires=expires)
+
+    def _blob(self, key: str, sha256: str, size: int, expires: datetime) -> Blob:
+        return Blob(url=self._objects.presign_get(key, expires=expires), sha256=sha256, size=size)
+
+    def _put_once(self, key: str, data: bytes, points: tuple[CrashPoint, CrashPoint]) -> None:
+        """The object is there; the store is asked at most once in this process."""
+        with self._there_lock:
+            if key in self._there:
+                return
+        if self._objects.head(key) is None:
+            self._crash(points[0])
+            self._objects.put(key, data)
+            self._crash(points[1])
+        with self._there_lock:
+            self._there.add(key)
+
+
+def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
+    if superseded:
+        return Orders(stop=GrantStopOrder(reason="this attempt no longer counts", grace_s=0.0, flush=False))
+    stop = None
+    if attempt.stop is not None:
+        words = attempt.stop.reason.traits.sentence.format(detail=attempt.stop.detail or "no details")
+        stop = GrantStopOrder(reason=_line(words))
+    # A notice that only the provider's API gave is passed on: the host may have no way to hear of it.
+    return Orders(checkpoint=1 if attempt.notice_at is not None else 0, stop=stop)
+
+
+def order_of(attempt: Attempt) -> tuple[bool, bool, bool]:
+    """What of an attempt changes what its machine is to do: while this stays the same, a renewal can wait."""
+    return attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None
+
+
+def _self_terminate(traits: ProviderTraits | None) -> SelfTerminate | None:
+    if traits is None or not traits.ends_itself_by:
+        return None
+    return SelfTerminate(method=EndMethod(traits.ends_itself_by), base_url=traits.ends_itself_at or None)
+
+
+def _line(text: str) -> str:
+    """The text as one printable line."""
+    kept = "".join(c if is_printable(c) else " " for c in text)
+    return kept[:LINE_MAX]

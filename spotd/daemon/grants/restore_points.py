@@ -1,0 +1,99 @@
+"""Which checkpoints a grant offers for restoring, and by which URLs.
+
+Theory. A machine that lives on after its attempt ended may hold leave to write for some hours more, and can write over
+chunks and manifests of its own that later attempts refer to. Nobody else can, and nothing but its own. Where the
+store keeps versions this changes nothing: every URL names the object as it was first written, which is the one that
+was there when the checkpoint was accepted, and an accepted manifest is read in its first version when the newest is
+another. Where it keeps none, the change is noticed and not undone: a manifest that is not the accepted one is left
+out here, a chunk that is not its hash is refused by the runner, and the next older checkpoint is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from urllib.parse import quote as url_quote
+
+from spotd.core.model import Checkpoint, FallbackRestore, Job
+from spotd.core.retention import FALLBACKS, offered
+from spotd.daemon import object_keys
+from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.wire.grant import Restore
+from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, restore_of, verify_manifest
+
+
+class RestorePoints:
+    """Made anew for each grant: what the store holds is looked up at most once in it."""
+
+    def __init__(self, objects: ObjectStore, expires: datetime) -> None:
+        self._objects = objects
+        self._expires = expires
+        self._first: dict[str, Mapping[str, str]] = {}
+        self.passed_over: tuple[FallbackRestore, ...] = ()
+        """What would have come before the newest that is offered."""
+
+    def restores(self, job: Job) -> list[Restore]:
+        """The newest checkpoints, any of which the runner may restore; one that cannot be read is left out.
+
+        Raises:
+            StoreUnavailable
+        """
+        choices: list[Restore] = []
+        left_out: list[str] = []
+        for checkpoint in offered(job):
+            if len(choices) == FALLBACKS:
+                break
+            accepted = self._manifest(checkpoint)
+            if accepted is None:
+                left_out.extend([checkpoint.name] if not choices else [])
+                continue
+            base = self._chunks_base(checkpoint.manifest_key)
+            choices.append(restore_of(accepted, checkpoint.manifest_key, self._url, chunks_base=base))
+        if left_out:
+            names = [*left_out[1:], choices[0].name if choices else None]
+            why = "its manifest in the store is not the one that was accepted"
+            self.passed_over = tuple(
+                FallbackRestore(name=name, reason=why, next=after) for name, after in zip(left_out, names, strict=True)
+            )
+        return choices
+
+    def _manifest(self, checkpoint: Checkpoint) -> AcceptedManifest | None:
+        """The accepted manifest, if it still is what was accepted.
+
+        Its chunks were seen when it was accepted and are verified by content when they are restored, so they are not
+        asked for one by one before every launch.
+        """
+        data = self._read(checkpoint, None)
+        if data is None:
+            first = self._version(checkpoint.manifest_key)
+            data = None if first is None else self._read(checkpoint, first)
+        if data is None:
+            return None
+        owner = object_keys.owner_of(checkpoint.manifest_key)
+        verdict = verify_manifest(data, owner.job, owner.number, None)
+        return verdict if isinstance(verdict, AcceptedManifest) else None
+
+    def _read(self, checkpoint: Checkpoint, version: str | None) -> bytes | None:
+        try:
+            data = self._objects.get(checkpoint.manifest_key, bytes_max=MANIFEST_BYTES_MAX, version=version)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == checkpoint.sha256 else None
+
+    def _url(self, key: str) -> str:
+        return self._objects.presign_get(key, expires=self._expires, version=self._version(key))
+
+    def _version(self, key: str) -> str | None:
+        folder = key.rpartition("/")[0] + "/"
+        if folder not in self._first:
+            self._first[folder] = self._objects.first_versions(folder)
+        return self._first[folder].get(key)
+
+    def _chunks_base(self, key: str) -> str | None:
+        """A folder's common beginning of all its URLs, which spares a grant one URL for each chunk."""
+        url = self._objects.presign_get(key, expires=self._expires)
+        tail = url_quote(key)
+        return url.removesuffix(tail) if url.startswith("file://") and url.endswith(tail) else None

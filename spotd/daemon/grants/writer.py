@@ -1,0 +1,217 @@
+"""Keeps every grant current: writes them in worker threads, one attempt at a time, behind the brain's back.
+
+Level-triggered. The brain says what the world is; this loop compares it with what it last wrote for each attempt and
+writes what differs. A write that fails is tried again at the next round, and the store's silence is told once.
+
+A thread cannot be stopped, so a write that was given up may still land, over a newer one. Writes of an attempt are
+therefore numbered; when one ends that is not the newest, whatever came of it, the newest is written once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from spotd.core.model import Attempt, AttemptId, FallbackRestore, Job, Policy, World
+from spotd.core.states import AttemptState, EndReason
+from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
+from spotd.daemon.grants.secrets import SecretsMissing
+from spotd.daemon.wake import WakeEvent
+from spotd_jobs.objects.api import StoreError
+from spotd_providers.contract.provider import Clock, Logger
+from spotd_providers.contract.values import ProviderName
+
+T = TypeVar("T")
+
+WRITE_DEADLINE_S: Final = 60.0
+THREADS: Final = 4
+RETRY_S: Final = 2.0
+RENEWALS_PER_LEASE: Final = 4
+"""One more than the wire's three, so that a slow round is not a lapse."""
+
+StartScript = Callable[[ProviderName, str], str]
+"""From the provider and the grant's URL to what the machine runs first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    at: datetime
+    orders: tuple[bool, bool, bool]
+    superseded: bool = False
+
+
+class GrantWriter:
+    """`prepare` for the executor, `update` for the brain, `run` for the task group."""
+
+    def __init__(
+        self,
+        grants: GrantBuilder,
+        *,
+        policy: Callable[[], Policy],
+        start_script: StartScript,
+        clock: Clock,
+        wall: Clock,
+        log: Logger,
+        inline: bool = False,
+        forbidden: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._forbidden = forbidden
+        self._grants = grants
+        self._policy = policy
+        self._start_script = start_script
+        self._clock = clock
+        self._wall = wall
+        self._log = log
+        self._inline = inline
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._wake_event = WakeEvent()
+        self._world: World | None = None
+        self._written: dict[AttemptId, _Written] = {}
+        self._last_error = ""
+        self._numbers: dict[AttemptId, int] = {}
+        """How many writes of each attempt were begun."""
+        self._late: set[AttemptId] = set()
+        """Whose newest grant an older write may have replaced."""
+
+    async def prepare(self, attempt: Attempt, job: Job) -> str:
+        """The grant is written; returns the start script that reads it.
+
+        Raises:
+            StoreError, SecretsMissing, ScriptTooLong: nothing may be launched.
+        """
+        if self._forbidden():
+            raise StoreError(self._forbidden())
+        policy = self._policy()
+        url = await self._call(self._numbered(attempt.id, lambda: self._grants.prepare(attempt, job, policy)))
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
+        return self._start_script(attempt.provider, url)
+
+    def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
+        """What should have been offered to this attempt and could not be, told once."""
+        return self._grants.passed_over(attempt)
+
+    def update(self, world: World) -> None:
+        """This is the world now; whatever it changes about grants is written soon."""
+        self._world = world
+        self._wake_event.notify()
+
+    async def run(self) -> None:
+        """Grants follow the world until this is cancelled."""
+        while True:
+            pause_s = await self.round()
+            await self._wake_event.wait(seconds=pause_s)
+
+    async def round(self) -> float:
+        """Every grant that was due is written, or will be tried again. Returns seconds until the next is due."""
+        world, policy = self._world, self._policy()
+        if world is None or self._forbidden():
+            return 60.0
+        lease_s = min(self._clock.real_seconds(policy.lease), WRITE_LIFE.total_seconds())
+        renew_after = timedelta(seconds=max(0.2, lease_s / RENEWALS_PER_LEASE))
+        # Taken before the first await: a grant prepared during this round belongs to a newer world than this one.
+        late, self._late = self._late, set()
+        for attempt_id in late & world.attempts.keys():
+            self._written.pop(attempt_id, None)
+        gone = [i for i in {*self._written, *self._numbers, *late} if i not in world.attempts]
+        last_error = ""
+        for attempt in sorted(world.attempts.values(), key=lambda a: (a.stop is None, a.id.job, a.id.number)):
+            work = self._due(attempt, world.jobs.get(attempt.id.job), policy, renew_after)
+            if work is not None:
+                last_error = await self._try(self._numbered(attempt.id, work)) or last_error
+        for ended in gone:
+            failed = await self._try(self._numbered(ended, partial(self._remove, ended)))
+            if failed:
+                self._late.add(ended)
+            else:
+                self._numbers.pop(ended, None)
+            last_error = failed or last_error
+        self._note(last_error)
+        return RETRY_S if last_error else renew_after.total_seconds() / 4
+
+    def _due(
+        self, attempt: Attempt, job: Job | None, policy: Policy, renew_after: timedelta
+    ) -> Callable[[], None] | None:
+        """What must be written for this attempt now, if anything."""
+        if job is None:
+            return None
+        last = self._written.get(attempt.id)
+        if attempt.state is AttemptState.ENDING:
+            if last is not None and last.superseded:
+                return None
+            if attempt.end_reason is EndReason.FLOODED:
+                return partial(self._withdraw, attempt)
+            return partial(self._supersede, attempt, job, policy)
+        if not attempt.state.counts or (attempt.state is AttemptState.INTENDED and not attempt.outcome_unknown):
+            return None
+        if last is not None and last.orders == order_of(attempt):
+            age = self._wall.now() - last.at
+            if timedelta(0) <= age < renew_after:
+                return None
+        return partial(self._renew, attempt, job, policy)
+
+    def _numbered(self, attempt: AttemptId, work: Callable[[], T]) -> Callable[[], T]:
+        """The write, which notes at its end whether a newer one was begun meanwhile."""
+        number = self._numbers[attempt] = self._numbers.get(attempt, 0) + 1
+
+        def write() -> T:
+            try:
+                return work()
+            finally:
+                if self._numbers.get(attempt) != number:
+                    self._late.add(attempt)
+                    with suppress(RuntimeError):  # the loop has ended, and with it this daemon's writing
+                        anyio.from_thread.run_sync(self._wake_event.notify)
+
+        return write
+
+    def _renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        self._grants.renew(attempt, job, policy)
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt))
+
+    def _supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
+        self._grants.supersede(attempt, job, policy)
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt), superseded=True)
+
+    def _withdraw(self, attempt: Attempt) -> None:
+        """Nothing is left to write with, not even a last report: this host is believed nothing more."""
+        self._grants.remove(attempt.id)
+        self._written[attempt.id] = _Written(at=self._wall.now(), orders=order_of(attempt), superseded=True)
+
+    def _remove(self, attempt: AttemptId) -> None:
+        self._grants.remove(attempt)
+        self._written.pop(attempt, None)
+
+    async def _try(self, work: Callable[[], None]) -> str:
+        try:
+            await self._call(work)
+        except (StoreError, SecretsMissing) as exc:
+            return str(exc)
+        except Exception as exc:  # noqa: BLE001 - one grant that cannot be written must not keep all others from it
+            return f"a grant cannot be written: {type(exc).__name__}: {exc}"
+        return ""
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._inline:
+            return work()
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(THREADS)
+        try:
+            with anyio.fail_after(WRITE_DEADLINE_S):
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+        except TimeoutError as exc:
+            raise StoreError(f"the checkpoint store did not answer within {WRITE_DEADLINE_S:.0f} s") from exc
+
+    def _note(self, last_error: str) -> None:
+        if last_error and not self._last_error:
+            self._log.warning("grants.not_renewed", error=last_error)
+        elif self._last_error and not last_error:
+            self._log.info("grants.renewed_again")
+        self._last_error = last_error

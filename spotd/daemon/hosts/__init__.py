@@ -1,0 +1,1 @@
+"""What hosts write to the object store: reading it, liveness, transfers, flood limits."""

@@ -1,0 +1,171 @@
+"""A host's heartbeat and events: who it says it is doing, what happened to it, and how it ended.
+
+Theory. Events are numbered objects, read in their order and once each. How many there are is a stranger's choice, so a
+look reads a share of them. The end of an attempt must not hide behind them: it has two places of its own, the exit of
+the heartbeat and the event of the highest number, which is looked for directly where more events wait than one look
+reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from spotd.core.model import Attempt, FallbackRestore
+from spotd.daemon import object_keys
+from spotd.daemon.hosts.limits import HostShare
+from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
+from spotd_jobs.wire.fields import WireError
+from spotd_jobs.wire.reports import (
+    EVENT_BYTES_MAX,
+    HEARTBEAT_BYTES_MAX,
+    EventKind,
+    HostEvent,
+    parse_event,
+    parse_heartbeat,
+)
+
+if TYPE_CHECKING:
+    from spotd.daemon.hosts.reader import HostReader
+
+EVENTS_PER_LOOK_MAX: Final = 500
+LAST_EVENTS: Final = 3
+"""The exit is the last event of a runner; these many are read to find it."""
+_NUMBER_MAX: Final = 10**16
+_NAME: Final = re.compile(r"[0-9]{1,32}\.json")
+
+_SENTENCES: Final = {
+    EventKind.CHECKPOINT_REFUSED: "the host refused checkpoint {name}: {reason}",
+    EventKind.CHECKPOINT_SKIPPED: "the host skipped checkpoint {name}: {reason}",
+    EventKind.UPLOAD_FAILING: "uploads from the host fail: {reason}",
+    EventKind.DISK_LOW: "the host's disk is nearly full: {free_mb} MB are free",
+    EventKind.OUTPUTS_LOST: "{files} outputs could not be stored by the host: {reason}",
+    EventKind.REBALANCE: "the provider may take the machine soon: {reason}",
+    EventKind.LEASE_EXPIRED: "the host did not hear from spotd for {lease_s} s",
+}
+"""Events worth a line in the job's own history; the others show in its state."""
+
+
+def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, at: datetime) -> None:
+    """Take in the newest heartbeat.
+
+    Raises:
+        StoreError
+    """
+    data = _get(objects, view, object_keys.heartbeat_key(attempt.id), HEARTBEAT_BYTES_MAX, "heartbeat", at)
+    if data is None:
+        return
+    try:
+        beat = parse_heartbeat(data, job_id=attempt.id.job, attempt=attempt.id.number)
+    except WireError as exc:
+        view.complain("heartbeat", f"the host's heartbeat is not usable: {exc}", at)
+        return
+    view.heartbeat = beat
+    view.transfers.take(beat)
+    if beat.exit is not None:
+        view.exit, view.exit_at = beat.exit, view.exit_at or beat.at
+
+
+def read_events(
+    objects: ObjectStore, view: HostReader, attempt: Attempt, share: HostShare, *, at: datetime, tell: bool
+) -> None:
+    """Take in what happened since the last look, as far as the share goes.
+
+    Args:
+        tell: not after a restart, when what was told before is learnt again, but not told again.
+
+    Raises:
+        StoreError
+    """
+    prefix = object_keys.events_prefix(attempt.id)
+    listed = objects.list_after(prefix, view.events_read or prefix)
+    fresh = [info.key for info in islice(listed, EVENTS_PER_LOOK_MAX + 1)]
+    if len(fresh) > EVENTS_PER_LOOK_MAX:
+        view.left = True
+        if view.exit is None:
+            _find_exit(objects, view, attempt, prefix, at=at)
+    for key in fresh[:EVENTS_PER_LOOK_MAX]:
+        if not share.has_time():
+            view.left = True
+            return
+        event = _event(objects, view, attempt, key, at=at) if _is_name(key, prefix) else None
+        view.events_read = key
+        if event is not None:
+            _take_event(view, event, tell=tell, at=at)
+
+
+def _find_exit(objects: ObjectStore, view: HostReader, attempt: Attempt, prefix: str, *, at: datetime) -> None:
+    """The exit, if one of the events of the highest numbers tells it."""
+    last = _highest_number(objects, prefix)
+    before = f"{prefix}{max(0, last - LAST_EVENTS):016d}.json"
+    for info in list(islice(objects.list_after(prefix, before), 2 * LAST_EVENTS)):
+        event = _event(objects, view, attempt, info.key, at=at) if _is_name(info.key, prefix) else None
+        if event is not None and event.exit() is not None:
+            view.exit, view.exit_at = event.exit(), event.at
+
+
+def _highest_number(objects: ObjectStore, prefix: str) -> int:
+    """By halving, since no store lists from the end."""
+    low, high = 0, _NUMBER_MAX
+    while high - low > 1:
+        middle = (low + high) // 2
+        found: Iterator[ObjectInfo] = objects.list_after(prefix, f"{prefix}{middle:016d}", page=1)
+        name = next((info.key.removeprefix(prefix).removesuffix(".json") for info in found), "")
+        if name.isascii() and name.isdecimal() and len(name) == 16:
+            low = max(middle, int(name))
+        else:
+            high = middle
+    return low
+
+
+def _event(objects: ObjectStore, view: HostReader, attempt: Attempt, key: str, *, at: datetime) -> HostEvent | None:
+    data = _get(objects, view, key, EVENT_BYTES_MAX, "event", at)
+    if data is None:
+        return None
+    try:
+        return parse_event(data, job_id=attempt.id.job, attempt=attempt.id.number)
+    except WireError as exc:
+        view.complain("event", f"an event of the host is not usable: {exc}", at)
+        return None
+
+
+def _take_event(view: HostReader, event: HostEvent, *, tell: bool, at: datetime) -> None:
+    ended = event.exit()
+    if ended is not None:
+        view.exit, view.exit_at = ended, event.at
+    if event.kind is EventKind.RESTORED and isinstance(event.data.get("name"), str):
+        view.resumed_from = str(event.data["name"])
+    if event.kind is EventKind.CHECKPOINT_FALLBACK and tell and view.ration.take("fallbacks", at):
+        view.fallbacks.append(_fallback(event))
+    words = _SENTENCES.get(event.kind)
+    if words is not None and tell:
+        view.note(event.kind.value, words.format_map(_Blank(event.data)), at)
+
+
+def _fallback(event: HostEvent) -> FallbackRestore:
+    name, reason, after = (event.data.get(key) for key in ("name", "reason", "next"))
+    return FallbackRestore(name=str(name or "?"), reason=str(reason or "?"), next=None if after is None else str(after))
+
+
+class _Blank(dict[str, object]):
+    """A word the host left out is missing from the sentence, not a reason to lose it."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+def _is_name(key: str, prefix: str) -> bool:
+    return _NAME.fullmatch(key.removeprefix(prefix)) is not None
+
+
+def _get(objects: ObjectStore, view: HostReader, key: str, bytes_max: int, what: str, at: datetime) -> bytes | None:
+    try:
+        return objects.get(key, bytes_max=bytes_max)
+    except ObjectMissing:
+        return None
+    except ObjectTooLarge as exc:
+        view.complain(what, f"the host's {what} is not usable: {exc}", at)
+        return None

@@ -1,0 +1,290 @@
+"""The manifests that one host published: which of them are checkpoints, each read once.
+
+Theory. Only manifests that are newer than the newest one known of the same attempt are news. The host numbers them by
+`serial`; an old one that turns up late would put the job back and is left alone. A manifest is fetched and parsed once:
+what became of it is remembered with its etag, and of one that lacks a chunk only that chunk is asked for again. A look
+reads a share of what is there (`shares.py`), oldest first. Where a host published more than could ever be of use, the
+newest are read first, and once one of them is accepted the older ones are passed over, as their serials would be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from spotd.core.lineage import host_name
+from spotd.core.model import Attempt, Checkpoint, Job
+from spotd.daemon import object_keys
+from spotd.daemon.hosts.limits import HostShare
+from spotd.daemon.hosts.metrics import metric_of
+from spotd.daemon.hosts.proved_chunks import digest
+from spotd.daemon.hosts.uploads import uploaded_bytes
+from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
+from spotd_jobs.wire.fields import WireError
+from spotd_jobs.wire.manifest import (
+    MANIFEST_BYTES_MAX,
+    AcceptedManifest,
+    BadManifest,
+    Manifest,
+    ManifestKind,
+    checkpoint_prefix,
+    parse_manifest,
+    verify_manifest,
+)
+
+if TYPE_CHECKING:
+    from spotd.daemon.hosts.reader import HostReader, RealToVirtual
+
+LISTED_MAX: Final = 10_000
+CHUNKS_LISTED_MAX: Final = 200_000
+MISSING_LOOKS_MAX: Final = 5
+"""How often a manifest whose chunks are absent is looked at again before it is given up."""
+HEADS_MAX: Final = 16
+"""With more unknown chunks than this, one listing is cheaper than a question for each."""
+HEADS_PER_MANIFEST_MAX: Final = 1_000
+FLOOD: Final = 64
+"""More unread manifests than this are read from the newest backwards."""
+SAME_TIME: Final = timedelta(minutes=2)
+"""So far apart the clocks of a store's own machines may be."""
+
+
+@dataclass(slots=True)
+class MissingChunk:
+    """A manifest that is right but for a chunk; how often that chunk was not there."""
+
+    etag: str
+    key: str
+    looks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    serial: int
+    info: ObjectInfo
+    checkpoint: Checkpoint
+    uploaded: int
+
+
+def read_manifests(
+    objects: ObjectStore,
+    view: HostReader,
+    attempt: Attempt,
+    job: Job,
+    share: HostShare,
+    *,
+    at: datetime,
+    virtual: RealToVirtual,
+) -> None:
+    """Take in what is new, as far as the share goes.
+
+    Raises:
+        StoreError: it does not answer, or refuses to.
+    """
+    if view.serial_known is None:
+        view.serial_known = _serial_of_newest_known(objects, view, attempt, job)
+    prefix = checkpoint_prefix(attempt.id.job, attempt.id.number)
+    listed = [i for i in islice(objects.list(prefix), LISTED_MAX) if i.key.endswith(".json")]
+    names = {info.key for info in listed}
+    view.settled = {key: etag for key, etag in view.settled.items() if key in names}
+    view.lacking = {key: one for key, one in view.lacking.items() if key in names}
+    unread = [info for info in listed if view.settled.get(info.key) != info.etag]
+    is_flood = len(unread) > FLOOD
+    unread.sort(key=lambda info: (info.modified, info.key), reverse=is_flood)
+    found: list[_Found] = []
+    lookup = _Chunks(objects, view, attempt)
+    for info in unread:
+        if not _still_lacks(objects, view, info) and not _read_one(
+            objects, view, attempt, job, share, info, lookup, found, at=at, virtual=virtual
+        ):
+            break
+    for one in sorted(found, key=lambda one: one.serial):
+        # Not before here: a store that goes away in the middle of a look must not make a checkpoint old news.
+        view.settled[one.info.key] = one.info.etag
+        view.serial_known = max(view.serial_known, one.serial)
+        view.uploads[one.info.key] = one.uploaded
+        view.accepted[one.info.key] = one.checkpoint
+        if not view.ration.take("checkpoints that were accepted", at):
+            view.untold.add(one.info.key)
+    if is_flood and found:
+        _pass_over(view, unread, max(one.info.modified for one in found), at=at)
+    view.behind = share.is_spent and any(
+        view.settled.get(i.key) != i.etag and i.key not in view.lacking for i in unread
+    )
+
+
+def _read_one(
+    objects: ObjectStore,
+    view: HostReader,
+    attempt: Attempt,
+    job: Job,
+    share: HostShare,
+    info: ObjectInfo,
+    lookup: _Chunks,
+    found: list[_Found],
+    *,
+    at: datetime,
+    virtual: RealToVirtual,
+) -> bool:
+    """Whether the share allowed it."""
+    if not share.take(info.size):
+        return False
+    verdict = _judge(objects, view, attempt, info, lookup)
+    if isinstance(verdict, BadManifest):
+        _refuse(view, info, verdict, lookup.lacked, at=at)
+        return True
+    if verdict is None:
+        view.settled[info.key] = info.etag
+        return True
+    metric = job.spec.checkpoint.metric
+    value = None if metric is None else metric_of(objects, verdict, metric)
+    uploaded = uploaded_bytes(verdict, view.chunks, object_keys.data_prefix(attempt.id))
+    view.chunks.add({chunk.key: chunk.size for entry in verdict.files for chunk in entry.chunks})
+    saved_at = min(at, max(attempt.intended_at, virtual(verdict.created_at)))
+    checkpoint = Checkpoint(
+        name=verdict.name,
+        attempt=verdict.attempt,
+        step=verdict.step,
+        bytes=verdict.bytes,
+        at=saved_at,
+        manifest_key=info.key,
+        sha256=verdict.sha256,
+        metric=value,
+        host=host_name(attempt),
+    )
+    found.append(_Found(serial=verdict.serial, info=info, checkpoint=checkpoint, uploaded=uploaded))
+    return True
+
+
+def _judge(
+    objects: ObjectStore, view: HostReader, attempt: Attempt, info: ObjectInfo, lookup: _Chunks
+) -> AcceptedManifest | BadManifest | None:
+    """`None` for one that is older than what is known, and therefore no news."""
+    try:
+        data = objects.get(info.key, bytes_max=MANIFEST_BYTES_MAX)
+    except ObjectMissing:
+        return None  # deleted since it was listed
+    except ObjectTooLarge as exc:
+        return BadManifest(reason=str(exc))
+    draft = _parsed(data)
+    if draft is not None and view.serial_known is not None and draft.serial <= view.serial_known:
+        return None
+    lookup.prepare(draft)
+    verdict = verify_manifest(data, attempt.id.job, attempt.id.number, lookup, parsed=draft)
+    if isinstance(verdict, AcceptedManifest) and verdict.kind is not ManifestKind.CHECKPOINT:
+        return BadManifest(reason="it is no manifest of a checkpoint")
+    return verdict
+
+
+def _still_lacks(objects: ObjectStore, view: HostReader, info: ObjectInfo) -> bool:
+    """Whether the chunk that it lacked at the last look is absent still, so that it need not be read again."""
+    known = view.lacking.get(info.key)
+    if known is None or known.etag != info.etag:
+        return False
+    if objects.head(known.key) is not None:
+        return False
+    known.looks += 1
+    if known.looks >= MISSING_LOOKS_MAX:
+        del view.lacking[info.key]
+        view.settled[info.key] = info.etag
+    else:
+        view.left = True
+    return True
+
+
+def _refuse(view: HostReader, info: ObjectInfo, verdict: BadManifest, lacked: str, *, at: datetime) -> None:
+    """Told once; one that only lacks chunks is looked at again a few times, since a store may list late."""
+    name = info.key.rpartition("/")[2].removesuffix(".json")
+    view.complain(info.key, f"checkpoint {name} is not accepted: {verdict.reason}", at)
+    before = view.lacking.get(info.key)
+    looks = before.looks + 1 if before is not None else 1
+    if not verdict.missing or looks >= MISSING_LOOKS_MAX:
+        view.settled[info.key] = info.etag
+        view.lacking.pop(info.key, None)
+    else:
+        view.lacking[info.key] = MissingChunk(info.etag, lacked, looks)
+        view.left = True
+
+
+def _pass_over(view: HostReader, unread: list[ObjectInfo], newest: datetime, *, at: datetime) -> None:
+    """What is older than what was accepted is no news, and need not be read to know it."""
+    older = [i for i in unread if view.settled.get(i.key) != i.etag and i.modified < newest - SAME_TIME]
+    for info in older:
+        view.settled[info.key] = info.etag
+        view.lacking.pop(info.key, None)
+    if older:
+        view.note(
+            "checkpoints that were passed over", f"{len(older)} older checkpoints of the host are passed over", at
+        )
+
+
+def _serial_of_newest_known(objects: ObjectStore, view: HostReader, attempt: Attempt, job: Job) -> int:
+    """After a restart: below and at this, nothing is news, nor are the chunks of that checkpoint."""
+    newest = next((c for c in job.checkpoints if c.attempt == attempt.id.number), None)
+    if newest is None:
+        return -1
+    try:
+        draft = _parsed(objects.get(newest.manifest_key, bytes_max=MANIFEST_BYTES_MAX))
+    except ObjectMissing:
+        draft = None
+    if draft is None:
+        return -1
+    view.chunks.add(draft.chunk_sizes())
+    return draft.serial
+
+
+def _parsed(data: bytes) -> Manifest | None:
+    try:
+        return parse_manifest(data)
+    except WireError:
+        return None
+
+
+class _Chunks:
+    """Looks at chunks: those proved before are not asked for again, and many new ones are listed at once."""
+
+    def __init__(self, objects: ObjectStore, view: HostReader, attempt: Attempt) -> None:
+        self._objects = objects
+        self._view = view
+        self._ours = re.compile(re.escape(f"jobs/{attempt.id.job}/attempts/") + "[1-9][0-9]{0,8}/data/")
+        self._listed: dict[str, dict[int, int]] = {}
+        """By folder of chunks, listed at most once in a look: by digest of the key, the size."""
+        self._heads = 0
+        self.lacked = ""
+        """The chunk that was asked for last."""
+
+    def prepare(self, draft: Manifest | None) -> None:
+        """This is the manifest whose chunks will be asked for."""
+        self._heads, self.lacked = 0, ""
+        keys = draft.chunk_sizes() if draft is not None else {}
+        unknown = Counter(_folder_of(key) for key in keys if key not in self._view.chunks)
+        for folder, count in unknown.items():
+            if count > HEADS_MAX and self._ours.fullmatch(folder) and folder not in self._listed:
+                self._listed[folder] = dict(self._list(folder))
+
+    def _list(self, folder: str) -> Iterator[tuple[int, int]]:
+        return ((digest(info.key), info.size) for info in islice(self._objects.list(folder), CHUNKS_LISTED_MAX))
+
+    def __call__(self, key: str) -> _Size | ObjectInfo | None:
+        self.lacked = key
+        size = self._view.chunks.size_of(key)
+        if size is None:
+            size = self._listed.get(_folder_of(key), {}).get(digest(key))
+        if size is not None:
+            return _Size(size=size)
+        self._heads += 1
+        return self._objects.head(key) if self._heads <= HEADS_PER_MANIFEST_MAX else None
+
+
+def _folder_of(key: str) -> str:
+    return key.rpartition("/")[0] + "/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Size:
+    size: int
+    sha256: str | None = None

@@ -1,0 +1,113 @@
+"""What a host is moving now, how fast, and how long it will take, told by its heartbeats alone.
+
+A heartbeat says how far the upload or the restore has come. The rate is what lies between the oldest and the newest of
+the last few, by the host's own running time, so that chunks which the store had already count as the progress they are.
+All of it is a stranger's word and only ever shown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from spotd_jobs.wire.fields import BYTES_MAX
+from spotd_jobs.wire.reports import Heartbeat, Phase
+
+SAMPLES: Final = 10
+LEFT_S_MAX: Final = 10 * 366 * 86400.0
+SPAN_S_MIN: Final = 0.001
+
+
+class TransferKind(StrEnum):
+    """Which way the bytes go. The strings are part of the JSON output."""
+
+    UPLOAD = "upload"
+    RESTORE = "restore"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTransfer:
+    """One checkpoint on its way.
+
+    Attributes:
+        rate: bytes per second, `None` before a second heartbeat told of it.
+        left_s: seconds until it is done, `None` while that cannot be told.
+        queued: how many more wait for their upload.
+        failing: why it does not advance, empty while it does.
+    """
+
+    kind: TransferKind
+    name: str
+    done: int
+    total: int
+    rate: int | None
+    left_s: float | None
+    queued: int = 0
+    failing: str = ""
+
+
+@dataclass(slots=True)
+class TransferMeter:
+    """Remembers the last few heartbeats of one transfer; `now` is what the newest of them says."""
+
+    now: HostTransfer | None = None
+    _key: tuple[str, ...] = ()
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+
+    def take(self, beat: Heartbeat) -> None:
+        """This heartbeat is the newest."""
+        bare = _bare(beat)
+        if bare is None:
+            self.now, self._key = None, ()
+            return
+        key = (bare.kind, bare.name, str(beat.boot))
+        if key != self._key or (self._samples and bare.done < self._samples[-1][1]):
+            self._key = key
+            self._samples.clear()
+        if not self._samples or beat.up_s > self._samples[-1][0]:
+            self._samples.append((beat.up_s, bare.done))
+        self.now = self._with_rate(bare)
+
+    def _with_rate(self, bare: HostTransfer) -> HostTransfer:
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        rate = bare.rate
+        if last_s > first_s:
+            rate = min(int((last - first) / max(last_s - first_s, SPAN_S_MIN)), BYTES_MAX)
+        left = max(0, bare.total - bare.done)
+        left_s = None if not rate else min(left / rate, LEFT_S_MAX)
+        return HostTransfer(
+            kind=bare.kind,
+            name=bare.name,
+            done=min(bare.done, bare.total),
+            total=bare.total,
+            rate=rate,
+            left_s=left_s,
+            queued=bare.queued,
+            failing=bare.failing,
+        )
+
+
+def _bare(beat: Heartbeat) -> HostTransfer | None:
+    """The transfer under way, with no more than one heartbeat can tell."""
+    if beat.exit is not None:
+        return None
+    if beat.phase is Phase.RESTORE and beat.restore is not None:
+        at = beat.restore
+        return HostTransfer(
+            kind=TransferKind.RESTORE, name=at.name, done=at.bytes_done, total=at.bytes_total, rate=None, left_s=None
+        )
+    up = beat.upload
+    if up.name is None:
+        return None
+    return HostTransfer(
+        kind=TransferKind.UPLOAD,
+        name=up.name,
+        done=up.bytes_done,
+        total=up.bytes_total,
+        rate=up.bytes_per_s or None,
+        left_s=None,
+        queued=up.queued,
+        failing=up.failing or "",
+    )

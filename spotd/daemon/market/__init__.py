@@ -1,0 +1,1 @@
+"""Offers of every provider: offer cache, pollers, provider supervisor, price recorder."""

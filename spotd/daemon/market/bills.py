@@ -1,0 +1,116 @@
+"""Asks providers what they billed for machines that are gone, where they can be asked, and has the difference booked.
+
+Best effort: an answer that does not come costs a later try, and after a few of them what was booked stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, cast
+
+import anyio
+
+from spotd.core.bill_correction import ASKED_AFTER, compared, is_due
+from spotd.core.model import Attempt, AttemptId, Plan, World
+from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.commits import Commits, cycle_points
+from spotd.daemon.database import Database
+from spotd.store import Reads, StateError
+from spotd_providers.contract.errors import ProviderError
+from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.provider import Bills, Clock, Logger, Provider
+from spotd_providers.contract.values import Charge, Power, ProviderName
+
+EVERY: Final = timedelta(minutes=10)
+EVERY_FLOOR_S: Final = 5.0
+ENDED_MAX: Final = timedelta(days=7)
+"""What ended longer ago is left as it was booked."""
+AT_ONCE: Final = 50
+DEADLINE_S: Final = 60.0
+MARGIN: Final = timedelta(days=1)
+"""Books are kept by the hour or by the day: those of a whole day around a machine are read."""
+
+
+class BillCheck:
+    """`run` for the task group; `round` compares a few attempts."""
+
+    def __init__(
+        self,
+        providers: Mapping[ProviderName, Provider],
+        *,
+        commits: Commits,
+        database: Database,
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        self._providers = providers
+        self._commits = commits
+        self._database = database
+        self._clock = clock
+        self._log = log
+        self._former: dict[AttemptId, MicroUsd] = {}
+        """What a provider said before."""
+
+    async def run(self) -> None:
+        """Compare again and again until this is cancelled."""
+        pause = virtual_at_least(self._clock, EVERY, real_s=EVERY_FLOOR_S)
+        while True:
+            await self._clock.sleep(pause)
+            try:
+                await self.round()
+            except StateError as exc:
+                self._log.warning("bills.held", error=exc.message)
+
+    async def round(self) -> None:
+        """Ask each provider once for the attempts that are due, and book what differs.
+
+        Raises:
+            StoreError: the state cannot be read or written.
+        """
+        now = self._clock.now()
+        since, until = now - ENDED_MAX, now - ASKED_AFTER
+        former, self._former = self._former, {}
+        for name in sorted(name for name, provider in self._providers.items() if _can_be_asked(provider)):
+            read = partial(Reads.unchecked_bills, provider=name, since=since, until=until, limit=AT_ONCE)
+            ended = await self._database.read(read)
+            self._former |= {item.id: former[item.id] for item in ended if item.id in former}
+            due = [item for item in ended if is_due(item, now)]
+            charges = await self._ask(name, due, now) if due else None
+            for item in due if charges is not None else ():
+                await self._compare(item, charges or ())
+
+    async def _ask(self, name: ProviderName, items: Sequence[Attempt], now: datetime) -> Sequence[Charge] | None:
+        since = min(item.intended_at for item in items) - MARGIN
+        try:
+            with anyio.fail_after(DEADLINE_S):
+                return await cast(Bills, self._providers[name]).charges(since, now)
+        except (ProviderError, TimeoutError) as exc:
+            self._log.info("bills.unanswered", provider=name, error=str(exc) or type(exc).__name__)
+        return None
+
+    async def _compare(self, item: Attempt, charges: Sequence[Charge]) -> None:
+        billed, former = _billed(item, charges), self._former.get(item.id)
+
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
+            job = reads.job(item.id.job)
+            stored = next((one for one in reads.attempts_of(item.id.job) if one.id == item.id), None)
+            if job is None or stored is None or not is_due(stored, now):
+                return Plan()
+            return compared(world, job, stored, reads.charges_of(item.id.job), billed, former, now)
+
+        await self._commits.commit_with(decide, cycle_points)
+        if billed is not None:
+            self._former[item.id] = billed
+
+
+def _can_be_asked(provider: Provider) -> bool:
+    power = provider.capabilities.get(Power.BILLING)
+    return power is not None and power.available and isinstance(provider, Bills)
+
+
+def _billed(item: Attempt, charges: Iterable[Charge]) -> MicroUsd | None:
+    """The sum of what the provider billed for the attempt's machine; `None` where its books do not name it."""
+    own = [c.amount for c in charges if item.ref is not None and c.instance_id == item.ref.instance_id]
+    return MicroUsd(sum(own)) if own else None

@@ -1,0 +1,70 @@
+"""What is known of providers beyond their newest lists: whether a cause of refusals is over, and the lowest prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.market import OfferIndex, ProviderOffers
+from spotd.core.model import CooldownEnd, World
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.values import ProviderName
+
+LOWS_LAST: Final = timedelta(days=7)
+KINDS_MAX: Final = 10_000
+Kind = tuple[str, int]
+
+
+class Evidence:
+    """Written by pollers and watches, read with each snapshot of the market."""
+
+    def __init__(self) -> None:
+        self.awaited: dict[ProviderName, frozenset[CooldownEnd]] = {}
+        """What would end the cool-downs of each provider."""
+        self._balances: dict[ProviderName, MicroUsd] = {}
+        self._credit_at: dict[ProviderName, datetime] = {}
+        self._key_at: dict[ProviderName, datetime] = {}
+        self._lows: dict[Kind, tuple[MicroUsdPerHour, datetime]] = {}
+
+    def update(self, world: World, now: datetime) -> None:
+        """Note what the cool-downs of this world wait for."""
+        awaited: dict[ProviderName, set[CooldownEnd]] = {}
+        for cooldown in world.cooldowns:
+            if cooldown.until > now and cooldown.ends is not CooldownEnd.TIME:
+                awaited.setdefault(cooldown.provider, set()).add(cooldown.ends)
+        self.awaited = {provider: frozenset(ends) for provider, ends in awaited.items()}
+
+    def credit_seen(self, provider: ProviderName, balance: MicroUsd, at: datetime) -> bool:
+        """Whether the balance has risen; the first that is seen counts as risen where anything is left."""
+        before = self._balances.get(provider, MicroUsd(0))
+        self._balances[provider] = balance
+        if balance <= before:
+            return False
+        self._credit_at[provider] = at
+        return True
+
+    def key_taken(self, provider: ProviderName, at: datetime) -> None:
+        """The provider answered what it answers to its own users only, or was given another key."""
+        self._key_at[provider] = at
+
+    def prices_seen(self, offer_index: OfferIndex, at: datetime) -> None:
+        """Keep the lowest price of each kind of machine."""
+        for kind, group in offer_index.by_gpu.items():
+            known = self._lows.get(kind)
+            price = group[0].gpu_price
+            if known is None and len(self._lows) >= KINDS_MAX:
+                continue
+            if known is None or price <= known[0] or at - known[1] > LOWS_LAST:
+                self._lows[kind] = (price, at)
+
+    def lows(self) -> Mapping[Kind, MicroUsdPerHour]:
+        return {kind: price for kind, (price, _) in self._lows.items()}
+
+    def on(self, provider_offers: ProviderOffers) -> ProviderOffers:
+        """The board with what is known of its provider's account."""
+        credit_at, key_at = self._credit_at.get(provider_offers.provider), self._key_at.get(provider_offers.provider)
+        if credit_at is None and key_at is None:
+            return provider_offers
+        return replace(provider_offers, credit_at=credit_at, key_at=key_at)

@@ -1,0 +1,284 @@
+"""A provider whose answers and errors can be relied on to be what the contract says, whatever its plugin does.
+
+Every value that a plugin returns passes `pluginvalues`, and every exception becomes a leaf of the contract's error
+tree with a short, printable message and a sane wait. A plugin that fails is a provider that does not answer, and a
+launch whose answer makes no sense has an unknown outcome: nothing that a plugin does can raise out of a cycle.
+
+The calls are counted here as well, where the plugin does not count its own requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import new_class
+from typing import Any, Final, TypeVar, cast
+
+import anyio
+
+from spotd.daemon.market import plugin_values as plain
+from spotd.daemon.market.plugin_values import MalformedValue
+from spotd_providers.contract import errors
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.provider import (
+    Bills,
+    ChangesBids,
+    Clock,
+    CountsRequests,
+    KnowsBalance,
+    Logger,
+    Provider,
+    ReadsLogs,
+)
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Balance,
+    Capability,
+    Charge,
+    CheckLine,
+    Instance,
+    InstanceRef,
+    Launched,
+    LaunchRequest,
+    Listing,
+    Offer,
+    OfferPage,
+    OfferQuery,
+    Power,
+    ProviderName,
+)
+
+T = TypeVar("T")
+
+WAIT_MAX: Final = timedelta(days=1)
+"""No provider is believed that it must not be asked for longer."""
+WAIT_DEFAULT: Final = timedelta(minutes=1)
+ACCOUNT_DEADLINE_S: Final = 60.0
+MESSAGE_CHARS_MAX: Final = 500
+
+
+class GuardedProvider:
+    """Implements `Provider` over a plugin's provider; `guarded` makes one with the plugin's optional powers."""
+
+    def __init__(self, inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | None = None) -> None:
+        self.inner = inner
+        self._clock = clock
+        self._log = log
+        self._name = ProviderName(str(inner.name)) if name is None else name
+        self._calls = 0
+        self._known_offers: dict[str, Offer] = {}
+        self._complaints: dict[str, str] = {}
+
+    @property
+    def name(self) -> ProviderName:
+        return self._name
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:
+        """Those the plugin declares as it should; none if it fails."""
+        try:
+            declared: dict[Any, Any] = dict(self.inner.capabilities)
+        except Exception as exc:  # noqa: BLE001 - whatever a plugin raises, the daemon goes on without its powers
+            self._complain("capabilities", f"it fails with {type(exc).__name__}")
+            return {}
+        return {
+            power: Capability(available=has.available is True, reason=plain.text(has.reason))
+            for power, has in declared.items()
+            if isinstance(power, Power) and isinstance(has, Capability)
+        }
+
+    @property
+    def requests_sent(self) -> int:
+        """Requests since it was opened: the plugin's own count where it keeps one, else its calls."""
+        try:
+            sent = self.inner.requests_sent if isinstance(self.inner, CountsRequests) else self._calls
+        except Exception:  # noqa: BLE001 - a count is no reason to stop
+            return self._calls
+        return sent if type(sent) is int and 0 <= sent < 2**53 else self._calls
+
+    async def offers(self, query: OfferQuery) -> OfferPage:
+        page = await self._called("offers", lambda: self.inner.offers(query))
+        checked = self._read(
+            "offers", lambda: plain.offer_page(page, self.name, now=self._now(), known=self._known_offers)
+        )
+        self._known_offers = {offer.offer_id: offer for offer in checked.offers}
+        return _scoped(checked, query)
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """One launch, made by the plugin.
+
+        Raises:
+            OutcomeUnknown: besides what the plugin says, for an answer that makes no sense: the machine may exist.
+        """
+        made = await self._called("launch", lambda: self.inner.launch(request))
+        try:
+            instance = self._read("launch", lambda: plain.instance(_instance_of(made), self.name, now=self._now()))
+        except errors.Unavailable as exc:
+            raise errors.OutcomeUnknown(str(exc), key=request.key) from exc
+        return Launched(instance=instance)
+
+    async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        found = await self._called("find", lambda: self.inner.find(key))
+        return self._read("find", lambda: plain.found_machines(found, self.name, now=self._now()))
+
+    async def instances(self) -> Listing:
+        listing = await self._called("instances", lambda: self.inner.instances())
+        found = self._read("instances", lambda: plain.listing(listing, self.name, now=self._now()))
+        self._complain("instances", found.rejected[0].reason if found.rejected else "")
+        return found
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        await self._called("terminate", lambda: self.inner.terminate(ref))
+
+    async def check(self) -> Sequence[CheckLine]:
+        found = await self._called("check", lambda: self.inner.check())
+        return self._read("check", lambda: plain.check_lines(found))
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _now(self) -> datetime:
+        return self._clock.now()
+
+    async def _called(self, call: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """The plugin's answer.
+
+        Raises:
+            ProviderError: a leaf of the contract's tree, whatever the plugin raised.
+        """
+        self._calls += 1
+        try:
+            return await ask()
+        except errors.ProviderError as exc:
+            raise _sane(exc) from exc
+        except (Exception, SystemExit) as exc:
+            self._log.error("provider.broke_contract", provider=self.name, call=call, exc_info=exc)
+            raise errors.ProviderError(f"the plugin failed with {type(exc).__name__}, which is a bug in it") from exc
+        except anyio.get_cancelled_exc_class() as exc:
+            if anyio.get_current_task().has_pending_cancellation():
+                raise
+            # It cancelled something of its own. Let through, this would end the task that polls the provider.
+            self._log.error("provider.broke_contract", provider=self.name, call=call, exc_info=exc)
+            raise errors.ProviderError("the plugin cancelled its own call, which is a bug in it") from exc
+
+    async def _in_time(self, call: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """The plugin's answer about the account, which nobody else gives a deadline."""
+        try:
+            with anyio.fail_after(ACCOUNT_DEADLINE_S):
+                return await self._called(call, ask)
+        except TimeoutError as exc:
+            raise errors.Unavailable(f"no answer within {ACCOUNT_DEADLINE_S:.0f} s") from exc
+
+    def _read(self, call: str, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except Exception as exc:
+            why = str(exc) if isinstance(exc, MalformedValue) else type(exc).__name__
+            self._complain(call, why)
+            raise errors.Unavailable(f"the plugin's answer cannot be used ({why}), which is a bug in it") from exc
+
+    def _complain(self, call: str, why: str) -> None:
+        """Log an oddity once, as long as it stays the same."""
+        if why and self._complaints.get(call) != why:
+            self._log.error("provider.odd_answer", provider=self.name, call=call, reason=why)
+        self._complaints[call] = why
+
+
+class _Balance(GuardedProvider):
+    async def balance(self) -> Balance:
+        found = await self._in_time("balance", lambda: cast(KnowsBalance, self.inner).balance())
+        return self._read("balance", lambda: plain.balance(found))
+
+
+class _Billing(GuardedProvider):
+    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+        found = await self._in_time("charges", lambda: cast(Bills, self.inner).charges(since, until))
+        good, odd = self._read("charges", lambda: plain.charges(found))
+        self._complain("charges", "rows that cannot be used" if odd else "")
+        return good
+
+
+class _Logs(GuardedProvider):
+    async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
+        found = await self._in_time("logs", lambda: cast(ReadsLogs, self.inner).logs(ref, lines=lines))
+        return self._read("logs", lambda: plain.lines(found, count=lines))
+
+
+class _Bids(GuardedProvider):
+    async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
+        await self._in_time("change_bid", lambda: cast(ChangesBids, self.inner).change_bid(ref, price))
+
+
+_POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
+    KnowsBalance: _Balance,
+    Bills: _Billing,
+    ReadsLogs: _Logs,
+    ChangesBids: _Bids,
+}
+
+
+def guarded(inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | None = None) -> GuardedProvider:
+    """The provider behind its guard, with the optional powers it has; one that is guarded already stays as it is."""
+    if isinstance(inner, GuardedProvider):
+        return inner
+    parts = tuple(part for power, part in _POWERS.items() if isinstance(inner, power))
+    kind = new_class("Guarded", parts) if parts else GuardedProvider
+    made: GuardedProvider = kind(inner, clock=clock, log=log, name=name)
+    return made
+
+
+def _scoped(page: OfferPage, query: OfferQuery) -> OfferPage:
+    """The page, saying of which GPUs it holds every offer.
+
+    A provider that narrows its search to what was asked for and does not say so would make the others look sold out.
+    """
+    asked = {*query.gpus, *query.watched}
+    if not asked or page.whole or not page.complete or any(offer.gpu not in asked for offer in page.offers):
+        return page
+    return replace(page, whole=frozenset((gpu, 0) for gpu in asked))
+
+
+def _instance_of(made: Any) -> Any:
+    if not isinstance(made, Launched):
+        raise MalformedValue(f"an answer to a launch of the type {type(made).__name__}")
+    return made.instance
+
+
+def _sane(exc: errors.ProviderError) -> errors.ProviderError:
+    """The same leaf of the tree, with a message that can be shown and a wait that can be kept."""
+    try:
+        said = plain.text(str(exc), chars_max=MESSAGE_CHARS_MAX)
+    except Exception:  # noqa: BLE001 - a plugin's own exception class may fail at anything
+        said = ""
+    said = said or type(exc).__name__
+    match exc:
+        case errors.RateLimited():
+            return errors.RateLimited(said, retry_after=_wait(exc.retry_after) or WAIT_DEFAULT)
+        case errors.OfferGone():
+            return errors.OfferGone(said, lasts=_wait(exc.lasts))
+        case errors.QuotaExceeded():
+            return errors.QuotaExceeded(said, quota=plain.text(exc.quota, chars_max=plain.ID_CHARS_MAX))
+        case errors.RequestRejected():
+            return errors.RequestRejected(said, field=plain.text(exc.field), reason=plain.text(exc.reason))
+        case errors.OutcomeUnknown():
+            return errors.OutcomeUnknown(said, key=plain.text(exc.key))
+        case _:
+            leaf = next((kind for kind in _PLAIN_LEAVES if isinstance(exc, kind)), errors.ProviderError)
+            return leaf(said)
+
+
+_PLAIN_LEAVES: Final[tuple[type[errors.ProviderError], ...]] = (
+    errors.Unavailable,
+    errors.AuthFailed,
+    errors.NoCapacity,
+    errors.PriceMoved,
+    errors.NoBalance,
+    errors.ContractViolation,
+    errors.NotSupported,
+)
+
+
+def _wait(value: Any) -> timedelta | None:
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        return None
+    return min(value, WAIT_MAX)

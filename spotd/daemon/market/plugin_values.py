@@ -1,0 +1,523 @@
+"""Plain, bounded values from whatever a provider's plugin returned.
+
+Theory. A plugin is code of a third party that reads the answers of a fourth. What it returns is checked here, once,
+and the rest of the daemon works with what is left: exact types, finite numbers within a sane range, aware instants,
+short printable texts. An offer that is odd is refused with a reason, since a price that is not understood must not be
+paid. A machine that is odd is kept as far as it can be named, since a row that is dropped is a machine that is
+forgotten; one that cannot be named makes its listing incomplete, which proves no machine's end.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.provider import ProviderTraits
+from spotd_providers.contract.values import (
+    CAPACITY_SCORE_MAX,
+    AttemptKey,
+    Balance,
+    Charge,
+    CheckLine,
+    HostId,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    InstanceState,
+    Interruption,
+    Listing,
+    Loss,
+    Market,
+    Offer,
+    OfferPage,
+    ProviderName,
+    Rejected,
+)
+
+OFFERS_MAX: Final = 20_000
+"""Offers of one poll. The largest marketplace has shown a few thousand in both its markets."""
+MACHINES_MAX: Final = 5_000
+CHARGES_MAX: Final = 100_000
+CHECKS_MAX: Final = 100
+REJECTED_MAX: Final = 2_000
+ID_CHARS_MAX: Final = 256
+TEXT_CHARS_MAX: Final = 1_000
+EXTRA_CHARS_MAX: Final = 16 * 1024
+PRICE_MAX: Final = 10_000 * 1_000_000
+"""Micro-dollars per hour, GB or GB-month: far beyond what any machine has cost, and small enough for every product."""
+AMOUNT_MAX: Final = 10_000_000 * 1_000_000
+GPUS_MAX: Final = 1_024
+DURATION_MAX: Final = timedelta(days=36_500)
+OLDEST: Final = datetime(2010, 1, 1, tzinfo=UTC)
+"""No machine that is rented by the hour is older."""
+NEWEST: Final = datetime(2100, 1, 1, tzinfo=UTC)
+AHEAD_MAX: Final = timedelta(days=1)
+"""How far the clock of a provider may be ahead of ours when it dates the past."""
+NOTICE_AHEAD_MAX: Final = timedelta(days=60)
+
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_CUDA: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}", re.ASCII)
+T = TypeVar("T")
+_Enum = TypeVar("_Enum", Market, Interruption, InstanceState, Loss)
+
+
+class MalformedValue(Exception):
+    """A value that cannot be used; the message names the field and what is wrong, never the value."""
+
+
+# --- single values ---------------------------------------------------------------------------------------------
+
+
+def text(value: Any, *, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """A printable, bounded text; anything else is empty."""
+    if not isinstance(value, str):
+        return ""
+    if len(value) <= chars_max and not _UNPRINTABLE.search(value):
+        return value
+    return _UNPRINTABLE.sub(" ", value[: chars_max * 2])[:chars_max].strip()
+
+
+def _identity(value: Any, field: str, *, chars_max: int = ID_CHARS_MAX) -> str:
+    if not isinstance(value, str):
+        raise MalformedValue(f"{field}: not a text")
+    if not value or len(value) > chars_max:
+        raise MalformedValue(f"{field}: not 1 to {chars_max} characters")
+    if _UNPRINTABLE.search(value):
+        raise MalformedValue(f"{field}: holds a character that cannot be printed")
+    return str(value)
+
+
+def _whole(value: Any, field: str, *, low: int, high: int) -> int:
+    if type(value) is not int:
+        raise MalformedValue(f"{field}: not a whole number")
+    if not low <= value <= high:
+        raise MalformedValue(f"{field}: not from {low} to {high}")
+    return value
+
+
+def _price(value: Any, field: str) -> int:
+    if type(value) is not int:
+        raise MalformedValue(f"{field}: not a price in whole micro-dollars")
+    if not 0 <= value <= PRICE_MAX:
+        raise MalformedValue(f"{field}: below zero or beyond any price")
+    return value
+
+
+def _whole_or_none(value: Any, *, low: int, high: int) -> int | None:
+    return value if type(value) is int and low <= value <= high else None
+
+
+def _measure_or_none(value: Any, *, high: float) -> float | None:
+    return value if type(value) in (int, float) and math.isfinite(value) and 0 <= value <= high else None
+
+
+def _member(kind: type[_Enum], value: Any) -> _Enum | None:
+    if type(value) is kind:
+        return value
+    try:
+        return kind(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def instant(value: Any) -> datetime | None:
+    """The instant in UTC, or `None` for what is none: no zone, or a time at which no machine can have been rented."""
+    if not isinstance(value, datetime):
+        return None
+    try:
+        if value.utcoffset() is None:
+            return None
+        utc = value.astimezone(UTC)
+    except (OverflowError, ValueError, TypeError):
+        return None
+    return utc if OLDEST <= utc <= NEWEST else None
+
+
+def _span_or_none(value: Any) -> timedelta | None:
+    return value if isinstance(value, timedelta) and timedelta(0) <= value <= DURATION_MAX else None
+
+
+def _bounded(rows: Any, limit: int, *, what: str) -> tuple[list[Any], bool]:
+    """The first rows of a list, and whether there were more.
+
+    Raises:
+        Malformed: it is no list.
+    """
+    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
+        raise MalformedValue(f"{what}: not a list")
+    found: list[Any] = []
+    each: Iterator[Any] = iter(rows)
+    found.extend(islice(each, limit))
+    return found, len(found) == limit and next(each, _END) is not _END
+
+
+_END: Final = object()
+
+
+# --- offers ----------------------------------------------------------------------------------------------------
+
+
+def offer_page(
+    value: Any, provider: ProviderName, *, now: datetime, known: Mapping[str, Offer] | None = None
+) -> OfferPage:
+    """The offers that can be used; each of the others is refused with its reason.
+
+    Args:
+        known: offers of an earlier page by their ids: a row that equals one needs no second look, and most do.
+
+    Raises:
+        Malformed: it is no page at all.
+    """
+    if not isinstance(value, OfferPage):
+        raise MalformedValue(f"an answer about offers of the type {type(value).__name__}")
+    rows, more = _bounded(value.offers, OFFERS_MAX, what="offers")
+    offers: dict[str, Offer] = {}
+    refused: list[Rejected] = []
+    for row in rows:
+        try:
+            before = known.get(row.offer_id) if known and type(row) is Offer and type(row.offer_id) is str else None
+            offer = before if before is not None and before == row else _offer(row, provider)
+        except MalformedValue as exc:
+            refused.append(Rejected(offer_id=_name_of(row), reason=str(exc)))
+            continue
+        if offer.offer_id in offers:
+            refused.append(Rejected(offer_id=offer.offer_id, reason="the same offer twice in one answer"))
+            continue
+        offers[offer.offer_id] = offer
+    told, _ = _bounded(value.rejected, REJECTED_MAX, what="refused offers")
+    refused.extend(
+        Rejected(offer_id=text(one.offer_id, chars_max=ID_CHARS_MAX), reason=text(one.reason))
+        for one in told
+        if isinstance(one, Rejected)
+    )
+    return OfferPage(
+        offers=tuple(offers.values()),
+        rejected=tuple(refused),
+        complete=value.complete is True and not more,
+        whole=_whole_groups(value.whole),
+        note=text(value.note),
+        at=instant(value.at) or now,
+    )
+
+
+def _whole_groups(value: Any) -> frozenset[tuple[str, int]]:
+    rows, _ = _bounded(value, 10_000, what="whole")
+    for row in rows:
+        if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) and type(row[1]) is int):
+            raise MalformedValue("whole: not pairs of a GPU and a count")
+    return frozenset(rows)
+
+
+def _name_of(row: Any) -> str:
+    return text(row.offer_id, chars_max=ID_CHARS_MAX) if isinstance(row, Offer) else "unreadable"
+
+
+def _offer(row: Any, provider: ProviderName) -> Offer:
+    if not isinstance(row, Offer):
+        raise MalformedValue(f"a row of the type {type(row).__name__}")
+    if row.provider != provider:
+        raise MalformedValue("provider: it is another provider's offer")
+    _identity(row.offer_id, "offer_id")
+    _identity(row.pool, "pool")
+    if row.host_id is not None:
+        _identity(row.host_id, "host_id")
+    _identity(row.gpu, "gpu", chars_max=128)
+    _whole(row.gpu_count, "gpu_count", low=1, high=GPUS_MAX)
+    _price(row.gpu_price, "gpu_price")
+    _price(row.storage_price, "storage_price")
+    _price(row.storage_fixed, "storage_fixed")
+    _price(row.upload_price, "upload_price")
+    _price(row.download_price, "download_price")
+    if row.disk_gb_max is not None:
+        _whole(row.disk_gb_max, "disk_gb_max", low=0, high=10**9)  # unknown would mean without a limit
+    if type(row.pays_bid) is not bool:
+        raise MalformedValue("pays_bid: neither true nor false")
+    changes = {name: new for name, new in _mended(row).items() if new is not getattr(row, name)}
+    if type(row) is not Offer:
+        return Offer(**{one.name: changes.get(one.name, getattr(row, one.name)) for one in fields(Offer)})
+    return replace(row, **changes) if changes else row
+
+
+def _mended(row: Offer) -> dict[str, Any]:
+    """What no price depends on: an odd value of it is unknown."""
+    market, interruption = _member(Market, row.market), _member(Interruption, row.interruption)
+    if market is None or interruption is None:
+        raise MalformedValue("market or interruption: not a known word")
+    cuda = row.cuda_max
+    return {
+        "market": market,
+        "interruption": interruption,
+        "quotas": row.quotas if row.quotas == () else _quotas(row.quotas),
+        "region": row.region if row.region == "" else text(row.region, chars_max=128),
+        "extra": _extra(row.extra),
+        "on_demand_price": _whole_or_none(row.on_demand_price, low=0, high=PRICE_MAX),
+        "gpu_vram_mb": _whole_or_none(row.gpu_vram_mb, low=1, high=10**8),
+        "cpus": _measure_or_none(row.cpus, high=1e6),
+        "memory_mb": _whole_or_none(row.memory_mb, low=0, high=10**10),
+        "cuda_max": cuda if isinstance(cuda, str) and _CUDA.fullmatch(cuda) else None,
+        "reliability": _measure_or_none(row.reliability, high=1.0),
+        "upload_mbps": _measure_or_none(row.upload_mbps, high=1e9),
+        "download_mbps": _measure_or_none(row.download_mbps, high=1e9),
+        "duration_max": _span_or_none(row.duration_max),
+        "capacity_score": _whole_or_none(row.capacity_score, low=1, high=CAPACITY_SCORE_MAX),
+        "hazard_ppm": _whole_or_none(row.hazard_ppm, low=0, high=10**9),
+    }
+
+
+def _quotas(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, tuple | list) or len(value) > 16:
+        raise MalformedValue("quotas: not a short list")
+    checked = tuple(_identity(one, "quotas") for one in value)
+    return value if type(value) is tuple else checked
+
+
+def _extra(value: Any) -> Mapping[str, str]:
+    if type(value) is not dict and not isinstance(value, Mapping):
+        raise MalformedValue("extra: not a mapping")
+    size = 0
+    for name, word in value.items():
+        if type(name) is not str or type(word) is not str:
+            raise MalformedValue("extra: something other than texts")
+        size += len(name) + len(word)
+        if size > EXTRA_CHARS_MAX:
+            raise MalformedValue(f"extra: longer than {EXTRA_CHARS_MAX} characters")
+    return value
+
+
+# --- machines --------------------------------------------------------------------------------------------------
+
+_MOST_ALIVE_FIRST: Final = (
+    InstanceState.RUNNING,
+    InstanceState.PENDING,
+    InstanceState.UNKNOWN,
+    InstanceState.PAUSED,
+    InstanceState.ENDING,
+    InstanceState.GONE,
+)
+
+
+def listing(value: Any, provider: ProviderName, *, now: datetime) -> Listing:
+    """The machines that can be named. One that cannot makes the listing incomplete.
+
+    Raises:
+        Malformed: it is no listing at all.
+    """
+    if not isinstance(value, Listing):
+        raise MalformedValue(f"an answer about machines of the type {type(value).__name__}")
+    rows, more = _bounded(value.instances, MACHINES_MAX, what="instances")
+    machines, refused = _machines(rows, provider, now)
+    if more:
+        refused.append(Rejected(offer_id="", reason=f"more than {MACHINES_MAX} machines"))
+    return Listing(
+        instances=machines,
+        complete=value.complete is True and not refused,
+        at=instant(value.at) or now,
+        rejected=tuple(refused[:REJECTED_MAX]),
+    )
+
+
+def found_machines(value: Any, provider: ProviderName, *, now: datetime) -> tuple[Instance, ...]:
+    """The machines that carry a key.
+
+    Raises:
+        Malformed: one of them cannot be named, so it would be wrong to call it absent.
+    """
+    rows, more = _bounded(value, MACHINES_MAX, what="the machines with a key")
+    machines, refused = _machines(rows, provider, now)
+    if refused or more:
+        raise MalformedValue(refused[0].reason if refused else f"more than {MACHINES_MAX} machines")
+    return machines
+
+
+def _machines(
+    rows: Iterable[Any], provider: ProviderName, now: datetime
+) -> tuple[tuple[Instance, ...], list[Rejected]]:
+    found: dict[InstanceRef, Instance] = {}
+    torn: set[InstanceRef] = set()
+    refused: list[Rejected] = []
+    for row in rows:
+        try:
+            machine = instance(row, provider, now=now)
+        except MalformedValue as exc:
+            refused.append(Rejected(offer_id="", reason=str(exc)))
+            continue
+        before = found.get(machine.ref)
+        if before is not None and before.key != machine.key:
+            torn.add(machine.ref)
+        elif before is None or _liveness(machine) < _liveness(before):
+            found[machine.ref] = machine
+    for ref in sorted(torn, key=lambda one: one.instance_id):
+        # To end it for one key would end the machine of the other.
+        refused.append(Rejected(offer_id=ref.instance_id, reason="one machine with two keys"))
+        del found[ref]
+    return tuple(found.values()), refused
+
+
+def _liveness(machine: Instance) -> int:
+    return _MOST_ALIVE_FIRST.index(machine.state)
+
+
+def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
+    """The machine of this row, what is odd about it unknown.
+
+    Raises:
+        Malformed: it does not say which machine it is, or whose.
+    """
+    if not isinstance(row, Instance):
+        raise MalformedValue(f"a machine of the type {type(row).__name__}")
+    price = _whole_or_none(row.price, low=0, high=PRICE_MAX)
+    created = instant(row.created_at)
+    return Instance(
+        ref=_ref(row.ref, provider),
+        key=AttemptKey(_identity(row.key, "key")),
+        state=_member(InstanceState, row.state) or InstanceState.UNKNOWN,
+        market=_member(Market, row.market),
+        host_id=None if row.host_id is None else _host(row.host_id),
+        price=None if price is None else MicroUsdPerHour(price),
+        created_at=created if created is not None and created <= now + AHEAD_MAX else None,
+        notice_at=None if row.notice_at is None else _notice(row.notice_at, now),
+        loss=_member(Loss, row.loss),
+        detail=text(row.detail),
+    )
+
+
+def _ref(value: Any, provider: ProviderName) -> InstanceRef:
+    if not isinstance(value, InstanceRef):
+        raise MalformedValue("ref: not a reference to a machine")
+    if value.provider != provider:
+        raise MalformedValue("ref: it names a machine of another provider")
+    scope = value.scope if value.scope == "" else _identity(value.scope, "ref.scope")
+    return InstanceRef(
+        provider=provider, instance_id=InstanceId(_identity(value.instance_id, "ref.instance_id")), scope=scope
+    )
+
+
+def _host(value: Any) -> HostId | None:
+    try:
+        return HostId(_identity(value, "host_id"))
+    except MalformedValue:
+        return None
+
+
+def _notice(value: Any, now: datetime) -> datetime | None:
+    """When the machine will be taken. A notice without a legible time is one all the same: it counts from now."""
+    if not isinstance(value, datetime):
+        return now
+    at = instant(value)
+    if at is None:
+        far = value.replace(tzinfo=UTC) > NEWEST
+        return None if far else now
+    return None if at - now > NOTICE_AHEAD_MAX else max(at, now - AHEAD_MAX)
+
+
+# --- the account -----------------------------------------------------------------------------------------------
+
+
+def balance(value: Any) -> Balance:
+    """What is left in the account.
+
+    Raises:
+        Malformed: it is no amount.
+    """
+    if not isinstance(value, Balance):
+        raise MalformedValue(f"a balance of the type {type(value).__name__}")
+    available = _whole(value.available, "available", low=-AMOUNT_MAX, high=AMOUNT_MAX)
+    burn = _whole_or_none(value.burn, low=0, high=PRICE_MAX)
+    return Balance(available=MicroUsd(available), burn=None if burn is None else MicroUsdPerHour(burn))
+
+
+def charges(value: Any) -> tuple[tuple[Charge, ...], int]:
+    """The charges that can be used, and how many rows cannot.
+
+    Raises:
+        Malformed: it is no list.
+    """
+    rows, _ = _bounded(value, CHARGES_MAX, what="charges")
+    good: list[Charge] = []
+    for row in rows:
+        try:
+            good.append(_charge(row))
+        except MalformedValue:
+            continue
+    return tuple(good), len(rows) - len(good)
+
+
+def _charge(row: Any) -> Charge:
+    if not isinstance(row, Charge):
+        raise MalformedValue(f"a charge of the type {type(row).__name__}")
+    start, end = instant(row.start), instant(row.end)
+    if start is None or end is None or end < start:
+        raise MalformedValue("start, end: not a span of time")
+    return Charge(
+        key=None if row.key is None else AttemptKey(_identity(row.key, "key")),
+        instance_id=InstanceId(_identity(row.instance_id, "instance_id")),
+        start=start,
+        end=end,
+        amount=MicroUsd(_whole(row.amount, "amount", low=-AMOUNT_MAX, high=AMOUNT_MAX)),
+        kind=_identity(row.kind, "kind", chars_max=64),
+    )
+
+
+def check_lines(value: Any) -> tuple[CheckLine, ...]:
+    """The findings of a check.
+
+    Raises:
+        Malformed: it is no list.
+    """
+    rows, _ = _bounded(value, CHECKS_MAX, what="check lines")
+    return tuple(
+        CheckLine(name=text(row.name) or "check", ok=row.ok is True, detail=text(row.detail), hint=text(row.hint))
+        for row in rows
+        if isinstance(row, CheckLine)
+    )
+
+
+def traits(value: Any) -> ProviderTraits:
+    """The facts about a provider that the daemon's own rules depend on.
+
+    Raises:
+        Malformed: one of them is none; the provider cannot be used then.
+    """
+    if not isinstance(value, ProviderTraits):
+        raise MalformedValue(f"traits of the type {type(value).__name__}")
+    _whole(value.start_script_bytes_max, "start_script_bytes_max", low=1, high=10**9)
+    for name, low, high in _TRAIT_SPANS:
+        span = getattr(value, name)
+        if not isinstance(span, timedelta) or not low <= span <= high:
+            raise MalformedValue(f"{name}: not a span of time from {low} to {high}")
+    for name in ("default_fee_multiplier", "ends_itself_by", "ends_itself_at", "notice_imds"):
+        word = getattr(value, name)
+        if not isinstance(word, str) or len(word) > TEXT_CHARS_MAX or _UNPRINTABLE.search(word):
+            raise MalformedValue(f"{name}: not a short text")
+    for one in fields(ProviderTraits):
+        if isinstance(one.default, bool) and type(getattr(value, one.name)) is not bool:
+            raise MalformedValue(f"{one.name}: neither true nor false")
+    return value
+
+
+_NONE: Final = timedelta(0)
+_DAY: Final = timedelta(days=1)
+_TRAIT_SPANS: Final = (
+    ("reconcile_window", _NONE, _DAY),
+    ("provision_timeout", timedelta(seconds=1), _DAY),
+    ("quote_ttl", timedelta(seconds=1), _DAY),
+    ("offers_every_min", _NONE, _DAY),
+    ("machines_every_min", _NONE, timedelta(hours=1)),
+    ("free_if_taken_within", _NONE, _DAY),
+)
+
+
+def lines(value: Any, *, count: int) -> tuple[str, ...]:
+    """Lines of a log.
+
+    Raises:
+        Malformed: it is no list.
+    """
+    rows, _ = _bounded(value, max(0, min(count, 10_000)), what="a log")
+    return tuple(text(row, chars_max=4096) for row in rows if isinstance(row, str))

@@ -1,0 +1,307 @@
+"""One poller per provider: what it sells, and which of our machines it lists, each at its own pace.
+
+Theory. Pollers share nothing but the boards, so one that hangs delays nobody. Every call has a deadline in real
+seconds, since a dead connection does not know of an accelerated clock. A listing is dated by the moment it was asked
+for, not answered: a machine bought in between is then never taken for missing.
+
+Machines are listed more often than offers where we have or may have any, since a loss may be seen nowhere else, and
+otherwise by a slow sweep (the first at once), so that a machine nobody remembers is found however it came to be. A
+request to list them at once (a heartbeat is late, a launch is unknown) is granted after a few seconds at the earliest,
+which bounds the requests however often it comes. A launch whose outcome is unknown is looked up by its key besides,
+because a provider's list may lag behind its search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from random import Random
+from typing import Final, TypeVar
+
+import anyio
+
+from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.market.guarded import guarded
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.refusal_causes import CauseWatch
+from spotd.daemon.market.request_counts import RequestCounts
+from spotd.daemon.wake import WakeEvent
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
+from spotd_providers.contract.provider import Clock, KnowsAccount, Logger, Provider
+from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, Power, ProviderName
+
+T = TypeVar("T")
+
+ACCOUNT_LENGTH_MAX: Final = 200
+READ_DEADLINE_S: Final = 60.0
+"""A slow provider may take half a minute for a page; beyond this it counts as away."""
+POLL_FLOOR_REAL_S: Final = 0.2
+SWEEP_EVERY: Final = timedelta(minutes=10)
+MACHINES_EVERY: Final = timedelta(seconds=12)
+"""A machine that is gone bills a replacement's wait, and its list is one request at most providers."""
+MACHINES_GAP: Final = timedelta(seconds=4)
+"""Least time between two lists, whoever asks for the second: fifteen a minute at most."""
+MACHINES_REST_MAX: Final = timedelta(minutes=5)
+"""However long a provider asks not to be called, its machines bill meanwhile: they are listed so often all the same."""
+BACKOFF_MAX: Final = 4
+JITTER: Final = 0.1
+"""Providers must not be asked in step. The pace is a promise, so its pauses are only made shorter; what a failing
+provider is given as a rest is only made longer."""
+NEWS_EVERY: Final = timedelta(seconds=5)
+"""So often a provider that was asked for some GPUs only is held against what the queue needs now."""
+AUTH_PAUSE: Final = timedelta(seconds=50)
+"""A refused key is asked about within a minute, so that nobody waits once it is taken again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollPace:
+    """How often one provider is asked."""
+
+    poll_every: timedelta
+    machines_every: timedelta = MACHINES_EVERY
+    offers_every_min: timedelta = timedelta(0)
+    machines_every_min: timedelta = timedelta(0)
+    sweep_every: timedelta = SWEEP_EVERY
+    deadline_s: float = READ_DEADLINE_S
+
+    @property
+    def machines(self) -> timedelta:
+        """From one list of the machines to the next while any lives."""
+        return max(min(self.machines_every, self.poll_every), self.machines_every_min)
+
+    @property
+    def machines_gap(self) -> timedelta:
+        """The same when a list is asked for."""
+        return max(min(MACHINES_GAP, self.machines), self.machines_every_min)
+
+
+class Poller:
+    """Keeps one provider's board and listing fresh for as long as its two loops run."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        offer_cache: OfferCache,
+        clock: Clock,
+        rng: Random,
+        log: Logger,
+        pace: PollPace,
+        query: Callable[[], OfferQuery],
+        crash: CrashPoints,
+        account_known: Callable[[ProviderName, str], None] = lambda _name, _account: None,
+    ) -> None:
+        self._account_known = account_known
+        self._knows_account = provider if isinstance(provider, KnowsAccount) else None
+        self._provider = guarded(provider, clock=clock, log=log)
+        self.name: ProviderName = self._provider.name
+        self._offer_cache = offer_cache
+        self._causes = CauseWatch(self._provider, offer_cache=offer_cache, clock=clock, ask_again=self.ask_again)
+        self._clock = clock
+        self._rng = rng
+        self._log = log
+        self._query = query
+        self._crash = crash
+        self._offers_wake = WakeEvent()
+        self._machines_wake = WakeEvent()
+        self._offers_failures = 0
+        self._machines_failures = 0
+        self._listing_done = anyio.Event()
+        self._resting = False
+        """The provider asked for a rest, or refuses the key: no request to list comes through."""
+        self._asked_for = OfferQuery()
+        self.request_counts = RequestCounts()
+        self.pace = pace
+
+    def look_again(self) -> None:
+        """The machines are listed again as soon as the provider may be asked."""
+        self._machines_wake.notify()
+
+    def ask_again(self) -> None:
+        """The offers are asked for as soon as the provider may be asked."""
+        self._offers_wake.notify()
+
+    async def first_listing(self, *, deadline_s: float) -> None:
+        """Returns when the machines were listed once, tried or not, or at the deadline."""
+        with anyio.move_on_after(deadline_s):
+            await self._listing_done.wait()
+
+    async def offers_loop(self) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._causes.run, name=f"causes-{self.name}")
+            await self._poll_offers_for_ever()
+
+    async def _poll_offers_for_ever(self) -> None:
+        while True:
+            wait = await self.poll_offers()
+            deaf = min(self.pace.offers_every_min, wait)
+            await self._clock.sleep(deaf)
+            await self._pause_offers(wait - deaf)
+
+    async def _pause_offers(self, wait: timedelta) -> None:
+        """Waits for the next poll. A new job ends the wait where the newest answer did not hold the whole market."""
+        while wait > timedelta(0):
+            page = self._offer_cache.page(self.name)
+            narrow = page is not None and (page.whole or not page.complete) and not self._offers_failures
+            step = min(wait, NEWS_EVERY) if narrow else wait
+            # On an accelerated clock a pause is longer than asked for: what passed counts, or many short ones add up.
+            step = virtual_at_least(self._clock, step, real_s=POLL_FLOOR_REAL_S)
+            if await self._offers_wake.wait(seconds=self._real_pause(step)):
+                return
+            wait -= step
+            if narrow and _wants_more(self._query(), self._asked_for):
+                return
+
+    async def machines_loop(self) -> None:
+        while True:
+            wait = await self.poll_machines()
+            deaf = wait if self._resting else min(self.pace.machines_gap, wait)
+            await self._clock.sleep(virtual_at_least(self._clock, deaf, real_s=POLL_FLOOR_REAL_S))
+            await self._pause_machines(wait - deaf)
+
+    async def poll_offers(self) -> timedelta:
+        """The board shows the newest answer, or what is wrong. Returns the pause until the next poll."""
+        asked_at = self._clock.now()
+        self._crash(CrashPoint.BEFORE_OFFERS)
+        self._offer_cache.offers_asked(self.name, at=asked_at)
+        try:
+            query = self._asked_for = self._query()
+            page = await self._ask(lambda: self._provider.offers(query))
+        except ProviderError as exc:
+            self._offers_failures += 1
+            self._offer_cache.offers_failed(self.name, _sentence(exc), at=asked_at)
+            self._went_away("offers", exc, asked_at)
+            return self._after_failure(exc, self._offers_failures, self.pace.poll_every)
+        finally:
+            self._note_requests()
+            self._offer_cache.offers_answered(self.name, at=self._clock.now())
+        self._crash(CrashPoint.AFTER_OFFERS)
+        self._offers_failures = 0
+        spot = self._provider.capabilities.get(Power.SPOT)
+        self._offer_cache.offers_seen(
+            self.name, page, asked_at=asked_at, sells_spot=spot is not None and spot.available
+        )
+        self._came_back()
+        return max(self._at_pace(self.pace.poll_every), self.pace.offers_every_min)
+
+    async def poll_machines(self) -> timedelta:
+        """The newest listing is on the board, or what is wrong. Returns the pause until the next one."""
+        asked_at = self._clock.now()
+        wanted = self._offer_cache.wanted.get(self.name, frozenset())
+        self._crash(CrashPoint.BEFORE_INSTANCES)
+        try:
+            await self._learn_account()
+            listing = await self._ask(self._provider.instances)
+            self._crash(CrashPoint.AFTER_INSTANCES)
+            listing, found = await self._with_searched(listing, wanted)
+        except ProviderError as exc:
+            self._machines_failures += 1
+            self._offer_cache.machines_failed(self.name, _sentence(exc), at=asked_at)
+            self._went_away("instances", exc, asked_at)
+            self._resting = isinstance(exc, RateLimited | AuthFailed)
+            wait = self._after_failure(exc, self._machines_failures, self.pace.machines)
+            return min(wait, MACHINES_REST_MAX) if isinstance(exc, RateLimited) else wait
+        finally:
+            self._note_requests()
+            self._listing_done.set()
+        self._machines_failures, self._resting = 0, False
+        self._offer_cache.machines_listed(self.name, _merged(listing, found, asked_at))
+        self._came_back()
+        return self._at_pace(self.pace.machines)
+
+    async def _learn_account(self) -> None:
+        """Ask once whose machines the listings show, before the first of them is believed."""
+        if self._knows_account is None:
+            return
+        try:
+            account = await self._ask(self._knows_account.account)
+        except AuthFailed:
+            account = ""  # the key may list machines and not ask this: then nothing is known
+        if account.isprintable() and len(account) <= ACCOUNT_LENGTH_MAX:
+            self._account_known(self.name, account)
+        self._knows_account = None
+
+    async def _with_searched(self, listing: Listing, wanted: frozenset[AttemptKey]) -> tuple[Listing, list[Instance]]:
+        """What the search by key shows besides; where a search fails, the list still shows what it shows."""
+        found: list[Instance] = []
+        for key in sorted(wanted):
+            try:
+                found += await self._find(key)
+            except ProviderError as exc:
+                self._log.warning("provider.search_failed", provider=self.name, key=key, error=_sentence(exc))
+                return replace(listing, complete=False), found
+        return listing, found
+
+    async def _find(self, key: AttemptKey) -> tuple[Instance, ...]:
+        self._crash(CrashPoint.BEFORE_FIND)
+        found = await self._ask(lambda: self._provider.find(key))
+        self._crash(CrashPoint.AFTER_FIND)
+        return found
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            with anyio.fail_after(self.pace.deadline_s):
+                return await call()
+        except TimeoutError as exc:
+            raise _Silent(f"no answer within {self.pace.deadline_s:.0f} s") from exc
+
+    async def _pause_machines(self, wait: timedelta) -> None:
+        """Waits for the next listing; where nothing of ours can be, only the sweep or a request ends the wait."""
+        if self.name in self._offer_cache.watched or self._machines_failures:
+            await self._machines_wake.wait(seconds=self._real_pause(wait))
+            return
+        await self._machines_wake.wait(seconds=self._real_pause(max(wait, self.pace.sweep_every)))
+
+    def _note_requests(self) -> None:
+        self.request_counts.note(self._provider.requests_sent, at=self._clock.now())
+
+    def _real_pause(self, wait: timedelta) -> float:
+        return self._clock.real_seconds(virtual_at_least(self._clock, wait, real_s=POLL_FLOOR_REAL_S))
+
+    def _at_pace(self, every: timedelta) -> timedelta:
+        return every * (1 - JITTER * self._rng.random())
+
+    def _after_failure(self, failure: ProviderError, failures: int, every: timedelta) -> timedelta:
+        wait: timedelta = min(every * 2 ** min(failures - 1, 16), max(every, self.pace.poll_every * BACKOFF_MAX))
+        if isinstance(failure, RateLimited):
+            wait = max(every, failure.retry_after)
+        elif isinstance(failure, AuthFailed):
+            wait = max(every, AUTH_PAUSE)
+        return wait * (1 + JITTER * self._rng.random())
+
+    def _went_away(self, call: str, failure: ProviderError, at: datetime) -> None:
+        if self._offer_cache.note_away(self.name, _sentence(failure), at=at):
+            self._log.warning("provider.away", provider=self.name, call=call, error=_sentence(failure))
+
+    def _came_back(self) -> None:
+        if self._offers_failures or self._machines_failures:
+            return
+        if self._offer_cache.note_back(self.name, at=self._clock.now()):
+            self._log.info("provider.back", provider=self.name)
+
+
+class _Silent(ProviderError):
+    """No usable answer: treated like every other way of being away."""
+
+
+def _wants_more(now: OfferQuery, asked: OfferQuery) -> bool:
+    """Whether somebody waits for what the last answer was not asked for."""
+    return (
+        not set(now.gpus) <= set(asked.gpus)
+        or (bool(asked.gpu_counts) and not set(now.gpu_counts) <= set(asked.gpu_counts))
+        or (now.vram_mb_min is not None and (asked.vram_mb_min is None or now.vram_mb_min < asked.vram_mb_min))
+        or now.disk_gb > asked.disk_gb
+    )
+
+
+def _sentence(failure: ProviderError) -> str:
+    return str(failure) or type(failure).__name__
+
+
+def _merged(listing: Listing, found: list[Instance], asked_at: datetime) -> Listing:
+    """The listing dated by its question, with machines that only the search by key showed."""
+    listed = {machine.ref for machine in listing.instances}
+    more = {machine.ref: machine for machine in found if machine.ref not in listed}
+    return replace(listing, at=asked_at, instances=listing.instances + tuple(more.values()))

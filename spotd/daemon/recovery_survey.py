@@ -1,0 +1,196 @@
+"""Asks the store, once at each start, what of the jobs in the state was done by a life that the state does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, JobId, World
+from spotd.core.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
+from spotd.daemon import object_keys
+from spotd.daemon.commits import Commits
+from spotd.daemon.crash import CrashPoint
+from spotd.daemon.hosts.reader import HostReader, look
+from spotd.store import StateError as StateError
+from spotd.store.codec import Codec
+from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
+from spotd_providers.contract.provider import Clock, Logger
+
+T = TypeVar("T")
+
+RECORD_BYTES_MAX: Final = 65_536
+RECORDS_MAX: Final = 10_000
+READ_MAX: Final = 10
+"""Of how many unknown attempts of one job that saved anything the checkpoints are read: the newest."""
+RETRY_S: Final = 10.0
+DEADLINE_S: Final = 300.0
+NOT_DONE: Final = "spotd has just started and first asks the checkpoint store which attempts were made"
+
+_CODEC: Final = Codec(LaunchRecord)
+Saved = Callable[[ObjectStore, Attempt, Job, datetime], Sequence[Checkpoint]]
+"""The accepted checkpoints of an attempt that the job does not know, oldest first."""
+
+
+class NumberUsed(StoreError):
+    """This attempt was launched before, by a life of spotd that the state does not remember."""
+
+
+def record_bytes(record: LaunchRecord) -> bytes:
+    """The launch record as it is stored."""
+    return _CODEC.dumps(record).encode()
+
+
+def use_number(objects: ObjectStore, attempt: Attempt) -> None:
+    """Make the number this launch's alone, whatever another life or another daemon believes.
+
+    Raises:
+        NumberUsed: it was used before, by a life that this state does not know.
+    """
+    number = attempt.id.number
+    try:
+        objects.put(object_keys.launch_key(attempt.id.job, number), record_bytes(record_of(attempt)), create_only=True)
+    except Conflict as exc:
+        raise NumberUsed(f"attempt {number} of this job was launched before, by another life of spotd") from exc
+
+
+class RecoverySurvey:
+    """`done` once the state is known to be no older than the store."""
+
+    def __init__(
+        self, objects: ObjectStore, *, commits: Commits, clock: Clock, log: Logger, inline: bool = False
+    ) -> None:
+        self._objects = objects
+        self._commits = commits
+        self._clock = clock
+        self._log = log
+        self._inline = inline
+        self._last_error = ""
+        self.done = False
+
+    @property
+    def hold(self) -> str:
+        """Why nothing may be bought yet, in a sentence."""
+        if self.done:
+            return ""
+        return f"{NOT_DONE}: {self._last_error}" if self._last_error else NOT_DONE
+
+    async def run(self) -> None:
+        """Ask until the store has answered.
+
+        Raises:
+            InvariantBroken: as every commit.
+        """
+        while not self.done:
+            try:
+                await self._once()
+            except (StoreError, StateError) as exc:
+                if not self._last_error:
+                    self._log.warning("survey.waits", error=str(exc))
+                self._last_error = str(exc)
+                await anyio.sleep(RETRY_S)
+
+    async def _once(self) -> None:
+        world = await self._commits.world()
+        now = self._clock.now()
+        found, unsent = await self._call(
+            lambda: (survey_all(self._objects, world, now), unsent_launches(self._objects, world))
+        )
+        if found or unsent:
+            committed = await self._commits.commit(
+                lambda newest, at: recover(newest, found, at, unsent),
+                (CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT),
+            )
+            if found:
+                self._log.warning("survey.recovered", jobs=sorted(committed.plan.jobs))
+        self.done = True
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._inline:
+            return work()
+        try:
+            with anyio.fail_after(DEADLINE_S):
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except TimeoutError as exc:
+            raise StoreError(f"the checkpoint store did not answer within {DEADLINE_S:.0f} s") from exc
+
+
+def _saved(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> Sequence[Checkpoint]:
+    if next(iter(objects.list(object_keys.prefix_of(attempt.id))), None) is None:
+        return ()  # no machine of it ever wrote
+    return look(objects, HostReader(), attempt, job, at=now, virtual=lambda real: real).checkpoints
+
+
+def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]:
+    """The launches that were not sent as far as this state knows, and whether some life has prepared each.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    return {
+        identity: objects.head(object_keys.launch_key(identity.job, identity.number)) is not None
+        for identity in unsent(world)
+    }
+
+
+def survey_all(objects: ObjectStore, world: World, now: datetime, saved: Saved = _saved) -> list[Survey]:
+    """What the store knows of each job that is not over, beyond the state; jobs without news are left out.
+
+    Args:
+        saved: reads what a host saved.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    found = []
+    for job in world.jobs.values():
+        if job.state.is_final:
+            continue
+        unknown = _unknown(objects, job)
+        if unknown:
+            checkpoints = _checkpoints(objects, world, job, unknown, now, saved)
+            found.append(Survey(job=job.id, unknown=unknown, checkpoints=checkpoints))
+    return found
+
+
+def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:
+    numbers = set()
+    for info in islice(objects.list(object_keys.launches_prefix(job.id)), RECORDS_MAX):
+        name = info.key.rpartition("/")[2].removesuffix(".json")
+        if name.isascii() and name.isdecimal() and int(name) > job.attempts_made:
+            numbers.add(int(name))
+    return [Unknown(number=number, record=_record(objects, job.id, number)) for number in sorted(numbers)]
+
+
+def _record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | None:
+    try:
+        return _CODEC.loads(objects.get(object_keys.launch_key(job, number), bytes_max=RECORD_BYTES_MAX).decode())
+    except StoreUnavailable:
+        raise
+    except (StoreError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None  # the number is used all the same
+
+
+def _checkpoints(
+    objects: ObjectStore, world: World, job: Job, unknown: list[Unknown], now: datetime, saved: Saved
+) -> tuple[Checkpoint, ...]:
+    """Accepted checkpoints that the state lacks, oldest first for each attempt.
+
+    A launch that is refused uses up its number, too, so there may be many in a row that saved nothing.
+    """
+    found: list[Checkpoint] = []
+    for attempt in (a for a in world.attempts_of(job.id) if a.state.counts):
+        found.extend(saved(objects, attempt, job, now))
+    read = 0
+    for one in reversed(unknown):
+        unknown_one = attempt_of(world.policy, job.id, one)
+        fresh = () if unknown_one is None else saved(objects, unknown_one, job, now)
+        found.extend(fresh)
+        read += bool(fresh)
+        if read >= READ_MAX:
+            break
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""One process put together: composition, configuration, socket, systemd, signals."""

@@ -1,0 +1,440 @@
+"""Puts the daemon together and keeps it running: one task group, every task with a name.
+
+Order of the start: socket (a second daemon is refused before it touches anything), state (migrations), what a former
+process left (adopted), API, providers. Launches stay paused until every provider has listed its machines once or has
+had its time for it, so that nothing is bought before it is known what runs.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from random import SystemRandom
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from spotd.api.handlers import DaemonBackend, HandlerContext
+from spotd.core.model import Policy
+from spotd.core.states import InvariantBroken
+from spotd.daemon import log as logs
+from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
+from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock
+from spotd.daemon.commits import Commits, PolicyHolder
+from spotd.daemon.control_loop import ControlLoop, look_pace_s
+from spotd.daemon.crash import CrashPoints
+from spotd.daemon.database import Database
+from spotd.daemon.executor import Executor
+from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
+from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.grants.writer import GrantWriter
+from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.housekeeping import Housekeeping
+from spotd.daemon.ids import JobIds
+from spotd.daemon.install import new_identity, other_account_words, require_same_install, this_holder
+from spotd.daemon.lease_keeper import LeaseKeeper
+from spotd.daemon.log import Redactor
+from spotd.daemon.market.bills import BillCheck
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.price_recorder import PriceRecorder
+from spotd.daemon.market.supervisor import ProviderSupervisor
+from spotd.daemon.policy import build_policy
+from spotd.daemon.recovery_survey import RecoverySurvey
+from spotd.daemon.settings import Settings
+from spotd.daemon.timeline import Timeline, begin_timeline
+from spotd.daemon.wake import WakeEvent
+from spotd.history import History
+from spotd.service import code_spool, python_gc, sockets
+from spotd.service.lifecycle import Lifecycle, Reload, signals
+from spotd.service.systemd import SystemdNotifier
+from spotd.store import Store
+from spotd_jobs.bundle import build_runner
+from spotd_jobs.objects.api import ObjectStore
+from spotd_jobs.start import SCRIPT_BYTES_MAX, start_script
+from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.values import ProviderName
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+TAKING_STOCK: Final = "spotd has just started and first asks every provider which machines run"
+STOCK_DEADLINE_S: Final = 10.0
+API_CLOSE_S: Final = 3.0
+WRITABLE_LOOK: Final = timedelta(seconds=10)
+HISTORY_FILE: Final = "prices.sqlite"
+
+
+class DaemonEnded(Enum):
+    """Why a run of the daemon is over."""
+
+    BY_SIGNAL = "by_signal"
+    CLOCK_SET = "clock_set"
+    """The next run gives the timeline its new date."""
+
+
+class App:
+    """One daemon over one state folder, for one run.
+
+    Attributes:
+        reloaded: the settings with which a next run begins.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        load: Reload,
+        redactor: Redactor,
+        crash: CrashPoints,
+        notify: SystemdNotifier | None = None,
+        computer: Computer | None = None,
+    ) -> None:
+        self.settings = settings
+        self.reloaded = settings
+        self.computer = computer or Computer()
+        self.redactor = redactor
+        self.crash = crash
+        self.notify = notify or SystemdNotifier()
+        self.log = logs.get("daemon")
+        self._load = load
+
+    async def run(self) -> DaemonEnded:
+        """Runs until a signal ends it, or until the computer's clock was set.
+
+        Raises:
+            SocketRefused, StoreError, objects.StoreError, ClockFileBroken: it could not start.
+            InvariantBroken: it had to stop.
+        """
+        settings = self.settings
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        clock = open_clock(settings.state_dir, scale=settings.clock_scale, virtual0=settings.clock_start)
+        bound = sockets.bind(settings.socket)
+        try:
+            async with self._state() as store, signals() as received:
+                require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
+                objects = await anyio.to_thread.run_sync(settings.open_objects)
+                database = Database(store)
+                leasing = LeaseKeeper(
+                    objects,
+                    install=settings.install,
+                    me=await this_holder(database, settings.state_dir, settings.state_url),
+                    fresh=new_identity(),
+                    take_over=settings.take_over,
+                    database=database,
+                    log=logs.get("install"),
+                    seconds=self.computer.uptime_s,
+                )
+                await leasing.start()
+                timeline = None
+                if isinstance(clock, SystemClock):
+                    world_policy = Policy(install=settings.install, providers={})
+                    timeline = begin_timeline(store, world_policy, self.computer, self.log)
+                daemon = _Daemon(self, database, objects, clock, leasing, timeline)
+                return await self._serve(daemon, bound.socket, received)
+        finally:
+            bound.close()
+
+    @asynccontextmanager
+    async def _state(self) -> AsyncIterator[Store]:
+        store = await anyio.to_thread.run_sync(Store.open, self.settings.state_url)
+        try:
+            yield store
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(store.close)
+
+    async def _serve(
+        self, daemon: _Daemon, sock: socket.socket, received: AsyncIterator[signal.Signals]
+    ) -> DaemonEnded:
+        from spotd.api.app import make_app
+
+        closing, started, closed = anyio.Event(), anyio.Event(), anyio.Event()
+        try:
+            await daemon.control_loop.adopt()
+        except InvariantBroken as exc:
+            # The loop tries again, and holds until it works: to end would end no machine, at each start again.
+            self.log.warning("state.not_adopted", error=str(exc))
+        await daemon.forget_secrets_of_no_job()
+        api = make_app(DaemonBackend(daemon.parts), on_failure=self._api_failed, closing=closing)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_serving, api, sock, started, closing, closed, name="api")
+            group.start_soon(daemon.executor.run, name="executor")
+            group.start_soon(daemon.grant_writer.run, name="granter")
+            group.start_soon(daemon.leasing.run, name="lease")
+            group.start_soon(daemon.surveyor.run, name="survey")
+            group.start_soon(daemon.control_loop.run, name="brain")
+            group.start_soon(daemon.retention.run, name="retention")
+            group.start_soon(daemon.housekeeping.run, name="housekeeping")
+            group.start_soon(daemon.price_recorder.run, name="history")
+            group.start_soon(daemon.bills.run, name="bills")
+            daemon.hosting.start(group)
+            group.start_soon(self._take_stock, daemon, name="stock")
+            await started.wait()
+            self.notify.ready("running")
+            python_gc.begin()
+            self.log.info("daemon.ready", socket=str(self.settings.socket), state=str(self.settings.state_dir))
+            lifecycle = daemon.lifecycle(self._load, group)
+            if daemon.timeline is not None:
+                group.start_soon(lifecycle.end_when, daemon.date_wanted, name="clock")
+            await lifecycle.run(received)
+            closing.set()
+            with anyio.move_on_after(API_CLOSE_S):
+                await closed.wait()
+            group.cancel_scope.cancel()
+        if lifecycle.begins_anew:
+            self.log.info("daemon.begins_anew", reason="the computer's clock was set")
+            return DaemonEnded.CLOCK_SET
+        self.log.info("daemon.stopped")
+        return DaemonEnded.BY_SIGNAL
+
+    async def _take_stock(self, daemon: _Daemon) -> None:
+        """Launches are allowed once it is known what runs; a provider that is away delays them only so long."""
+        await daemon.control_loop.whole_cycle(seconds=STOCK_DEADLINE_S)  # only the state knows where machines may be
+        late = await daemon.hosting.stock_taken(seconds=STOCK_DEADLINE_S)
+        if late:
+            self.log.warning("daemon.stock_incomplete", providers=late)
+        await daemon.control_loop.whole_cycle(seconds=STOCK_DEADLINE_S)
+        if daemon.policy.paused == TAKING_STOCK:
+            daemon.policy.paused = ""
+            daemon.control_loop.only_reconciles = False
+            daemon.wake_event.notify()
+
+    def _api_failed(self, route: str, error: Exception) -> None:
+        self.log.error("api.failed", route=route, exc_info=error)
+
+
+async def _serving(
+    api: Starlette, sock: socket.socket, started: anyio.Event, closing: anyio.Event, closed: anyio.Event
+) -> None:
+    from spotd.service.http_server import serve
+
+    try:
+        await serve(api, sock, started=started, closing=closing)
+    finally:
+        closed.set()
+
+
+class _Daemon:
+    """Every part, connected."""
+
+    def __init__(
+        self,
+        app: App,
+        database: Database,
+        objects: ObjectStore,
+        clock: Clock,
+        leasing: LeaseKeeper,
+        timeline: Timeline | None = None,
+    ) -> None:
+        settings, log, crash = app.settings, app.log, app.crash
+        self.timeline = timeline
+        clock = clock if timeline is None else timeline.clock
+        self._app = app
+        self._clock = clock
+        self._objects = objects
+        wall = SystemClock()
+        steady = SteadyClock(app.computer.wall(), uptime_s=app.computer.uptime_s)
+        chance = SystemRandom()
+        self.wake_event = WakeEvent()
+        self.price_recorder = PriceRecorder(
+            History(settings.state_dir / HISTORY_FILE),
+            clock=clock,
+            log=logs.get("history"),
+            note=lambda kind, message, at: self.offer_cache.note(kind, message, {}, at=at),
+        )
+        self.offer_cache = OfferCache(self.wake_event, keep=self.price_recorder.seen)
+        self.hosting = ProviderSupervisor(
+            settings,
+            offer_cache=self.offer_cache,
+            clock=clock,
+            seed=chance.getrandbits(64),
+            log=logs.get("poller"),
+            crash=crash,
+            world=lambda: None if self.control_loop.state is None else self.control_loop.state.world,
+            account_known=self._account_known,
+        )
+        self.policy = PolicyHolder(self._policy(settings))
+        self.policy.paused = TAKING_STOCK
+        self.leasing = leasing
+        commits = Commits(database, self.policy, clock, crash)
+        app.redactor.register(settings.secrets)
+        secrets = SecretFiles(settings.state_dir / "secrets", app.redactor, crash)
+        grants = GrantBuilder(
+            objects,
+            clock=clock,
+            wall=wall,
+            secrets=secrets,
+            bundle=RunnerBundle(data=build_runner()),
+            traits=self.hosting.traits,
+            crash=crash,
+            issued=None if timeline is None else timeline.issued,
+        )
+        self.grant_writer = GrantWriter(
+            grants,
+            policy=lambda: self.policy.current,
+            start_script=self._start_script,
+            clock=clock,
+            wall=steady,
+            log=logs.get("grants"),
+            forbidden=lambda: leasing.lost,
+        )
+        self.surveyor = RecoverySurvey(objects, commits=commits, clock=clock, log=logs.get("survey"))
+        self.policy.gates += [lambda: leasing.hold, lambda: self.surveyor.hold]
+        self.policy.owned = self._owned
+        shared_by = objects.shared_with_hosts_by
+        look_every_s = look_pace_s(clock, shared_by)
+        host_monitor = HostMonitor(
+            objects,
+            clock=clock,
+            wall=steady,
+            log=logs.get("storekeeper"),
+            list_every_s=0.0 if shared_by == "filesystem" else look_every_s,
+            limits=settings.flood,
+            may_delete=lambda: leasing.may_write,
+        )
+        self.executor = Executor(
+            providers=self.hosting.live,
+            install=settings.install,
+            commits=commits,
+            grants=self.grant_writer,
+            clock=clock,
+            log=logs.get("executor"),
+            loop_wake=self.wake_event,
+            look_again=self.hosting.look_again,
+            ask_again=self.hosting.ask_again,
+            bought=lambda offer: self.offer_cache.bought(offer, at=clock.now()),
+            crash=crash,
+        )
+        self.control_loop = ControlLoop(
+            commits=commits,
+            offer_cache=self.offer_cache,
+            host_monitor=host_monitor,
+            executor=self.executor,
+            grant_writer=self.grant_writer,
+            clock=clock,
+            log=logs.get("brain"),
+            wake_event=self.wake_event,
+            look_again=self.hosting.look_again,
+            alive=app.notify.alive,
+            watchdog_s=app.notify.watchdog_s,
+            look_every_s=look_every_s,
+            succeeded=secrets.remove,
+            look_at=leasing.look_at,
+            asks_store=True,
+        )
+        self.control_loop.only_reconciles = True
+        self.housekeeping = Housekeeping(database, clock=clock, log=logs.get("housekeeping"))
+        self.retention = EndedGarbage(
+            objects,
+            commits=commits,
+            database=database,
+            clock=clock,
+            log=logs.get("retention"),
+            may_delete=lambda: leasing.may_write,
+        )
+        self.bills = BillCheck(
+            self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
+        )
+        spool = settings.state_dir / "spool"
+        spool.mkdir(mode=0o700, exist_ok=True)
+        code_spool.clear(spool)
+        self.parts = HandlerContext(
+            clock=clock,
+            wall=wall,
+            database=database,
+            commits=commits,
+            policy=self.policy,
+            offer_cache=self.offer_cache,
+            price_recorder=self.price_recorder,
+            control_loop=self.control_loop,
+            wake_event=self.wake_event,
+            host_monitor=host_monitor,
+            objects=objects,
+            secrets=secrets,
+            ids=JobIds(clock, chance),
+            providers=self.hosting.entries,
+            crash=crash,
+            log=logs.get("api"),
+            started_at=clock.now(),
+            spool=spool,
+            facts={"version": _version(), "config": settings.config_path, "state_dir": settings.state_dir},
+        )
+        names = sorted(self.hosting.entries)
+        log.info("daemon.starting", version=_version(), install=settings.install, providers=names)
+        for warning in settings.warnings:
+            log.warning("config.warning", warning=warning)
+
+    async def date_wanted(self) -> None:
+        """Return when the clock was set and the state can be written: without that no run could begin."""
+        if self.timeline is None:
+            await anyio.sleep_forever()
+        else:
+            await self.timeline.set_anew()
+        while self.parts.database.last_error:
+            await self._clock.sleep(WRITABLE_LOOK)
+
+    async def forget_secrets_of_no_job(self) -> None:
+        """Values written for a job that a crash kept from being queued are gone. To be called before any is queued."""
+        await self.parts.secrets.remove_of_no_job(self.parts.database)
+
+    def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:
+        return Lifecycle(
+            settings=self._app.settings,
+            load=load,
+            apply=lambda fresh: self._apply(fresh, group),
+            policy=self.policy,
+            control_loop=self.control_loop,
+            executor=self.executor,
+            notify=self._app.notify,
+            log=self._app.log,
+        )
+
+    def _policy(self, settings: Settings) -> Policy:
+        shared_by = self._objects.shared_with_hosts_by
+        return build_policy(settings, self.hosting.traits, store_shared_by=shared_by, clock=self._clock)
+
+    def _apply(self, fresh: Settings, group: anyio.abc.TaskGroup) -> None:
+        """A reloaded config is in force, as far as it can be without a restart."""
+        known = {one.name for one in self._app.settings.providers}
+        for one in fresh.providers:
+            if one.name in known:
+                self.hosting.set_enabled(one)
+                self.hosting.start_one(group, one)
+        self._app.reloaded = fresh
+        self._app.redactor.register(fresh.secrets)
+        self.policy.reload(self._policy(fresh))
+        self.wake_event.notify()
+
+    def _account_known(self, provider: ProviderName, account: str) -> None:
+        """A key of another account than that of running machines is told of: it can neither see nor end them."""
+        self.policy.accounts[provider] = account
+        world = None if self.control_loop.state is None else self.control_loop.state.world
+        words = "" if world is None else other_account_words(world, self.policy.current, provider)
+        if words:
+            self._app.log.error("provider.other_account", provider=provider, error=words)
+        self.wake_event.notify()
+
+    def _owned(self, policy: Policy) -> Policy:
+        """No machine is a stray before it is known that the state is no older than the store."""
+        mine = self.leasing.owned(policy)
+        return mine if self.surveyor.done else replace(mine, identity_sure=False)
+
+    def _start_script(self, provider: ProviderName, grant_url: str) -> str:
+        traits = self.hosting.traits.get(provider)
+        limit = SCRIPT_BYTES_MAX if traits is None else traits.start_script_bytes_max
+        return start_script(grant_url, limit_bytes=limit)
+
+
+def _version() -> str:
+    try:
+        return version("spotd")
+    except PackageNotFoundError:
+        return "unpackaged"

@@ -1,0 +1,75 @@
+"""The daemon with a way to kill it at a named point, for end-to-end tests only: `python -m spotd.service.crashable`.
+
+`SPOTD_CRASH_AT="name:nth"` names a point of `crash.CrashPoint` and which passage of it is the last. The process ends
+by SIGKILL, so nothing is cleaned up, as in a power cut. `SPOTD_CRASH_FILE` names a file that may hold such a setting
+at any later time: a test can choose the point while the daemon runs, and passages count from that moment. Nothing else
+in spotd reads these variables.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+from spotd.daemon.crash import CrashPoint, CrashPoints, never
+from spotd.service import python_gc
+
+VARIABLE = "SPOTD_CRASH_AT"
+FILE_VARIABLE = "SPOTD_CRASH_FILE"
+
+
+def crash_points(setting: str | None) -> CrashPoints:
+    """What ends this process at the point that the setting names.
+
+    Raises:
+        ValueError: there is no such point, or the count is not a positive whole number.
+    """
+    if not setting:
+        return never
+    name, _, nth = setting.partition(":")
+    fatal, last = CrashPoint(name), int(nth or "1")
+    if last < 1:
+        raise ValueError(f"{VARIABLE}={setting}: passages count from 1")
+    passed: Counter[CrashPoint] = Counter()
+
+    def reached(point: CrashPoint) -> None:
+        passed[point] += 1
+        if point is fatal and passed[point] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reached
+
+
+def crash_points_of_file(path: Path) -> CrashPoints:
+    """What ends this process at the point that the file names by then; a missing or empty file names none."""
+    chosen = ""
+    points: CrashPoints = never
+
+    def reached(point: CrashPoint) -> None:
+        nonlocal chosen, points
+        setting = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+        if setting != chosen:
+            chosen, points = setting, crash_points(setting)
+        points(point)
+
+    return reached
+
+
+def main() -> int:
+    python_gc.postpone()
+    from spotd.service.main import run
+
+    if len(sys.argv) > 3 or (len(sys.argv) > 1 and sys.argv[1] != "--config"):
+        sys.stderr.write("usage: python -m spotd.service.crashable [--config FILE]\n")
+        return 2
+    config = sys.argv[2] if len(sys.argv) == 3 else None
+    file = os.environ.get(FILE_VARIABLE)
+    crash = crash_points_of_file(Path(file)) if file else crash_points(os.environ.get(VARIABLE))
+    return run(config, {}, crash=crash)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

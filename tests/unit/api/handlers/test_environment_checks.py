@@ -1,0 +1,71 @@
+"""What `doctor` warns of on the computer that the daemon runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, sqlite_row
+
+MOUNTS = """/dev/sda1 / ext4 rw 0 0
+proc /proc proc rw 0 0
+server:/homes /home nfs4 rw 0 0
+/dev/sdb1 /home/me/fast xfs rw 0 0
+//nas/share /mnt/the\\040share cifs rw 0 0
+me@host: /srv/remote fuse.sshfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "warns"),
+    [((3, 6, 23), False), ((3, 7, 0), True), ((3, 40, 1), True), ((3, 51, 2), True), ((3, 51, 3), False)],
+)
+def test_sqlite_with_the_wal_reset_bug_is_warned_of(version: tuple[int, ...], warns: bool) -> None:
+    row = sqlite_row(version)
+    assert row["ok"]
+    assert bool(row["hint"]) is warns
+    assert ".".join(map(str, version)) in row["detail"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ok", "hint"), [(0o600, True, ""), (0o640, True, ""), (0o644, True, "o-r"), (0o664, False, "go-w")]
+)
+def test_a_config_that_others_can_read_or_change_is_told_with_the_command_that_helps(
+    mode: int, ok: bool, hint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    path.chmod(mode)
+    row = config_row(path)
+    assert row["ok"] is ok
+    assert row["hint"] == (f"chmod {hint} {path}" if hint else "")
+
+
+def test_a_state_folder_that_others_can_change_is_wrong(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert not mode_row("state folder", tmp_path)["ok"]
+    tmp_path.chmod(0o700)
+    assert mode_row("state folder", tmp_path)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "ok"),
+    [
+        ("/var/lib/spotd", "ext4", True),
+        ("/home/me/spotd", "nfs4", False),
+        ("/home/me/fast/spotd", "xfs", True),
+        ("/mnt/the share/spotd", "cifs", False),
+        ("/srv/remote", "fuse.sshfs", False),
+        ("/srv/remote-not", "ext4", True),
+    ],
+)
+def test_a_state_on_a_network_filesystem_is_wrong(folder: str, kind: str, ok: bool) -> None:
+    row = filesystem_row(Path(folder), MOUNTS)
+    assert row["ok"] is ok
+    assert kind in row["detail"]
+    assert bool(row["hint"]) is not ok
+
+
+def test_where_the_system_does_not_tell_nothing_is_claimed() -> None:
+    assert filesystem_row(Path("/var/lib/spotd"), "")["ok"]

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spotd.cli.follow import PATIENCE_S, Waiting, followed
+from spotd.cli.words import AnsiStripper, clean
+from spotd.client.errors import DaemonUnreachable
+from tests.unit.api import made_responses
+from tests.unit.api.fake import log
+from tests.unit.cli.conftest import Ctl
+
+
+@pytest.fixture
+def logged(ctl: Ctl) -> Ctl:
+    """A job that was moved once and failed."""
+    ctl.backend.rows = [made_responses.job()]
+    ctl.backend.records = [
+        log("attempt 1 on local h3", kind="attempt", cursor=1),
+        log("step 1\n", cursor=2),
+        log("attempt 2 on vast 4410", kind="attempt", cursor=3, attempt=2),
+        log("\x1b[32mstep 2\x1b[0m\n", cursor=4, attempt=2),
+        log(kind="end", cursor=5, attempt=2, state="FAILED"),
+    ]
+    return ctl
+
+
+def test_output_goes_to_stdout_and_what_is_said_about_it_to_stderr(logged: Ctl) -> None:
+    result = logged("logs", "llama-lora")
+    assert (result.code, result.out) == (0, "step 1\nstep 2\n")
+    assert result.err == "--- attempt 1 on local h3 ---\n--- attempt 2 on vast 4410 ---\n"
+
+
+def test_following_a_job_that_failed_is_exit_1(logged: Ctl) -> None:
+    result = logged("logs", "-f", "llama-lora")
+    assert (result.code, result.out) == (1, "step 1\nstep 2\n")
+
+
+def test_raw_leaves_control_sequences_in(logged: Ctl) -> None:
+    assert logged("logs", "llama-lora", "--raw").out == "step 1\n\x1b[32mstep 2\x1b[0m\n"
+
+
+def test_json_is_one_document_or_when_followed_a_line_each(logged: Ctl) -> None:
+    body = json.loads(logged("logs", "llama-lora", "-o", "json").out)
+    assert [record["kind"] for record in body["logs"]] == ["attempt", "log", "attempt", "log", "end"]
+    lines = logged("logs", "-f", "llama-lora", "-o", "json").out.splitlines()
+    assert [json.loads(line)["schema"] for line in lines] == [1] * 5
+
+
+def test_following_goes_on_where_a_restarted_daemon_left_off(logged: Ctl) -> None:
+    logged.backend.cut_logs_after = 2
+    assert logged("logs", "-f", "llama-lora").out == "step 1\nstep 2\n"
+
+
+class _Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def waiting(self) -> Waiting:
+        return Waiting(sleep=self.sleep, monotonic=lambda: self.now)
+
+
+def _follow(stream: Any, clock: _Time) -> list[int]:
+    found = followed(
+        stream, {"tail": 5}, cursor="n", drop=("tail",), is_last=lambda r: r["n"] == 3, waiting=clock.waiting()
+    )
+    return [record["n"] for record in found]
+
+
+def test_a_daemon_that_never_was_there_is_not_waited_for() -> None:
+    clock = _Time()
+
+    def stream(query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        raise DaemonUnreachable("no socket")
+        yield {}
+
+    with pytest.raises(DaemonUnreachable, match="no socket"):
+        _follow(stream, clock)
+    assert clock.now == 0
+
+
+def test_a_daemon_that_does_not_come_back_is_given_up() -> None:
+    clock = _Time()
+    queries = []
+
+    def stream(query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        queries.append(query)
+        if len(queries) > 1:
+            raise DaemonUnreachable("gone")
+        yield {"n": 1}
+
+    with pytest.raises(DaemonUnreachable, match="has been away for 60 s"):
+        _follow(stream, clock)
+    assert PATIENCE_S < clock.now < PATIENCE_S + 2
+    assert queries[0] == {"tail": 5, "follow": 1}
+    assert queries[1] == {"tail": None, "follow": 1, "after": 1}
+
+
+def test_a_long_quiet_stream_that_breaks_is_taken_up_again() -> None:
+    clock = _Time()
+    tries = []
+
+    def stream(query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        tries.append(query)
+        if len(tries) <= 3:
+            clock.sleep(10_000)
+            raise DaemonUnreachable("restarted")
+        yield {"n": 3}
+
+    assert _follow(stream, clock) == [3]
+
+
+CORPUS = [
+    pytest.param("\x1b[31mred\x1b[0m", "red", id="colour"),
+    pytest.param("a\x1b[2Jb\x1b[10;10Hc", "abc", id="cursor"),
+    pytest.param("\x1b]0;title\x07x", "x", id="title by BEL"),
+    pytest.param("\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\", "link", id="hyperlink"),
+    pytest.param("\x1bP1$q\x1b\\x", "x", id="device control"),
+    pytest.param("\x1b_app\x1b\\x\x1b^pm\x1b\\y\x1bXsos\x1b\\z", "xyz", id="other strings"),
+    pytest.param("\x9b31mred\x9d0;t\x9cx", "redx", id="eight bit controls"),
+    pytest.param("\x1bcx\x1b(0y\x1b7z\x1b=", "xyz", id="resets and character sets"),
+    pytest.param("\x1b[?1049hx\x1b[>0cy\x1b[6nz", "xyz", id="private modes and queries"),
+    pytest.param("a\u202eb\u2066c\u200fd\u061ce", "abcde", id="bidirectional"),
+    pytest.param("a\x00\x07\x08\x7f\x85b", "ab", id="plain controls"),
+    pytest.param("a\U000e0041b\ufeffc", "abc", id="tags"),
+    pytest.param("10%\r20%\r\n30%\n", "10%\n20%\n30%\n", id="carriage returns"),
+    pytest.param("tab\there\n", "tab\there\n", id="tabs stay"),
+    pytest.param("größe 漢字 🙂\n", "größe 漢字 🙂\n", id="letters stay"),
+    pytest.param("\x1b", "", id="lone escape"),
+    pytest.param("\x1b[", "[", id="unfinished"),
+    pytest.param("\x1b]0;" + "x" * 5000, "]0;" + "x" * 5000, id="endless title"),
+]
+
+
+@pytest.mark.parametrize(("raw", "shown"), CORPUS)
+def test_control_sequences_are_taken_out(raw: str, shown: str) -> None:
+    stripper = AnsiStripper()
+    assert stripper.feed(raw) + stripper.end() == shown
+
+
+@pytest.mark.parametrize(("raw", "shown"), CORPUS[:-1])
+def test_a_sequence_that_is_cut_anywhere_does_not_get_through(raw: str, shown: str) -> None:
+    for place in range(len(raw) + 1):
+        stripper = AnsiStripper()
+        pieces = stripper.feed(raw[:place]) + stripper.feed(raw[place:]) + stripper.end()
+        assert pieces == shown
+    stripper = AnsiStripper()
+    assert "".join(stripper.feed(char) for char in raw) + stripper.end() == shown
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\x9d",
+        "\x90",
+        "\x9b",
+        "\x1b]",
+        "\x1b[",
+        "\x1b",
+        "\x1b ",
+        "\x9b0",
+        "\x9d0;",
+        "\x9b0 ",
+        "\x1b]0;x",
+        "\x9d\x1b",
+        " ",
+        "0;",
+    ],
+)
+@pytest.mark.parametrize("first", ["", "\x9d", "\x9b", "\x1b[", "\x1b "])
+def test_eight_times_the_text_costs_about_eight_times_the_work(piece: str, first: str) -> None:
+    """A sequence that never ends is looked for once, not again from each of its characters."""
+
+    def cost(size: int) -> float:
+        text = first + piece * (size // len(piece))
+        best = float("inf")
+        for _ in range(3):
+            begun = time.process_time()
+            AnsiStripper().feed(text)
+            clean(text)
+            best = min(best, time.process_time() - begun)
+        return best
+
+    assert cost(16_000) < 20 * max(cost(2_000), 0.0005), "quadratic work is sixty-four times as much"
+
+
+def test_a_string_that_another_sequence_breaks_off_hides_nothing_behind_it() -> None:
+    assert clean("a\x9d0;title\x9b31mred\x9d1;x\x07b") == "a0;titleredb"
+
+
+def test_a_single_line_stays_a_single_line() -> None:
+    assert clean("  a\n\x1b[1mb\r\nc\td ") == "a b c d"

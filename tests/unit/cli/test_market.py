@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.api import made_responses
+from tests.unit.cli.conftest import Ctl
+
+
+@pytest.fixture
+def market(ctl: Ctl) -> Ctl:
+    """Two quotes, and one provider that does not answer."""
+    ctl.backend.quotes = [
+        made_responses.quote(),
+        made_responses.quote(
+            provider="aws", host="", gpu="A100-80GB", gpu_count=8, effective_usd_h=9.7, effective_usd_gpu_h=1.2125,
+            ceiling_usd_gpu_h=1.0, fits=False, verdict="above the ceiling", region="us-east-1",
+        ),
+    ]  # fmt: skip
+    ctl.backend.offer_cache = [
+        made_responses.board(),
+        made_responses.board(provider="runpod", error="rate limited", at=made_responses.EARLIER),
+    ]
+    return ctl
+
+
+def test_prices_show_the_effective_price_beside_the_ceiling(market: Ctl) -> None:
+    result = market("prices")
+    assert result.out == (
+        "WHERE      REGION     GPU          MARKET  $/GPU-H    $/H  ON-DEMAND  CEILING  VERDICT\n"
+        "vast/4410  SE         H100:1       spot      2.310  2.310      3.900    2.400  ok\n"
+        "aws        us-east-1  A100-80GB:8  spot      1.212  9.700      3.900    1.000  above the ceiling\n"
+    )
+    assert result.err == "warning: no prices from runpod since 2026-11-21 07:00:00: rate limited\n"
+
+
+def test_explain_shows_every_term(market: Ctl) -> None:
+    result = market("offers", "--gpu", "H100", "--explain")
+    assert result.out == (
+        "WHERE      GPU     GPU$/H  +STORAGE    +FEE  (FEE X)  +UPLOAD  +RESTORE   =$/H  $/GPU-H    BID  CEILING\n"
+        "vast/4410  H100:1   1.850    0.0417  0.3783     1.20   0.0300    0.0100  2.310    2.310  2.400    2.400\n"
+    )
+    assert "fee multiplier x (gpu + disk GB x storage price / 720)" in result.err
+
+
+def test_prices_json_holds_the_breakdown(market: Ctl) -> None:
+    body = json.loads(market("prices", "-n", "1", "-o", "json").out)
+    assert (body["schema"], body["more"], len(body["quotes"])) == (1, True, 1)
+    assert body["quotes"][0]["breakdown"]["fee_multiplier"] == 1.2
+
+
+def test_no_offer_is_said_and_not_left_blank(ctl: Ctl) -> None:
+    result = ctl("prices", "--gpu", "B300")
+    assert (result.code, result.out, result.err) == (0, "", "nothing is offered for B300 now\n")
+
+
+def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> None:
+    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
+    ctl.backend.receipts = [
+        made_responses.receipt(
+            attempts=[made_responses.attempt_cost(), made_responses.attempt_cost(attempt=2, reason="done")]
+        )
+    ]
+    assert ctl("cost", "llama-lora").out == (
+        "job:        llama-lora (6k0a1b2c3d), SUCCEEDED\n"
+        "spent:      $4.62 of $120.00\n"
+        "on demand:  $7.80 for the same hours on the same hardware\n"
+        "saved:      $3.18 (41 %)\n"
+        "recoveries: 1\n"
+        "lost:       6.2 minutes of work repeated after losses\n"
+        "\n"
+        "TRY  WHERE     GPU     MARKET  FROM                       RAN    $/H  SPENT  ON-DEMAND  END\n"
+        "  1  local/h3  H100:1  spot    2026-11-21 08:00:00  2 h 0 min  2.310   4.62       7.80  preempted\n"
+        "  2  local/h3  H100:1  spot    2026-11-21 08:00:00  2 h 0 min  2.310   4.62       7.80  done\n"
+    )
+
+
+def test_a_receipt_names_the_time_that_was_free(ctl: Ctl) -> None:
+    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
+    taken = made_responses.attempt_cost(provider="aws", spent_usd=0.01, free_usd=0.4)
+    ctl.backend.receipts = [made_responses.receipt(attempts=[taken, made_responses.attempt_cost(attempt=2)])]
+    lines = [line for line in ctl("cost", "llama-lora").out.splitlines() if line.startswith("free:")]
+    assert lines == ["free:       $0.400 of attempt 1: aws took the machine soon and bills no time of it"]
+
+
+def test_a_receipt_tells_which_checkpoint_could_not_be_resumed_from(ctl: Ctl) -> None:
+    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
+    row = {"attempt": 2, "name": "c9", "reason": "a chunk is gone", "next": "c8", "at": made_responses.NOW}
+    ctl.backend.receipts = [made_responses.receipt(fallbacks=[row, {**row, "attempt": 3, "next": None}])]
+    lines = [line for line in ctl("cost", "llama-lora").out.splitlines() if line.startswith("fallback:")]
+    assert lines == [
+        "fallback:   attempt 2 began from c8: c9 could not be restored (a chunk is gone)",
+        "fallback:   attempt 3 began afresh: c9 could not be restored (a chunk is gone)",
+    ]
+
+
+def test_cost_of_all_jobs_ends_with_the_sum_and_the_budgets(ctl: Ctl) -> None:
+    ctl.backend.receipts = [
+        made_responses.receipt(),
+        made_responses.receipt(id="6k0a9zzzzz", name="prep", spent_usd=0.0001),
+    ]
+    ctl.backend.budgets = [
+        {"name": "day", "used": 12.5, "committed": 0.4, "limit": 50.0},
+        {"name": "month", "used": 12.5, "committed": 0.4, "limit": None},
+        {"name": "machines", "used": 2, "committed": 0, "limit": 8},
+    ]
+    assert ctl("cost").out == (
+        "ID          NAME        STATE       SPENT  ON-DEMAND  SAVED  RECOV        LOST\n"
+        "6k0a1b2c3d  llama-lora  SUCCEEDED    4.62       7.80   3.18      1  6 min 12 s\n"
+        "6k0a9zzzzz  prep        SUCCEEDED  <0.001       7.80   3.18      1  6 min 12 s\n"
+        "\n"
+        "total: spent $4.62, on demand $15.60, saved $6.36 (41 %), 2 recoveries, 12.4 minutes lost\n"
+        "budget day: $12.50 of $50.00, $0.400 more committed\n"
+        "budget machines: 2 of 8\n"
+    )
+
+
+def test_cost_json_is_the_receipts(ctl: Ctl) -> None:
+    ctl.backend.receipts = [made_responses.receipt()]
+    body = json.loads(ctl("cost", "-o", "json").out)
+    assert (body["schema"], body["receipts"][0]["saved_usd"], body["lost_s"]) == (1, 3.18, 372.0)
+
+
+def test_providers_show_health_in_one_line_each(ctl: Ctl) -> None:
+    ctl.backend.provider_rows = [
+        made_responses.provider(),
+        made_responses.provider(name="aws", ok=False, detail="the key is wrong", offers=0, last_poll_at=None),
+        made_responses.provider(name="runpod", enabled=False, detail="not enabled"),
+    ]
+    result = ctl("providers", "--explain")
+    assert result.out == (
+        "PROVIDER  HEALTH   OFFERS  MACHINES   POLLED  REQ/H  REQ/MIN    FEE  CAN         DETAIL\n"
+        "vast      ok           64         1  30s ago    372        7  x1.20  bid_change  64 offers\n"
+        "aws       failing       0         1        -    372        7  x1.20  bid_change  the key is wrong\n"
+        "runpod    off          64         1  30s ago    372        7  x1.20  bid_change  not enabled\n"
+        "vast: no notices: vast.ai stops machines without a word\n"
+        "aws: no notices: vast.ai stops machines without a word\n"
+        "runpod: no notices: vast.ai stops machines without a word\n"
+    )
+    assert ctl("providers", "-o", "id").out == "vast\naws\nrunpod\n"
+
+
+def test_doctor_says_what_is_wrong_with_a_way_out_and_exits_1(ctl: Ctl) -> None:
+    ctl.backend.checks = [
+        {"area": "store", "name": "writable", "ok": True, "detail": "a folder", "hint": ""},
+        {"area": "vast", "name": "balance", "ok": False, "detail": "$0.12 left", "hint": "add credit at vast.ai"},
+    ]
+    result = ctl("doctor")
+    assert result.code == 1
+    assert result.out == (
+        f"ok    daemon: reachable: answers at {ctl.place.socket}\n"
+        "ok    store: writable: a folder\n"
+        "FAIL  vast: balance: $0.12 left\n"
+        "      hint: add credit at vast.ai\n"
+    )
+    assert result.err == "1 of 3 checks failed\n"
+
+
+def test_doctor_shows_a_warning_with_its_way_out_and_exits_0(ctl: Ctl) -> None:
+    ctl.backend.checks = [
+        {"area": "daemon", "name": "config", "ok": True, "detail": "everybody can read it", "hint": "chmod o-r it"}
+    ]
+    result = ctl("doctor")
+    assert result.code == 0
+    assert result.out.endswith("warn  daemon: config: everybody can read it\n      hint: chmod o-r it\n")
+    assert "nothing is wrong; 1 warning" in result.err
+
+
+def test_doctor_is_content_when_all_is_well(ctl: Ctl) -> None:
+    assert (ctl("doctor").code, json.loads(ctl("doctor", "-o", "json").out)["ok"]) == (0, True)
+
+
+def test_doctor_answers_in_json_even_without_a_daemon(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTD_SOCKET", "/nonexistent/spotd.sock")
+    result = ctl("doctor", "-o", "json")
+    assert (result.code, json.loads(result.out)["checks"][0]["name"]) == (5, "reachable")
+
+
+def test_reconcile_tells_what_was_listed_and_what_follows(ctl: Ctl) -> None:
+    ctl.backend.reconciled = {
+        "listings": [
+            {"provider": "vast", "machines": 1, "complete": True, "error": ""},
+            {"provider": "aws", "machines": 0, "complete": False, "error": "timed out"},
+        ],
+        "actions": ["vast 99 belongs to no live attempt: it is being destroyed"],
+    }
+    assert ctl("reconcile").out == (
+        "vast: 1 machine\naws: no complete list: timed out\nvast 99 belongs to no live attempt: it is being destroyed\n"
+    )
+
+
+def test_events_are_told_in_order_with_their_job(ctl: Ctl) -> None:
+    ctl.backend.event_rows = [
+        made_responses.event(),
+        made_responses.event(id=2, kind="attempt.preempted", message="the provider took it back", attempt=1),
+        made_responses.event(id=3, kind="provider.down", message="vast does not answer", job=None, job_name=None),
+    ]
+    assert ctl("events").out == (
+        "2026-11-21 07:00:00  llama-lora  job.submitted  queued\n"
+        "2026-11-21 07:00:00  llama-lora#1  attempt.preempted  the provider took it back\n"
+        "2026-11-21 07:00:00  -  provider.down  vast does not answer\n"
+    )
+    body = json.loads(ctl("events", "-o", "json").out)
+    assert (body["schema"], [event["id"] for event in body["events"]]) == (1, [1, 2, 3])
+
+
+@pytest.mark.parametrize("since", ["2h", "90s", "2026-11-21T08:00:00Z", "2026-11-21", "9999d", "3650d"])
+def test_events_take_a_span_or_an_instant(ctl: Ctl, since: str) -> None:
+    result = ctl("events", "--since", since)
+    assert result.code == (2 if since == "9999d" else 0), result.err
+
+
+def test_events_refuse_what_is_neither(ctl: Ctl) -> None:
+    result = ctl("events", "--since", "yesterday")
+    assert result.code == 2
+    assert "'yesterday' is neither a span such as 2h nor an instant" in result.err

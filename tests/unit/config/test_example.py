@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from spotd.config.example import example_text
+from spotd.config.load import load, understand
+from spotd.config.model import SECTIONS
+from spotd.config.plugins import InstalledPlugins
+
+COMMITTED = Path(__file__).parents[3] / "config.example.toml"
+
+
+def test_the_committed_example_is_what_the_model_says() -> None:
+    text = COMMITTED.read_text(encoding="utf-8")
+    assert text == example_text(), "run: spotd config example > config.example.toml"
+
+
+def test_the_example_is_a_config_that_works_and_equals_the_defaults() -> None:
+    loaded = load(COMMITTED, environ={"HOME": "/nonexistent"})
+    defaults = load(environ={"HOME": "/nonexistent"})
+    assert loaded.warnings == ()
+    assert loaded.config.daemon == defaults.config.daemon
+    assert loaded.config.store == defaults.config.store
+    assert loaded.config.budget == defaults.config.budget
+    enabled = [provider for provider in loaded.config.providers if provider.common.enabled]
+    assert [provider.name for provider in enabled] == ["local"]
+    assert enabled[0].settings == defaults.config.providers[0].settings
+
+
+def test_every_key_is_there_and_each_commented_one_is_right_once_uncommented() -> None:
+    text = example_text()
+    uncommented = re.sub(r"^# (\w+ = \S.*)$", r"\1", text, flags=re.MULTILINE)
+    data = tomllib.loads(uncommented)
+    data["store"]["url"] = "s3://bucket/prefix"  # beside a folder the keys of a bucket are refused
+    understand(data, "example", plugins=InstalledPlugins())
+    for name, model in SECTIONS.items():
+        assert set(data[name]) >= set(model.model_fields)
+    for plugin in InstalledPlugins().bundled():
+        assert f"[providers.{plugin}]" in text
+
+
+def test_every_key_has_a_sentence_that_explains_it() -> None:
+    for name, model in SECTIONS.items():
+        assert model.__doc__
+        for key, field in model.model_fields.items():
+            assert field.description, f"[{name}] {key}"

@@ -1,0 +1,35 @@
+"""What a list of another account says of our machines: nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotd.core.model import World
+from spotd.core.reconcile import reconcile
+from spotd.core.states import AttemptState
+from spotd_providers.contract.values import InstanceState
+from tests.unit.core.builders import NOW, SHOP, instance, listing, world_with
+
+
+def seen_by(world: World, account: str) -> World:
+    """The world, with a key of this account."""
+    rules = replace(world.policy.providers[SHOP], account=account)
+    return replace(world, policy=replace(world.policy, providers={SHOP: rules}))
+
+
+@pytest.mark.parametrize(
+    ("bought_in", "asked_in", "is_over"),
+    [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)],
+)
+def test_an_empty_list_of_another_account_is_no_proof_of_an_end(bought_in: str, asked_in: str, is_over: bool) -> None:
+    world = seen_by(world_with(AttemptState.ENDING, account=bought_in), asked_in)
+    plan = reconcile(world, listing(), {}, NOW)
+    assert [a.state is AttemptState.ENDED for a in plan.attempts.values()] == ([True] if is_over else [])
+
+
+def test_a_machine_that_a_list_shows_is_in_the_account_of_that_list() -> None:
+    world = seen_by(world_with(AttemptState.RUNNING), "a")
+    plan = reconcile(world, listing(instance(InstanceState.RUNNING)), {}, NOW)
+    assert [a.account for a in plan.attempts.values()] == ["a"]

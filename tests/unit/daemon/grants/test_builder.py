@@ -1,0 +1,300 @@
+"""A grant says exactly what one attempt may do, in real seconds, and never more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.core.model import Attempt, Job, Policy, StopOrder, World
+from spotd.core.states import AttemptState, EndReason
+from spotd.daemon import object_keys
+from spotd.daemon.crash import never
+from spotd.daemon.grants.builder import LAST_LIFE, WRITE_LIFE, GrantBuilder, RunnerBundle
+from spotd.daemon.grants.secrets import SecretFiles, SecretsMissing
+from spotd.daemon.grants.writer import GrantWriter
+from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.log import Redactor
+from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
+from spotd_jobs.objects.folder import FolderStore
+from spotd_jobs.spec.codec import spec_from_json
+from spotd_jobs.spec.model import CheckpointPolicy
+from spotd_jobs.wire.grant import Grant, parse_grant
+from spotd_providers.contract.provider import ProviderTraits
+from tests.unit.core.builders import NOW, SHOP, shop_policy, world_with
+from tests.unit.daemon.host import Host
+from tests.unit.daemon.rig import Log
+from tests.unit.daemon.test_ids import Still
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_host_can_write_for_an_hour_at_most_after_its_last_grant(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    grant = desk.grants.build(desk.attempt, desk.job, desk.policy)
+    assert grant.upload.expires - NOW <= WRITE_LIFE == timedelta(hours=1)
+    assert grant.expires > grant.upload.expires, "what can only be read may be read for longer"
+    last = desk.grants.build(desk.attempt, desk.job, desk.policy, superseded=True)
+    assert last.upload.expires - NOW <= LAST_LIFE
+
+
+@pytest.mark.parametrize("lease", [timedelta(minutes=5), timedelta(hours=1), timedelta(hours=24)])
+async def test_leave_to_write_is_renewed_three_times_before_it_runs_out(lease: timedelta, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.policy = replace(desk.policy, lease=lease)
+    grant_writer = desk.grant_writer()
+    grant_writer.update(desk.world)
+    written: list[datetime] = []
+    for _ in range(300):
+        await grant_writer.round()
+        expires = parse_grant(desk.objects.get(object_keys.grant_key(desk.identity), bytes_max=1 << 20)).upload.expires
+        assert expires - desk.wall.now() > WRITE_LIFE / 2, "a renewal that fails once or twice is no lapse"
+        written = [*written, expires] if expires not in written else written
+        desk.wall.at += timedelta(minutes=1)
+    assert len(written) >= 4 * 5
+
+
+class Fast(Still):
+    """Virtual time at six hundred times the wall's."""
+
+    def real_seconds(self, duration: timedelta) -> float:
+        return duration.total_seconds() / 600
+
+
+class Desk:
+    """Everything that writes grants, for one attempt."""
+
+    def __init__(self, folder: Path, *, clock: Still | None = None, state: AttemptState = AttemptState.RUNNING) -> None:
+        self.world: World = world_with(state)
+        ((self.identity, self.attempt),) = self.world.attempts.items()
+        self.job: Job = self.world.jobs[self.identity.job]
+        self.policy: Policy = shop_policy()
+        self.objects = FolderStore(folder / "objects")
+        self.secrets = SecretFiles(folder / "secrets", Redactor(), never)
+        self.wall = Still()
+        self.clock = clock or self.wall
+        self.log = Log()
+        self.grants = GrantBuilder(
+            self.objects,
+            clock=self.clock,
+            wall=self.wall,
+            secrets=self.secrets,
+            bundle=RunnerBundle(data=b"a runner"),
+            traits={
+                SHOP: ProviderTraits(
+                    start_script_bytes_max=4096,
+                    ends_itself_by="vast",
+                    ends_itself_at="http://api",
+                    notice_imds="http://m",
+                )
+            },
+            crash=never,
+        )
+
+    def grant_writer(self) -> GrantWriter:
+        return GrantWriter(
+            self.grants,
+            policy=lambda: self.policy,
+            start_script=lambda _provider, url: url,
+            clock=self.clock,
+            wall=self.wall,
+            log=self.log,
+            inline=True,
+        )
+
+    def read(self) -> Grant:
+        return parse_grant(self.objects.get(object_keys.grant_key(self.identity), bytes_max=1_000_000))
+
+    def build(self, attempt: Attempt | None = None, job: Job | None = None) -> Grant:
+        return self.grants.build(attempt or self.attempt, job or self.job, self.policy)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+async def test_runner_spec_and_grant_are_there_before_the_script_is(desk: Desk) -> None:
+    script = await desk.grant_writer().prepare(desk.attempt, desk.job)
+    assert script == desk.objects.presign_get(object_keys.grant_key(desk.identity), expires=NOW)
+    grant = desk.read()
+    assert desk.objects.get(object_keys.runner_key(grant.runner.sha256), bytes_max=100) == b"a runner"
+
+    spec = json.loads(desk.objects.get(object_keys.spec_key(desk.job.id), bytes_max=100_000))
+    assert spec_from_json(spec) == desk.job.spec
+
+
+def test_a_grant_permits_writing_below_its_own_attempt_only(desk: Desk) -> None:
+    upload = desk.build().upload
+    assert upload.prefix == f"jobs/{desk.job.id}/attempts/1/"
+    assert upload.fields["directory"].endswith(f"/objects/jobs/{desk.job.id}/attempts/1")
+
+
+def test_a_grant_permits_one_beat_beside_the_prefix_until_the_attempt_counts_no_more(desk: Desk) -> None:
+    beat = desk.build().beat
+    assert beat is not None
+    assert (beat.method, beat.name) == (desk.build().upload.method, f"{desk.job.id}.1")
+    assert beat.fields["directory"].endswith("/objects/jobs/_beats")
+    assert desk.grants.build(desk.attempt, desk.job, desk.policy, superseded=True).beat is None
+
+
+def test_the_beat_goes_with_the_grant(desk: Desk) -> None:
+    others = object_keys.beat_key(replace(desk.identity, number=2))
+    for key in (object_keys.beat_key(desk.identity), others):
+        desk.objects.put(key, b"+")
+    desk.grants.remove(desk.identity)
+    assert [info.key for info in desk.objects.list("jobs/_beats/")] == [others]
+
+
+def test_what_a_provider_says_of_its_machines_is_passed_on(desk: Desk) -> None:
+    grant = desk.build()
+    assert grant.self_terminate is not None
+    assert (grant.self_terminate.method.value, grant.self_terminate.base_url) == ("vast", "http://api")
+    assert grant.notice.imds == "http://m"
+
+
+def test_durations_are_real_seconds_with_floors_that_a_process_can_meet(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, clock=Fast())
+    rules = CheckpointPolicy(
+        every=timedelta(minutes=15), settle=timedelta(seconds=10), stop_grace=timedelta(seconds=90)
+    )
+    job = replace(desk.job, spec=replace(desk.job.spec, checkpoint=rules))
+    grant = desk.build(job=job)
+    assert grant.heartbeat_s == pytest.approx(0.2)
+    assert grant.lease_s == pytest.approx(3.0)
+    assert grant.spec.checkpoint.every_s == pytest.approx(1.5)
+    assert grant.spec.checkpoint.settle_s == pytest.approx(0.5)
+    assert grant.spec.checkpoint.stop_grace_s == pytest.approx(5.0)
+
+
+def test_a_span_that_was_asked_to_be_shorter_than_the_floor_stays_short(desk: Desk) -> None:
+    rules = CheckpointPolicy(settle=timedelta(0), stop_grace=timedelta(seconds=2))
+    grant = desk.build(job=replace(desk.job, spec=replace(desk.job.spec, checkpoint=rules)))
+    assert (grant.spec.checkpoint.settle_s, grant.spec.checkpoint.stop_grace_s) == (0.0, 2.0)
+
+
+async def test_the_newest_accepted_checkpoint_is_offered_first_and_a_changed_one_never(desk: Desk) -> None:
+    host = Host(desk.objects, desk.identity)
+    for name in ("u1", "u2", "u3"):
+        host.checkpoint(name, name.encode())
+    host_monitor = HostMonitor(desk.objects, clock=desk.wall, wall=desk.wall, log=Log(), inline=True)
+    report = (await host_monitor.look(desk.world))[desk.identity]
+    job = replace(desk.job, checkpoints=tuple(reversed(report.checkpoints)))
+    fresh = replace(desk.attempt, running_at=None, state=AttemptState.STARTING)
+    assert [r.name for r in desk.build(fresh, job).restore] == ["u3", "u2", "u1"]
+    host.raw("checkpoints/u3.json", b"{}")
+    grant = desk.build(fresh, job)
+    assert [r.name for r in grant.restore] == ["u2", "u1"]
+    assert grant.restore[0].chunks_base is not None
+    assert not desk.build(fresh, job).seen_running
+    begun = desk.build(desk.attempt, job)
+    assert begun.restore == [], "nothing is restored any more once the command runs"
+    assert begun.seen_running, "so a machine that is started again on a wiped disk must not begin"
+
+
+def test_a_stop_is_ordered_in_words(desk: Desk) -> None:
+    order = StopOrder(
+        reason=EndReason.OVER_BUDGET, detail="day's $5 \x1b[31mare spent", ordered_at=NOW, deadline=NOW + timedelta(1)
+    )
+    stop = desk.build(replace(desk.attempt, stop=order)).orders.stop
+    assert stop is not None
+    assert "day's $5" in stop.reason
+    assert "\x1b" not in stop.reason
+    assert stop.flush
+
+
+def test_a_notice_of_the_provider_becomes_an_order_to_save(desk: Desk) -> None:
+    assert desk.build().orders.checkpoint == 0
+    assert desk.build(replace(desk.attempt, notice_at=NOW)).orders.checkpoint == 1
+
+
+def test_secrets_travel_in_the_grant_and_a_missing_one_stops_the_launch(desk: Desk) -> None:
+    job = replace(desk.job, spec=replace(desk.job.spec, secrets=("TOKEN",)))
+    with pytest.raises(SecretsMissing):
+        desk.build(job=job)
+    desk.secrets.write(job.id, {"TOKEN": "canary-value"})
+    grant = desk.build(job=job)
+    assert grant.secrets == {"TOKEN": "canary-value"}
+    assert "canary-value" not in repr(grant)
+
+
+async def test_a_grant_is_renewed_before_a_third_of_its_lease_has_passed(desk: Desk) -> None:
+    grant_writer = desk.grant_writer()
+    grant_writer.update(desk.world)
+    await grant_writer.round()
+    issued = desk.read().issued_at
+    desk.wall.at += timedelta(seconds=desk.read().lease_s / 5)
+    await grant_writer.round()
+    assert desk.read().issued_at == issued
+    desk.wall.at += timedelta(seconds=desk.read().lease_s / 3 - desk.read().lease_s / 5)
+    await grant_writer.round()
+    assert desk.read().issued_at > issued
+
+
+async def test_an_order_goes_out_at_once(desk: Desk) -> None:
+    grant_writer = desk.grant_writer()
+    grant_writer.update(desk.world)
+    await grant_writer.round()
+    order = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW + timedelta(minutes=3))
+    stopping = replace(desk.attempt, stop=order, state=AttemptState.STOPPING)
+    grant_writer.update(replace(desk.world, attempts={desk.identity: stopping}))
+    await grant_writer.round()
+    assert desk.read().orders.stop is not None
+
+
+async def test_an_attempt_that_no_longer_counts_reads_that_it_must_stop_and_no_secret(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, state=AttemptState.ENDING)
+    job = replace(desk.job, spec=replace(desk.job.spec, secrets=("TOKEN",)))
+    desk.secrets.write(job.id, {"TOKEN": "canary-value"})
+    grant_writer = desk.grant_writer()
+    grant_writer.update(replace(desk.world, jobs={job.id: job}))
+    await grant_writer.round()
+    grant = desk.read()
+    assert grant.orders.stop is not None
+    assert (grant.orders.stop.grace_s, grant.orders.stop.flush, grant.secrets) == (0.0, False, {})
+
+
+async def test_when_the_machine_is_gone_its_grant_is_deleted(desk: Desk) -> None:
+    grant_writer = desk.grant_writer()
+    grant_writer.update(desk.world)
+    await grant_writer.round()
+    grant_writer.update(replace(desk.world, attempts={}))
+    await grant_writer.round()
+    with pytest.raises(ObjectMissing):
+        desk.read()
+
+
+async def test_a_grant_prepared_during_a_round_is_not_taken_for_an_ended_one(desk: Desk) -> None:
+    grant_writer = desk.grant_writer()
+    grant_writer.update(desk.world)
+    await grant_writer.prepare(desk.attempt, desk.job)
+    await grant_writer.round()
+    assert desk.read().attempt == 1
+
+
+async def test_a_store_that_is_away_is_told_once_and_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def down(key: str, data: bytes) -> None:
+        raise StoreUnavailable("no answer")
+
+    grant_writer = desk.grant_writer()
+    grant_writer.update(desk.world)
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.objects, "put", down)
+        for _ in range(3):
+            assert await grant_writer.round() <= 5
+    await grant_writer.round()
+    assert desk.read().attempt == 1
+    assert desk.log.events() == ["grants.not_renewed", "grants.renewed_again"]
+
+
+async def test_leases_go_on_while_the_wall_clock_is_set_back(desk: Desk) -> None:
+    grant_writer = desk.grant_writer()
+    grant_writer.update(desk.world)
+    await grant_writer.round()
+    first = desk.read().issued_at
+    desk.wall.at -= timedelta(hours=2)
+    await grant_writer.round()
+    assert desk.read().issued_at > first, "no host takes a grant for new that was issued earlier"

@@ -1,0 +1,236 @@
+"""What hosts write is read with suspicion: garbage is noted once, lies are refused, order is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.core.model import ExitCause, FallbackRestore, HostStatus, World
+from spotd.core.states import AttemptState
+from spotd.daemon.hosts.monitor import HostMonitor
+from spotd_jobs.objects.folder import FolderStore
+from tests.unit.core.builders import NOW, world_with
+from tests.unit.daemon.host import Host, text
+from tests.unit.daemon.rig import Log
+from tests.unit.daemon.test_ids import Still
+
+WORLD = world_with(AttemptState.RUNNING)
+(ATTEMPT,) = WORLD.attempts
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "objects")
+
+
+@pytest.fixture
+def host_monitor(objects: FolderStore) -> HostMonitor:
+    return HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True)
+
+
+@pytest.fixture
+def host(objects: FolderStore) -> Host:
+    return Host(objects, ATTEMPT)
+
+
+async def look(host_monitor: HostMonitor, world: World = WORLD) -> HostStatus:
+    reports = await host_monitor.look(world)
+    host_monitor.committed(reports)
+    return reports[ATTEMPT]
+
+
+async def test_a_host_that_wrote_nothing_yet_has_an_empty_report(host_monitor: HostMonitor) -> None:
+    report = await look(host_monitor)
+    assert (report.seq, report.phase, report.checkpoints, report.exit_cause) == (-1, "", (), None)
+
+
+async def test_a_heartbeat_tells_sequence_and_phase(host_monitor: HostMonitor, host: Host) -> None:
+    host.beat("restore")
+    host.beat("run")
+    report = await look(host_monitor)
+    assert (report.seq, report.phase, report.looked_at) == (1, "run", NOW)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"\xff" * 10, b"x" * 70_000, b'{"schema": 1}', b"[" * 50_000],
+    ids=["empty", "cut", "binary", "too large", "keys missing", "deep"],
+)
+async def test_garbage_in_place_of_a_heartbeat_is_noted_once_and_believed_never(
+    host_monitor: HostMonitor, host: Host, data: bytes
+) -> None:
+    host.beat("run")
+    await look(host_monitor)
+    host.raw("heartbeat.json", data)
+    first, second = await look(host_monitor), await look(host_monitor)
+    assert (first.seq, len(first.notes), second.notes) == (0, 1, ())
+
+
+async def test_another_attempts_heartbeat_is_not_taken(host_monitor: HostMonitor, host: Host) -> None:
+    host.beat("run", attempt=7)
+    report = await look(host_monitor)
+    assert report.seq == -1
+    assert "another attempt" in report.notes[0]
+
+
+async def test_checkpoints_come_once_each_in_the_order_they_were_completed(
+    host_monitor: HostMonitor, host: Host
+) -> None:
+    host.checkpoint("b", b"one")
+    host.checkpoint("a", b"two")
+    report = await look(host_monitor)
+    assert [c.name for c in report.checkpoints] == ["b", "a"]
+    host.checkpoint("c", b"three")
+    assert [c.name for c in (await look(host_monitor)).checkpoints] == ["c"]
+
+
+async def test_what_no_commit_took_in_is_reported_again(host_monitor: HostMonitor, host: Host) -> None:
+    host.checkpoint("a", b"one")
+    host.event("disk_low", free_mb=10)
+    first = (await host_monitor.look(WORLD))[ATTEMPT]
+    second = (await host_monitor.look(WORLD))[ATTEMPT]
+    assert (first.checkpoints, first.notes) == (second.checkpoints, second.notes) != ((), ())
+
+
+async def test_a_checkpoint_that_lacks_its_chunks_is_refused_and_accepted_when_they_come(
+    host_monitor: HostMonitor, host: Host
+) -> None:
+    host.checkpoint("early", b"late", chunks=False)
+    first = await look(host_monitor)
+    assert first.checkpoints == ()
+    assert "not in the store" in first.notes[0]
+    host.checkpoint("early", b"late", serial=1)
+    assert [c.name for c in (await look(host_monitor)).checkpoints] == ["early"]
+
+
+async def test_a_manifest_of_another_attempt_is_refused_and_told_once(host_monitor: HostMonitor, host: Host) -> None:
+    host.checkpoint("foreign", b"x", attempt=9)
+    first, second = await look(host_monitor), await look(host_monitor)
+    assert (first.checkpoints, second.notes) == ((), ())
+    assert "another attempt" in first.notes[0]
+
+
+async def test_an_older_checkpoint_that_turns_up_late_does_not_put_the_job_back(
+    host_monitor: HostMonitor, host: Host
+) -> None:
+    host.checkpoint("new", b"new", serial=5)
+    await look(host_monitor)
+    host.checkpoint("old", b"old", serial=3)
+    assert (await look(host_monitor)).checkpoints == ()
+
+
+async def test_the_exit_event_comes_with_everything_published_before_it(host_monitor: HostMonitor, host: Host) -> None:
+    host.checkpoint("last", b"x")
+    host.exit("failed", code=3, reason="assertion")
+    report = await look(host_monitor)
+    assert (report.exit_cause, report.exit_code, report.exit_detail) == (ExitCause.FINISHED, 3, "assertion")
+    assert [c.name for c in report.checkpoints] == ["last"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause"),
+    [
+        ("succeeded", ExitCause.FINISHED),
+        ("setup_failed", ExitCause.SETUP_FAILED),
+        ("code_unusable", ExitCause.CODE_UNUSABLE),
+        ("disk_full", ExitCause.DISK_FULL),
+        ("preempted", ExitCause.NOTICE),
+        ("stopped", ExitCause.STOPPED),
+        ("lease_expired", ExitCause.LEASE),
+        ("not_current", ExitCause.RUNNER_FAILED),
+        ("runner_error", ExitCause.RUNNER_FAILED),
+    ],
+)
+async def test_each_outcome_of_the_runner_has_its_cause(
+    host_monitor: HostMonitor, host: Host, outcome: str, cause: ExitCause
+) -> None:
+    host.exit(outcome)
+    assert (await look(host_monitor)).exit_cause is cause
+
+
+async def test_a_death_by_signal_is_told_as_a_shell_would(host_monitor: HostMonitor, host: Host) -> None:
+    host.event("exit", outcome="failed", phase="run", exit_code=None, signal=9, oom=True, reason="killed")
+    assert (await look(host_monitor)).exit_code == 137
+
+
+async def test_a_fallback_on_restore_is_told_with_its_reason(host_monitor: HostMonitor, host: Host) -> None:
+    host.event("checkpoint_fallback", name="u9", reason="chunk is corrupt", next="u8")
+    host.event("restored", name="u8", step=8, bytes=1, seconds=0.1, key="k")
+    report = await look(host_monitor)
+    assert report.resumed_from == "u8"
+    assert report.fallbacks == (FallbackRestore(name="u9", reason="chunk is corrupt", next="u8"),)
+    assert report.notes == ()
+
+
+async def test_a_notice_of_the_host_is_told_in_the_daemons_time(host_monitor: HostMonitor, host: Host) -> None:
+    at = NOW + timedelta(minutes=2)
+    host.beat("run", notice={"source": "file", "reason": "outbid", "at": text(at)})
+    assert (await look(host_monitor)).notice_at == at
+
+
+async def test_a_restarted_daemon_tells_nothing_twice(
+    objects: FolderStore, host_monitor: HostMonitor, host: Host
+) -> None:
+    host.checkpoint("one", b"1")
+    host.event("disk_low", free_mb=10)
+    report = await look(host_monitor)
+    owner = WORLD.jobs[ATTEMPT.job]
+
+    item = replace(WORLD.attempts[ATTEMPT], looked_at=NOW)
+    later = replace(
+        WORLD,
+        jobs={owner.id: replace(owner, checkpoints=report.checkpoints)},
+        attempts={ATTEMPT: item},
+    )
+    fresh = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True)
+    again = await look(fresh, later)
+    assert (again.checkpoints, again.notes) == ((), ())
+    host.checkpoint("two", b"2")
+    assert [c.name for c in (await look(fresh, later)).checkpoints] == ["two"]
+
+
+async def test_attempts_that_no_longer_count_are_not_looked_at(host_monitor: HostMonitor) -> None:
+    assert await host_monitor.look(world_with(AttemptState.ENDING)) == {}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_threads_report_what_one_thread_would(objects: FolderStore, host: Host) -> None:
+    host.beat("run")
+    threaded = HostMonitor(objects, clock=Still(), wall=Still(), log=Log())
+    assert (await threaded.look(WORLD))[ATTEMPT].seq == 0
+
+
+async def test_a_report_counts_the_bytes_that_each_checkpoint_added_to_the_store(
+    objects: FolderStore, host_monitor: HostMonitor, host: Host
+) -> None:
+    host.checkpoint("first", b"seven b")
+    assert sum((await look(host_monitor)).uploads.values()) == 7
+    host.checkpoint("second", b"seven b")
+    host.checkpoint("third", b"another")
+    first = await look(host_monitor)
+    assert sorted(first.uploads.values()) == [0, 7]
+    assert {saved.manifest_key for saved in first.checkpoints} == set(first.uploads)
+    assert not (await look(host_monitor)).uploads
+
+
+async def test_a_restarted_daemon_does_not_count_the_chunks_of_the_checkpoint_it_knows(
+    objects: FolderStore, host_monitor: HostMonitor, host: Host
+) -> None:
+    host.checkpoint("first", b"seven b")
+    saved = (await look(host_monitor)).checkpoints
+    (job,) = WORLD.jobs.values()
+    world = replace(WORLD, jobs={job.id: replace(job, checkpoints=saved)})
+    again = HostMonitor(objects, clock=Still(), wall=Still(), log=Log(), inline=True)
+    host.checkpoint("second", b"seven b")
+    assert list((await look(again, world)).uploads.values()) == [0]
+
+
+async def test_the_instants_of_its_host_come_with_a_report(host_monitor: HostMonitor, host: Host) -> None:
+    host.beat("run", at=text(NOW - timedelta(minutes=3)))
+    assert (await look(host_monitor)).alive_at == NOW - timedelta(minutes=3)
+    host.exit()
+    assert (await look(host_monitor)).exit_at == NOW

@@ -1,0 +1,100 @@
+"""Silence of hosts, seen through the whole shell: whose it is, and what it ends."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from spotd.core.states import EndReason, JobState
+from spotd_jobs.objects.api import StoreUnavailable
+from spotd_providers.contract.values import AttemptKey, InstanceId
+from tests.unit.core.builders import job, offer
+from tests.unit.daemon.rig import Rig
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise StoreUnavailable("503")
+
+    async with rig.running():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.objects, "put", full)
+            await rig.clock.sleep(timedelta(minutes=50))
+            assert rig.job(name).state is JobState.RUNNING
+            assert any(row["name"] == "silent hosts" for row in (await rig.backend().doctor())["checks"])
+        host.beat("run")
+        await rig.until(lambda: not rig.control_loop.doubts)
+        host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+    assert rig.kinds().count("silence.doubted") == 1
+    assert rig.kinds().count("silence.trusted") == 1
+
+
+async def test_a_machine_that_starts_while_the_store_takes_no_writes_is_not_given_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise StoreUnavailable("503")
+
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until(lambda: any(a.ref is not None for a in rig.attempts(name)))
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.objects, "put", full)
+            await rig.clock.sleep(timedelta(minutes=25))  # the shop gives a start twenty
+        assert len(rig.attempts(name)) == 1
+        host = await rig.until_running(name, 1)
+        host.exit("succeeded")
+        await rig.until_state(name, JobState.SUCCEEDED)
+    assert rig.kinds().count("attempt.unheard") == 1
+
+
+async def test_two_empty_lists_end_no_machine_that_beats(rig: Rig) -> None:
+    rig.shop.offer_index = [offer(f"o{n}", price=400_000 + n) for n in range(4)]
+    async with rig.running():
+        names = [await rig.submit(job(number)) for number in (1, 2, 3)]
+        hosts = [await rig.until_running(name, 1) for name in names]
+        machines, rig.shop.machines = rig.shop.machines, {}
+        for _ in range(24):
+            for host in hosts:
+                host.beat("run")
+            rig.look_again(rig.shop.name)
+            await rig.clock.sleep(timedelta(seconds=5))
+        rig.shop.machines = machines
+        for host in hosts:
+            host.exit("succeeded")
+        for name in names:
+            await rig.until_state(name, JobState.SUCCEEDED)
+    assert [len(rig.attempts(name)) for name in names] == [1, 1, 1]
+    assert rig.kinds().count("machine.missing") == 3
+
+
+async def test_a_machine_that_vanished_is_replaced_within_two_minutes(rig: Rig) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        del rig.shop.machines[InstanceId("m1")]
+        since = rig.clock.now()
+        await rig.until(lambda: len(rig.attempts(name)) == 2)
+        assert rig.clock.now() - since < timedelta(minutes=2)
+    assert rig.attempts(name)[0].end_reason is EndReason.HOST_LOST
+
+
+async def test_why_says_of_a_silent_machine_that_it_is_kept_and_for_how_long(rig: Rig) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        await rig.clock.sleep(timedelta(minutes=10))
+        assert rig.control_loop.state is not None
+        sentence = rig.control_loop.state.verdicts[name].sentence
+        assert "no sign of life for 9 min" in sentence
+        assert "35 min" in sentence
+        await rig.until(lambda: bool(rig.attempts(name)[0].end_reason))
+        assert rig.shop.machine_of(AttemptKey("spotd-lab-j1-1")) is not None

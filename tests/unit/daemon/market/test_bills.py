@@ -1,0 +1,146 @@
+"""A provider's own bill takes the place of what was booked, once it says the same twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.core.bill_correction import DONE
+from spotd.core.model import Event, JobId, Plan
+from spotd.core.reconcile import reconcile
+from spotd.core.states import AttemptState
+from spotd.daemon.commits import cycle_points
+from spotd.daemon.market.bills import BillCheck
+from spotd_providers.contract.errors import Unavailable
+from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.values import Capability, Charge, InstanceState, Power
+from tests.unit.core.builders import NOW, instance, listing, report, world_with
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Shop
+
+pytestmark = pytest.mark.anyio
+HOUR = timedelta(hours=1)
+
+
+class Bookkeeper(Shop):
+    """A shop that says what it billed."""
+
+    bill: int | None = None
+    away = False
+    asked = 0
+
+    @property
+    def capabilities(self) -> dict[Power, Capability]:
+        return {**super().capabilities, Power.BILLING: Capability(available=True)}
+
+    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+        self.asked += 1
+        if self.away:
+            raise Unavailable("the books are closed")
+        (machine,) = self.machines.values()
+        amounts = [] if self.bill is None else [self.bill - 1_000, 1_000]
+        return tuple(
+            Charge(
+                key=machine.key,
+                instance_id=machine.ref.instance_id,
+                start=since,
+                end=until,
+                amount=MicroUsd(amount),
+                kind=kind,
+            )
+            for amount, kind in zip(amounts, ("gpu", "disk"), strict=False)
+        )
+
+
+async def ended(folder: Path) -> tuple[Rig, Bookkeeper, BillCheck, JobId]:
+    """A job whose one machine ran for an hour and is gone, which was booked at $0.40."""
+    clock = VirtualClock()
+    clock.now()
+    shop = Bookkeeper(clock)
+    rig = Rig(folder, clock=clock, shops=[shop])
+    began = NOW - HOUR
+    world = world_with(AttemptState.RUNNING, intended_at=began, launched_at=began)
+    (item,) = world.attempts.values()
+    (job,) = world.jobs.values()
+    item = replace(item, meter=replace(item.meter, since=began))
+    told = tuple(Event(at=NOW, kind="test", message="", job=job.id, attempt=number) for number in (None, 1))
+    rig.store.tx(lambda tx: tx.commit(Plan(jobs=world.jobs, attempts={item.id: item}, events=told)))
+    await rig.commits.commit(
+        lambda world, now: reconcile(world, listing(instance(InstanceState.GONE)), report(seq=5), now), cycle_points
+    )
+    shop.put_machine(item.key)
+    bills = BillCheck({shop.name: shop}, commits=rig.commits, database=rig.database, clock=clock, log=rig.log)
+    return rig, shop, bills, job.id
+
+
+def spent(rig: Rig, job_id: JobId) -> tuple[int, int, int]:
+    """What the job, its attempt and its charges say."""
+    charges = rig.store.read(lambda reads: reads.charges_of(job_id))
+    return rig.job(job_id).spent, rig.attempts(job_id)[0].meter.settled, sum(charge.amount for charge in charges)
+
+
+@pytest.mark.parametrize("bill", [240_000, 700_000], ids=["less", "more"])
+async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path, bill: int) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    assert booked[0] in range(400_000, 400_002)
+    shop.bill = bill
+    await bills.round()
+    assert shop.asked == 0, "its books may still be open"
+    await rig.clock.sleep(2 * HOUR)
+    await bills.round()
+    assert spent(rig, job_id) == booked
+    await rig.clock.sleep(HOUR)
+    await bills.round()
+    assert spent(rig, job_id) == (bill, bill, bill)
+    assert rig.kinds(job_id).count("attempt.billed") == 1
+    await rig.control_loop.adopt()
+    cost = await rig.backend().cost(job_id)
+    (receipt,) = cost["receipts"]
+    assert receipt["spent_usd"] == pytest.approx(bill / 1_000_000)
+    assert "bills $0." in receipt["corrections"][0]
+    assert receipt["attempts"][0]["free_usd"] == 0
+    await rig.clock.sleep(HOUR)
+    await bills.round()
+    assert shop.asked == 2, "it is asked no more"
+
+
+async def test_a_bill_that_is_still_being_written_changes_nothing(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    for hours in range(12):
+        shop.bill = 10_000 * (hours + 1)
+        await rig.clock.sleep(HOUR)
+        await bills.round()
+    assert spent(rig, job_id) == booked
+    assert rig.attempts(job_id)[0].bill_tries == DONE
+    assert shop.asked == 4
+
+
+async def test_a_bill_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    shop.bill = 10**12
+    for _ in range(8):
+        await rig.clock.sleep(HOUR)
+        await bills.round()
+    assert spent(rig, job_id) == booked
+
+
+async def test_a_provider_that_cannot_answer_is_asked_again_and_costs_nothing(tmp_path: Path) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    shop.away = True
+    await rig.clock.sleep(4 * HOUR)
+    await bills.round()
+    assert rig.log.events().count("bills.unanswered") == 1
+    assert spent(rig, job_id) == booked
+    shop.away, shop.bill = False, booked[0] - 5_000
+    await bills.round()
+    assert rig.attempts(job_id)[0].bill_tries == DONE, "the same but for half a cent"
+    assert spent(rig, job_id) == booked

@@ -1,0 +1,55 @@
+"""What the boards show between two answers of a provider."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.wake import WakeEvent
+from spotd_providers.contract.values import HostId, Market, Offer, OfferPage
+from tests.unit.core.builders import NOW, SHOP, offer
+
+SECOND = timedelta(seconds=1)
+
+
+def shown(offer_cache: OfferCache) -> list[str]:
+    offer_index = offer_cache.snapshot().offer_cache[SHOP].offer_index
+    return sorted(o.offer_id for group in offer_index.by_gpu.values() for o in group)
+
+
+def page(*offers: Offer) -> OfferPage:
+    return OfferPage(offers=offers, at=NOW)
+
+
+def opened(*offers: Offer) -> OfferCache:
+    offer_cache = OfferCache(WakeEvent())
+    offer_cache.open(SHOP)
+    offer_cache.offers_seen(SHOP, page(*offers), asked_at=NOW)
+    return offer_cache
+
+
+def test_an_offer_we_bought_is_not_shown_before_an_answer_that_can_know_of_it() -> None:
+    one, other = offer("a"), offer("b")
+    offer_cache = opened(one, other)
+    offer_cache.bought(one, at=NOW + 10 * SECOND)
+    assert shown(offer_cache) == ["b"]
+    offer_cache.offers_seen(SHOP, page(one, other), asked_at=NOW + 9 * SECOND)
+    assert shown(offer_cache) == ["b"], "that answer was asked for before the purchase"
+    offer_cache.offers_seen(SHOP, page(one, other), asked_at=NOW + 11 * SECOND)
+    assert shown(offer_cache) == ["a", "b"], "it is sold again"
+
+
+def test_what_was_bought_is_not_shown_in_the_other_market_either() -> None:
+    bid = offer("a:bid", host_id=HostId("h"))
+    is_expensive = offer("a:on-demand", host_id=HostId("h"), market=Market.ON_DEMAND)
+    offer_cache = opened(bid, is_expensive, offer("b:on-demand", market=Market.ON_DEMAND))
+    offer_cache.bought(is_expensive, at=NOW + SECOND)
+    assert shown(offer_cache) == ["b:on-demand"]
+
+
+def test_another_offer_of_the_same_host_and_a_pool_stay() -> None:
+    one, slice_, pool = offer("a", host_id=HostId("h")), offer("b", host_id=HostId("h")), offer("c", host_id=None)
+    offer_cache = opened(one, slice_, pool)
+    offer_cache.bought(one, at=NOW + SECOND)
+    offer_cache.bought(pool, at=NOW + SECOND)
+    assert shown(offer_cache) == ["b", "c"]

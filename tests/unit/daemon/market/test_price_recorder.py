@@ -1,0 +1,112 @@
+"""The history beside the running daemon: fed by every poll, asked through the API, and never in anybody's way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from spotd.api.backend import ApiUnavailable, HistoryQuery, Invalid, PriceQuery
+from spotd.core.states import JobState
+from spotd_providers.contract.money import MicroUsdPerHour
+from tests.unit.core.builders import SHOP, job
+from tests.unit.daemon.rig import Rig
+
+pytestmark = pytest.mark.anyio
+HOUR = timedelta(hours=1)
+
+
+async def kept(rig: Rig) -> None:
+    """The history runs beside the rest, until it is cancelled."""
+    await rig.price_recorder.run()
+
+
+async def test_what_was_polled_can_be_asked_for(rig: Rig) -> None:
+    async with rig.ready(), anyio.create_task_group() as group:
+        group.start_soon(kept, rig)
+        await rig.clock.sleep(HOUR)
+        rig.shop.offer_index[0] = replace(rig.shop.offer_index[0], gpu_price=MicroUsdPerHour(100_000))
+        await rig.clock.sleep(HOUR)
+        shown = await rig.backend().prices(PriceQuery(gpu="4090"))
+        since = rig.clock.now() - 2 * HOUR
+        found = await rig.backend().history(HistoryQuery(gpu="rtx 4090", since=since, every_s=3600))
+        (prices,) = found["prices"]
+        assert (prices["gpu"], prices["market"], found["bucket_s"], found["trouble"]) == ("RTX_4090", "spot", 3600, "")
+        assert prices["buckets"][-1]["low_usd_gpu_h"] == shown["quotes"][0]["effective_usd_gpu_h"]
+        assert prices["buckets"][0]["low_usd_gpu_h"] > prices["buckets"][-1]["low_usd_gpu_h"]
+        assert prices["buckets"][-1]["offers"] == pytest.approx(2.0, abs=0.05)
+        one = await rig.backend().history(HistoryQuery(provider=SHOP, offer="o2"))
+        assert one["prices"][0]["buckets"][-1]["offers"] == pytest.approx(1.0, abs=0.05)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (HistoryQuery(gpu="H1000"), "no GPU is known"),
+        (HistoryQuery(provider="nobody"), "there is no provider"),
+    ],
+    ids=["gpu", "provider"],
+)
+async def test_what_nobody_sells_is_refused(rig: Rig, query: HistoryQuery, message: str) -> None:
+    async with rig.ready():
+        with pytest.raises(Invalid, match=message):
+            await rig.backend().history(query)
+
+
+async def test_a_range_that_ends_before_it_begins_is_refused(rig: Rig) -> None:
+    async with rig.ready():
+        now = rig.clock.now()
+        with pytest.raises(Invalid, match="ends before it begins"):
+            await rig.backend().history(HistoryQuery(since=now, until=now - HOUR))
+
+
+async def test_a_disk_without_room_holds_the_history_and_nothing_else(rig: Rig) -> None:
+    rig.history._free_bytes = lambda _: 1_000_000
+    async with rig.ready(), anyio.create_task_group() as group:
+        group.start_soon(kept, rig)
+        job_id = await rig.submit(job())
+        await rig.until_state(job_id, JobState.STARTING)
+        await rig.clock.sleep(HOUR / 12)
+        assert "only 1 MB are free" in rig.price_recorder.last_error
+        assert rig.log.events().count("history.held") == 1
+        rows = {row["name"]: row for row in (await rig.backend().doctor())["checks"]}
+        assert not rows["price history"]["ok"]
+        rig.history._free_bytes = lambda _: 10**12
+        await rig.until(lambda: not rig.price_recorder.last_error)
+        assert rig.log.events().count("history.back") == 1
+        rows = {row["name"]: row for row in (await rig.backend().doctor())["checks"]}
+        assert rows["price history"]["ok"]
+        group.cancel_scope.cancel()
+
+
+async def test_a_damaged_file_is_told_in_the_log_and_as_an_event(rig: Rig) -> None:
+    (rig.folder / "prices.sqlite").write_bytes(b"no database" * 1000)
+    async with rig.ready(), anyio.create_task_group() as group:
+        group.start_soon(kept, rig)
+        await rig.until(lambda: "history.set_aside" in rig.kinds())
+        assert rig.log.events().count("history.set_aside") == 1
+        assert (rig.folder / "prices.sqlite.damaged").exists()
+        group.cancel_scope.cancel()
+
+
+async def test_a_defect_of_the_history_ends_no_task(rig: Rig, tmp_path: Path) -> None:
+    async with rig.ready(), anyio.create_task_group() as group:
+        rig.history.step = lambda now: 1 // 0  # type: ignore[method-assign]  # a defect, planted
+        group.start_soon(kept, rig)
+        job_id = await rig.submit(job())
+        await rig.until_state(job_id, JobState.STARTING)
+        await rig.clock.sleep(HOUR / 12)
+        assert rig.log.events().count("history.failed") == 1
+        assert "ZeroDivisionError" in rig.price_recorder.last_error
+        group.cancel_scope.cancel()
+
+
+async def test_a_file_that_cannot_be_opened_is_told_to_whoever_asks(rig: Rig) -> None:
+    (rig.folder / "prices.sqlite").mkdir()
+    async with rig.ready():
+        with pytest.raises(ApiUnavailable, match=r"prices\.sqlite"):
+            await rig.backend().history(HistoryQuery())

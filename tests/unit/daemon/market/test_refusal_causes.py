@@ -1,0 +1,139 @@
+"""What made a provider refuse launches is asked about within a minute, and the job goes on when it is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.core.model import CooldownEnd, Job
+from spotd.daemon.market.evidence import Evidence
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.refusal_causes import CauseWatch
+from spotd.daemon.wake import WakeEvent
+from spotd_providers.contract.errors import AuthFailed, NoBalance, OfferGone, ProviderError, RateLimited
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.values import Balance, Capability, Power
+from tests.unit.core.builders import NOW, SHOP, job, market, offer
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Shop
+
+pytestmark = pytest.mark.anyio
+MINUTE = timedelta(minutes=1)
+
+
+class Prepaid(Shop):
+    """Sells nothing without credit."""
+
+    credit = 0
+
+    @property
+    def capabilities(self) -> Mapping[Power, Capability]:
+        return {**super().capabilities, Power.BALANCE: Capability(available=True)}
+
+    async def balance(self) -> Balance:
+        await self._enter("balance", lambda: None)
+        return Balance(available=MicroUsd(self.credit))
+
+
+@pytest.fixture
+def virtual() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def prepaid(tmp_path: Path, virtual: VirtualClock) -> Rig:
+    return Rig(tmp_path, clock=virtual, shops=[Prepaid(virtual)])
+
+
+async def refused_for(rig: Rig, span: timedelta, error: ProviderError, item: Job | None = None) -> None:
+    """The job's launches are refused for so long."""
+    rig.shop.always["launch"] = error
+    name = await rig.submit(item)
+    began = rig.clock.now()
+    await rig.until(lambda: rig.clock.now() - began >= span, within=span + MINUTE)
+    assert rig.shop.counts["launch"] >= 1
+    assert not rig.shop.alive()
+    del name
+
+
+async def test_an_account_that_was_filled_after_hours_launches_within_a_minute(prepaid: Rig) -> None:
+    async with prepaid.ready():
+        await refused_for(prepaid, timedelta(hours=3), NoBalance("no credit"))
+        assert prepaid.shop.counts["launch"] <= 3 * 5 + 5
+        prepaid.shop.always.clear()
+        assert isinstance(prepaid.shop, Prepaid)
+        prepaid.shop.credit = 20_000_000
+        filled_at = prepaid.clock.now()
+        await prepaid.until(lambda: bool(prepaid.shop.alive()), within=timedelta(minutes=2))
+        assert prepaid.clock.now() - filled_at <= MINUTE
+
+
+async def test_a_key_that_works_again_launches_within_a_minute(rig: Rig) -> None:
+    async with rig.ready():
+        rig.shop.always["instances"] = rig.shop.always["offers"] = AuthFailed("the key was revoked")
+        await refused_for(rig, timedelta(hours=1), AuthFailed("the key was revoked"))
+        assert rig.shop.counts["launch"] <= 6
+        rig.shop.always.clear()
+        mended_at = rig.clock.now()
+        await rig.until(lambda: bool(rig.shop.alive()), within=timedelta(hours=1))
+        assert rig.clock.now() - mended_at <= MINUTE
+
+
+async def test_an_offer_that_was_gone_once_is_bought_when_the_next_list_shows_it(
+    tmp_path: Path, virtual: VirtualClock
+) -> None:
+    rig = Rig(tmp_path, clock=virtual, shops=[Shop(virtual, offers=[offer("only")])])
+    async with rig.ready():
+        rig.shop.faults["launch"] = deque([OfferGone("no_such_ask")])
+        await rig.submit()
+        began = rig.clock.now()
+        await rig.until(lambda: bool(rig.shop.alive()), within=timedelta(minutes=20))
+        assert rig.clock.now() - began <= MINUTE
+
+
+async def test_nothing_is_asked_while_nothing_is_refused(prepaid: Rig) -> None:
+    async with prepaid.ready():
+        began = prepaid.clock.now()
+        await prepaid.until(lambda: prepaid.clock.now() - began >= timedelta(hours=1))
+        assert prepaid.shop.counts["balance"] == 0
+
+
+async def test_a_key_that_may_list_and_not_buy_is_tried_seldom(rig: Rig) -> None:
+    async with rig.ready():
+        await refused_for(rig, timedelta(hours=2), AuthFailed("this key may not rent"))
+        assert rig.shop.counts["launch"] <= 12
+
+
+@pytest.mark.parametrize("error", [RateLimited("slow down", retry_after=timedelta(days=1)), AuthFailed("no")])
+async def test_a_provider_that_does_not_say_is_asked_again_within_minutes(error: ProviderError) -> None:
+    clock, offer_cache = VirtualClock(), OfferCache(WakeEvent())
+    shop = Prepaid(clock)
+    offer_cache.open(shop.name)
+    offer_cache.evidence.awaited = {SHOP: frozenset({CooldownEnd.CREDIT, CooldownEnd.KEY})}
+    shop.always["balance"] = error
+    watch = CauseWatch(shop, offer_cache=offer_cache, clock=clock, ask_again=lambda: None)
+    assert timedelta(seconds=30) <= await watch.ask() <= timedelta(minutes=5)
+
+
+def test_a_balance_counts_as_risen_only_when_it_has() -> None:
+    seen = Evidence()
+    assert not seen.credit_seen(SHOP, MicroUsd(0), NOW)
+    assert seen.credit_seen(SHOP, MicroUsd(5), NOW)
+    assert not seen.credit_seen(SHOP, MicroUsd(5), NOW)
+    assert not seen.credit_seen(SHOP, MicroUsd(4), NOW)
+    assert seen.credit_seen(SHOP, MicroUsd(6), NOW)
+
+
+def test_the_lowest_price_of_a_kind_is_kept_for_a_week() -> None:
+    seen = Evidence()
+    for usd, day in ((4, 0), (1, 1), (3, 2)):
+        seen.prices_seen(market(offer(price=usd)).offer_cache[SHOP].offer_index, NOW + timedelta(days=day))
+    assert seen.lows() == {("RTX_4090", 1): MicroUsdPerHour(1)}
+    seen.prices_seen(market(offer(price=3)).offer_cache[SHOP].offer_index, NOW + timedelta(days=9))
+    assert seen.lows() == {("RTX_4090", 1): MicroUsdPerHour(3)}
+    assert job().budget is None

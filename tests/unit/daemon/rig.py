@@ -1,0 +1,345 @@
+"""The daemon's own parts, connected as production connects them, over virtual time and without threads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+
+from spotd.api.handlers import DaemonBackend, HandlerContext
+from spotd.core.model import Attempt, AttemptId, Job, JobId, Policy
+from spotd.core.requests import cancel, submit
+from spotd.core.states import JobState
+from spotd.daemon import object_keys
+from spotd.daemon.commits import Commits, PolicyHolder
+from spotd.daemon.control_loop import ControlLoop
+from spotd.daemon.crash import CrashPoint
+from spotd.daemon.database import Database
+from spotd.daemon.executor import Executor
+from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
+from spotd.daemon.grants.secrets import SecretFiles
+from spotd.daemon.grants.writer import GrantWriter
+from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.ids import JobIds
+from spotd.daemon.log import Redactor
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.market.pollers import Poller, PollPace
+from spotd.daemon.market.price_recorder import PriceRecorder
+from spotd.daemon.market.provider_entry import ProviderEntry
+from spotd.daemon.wake import WakeEvent
+from spotd.history import History
+from spotd.store import Store
+from spotd_jobs.objects.api import ObjectStore
+from spotd_jobs.objects.folder import FolderStore
+from spotd_jobs.wire.grant import Grant, parse_grant
+from spotd_providers.contract.provider import ProviderTraits
+from spotd_providers.contract.values import OfferQuery, ProviderName
+from tests.unit.core.builders import SHOP, job, offer, shop_policy
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.host import Host
+from tests.unit.daemon.shop import Shop
+
+SUBMIT = (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT)
+CANCEL = (CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL)
+
+
+class Log:
+    """A logger that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def events(self) -> list[str]:
+        return [line["event"] for line in self.lines]
+
+    def _keep(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        self.lines.append({"level": level, "event": event, **fields})
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._keep("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._keep("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._keep("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._keep("error", event, fields)
+
+
+class Killed(BaseException):
+    """What a crash point raises instead of ending the test's process."""
+
+
+class Rig:
+    """One life of the daemon; `reborn` is the next, over the same state, store and market."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: VirtualClock | None = None,
+        shops: list[Shop] | None = None,
+        policy: Policy | None = None,
+        crash_at: CrashPoint | None = None,
+        store: Store | None = None,
+        objects: ObjectStore | None = None,
+        look_every_s: float = 5.0,
+    ) -> None:
+        self.folder = folder
+        self.clock = clock or VirtualClock()
+        self.shops = shops or [Shop(self.clock)]
+        self.shop = self.shops[0]
+        self.log = Log()
+        self.crash_at = crash_at
+        self.passed: list[CrashPoint] = []
+        self.dead = False
+        # In memory, and handed from life to life: what a transaction left undone is rolled back all the same.
+        self.store = store or Store.open(":memory:")
+        self.objects = objects or FolderStore(folder / "objects")
+        self.wake_event = WakeEvent()
+        self.history = History(folder / "prices.sqlite", free_bytes=lambda _: 10**12)
+        self.price_recorder = PriceRecorder(
+            self.history,
+            clock=self.clock,
+            log=self.log,
+            note=lambda kind, message, at: self.offer_cache.note(kind, message, {}, at=at),
+            inline=True,
+        )
+        self.offer_cache = OfferCache(self.wake_event, keep=self.price_recorder.seen)
+        self.policy = PolicyHolder(policy or shop_policy())
+        self.database = Database(self.store, inline=True)
+        self.commits = Commits(self.database, self.policy, self.clock, self.crash)
+        self.redactor = Redactor()
+        self.secrets = SecretFiles(folder / "secrets", self.redactor, self.crash)
+        self.traits = {shop.name: _TRAITS for shop in self.shops}
+        self.grants = GrantBuilder(
+            self.objects,
+            clock=self.clock,
+            wall=self.clock,
+            secrets=self.secrets,
+            bundle=RunnerBundle(data=b"a runner"),
+            traits=self.traits,
+            crash=self.crash,
+        )
+        self.grant_writer = GrantWriter(
+            self.grants,
+            policy=lambda: self.policy.current,
+            start_script=lambda _provider, url: f"start {url}",
+            clock=self.clock,
+            wall=self.clock,
+            log=self.log,
+            inline=True,
+        )
+        self.host_monitor = HostMonitor(self.objects, clock=self.clock, wall=self.clock, log=self.log, inline=True)
+        self.pollers = {shop.name: self._poller(shop) for shop in self.shops}
+        self.executor = Executor(
+            providers={shop.name: shop for shop in self.shops},
+            install=self.policy.current.install,
+            commits=self.commits,
+            grants=self.grant_writer,
+            clock=self.clock,
+            log=self.log,
+            loop_wake=self.wake_event,
+            look_again=self.look_again,
+            ask_again=lambda name: self.pollers[name].ask_again(),
+            bought=lambda offer: self.offer_cache.bought(offer, at=self.clock.now()),
+            crash=self.crash,
+        )
+        self.alive = 0
+        self.control_loop = ControlLoop(
+            commits=self.commits,
+            offer_cache=self.offer_cache,
+            host_monitor=self.host_monitor,
+            executor=self.executor,
+            grant_writer=self.grant_writer,
+            clock=self.clock,
+            log=self.log,
+            wake_event=self.wake_event,
+            look_again=self.look_again,
+            alive=self._note_alive,
+            look_every_s=look_every_s,
+            succeeded=self.secrets.remove,
+        )
+        self.hosts: dict[AttemptId, Host] = {}
+
+    def _poller(self, shop: Shop) -> Poller:
+        self.offer_cache.open(shop.name)
+        return Poller(
+            shop,
+            offer_cache=self.offer_cache,
+            clock=self.clock,
+            rng=Random(1),
+            log=self.log,
+            pace=PollPace(poll_every=timedelta(seconds=30)),
+            query=OfferQuery,
+            crash=self.crash,
+        )
+
+    def _note_alive(self) -> None:
+        self.alive += 1
+
+    def crash(self, point: CrashPoint) -> None:
+        """A dead process does nothing any more, whatever is still on its stack."""
+        if self.dead:
+            raise Killed
+        self.passed.append(point)
+        if point is self.crash_at:
+            self.dead = True
+            raise Killed
+
+    def look_again(self, provider: ProviderName) -> None:
+        self.pollers[provider].look_again()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Rig]:
+        """The whole daemon runs while the block does."""
+        await self.control_loop.adopt()
+        async with anyio.create_task_group() as group:
+            for poller in self.pollers.values():
+                group.start_soon(poller.offers_loop, name=f"offers-{poller.name}")
+                group.start_soon(poller.machines_loop, name=f"machines-{poller.name}")
+            group.start_soon(self.executor.run, name="executor")
+            group.start_soon(self.grant_writer.run, name="granter")
+            group.start_soon(self.control_loop.run, name="brain")
+            try:
+                yield self
+            finally:
+                group.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def ready(self) -> AsyncIterator[Rig]:
+        """The daemon runs and knows prices."""
+        async with self.running():
+            await self.until(lambda: self.offer_cache.page(self.shop.name) is not None)
+            yield self
+
+    def reborn(self, *, crash_at: CrashPoint | None = None) -> Rig:
+        """The next process over everything that outlives one."""
+        next_life = Rig(
+            self.folder,
+            clock=self.clock,
+            shops=self.shops,
+            policy=self.policy.current,
+            crash_at=crash_at,
+            store=self.store,
+        )
+        next_life.hosts = self.hosts
+        for host in self.hosts.values():
+            host.objects = next_life.objects
+        return next_life
+
+    async def submit(self, item: Job | None = None) -> JobId:
+        item = item or job()
+        await self.commits.commit(lambda world, now: submit(world, item, now), SUBMIT)
+        self.wake_event.notify()
+        return item.id
+
+    async def cancel(self, job_id: JobId) -> None:
+        await self.commits.commit(lambda world, now: cancel(world, job_id, now), CANCEL)
+        self.wake_event.notify()
+
+    def job(self, job_id: JobId) -> Job:
+        found = self.store.read(lambda reads: reads.job(job_id))
+        if found is None:
+            raise LookupError(job_id)
+        return found
+
+    def attempts(self, job_id: JobId) -> tuple[Attempt, ...]:
+        return self.store.read(lambda reads: reads.attempts_of(job_id))
+
+    def kinds(self, job_id: JobId | None = None) -> list[str]:
+        return [e.event.kind for e in self.store.read(lambda reads: reads.events(job_id=job_id))]
+
+    def grant(self, job_id: JobId, number: int) -> Grant:
+        """What the attempt's host would read now."""
+        key = object_keys.grant_key(AttemptId(job=job_id, number=number))
+        return parse_grant(self.objects.get(key, bytes_max=1_000_000))
+
+    def host(self, job_id: JobId, number: int) -> Host:
+        identity = AttemptId(job=job_id, number=number)
+        return self.hosts.setdefault(identity, Host(self.objects, identity))
+
+    async def until(self, holds: Callable[[], bool], *, within: timedelta = timedelta(hours=2)) -> None:
+        """Virtual time passes until this holds; a test that waits for ever fails instead."""
+        deadline = self.clock.now() + within
+        while not holds():
+            if self.clock.now() >= deadline:
+                raise AssertionError(f"it did not happen within {within}; events: {self.kinds()}")
+            await self.clock.sleep(timedelta(seconds=1))
+
+    async def until_state(self, job_id: JobId, state: JobState) -> None:
+        await self.until(lambda: self.job(job_id).state is state)
+
+    async def until_running(self, job_id: JobId, number: int) -> Host:
+        """The attempt was launched and its runner said that the command runs; it goes on beating until it is killed."""
+        await self.until(lambda: any(a.id.number == number and a.ref is not None for a in self.attempts(job_id)))
+        host = self.host(job_id, number)
+        host.beat("run")
+        await self.until(lambda: self.attempts(job_id)[-1].running_at is not None)
+        return host
+
+    def backend(self) -> DaemonBackend:
+        return DaemonBackend(self.context())
+
+    def context(self) -> HandlerContext:
+        spool = self.folder / "spool"
+        spool.mkdir(exist_ok=True)
+        return HandlerContext(
+            clock=self.clock,
+            wall=self.clock,
+            database=self.database,
+            commits=self.commits,
+            policy=self.policy,
+            offer_cache=self.offer_cache,
+            price_recorder=self.price_recorder,
+            control_loop=self.control_loop,
+            wake_event=self.wake_event,
+            host_monitor=self.host_monitor,
+            objects=self.objects,
+            secrets=self.secrets,
+            ids=JobIds(self.clock, Random(7)),
+            providers={
+                shop.name: ProviderEntry(
+                    name=shop.name,
+                    title="the shop",
+                    enabled=True,
+                    fee_ppm=1_000_000,
+                    provider=shop,
+                    poller=self.pollers[shop.name],
+                    traits=_TRAITS,
+                )
+                for shop in self.shops
+            },
+            crash=self.crash,
+            log=self.log,
+            started_at=self.clock.now(),
+            spool=spool,
+            facts={"version": "1"},
+            inline=True,
+        )
+
+
+def two_shops(folder: Path, clock: VirtualClock) -> Rig:
+    """A daemon with a second provider named `second`, which sells the same more cheaply."""
+    other = ProviderName("second")
+    cheap = replace(offer("s1", price=300_000), provider=other)
+    policy = shop_policy()
+    rules = replace(policy.providers[SHOP], name=other)
+    return Rig(
+        folder,
+        clock=clock,
+        shops=[Shop(clock), Shop(clock, name=other, offers=[cheap])],
+        policy=replace(policy, providers={SHOP: policy.providers[SHOP], other: rules}),
+    )
+
+
+_TRAITS = ProviderTraits(start_script_bytes_max=4096, hosts_share_filesystem=True, ends_itself_by="file")
+__all__ = ["SHOP", "Killed", "Log", "Rig"]

@@ -1,0 +1,174 @@
+"""The daemon dies at every named point, is born again, and nothing is forgotten, doubled or lost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from spotd.api.backend import JobRequest, StateConflict, Submission
+from spotd.core.model import JobId
+from spotd.core.states import JobState
+from spotd.daemon.crash import CrashPoint
+from spotd.service.crashable import crash_points
+from spotd.store import JobView, Reads
+from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, Unavailable
+from spotd_providers.contract.values import InstanceState
+from tests.unit.core.builders import offer
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.crew import UNITS, Crew
+from tests.unit.daemon.rig import Killed, Rig
+from tests.unit.daemon.shop import Hang, Shop
+
+pytestmark = pytest.mark.anyio
+
+CODE = b"the packed workdir"
+SHA256 = hashlib.sha256(CODE).hexdigest()
+LIVES_MAX = 4
+
+
+def draft(name: str) -> JobRequest:
+    return JobRequest(
+        data={
+            "name": name,
+            "run": "train",
+            "image": "scratch",
+            "workdir": ".",
+            "secrets": ["TOKEN"],
+            "resources": {"gpu": "RTX_4090:1"},
+            "price": {"max_price": 1.0},
+        },
+        base_dir="/work",
+    )
+
+
+async def stream() -> AsyncIterator[bytes]:
+    yield CODE
+
+
+def named(reads: Reads, name: str) -> list[JobView]:
+    return [view for view in reads.jobs() if view.name == name]
+
+
+async def submitted(rig: Rig, name: str) -> JobId:
+    """What a user does, who tries again when the daemon died under the first try."""
+    backend = rig.backend()
+    if not await backend.has_code(SHA256):
+        await backend.put_code(SHA256, stream())
+    request = Submission(draft=draft(name), code_sha256=SHA256, secrets={"TOKEN": "canary-value"})
+    known = rig.store.read(lambda reads: named(reads, name))
+    if known:
+        return known[0].id
+    try:
+        return JobId((await backend.submit(request))["job"]["id"])
+    except StateConflict:
+        return rig.store.read(lambda reads: named(reads, name))[0].id
+
+
+async def story(rig: Rig) -> None:
+    """One job through a preemption, another cancelled and retried; each step is skipped if it happened already."""
+    first = await submitted(rig, "first")
+    second = await submitted(rig, "second")
+    backend = rig.backend()
+    if "job.retried" not in rig.kinds(second):
+        await rig.until(lambda: rig.job(second).started_at is not None)
+        if not rig.job(second).state.is_final:
+            await backend.cancel(second)
+        await rig.until_state(second, JobState.CANCELLED)
+        await backend.retry(second)
+    for name in (first, second):
+        await rig.until_state(name, JobState.SUCCEEDED)
+    await rig.until(lambda: not rig.shop.not_gone())
+    await rig.until(lambda: not rig.store.read(lambda reads: reads.intents_of(first))[-1].is_open)
+
+
+async def live(rig: Rig) -> None:
+    """One life: the story to its end, or to the crash."""
+    try:
+        async with rig.running():
+            await story(rig)
+    except Killed:
+        return
+    except BaseExceptionGroup as group:
+        killed, rest = group.split(Killed)
+        if killed is None or (rest is not None and rest.split(anyio.get_cancelled_exc_class())[1] is not None):
+            raise
+
+
+def new_world(folder: Path, point: CrashPoint | None) -> tuple[Rig, Crew]:
+    clock = VirtualClock()
+    shop = Shop(clock, offers=[offer(f"o{n}", price=400_000 + n) for n in range(8)])
+    shop.faults["launch"].extend([NoCapacity("sold out"), OutcomeUnknown("the line broke", key=""), Hang()])
+    shop.faults["terminate"].append(Unavailable("down"))
+    return Rig(folder, clock=clock, shops=[shop], crash_at=point), Crew(folder, clock, shop, outbid=frozenset({1, 2}))
+
+
+@pytest.mark.parametrize("point", list(CrashPoint))
+async def test_after_a_crash_no_machine_is_forgotten_or_doubled_and_every_job_finishes(
+    point: CrashPoint, tmp_path: Path
+) -> None:
+    # Only a life after a death during a launch has anything to adopt.
+    adopts = point in {CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT}
+    rig, crew = new_world(tmp_path, CrashPoint.BEFORE_LAUNCH if adopts else point)
+    async with anyio.create_task_group() as group:
+        group.start_soon(crew.work)
+        await live(rig)
+        if adopts:
+            rig = rig.reborn(crash_at=point)
+            await live(rig)
+        reached = rig.dead
+        for _ in range(LIVES_MAX):
+            if not rig.dead:
+                break
+            rig = rig.reborn()
+            await live(rig)
+        group.cancel_scope.cancel()
+    assert reached, f"the story never comes to {point}"
+    shop = rig.shop
+    assert [m.state for m in shop.machines.values() if m.state is not InstanceState.GONE] == []
+    assert max(shop.most_alive.values()) == 1
+    keys = [request.key for request in shop.requests]
+    assert len(keys) == len(set(keys)), "an attempt was launched twice"
+    for name in ("first", "second"):
+        view = rig.store.read(lambda reads, name=name: named(reads, name))
+        assert [v.state for v in view] == [JobState.SUCCEEDED]
+        newest = rig.job(view[0].id).checkpoints[0]
+        assert newest.name == f"u{UNITS:03d}"
+        assert not list((tmp_path / "secrets").glob(f"{view[0].id}.json")), "values outlive the job that needed them"
+    _resumed_only_forwards(crew)
+    assert all(values == {"TOKEN": "canary-value"} for values in crew.secrets.values())
+
+
+def _resumed_only_forwards(crew: Crew) -> None:
+    """Each attempt goes on where the newest accepted checkpoint of its job was, never further back."""
+    saved: dict[str, int] = {}
+    for attempt in sorted(crew.progress, key=lambda a: (a.job, a.number)):
+        assert crew.resumed_at[attempt] >= saved.get(attempt.job, 0) - 1
+        saved[attempt.job] = max(saved.get(attempt.job, 0), crew.resumed_at[attempt])
+
+
+def test_the_list_of_crash_points_is_long_enough() -> None:
+    assert len(CrashPoint) >= 25
+
+
+def test_a_setting_kills_at_the_passage_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[Any] = []
+    monkeypatch.setattr("spotd.service.crashable.os.kill", lambda pid, number: killed.append(number))
+    reached = crash_points("before_launch:2")
+    reached(CrashPoint.BEFORE_LAUNCH)
+    reached(CrashPoint.AFTER_LAUNCH)
+    assert not killed
+    reached(CrashPoint.BEFORE_LAUNCH)
+    assert len(killed) == 1
+    reached(CrashPoint.BEFORE_LAUNCH)
+    assert len(killed) == 1
+
+
+@pytest.mark.parametrize("setting", ["nowhere", "before_launch:0", "before_launch:x"])
+def test_a_setting_that_names_no_point_is_refused(setting: str) -> None:
+    with pytest.raises(ValueError):
+        crash_points(setting)

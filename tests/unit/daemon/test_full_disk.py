@@ -1,0 +1,111 @@
+"""The disk of the state is full for hours: no budget is broken, no cancelled machine lives on, nothing is bought."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.core.model import JobId
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.store import StateUnavailable
+from spotd_providers.contract.errors import Unavailable
+from spotd_providers.contract.money import MicroUsd, cost
+from tests.unit.core.builders import job, shop_policy
+from tests.unit.daemon.rig import Rig
+
+pytestmark = pytest.mark.anyio
+
+BUDGET = MicroUsd(600_000)
+
+
+@contextmanager
+def full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing can be written; what is there can be read."""
+
+    def refused(_work: object) -> None:
+        raise StateUnavailable("the disk with the state is full", hint="free some space there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.store, "tx", refused)
+        yield
+
+
+async def beats(rig: Rig, name: JobId, span: timedelta) -> datetime | None:
+    """The host works until its grant orders it to stop; returns when that was."""
+    host, until = rig.host(name, 1), rig.clock.now() + span
+    stopped: datetime | None = None
+    while rig.clock.now() < until:
+        await rig.clock.sleep(timedelta(seconds=15))
+        if stopped is None and rig.shop.alive():
+            host.beat("run")
+            if rig.grant(name, 1).orders.stop is not None:
+                stopped = rig.clock.now()
+    return stopped
+
+
+async def test_a_full_disk_breaks_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, policy=replace(shop_policy(), budget_day=BUDGET))
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        began = rig.clock.now()
+        with full(rig, monkeypatch):
+            stopped = await beats(rig, name, timedelta(hours=3))
+            assert stopped is not None
+            (ended,) = rig.shop.ended_at.values()
+            billed = cost(rig.attempts(name)[0].quote.price.total, ended - began)
+            assert billed <= BUDGET
+            assert rig.database.last_error == "the disk with the state is full"
+            assert len(rig.shop.requests) == 1
+        await rig.until(lambda: rig.database.last_error == "")
+        await rig.until(lambda: rig.attempts(name)[0].state is AttemptState.ENDED)
+    assert rig.log.events().count("state.held") == 1
+
+
+async def test_a_machine_that_was_cancelled_ends_in_time_although_nothing_can_be_written(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        await rig.cancel(name)
+        due = rig.attempts(name)[0].stop
+        assert due is not None
+        with full(rig, monkeypatch):
+            rig.shop.faults["terminate"].append(Unavailable("away for a moment"))
+            await beats(rig, name, timedelta(minutes=20))
+            (ended,) = rig.shop.ended_at.values()
+            assert ended <= due.deadline + timedelta(minutes=2)
+        await rig.until_state(name, JobState.CANCELLED)
+        assert [a.end_reason for a in rig.attempts(name)] == [EndReason.CANCELLED]
+
+
+async def test_an_order_to_end_that_failed_is_repeated_although_nothing_can_be_written(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        rig.shop.always["terminate"] = Unavailable("away")
+        host.exit("succeeded")
+        await rig.until(lambda: rig.attempts(name)[0].state is AttemptState.ENDING)
+        await rig.until(lambda: rig.shop.counts["terminate"] > 0)
+        with full(rig, monkeypatch):
+            await rig.clock.sleep(timedelta(minutes=5))
+            del rig.shop.always["terminate"]
+            await rig.clock.sleep(timedelta(minutes=3))
+            assert not rig.shop.not_gone()
+
+
+async def test_nothing_is_bought_while_nothing_can_be_written(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig.running():
+        with full(rig, monkeypatch):
+            with pytest.raises(StateUnavailable):
+                await rig.submit(job(1))
+            await rig.clock.sleep(timedelta(hours=1))
+        assert not rig.shop.requests

@@ -1,0 +1,71 @@
+"""Every leaf of the providers' error tree has a meaning for a launch."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from spotd.core.outcomes import LaunchFailure
+from spotd.daemon.launch_failures import refusal_of
+from spotd_providers.contract import errors
+from spotd_providers.contract.errors import (
+    OfferGone,
+    OutcomeUnknown,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    RequestRejected,
+)
+
+LEAVES = sorted(
+    (
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, ProviderError) and value is not ProviderError
+    ),
+    key=lambda leaf: leaf.__name__,
+)
+
+
+def made(leaf: type[ProviderError]) -> ProviderError:
+    if leaf is RateLimited:
+        return RateLimited("why", retry_after=timedelta(seconds=7))
+    if leaf is RequestRejected:
+        return RequestRejected("why", field="image", reason="unknown")
+    if leaf is OutcomeUnknown:
+        return OutcomeUnknown("why", key="k")
+    return leaf("why")
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.__name__)
+def test_only_an_unknown_outcome_is_no_refusal(leaf: type[ProviderError]) -> None:
+    refusal = refusal_of(made(leaf))
+    if leaf is OutcomeUnknown:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert refusal.detail == "why"
+
+
+def test_every_failure_of_the_core_but_our_own_is_reached() -> None:
+    reached = {refusal.failure for leaf in LEAVES if (refusal := refusal_of(made(leaf))) is not None}
+    assert reached == set(LaunchFailure) - {LaunchFailure.NOT_PREPARED, LaunchFailure.STORE_AWAY}
+
+
+def test_a_rate_limit_carries_its_wait() -> None:
+    refusal = refusal_of(made(RateLimited))
+    assert refusal is not None
+    assert refusal.retry_after == timedelta(seconds=7)
+
+
+def test_a_bare_error_of_no_leaf_is_unknown() -> None:
+    assert refusal_of(ProviderError("odd")) is None
+
+
+def test_an_offer_that_is_gone_says_for_how_long_and_a_quota_which() -> None:
+    gone = refusal_of(OfferGone("not in this zone", lasts=timedelta(days=1)))
+    full = refusal_of(QuotaExceeded("used up", quota="east spot G"))
+    assert gone is not None
+    assert full is not None
+    assert (gone.retry_after, full.quota) == (timedelta(days=1), "east spot G")

@@ -1,0 +1,69 @@
+"""Launches that wait for their turn at a provider are made only while somebody wants their machines."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from spotd.core.model import JobId
+from spotd.core.states import EndReason, JobState
+from spotd.daemon.executor import CALLS_PER_PROVIDER
+from spotd.service.lifecycle import SHUTTING_DOWN
+from tests.unit.core.builders import job, offer
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Hang
+
+pytestmark = pytest.mark.anyio
+JOBS = 2 * CALLS_PER_PROVIDER
+
+
+async def full_turns(rig: Rig) -> list[JobId]:
+    """Every turn is taken by a launch that hangs; as many more launches wait. Returns the jobs of those."""
+    rig.shop.offer_index = [offer(f"o{n}", price=400_000 + n) for n in range(JOBS)]
+    rig.shop.faults["launch"].extend([Hang()] * CALLS_PER_PROVIDER)
+    for number in range(1, JOBS + 1):
+        await rig.submit(job(number))
+    await rig.until(lambda: len(rig.shop.requests) == CALLS_PER_PROVIDER and rig.executor.busy == JOBS)
+    sent = {request.key for request in rig.shop.requests}
+    return [JobId(f"j{n}") for n in range(1, JOBS + 1) if f"spotd-lab-j{n}-1" not in sent]
+
+
+async def test_a_job_cancelled_while_its_launch_waits_for_its_turn_is_never_bought(rig: Rig) -> None:
+    async with rig.running():
+        waiting = await full_turns(rig)
+        for name in waiting:
+            await rig.cancel(name)
+        await rig.until(lambda: rig.executor.busy == 0)
+        await rig.clock.sleep(timedelta(minutes=1))
+    assert len(rig.shop.requests) == CALLS_PER_PROVIDER
+    assert {rig.job(name).state for name in waiting} == {JobState.CANCELLED}
+    assert {rig.job(name).spent for name in waiting} == {0}
+
+
+async def test_launches_that_had_not_begun_at_the_end_are_not_made_and_come_first_in_the_next_life(rig: Rig) -> None:
+    async with rig.running():
+        waiting = await full_turns(rig)
+        rig.policy.paused = SHUTTING_DOWN
+        rig.control_loop.only_reconciles = True
+        assert not await rig.executor.drain(seconds=25)
+        await rig.clock.sleep(timedelta(seconds=90))
+    assert len(rig.shop.requests) == CALLS_PER_PROVIDER
+    rig.policy.paused = ""
+    reborn = rig.reborn()
+    async with reborn.running():
+        since = reborn.clock.now()
+        await reborn.until(lambda: len(reborn.shop.requests) >= JOBS)
+        assert reborn.clock.now() - since < timedelta(minutes=1), "no window is waited for"
+    assert {reborn.attempts(name)[0].end_reason for name in waiting} == {EndReason.NOT_SENT}
+
+
+async def test_a_launch_that_only_waited_for_its_turn_when_the_daemon_was_killed_is_made_at_once(rig: Rig) -> None:
+    async with rig.running():
+        waiting = await full_turns(rig)
+    reborn = rig.reborn()
+    async with reborn.running():
+        since = reborn.clock.now()
+        await reborn.until(lambda: len(reborn.shop.requests) >= JOBS)
+        assert reborn.clock.now() - since < timedelta(minutes=1)
+    assert {r.key for r in rig.shop.requests[CALLS_PER_PROVIDER:]} == {f"spotd-lab-{name}-2" for name in waiting}

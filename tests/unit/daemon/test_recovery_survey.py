@@ -1,0 +1,214 @@
+"""A state restored from a backup: numbers go on, newer checkpoints are kept, and the healthy machine goes on."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from spotd.api.backend import JobQuery
+from spotd.core.model import AttemptId, JobId
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.daemon import object_keys
+from spotd.daemon.recovery_survey import NOT_DONE, RecoverySurvey
+from spotd.store import Store
+from spotd_jobs.objects.api import StoreUnavailable
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Shop
+
+pytestmark = pytest.mark.anyio
+
+
+def surveyor(rig: Rig) -> RecoverySurvey:
+    """The rig buys nothing and ends no stray before the store was asked, as the daemon's composition makes it."""
+    found = RecoverySurvey(rig.objects, commits=rig.commits, clock=rig.clock, log=rig.log, inline=True)
+    rig.policy.gates.append(lambda: found.hold)
+    rig.policy.owned = lambda policy: replace(policy, identity_sure=found.done)
+    return found
+
+
+class World:
+    """A daemon over a state in a file, and the backup that was made of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = VirtualClock()
+        self.shop = Shop(self.clock)
+        self.state, self.backup = folder / "state.sqlite", folder / "backup.sqlite"
+
+    def rig(self) -> Rig:
+        return Rig(self.folder, clock=self.clock, shops=[self.shop], store=Store.open(self.state))
+
+    def make_backup(self, rig: Rig) -> None:
+        rig.store.close()
+        shutil.copy(self.state, self.backup)
+
+    def restore(self, rig: Rig) -> Rig:
+        rig.store.close()
+        for left in self.folder.glob("state.sqlite-*"):
+            left.unlink()
+        shutil.copy(self.backup, self.state)
+        return self.rig()
+
+
+def outbid(shop: Shop, number: int) -> None:
+    shop.set_state(AttemptKey(f"spotd-lab-j1-{number}"), InstanceState.PAUSED, Loss.OUTBID)
+
+
+async def save(rig: Rig, job: JobId, number: int, name: str) -> None:
+    rig.host(job, number).checkpoint(name, name.encode())
+    rig.host(job, number).beat("run")
+    await rig.until(lambda: any(c.name == name for c in rig.job(job).checkpoints))
+
+
+async def two_more_attempts(world: World) -> tuple[Rig, JobId]:
+    """The backup knows attempt 1 as running; in truth attempt 3 runs, and two newer checkpoints were accepted."""
+    rig = world.rig()
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        await save(rig, name, 1, "u001")
+    world.make_backup(rig)
+    rig = world.rig()
+    async with rig.running():
+        for number in (1, 2):
+            outbid(world.shop, number)
+            await rig.until_running(name, number + 1)
+            await save(rig, name, number + 1, f"u00{number + 1}")
+    return world.restore(rig), name
+
+
+async def test_a_restored_state_goes_on_with_the_machine_and_the_checkpoints_that_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    rig, name = await two_more_attempts(world)
+    assert rig.job(name).attempts_made == 1
+    healthy = [m.key for m in world.shop.alive()]
+    assert healthy == ["spotd-lab-j1-3"]
+    found = surveyor(rig)
+    await found.run()
+    host = rig.host(name, 3)
+    host.objects, host.seq = rig.objects, 50
+    async with rig.running():
+        for _ in range(40):
+            host.beat("run")
+            await rig.clock.sleep(timedelta(seconds=15))
+        assert [c.name for c in rig.job(name).checkpoints] == ["u003", "u002", "u001"]
+        assert rig.job(name).state is JobState.RUNNING
+        assert [m.key for m in world.shop.alive()] == healthy
+        assert [r.key for r in world.shop.requests] == [f"spotd-lab-j1-{n}" for n in (1, 2, 3)]
+        assert rig.attempts(name)[0].end_reason is EndReason.HOST_LOST
+        outbid(world.shop, 3)
+        await rig.until(lambda: len(world.shop.requests) == 4)
+        assert world.shop.requests[-1].key == "spotd-lab-j1-4"
+        assert rig.grant(name, 4).restore[0].name == "u003"
+    assert world.shop.most_alive["spotd-lab-j1"] == 1
+    assert "job.recovered" in rig.kinds(name)
+
+
+async def test_a_machine_that_a_restored_state_does_not_know_is_kept_while_the_store_is_slow_to_tell(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    rig, name = await two_more_attempts(world)
+    healthy = [m.key for m in world.shop.alive()]
+    found = surveyor(rig)
+    host = rig.host(name, 3)
+    host.objects, host.seq = rig.objects, 50
+    async with rig.running():
+        for look in range(40):
+            if look == 20:
+                await found.run()
+            host.beat("run")
+            await rig.clock.sleep(timedelta(seconds=15))
+        assert [m.key for m in world.shop.alive()] == healthy
+        assert rig.job(name).state is JobState.RUNNING
+    assert len(world.shop.requests) == 3
+
+
+async def test_a_job_that_ended_its_newest_machine_meanwhile_is_placed_anew_under_a_new_number(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rig, name = await two_more_attempts(world)
+    machine = world.shop.machine_of(AttemptKey("spotd-lab-j1-3"))
+    await world.shop.terminate(machine.ref)
+    await surveyor(rig).run()
+    async with rig.running():
+        await rig.until(lambda: len(world.shop.requests) == 4)
+    assert world.shop.requests[-1].key == "spotd-lab-j1-4"
+    ended = {a.id.number: a.state for a in rig.attempts(name)}
+    assert ended[3] is AttemptState.ENDED
+
+
+async def test_a_number_that_was_used_is_never_bought_again_even_without_a_survey(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rig, _ = await two_more_attempts(world)
+    for machine in world.shop.not_gone():
+        await world.shop.terminate(machine.ref)
+    async with rig.running():
+        await rig.until(lambda: len(world.shop.requests) == 4, within=timedelta(hours=12))
+    keys = [r.key for r in world.shop.requests]
+    assert len(set(keys)) == len(keys)
+    assert keys[-1] == "spotd-lab-j1-4"
+
+
+async def test_nothing_is_bought_before_the_store_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    rig = Rig(tmp_path)
+    found = surveyor(rig)
+    async with rig.running():
+        await rig.submit()
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.objects, "list", away)
+            with pytest.raises(StoreUnavailable):
+                await found._once()
+            await rig.clock.sleep(timedelta(minutes=5))
+        assert not rig.shop.requests
+        assert found.hold.startswith(NOT_DONE)
+        page = await rig.backend().jobs(JobQuery())
+        assert page["paused"] == (await rig.backend().status())["paused"] == found.hold
+        await found.run()
+        await rig.until(lambda: bool(rig.shop.requests))
+
+
+async def test_checkpoints_are_found_though_many_launches_in_a_row_were_refused_after_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rig, name = await two_more_attempts(world)
+    record = rig.objects.get(object_keys.launch_key(name, 3), bytes_max=100_000)
+    for number in range(4, 30):
+        fresh = record.replace(b"spotd-lab-j1-3", f"spotd-lab-j1-{number}".encode())
+        rig.objects.put(object_keys.launch_key(name, number), fresh)
+    await surveyor(rig).run()
+    assert rig.job(name).attempts_made == 29
+    assert [c.name for c in rig.job(name).checkpoints] == ["u003", "u002", "u001"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"\xff", b'{"key": 1}', b'{"key":"x","quote":{}}'])
+async def test_a_record_that_cannot_be_read_still_uses_its_number(tmp_path: Path, raw: bytes) -> None:
+    rig = Rig(tmp_path)
+    found = surveyor(rig)
+    name = await rig.submit()
+    rig.objects.put(object_keys.launch_key(name, 7), raw)
+    await found.run()
+    assert rig.job(name).attempts_made == 7
+    assert rig.attempts(name) == ()
+    waits_until = rig.job(name).not_before
+    assert waits_until is not None, "its machine may compute until its lease is over"
+    assert waits_until > rig.clock.now() + rig.policy.current.lease
+
+
+async def test_a_record_that_names_another_key_is_not_believed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rig, name = await two_more_attempts(world)
+    record = rig.objects.get(object_keys.launch_key(name, 3), bytes_max=100_000)
+    rig.objects.put(object_keys.launch_key(name, 9), record)
+    await surveyor(rig).run()
+    assert rig.job(name).attempts_made == 9
+    assert AttemptId(job=name, number=9) not in {a.id for a in rig.attempts(name)}

@@ -1,0 +1,45 @@
+"""One real S3 server for every test here that needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from spotd_jobs.objects.probe import Findings
+from spotd_jobs.objects.s3 import S3Store
+from spotd_jobs.objects.s3_client import S3Place
+from spotd_jobs.wire.client import web
+from tests.fakes import seaweed
+from tests.fakes.seaweed import VERSIONED, Weed
+
+
+@pytest.fixture(scope="session")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
+    reason = seaweed.missing()
+    if reason:
+        pytest.skip(reason)
+    with seaweed.running(tmp_path_factory.mktemp("weed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def findings(weed: Weed) -> Findings:
+    return S3Store(weed.place("found/")).findings()
+
+
+@pytest.fixture(scope="session")
+def versioned(weed: Weed) -> Iterator[S3Place]:
+    """A second bucket on the same server, set up to keep versions."""
+    owner = weed.owner()
+    owner.create_bucket(Bucket=VERSIONED)
+    owner.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
+    yield replace(weed.place("v/"), bucket=VERSIONED)
+    owner.close()
+
+
+@pytest.fixture(autouse=True)
+def no_connection_outlives_a_test() -> Iterator[None]:
+    yield
+    web.drop_connections()

@@ -1,0 +1,114 @@
+"""Spot with a limit that AWS enforces, or without: then spotd looks before it buys, and stops what rises too far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spotd.core.applied import applied
+from spotd.core.decide import decide
+from spotd.core.market import MarketSnapshot
+from spotd.core.model import World
+from spotd.core.reconcile import reconcile
+from spotd.core.states import AttemptState, EndReason
+from spotd_providers.aws.provider import AwsProvider
+from spotd_providers.contract.errors import OfferGone, PriceMoved
+from spotd_providers.contract.money import MICRO, MicroUsdPerHour
+from spotd_providers.contract.values import InstanceState, Listing, Offer
+from spotd_providers.testkit.faults import Call
+from tests.fakes.aws.wire import Params
+from tests.unit.core.builders import SHOP, report, world_with
+from tests.unit.providers.aws.harness import AwsHarness
+from tests.unit.providers.aws.stories import cheapest, play
+
+
+def limit_sent(h: AwsHarness) -> str:
+    (request,) = h.requests(Call.LAUNCH)
+    said = Params(request.body)
+    assert said.get("InstanceMarketOptions.MarketType") == "spot"
+    return said.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+
+
+def rises(h: AwsHarness, offer: Offer, factor: float) -> None:
+    h.cloud.set_price(str(offer.pool), f"{offer.gpu_price * factor / MICRO:.6f}")
+
+
+@pytest.mark.parametrize(("max_price", "lives"), [("ceiling", False), ("none", True)])
+def test_aws_takes_a_machine_whose_price_passes_the_limit_only_where_one_was_given(
+    tmp_path: Path, max_price: str, lives: bool
+) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        offer = await cheapest(h, provider)
+        limit = MicroUsdPerHour(offer.gpu_price + 1_000)
+        await provider.launch(h.request(offer, price_max=limit))
+        assert limit_sent(h) == ("" if lives else f"{limit / MICRO:.6f}")
+        await h.settle()
+        rises(h, offer, 2)
+        await provider.offers(h.query())
+        (seen,) = (await provider.instances()).instances
+        assert (seen.state is InstanceState.RUNNING) is lives
+        if lives:
+            assert seen.price == 2 * offer.gpu_price, "the daemon sees what it costs now"
+
+    play(tmp_path, story, max_price=max_price)
+
+
+def test_without_a_limit_nothing_is_bought_above_what_was_agreed(tmp_path: Path) -> None:
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        offer = await cheapest(h, provider)
+        rises(h, offer, 1.5)
+        with pytest.raises(PriceMoved):
+            await provider.launch(h.request(offer, price_max=MicroUsdPerHour(int(offer.gpu_price * 1.4))))
+        assert not h.requests(Call.LAUNCH)
+        del h.cloud.prices[str(offer.pool)]
+        with pytest.raises(OfferGone):
+            await provider.launch(h.request(offer))
+        assert not h.requests(Call.LAUNCH)
+
+    play(tmp_path, story, max_price="none")
+
+
+def test_a_machine_without_a_limit_is_stopped_in_order_when_its_price_passes_the_ceiling(tmp_path: Path) -> None:
+    listings: list[Listing] = []
+    offers: list[Offer] = []
+
+    async def story(h: AwsHarness, provider: AwsProvider) -> None:
+        offer = await cheapest(h, provider)
+        offers.append(offer)
+        await provider.launch(h.request(offer))
+        await h.settle()
+        for factor in (1.2, 2):
+            rises(h, offer, factor)
+            await provider.offers(h.query())
+            listings.append(await provider.instances())
+
+    play(tmp_path, story, max_price="none")
+    (offer,) = offers
+    dearer, too_expensive = listings
+    world = _running(offer, dearer)
+    assert not decide(world, MarketSnapshot(offer_cache={}), dearer.at).attempts, "dearer, and within the ceiling"
+    plan = decide(_running(offer, too_expensive), MarketSnapshot(offer_cache={}), too_expensive.at)
+    (item,) = plan.attempts.values()
+    assert item.state is AttemptState.STOPPING
+    assert item.stop is not None
+    assert item.stop.reason is EndReason.PRICE_ROSE
+
+
+def _running(offer: Offer, listing: Listing) -> World:
+    """A job that accepts half more than it agreed to, on the machine that this listing shows."""
+    world = world_with(AttemptState.RUNNING)
+    (item,) = world.attempts.values()
+    (machine,) = listing.instances
+    price = replace(item.quote.price, gpu=offer.gpu_price, total=offer.gpu_price)
+    sold = replace(offer, provider=SHOP)
+    agreed = replace(item.quote, offer=sold, price=price)
+    ceiling = offer.gpu_price * 3 // 2
+    item = replace(item, quote=agreed, ceiling=ceiling)  # type: ignore[arg-type]  # one GPU: per machine and per GPU alike
+    world = replace(world, attempts={item.id: item})
+    assert item.ref is not None
+    seen = replace(machine, ref=item.ref, key=item.key)
+    looked = {i: replace(r, looked_at=listing.at) for i, r in report(seq=6).items()}
+    plan = reconcile(world, {SHOP: replace(listing, instances=(seen,))}, looked, listing.at)
+    return applied(world, plan)

@@ -1,0 +1,94 @@
+"""The real start script and runner in RunPod's pods: any Python, no curl, no wget, started again at any time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotd_jobs.start import start_script
+from spotd_jobs.wire.grant import EndMethod, GrantStopOrder, Orders, SelfTerminate, parse_grant
+from spotd_providers.local.hosts import Machines
+from spotd_providers.runpod.launching import SCRIPT_BYTES_MAX
+from spotd_providers.runpod.provider import RunpodProvider
+from spotd_providers.testkit.faults import Call, Canned
+from tests.fakes.runpod import Phase, Pod, Quirks
+from tests.integration.runner.images import image_with, pythons
+from tests.integration.runner.rig import Rig
+from tests.unit.providers.local.waiting import until
+from tests.unit.providers.runpod.harness import RunpodHarness
+from tests.unit.providers.runpod.stories import cheapest, play
+
+pytestmark = pytest.mark.e2e
+SAY = ["/bin/sh", "-c", "echo ran; command -v curl wget; exit 0"]
+
+
+def fit(h: RunpodHarness, rig: Rig, python: str, run: list[str] = SAY) -> str:
+    """The start script of an attempt whose machines have this Python, neither curl nor wget, and end themselves."""
+    path = image_with(h.folder / "image", python)
+    h.cloud.machines = Machines(h.folder / "machines", clock=h.fake_clock, path=path)
+    grant = rig.grant(run)
+    rig.renew(grant, self_terminate=SelfTerminate(method=EndMethod.RUNPOD, base_url=h.base_url))
+    return start_script(grant.grant_url, limit_bytes=SCRIPT_BYTES_MAX)
+
+
+def said(rig: Rig) -> str:
+    """Everything that the job printed, on whatever boot."""
+    keys = [key for key in rig.store.keys("") if "/log/" in key]
+    return b"".join(rig.store.get(key) or b"" for key in keys).decode()
+
+
+async def running(h: RunpodHarness, pod: Pod) -> None:
+    """The pod runs: its image is pulled and its container started, each in its time."""
+    for _ in range(9):
+        h.cloud.advance()
+        if pod.phase is Phase.RUNNING:
+            return
+        await h.settle()
+    pytest.fail(f"the pod does not come up: {pod.phase}")
+
+
+@pytest.mark.parametrize("python", pythons("3.13"))
+def test_a_job_runs_once_and_the_machine_ends_itself_under_this_python(python: str, tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        with Rig(tmp_path / "rig") as rig:
+            script = fit(h, rig, python)
+            launched = await provider.launch(h.request(await cheapest(h, provider), start_script=script))
+            pod = h.cloud.pods[launched.instance.ref.instance_id]
+            await running(h, pod)
+            until(lambda: pod.phase is Phase.TERMINATED, what="the machine's own end")
+            until(lambda: not h.cloud.machines.alive(pod.pod_id), what="the end of its processes")
+            assert said(rig) == "ran\n"
+            assert await provider.find(launched.instance.key) == ()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("restarts", [True, False], ids=["started again on a wiped disk", "left exited"])
+def test_a_pod_that_starts_again_after_its_job_is_done_runs_nothing_and_ends_itself(
+    restarts: bool, tmp_path: Path
+) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        with Rig(tmp_path / "rig") as rig:
+            script = fit(h, rig, "3.8")
+            launched = await provider.launch(h.request(await cheapest(h, provider), start_script=script))
+            pod = h.cloud.pods[launched.instance.ref.instance_id]
+            await running(h, pod)
+            h.faults.answer(Call.TERMINATE, Canned(status=503), times=1000)
+            until(lambda: h.requests(Call.TERMINATE), what="an end that RunPod does not accept")
+            # The daemon has read how the job ended, and asks the machine for nothing but its end.
+            (grant,) = (
+                parse_grant(rig.store.get(key) or b"") for key in rig.store.keys("") if key.endswith("grant.json")
+            )
+            rig.renew(grant, orders=Orders(stop=GrantStopOrder(reason="over", grace_s=0)))
+            h.cloud.machines.kill(pod.pod_id)
+            h.cloud.advance()
+            h.faults.clear()
+            if not restarts:
+                assert pod.phase is Phase.EXITED
+                h.cloud.act(pod.pod_id, "start")
+            await running(h, pod)
+            until(lambda: pod.phase is Phase.TERMINATED, what="the pod's own end")
+            assert said(rig) == "ran\n"
+
+    play(tmp_path, story, Quirks(requests_a_minute=5000, restarts=restarts))

@@ -1,0 +1,16 @@
+"""vast.ai does what every provider must do, against its own fake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotd_providers.testkit.behaviours import BEHAVIOURS
+from spotd_providers.testkit.suite import Behaviour, run
+from tests.unit.providers.vastai.harness import open_harness
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+def test_vast_behaves_as_a_provider(behaviour: Behaviour, tmp_path: Path) -> None:
+    run(behaviour, open_harness, tmp_path)

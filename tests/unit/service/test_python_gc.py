@@ -1,0 +1,41 @@
+"""A start is not searched for garbage, and the daemon that comes of it is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from spotd.service import python_gc
+
+
+class Knot:
+    """Refers to itself, so that only a collection can free it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_what_the_start_left_behind_is_freed_and_what_stays_is_never_looked_at_again() -> None:
+    python_gc.postpone()
+    garbage = weakref.ref(Knot())
+    assert garbage() is not None
+    python_gc.begin()
+    assert gc.isenabled()
+    assert garbage() is None
+    assert gc.get_freeze_count() > 0
+
+
+def test_a_process_that_postponed_nothing_keeps_its_collector_as_it_is() -> None:
+    python_gc.begin()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
