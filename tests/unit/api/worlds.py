@@ -1,0 +1,177 @@
+"""Small worlds behind the API: rows of jobs and attempts, and what providers offer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from spotd.core.model import Attempt, Checkpoint, Event, Job, JobId, MachineState, Meter, Plan
+from spotd.core.pricing import Needs, quote
+from spotd.core.states import AttemptState, EndReason, JobState
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.values import HostId, InstanceId, InstanceRef, OfferId, ProviderName
+from tests.unit.core.builders import offer, shop_policy
+from tests.unit.daemon.clocks import VirtualClock
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Shop
+from tests.unit.store import values as v
+
+NOW: Final = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
+EARLIER: Final = NOW - timedelta(hours=3)
+HOUR: Final = timedelta(hours=1)
+LOCAL: Final = ProviderName("local")
+RUNNING_ID: Final = "6k0a1b2c3d"
+
+
+class StillClock(VirtualClock):
+    """A clock that only a test moves."""
+
+    def now(self) -> datetime:
+        return NOW + self.offset
+
+
+def h100(name: str = "h3", *, price: int = 2_310_000, provider: ProviderName = LOCAL, **changes: Any) -> Any:
+    """An offer of one H100."""
+    base = offer(name, price=price, gpu="H100", on_demand_price=MicroUsdPerHour(3_900_000))
+    return replace(base, provider=provider, host_id=HostId(name), offer_id=OfferId(f"offer-{name}"), **changes)
+
+
+def still_rig(folder: Path) -> Rig:
+    """A daemon of one provider, `local`, which does nothing by itself."""
+    clock = StillClock()
+    policy = shop_policy()
+    (rules,) = policy.providers.values()
+    policy = replace(policy, providers={LOCAL: replace(rules, name=LOCAL)})
+    return Rig(folder, clock=clock, shops=[Shop(clock, name=LOCAL, offers=[h100()])], policy=policy)
+
+
+def spec(name: str, **changes: Any) -> JobSpec:
+    base = JobSpec(
+        name=name,
+        run=("/bin/sh", "-c", "python train.py"),
+        image="pytorch/pytorch:2.9.0",
+        resources=Resources(gpu=(GpuAlternative(name="H100", count=1),), disk_gb=100),
+        price=PriceLimit(per_gpu_hour=2_400_000),
+        job_budget=MicroUsd(120_000_000),
+        secrets=("TOKEN",),
+    )
+    return replace(base, **changes)
+
+
+def job(name: str = "llama-lora", state: JobState = JobState.QUEUED, *, ident: str = RUNNING_ID, **changes: Any) -> Job:
+    """A job of three hours ago."""
+    base = Job(
+        id=JobId(ident),
+        name=name,
+        spec=changes.pop("spec", spec(name)),
+        code_sha256="ab" * 32,
+        code_bytes=12_345,
+        submitted_at=EARLIER,
+        state=state,
+        reason="queued",
+        state_since=EARLIER,
+    )
+    return replace(base, **changes)
+
+
+def checkpoint(name: str = "step-1200", **changes: Any) -> Checkpoint:
+    base = Checkpoint(
+        name=name,
+        attempt=1,
+        step=1200,
+        bytes=1_500_000,
+        at=NOW - timedelta(minutes=30),
+        manifest_key=f"jobs/{RUNNING_ID}/{name}.json",
+        sha256="ab" * 32,
+    )
+    return replace(base, **changes)
+
+
+def attempt(
+    number: int = 1, state: AttemptState = AttemptState.RUNNING, *, of: str = RUNNING_ID, **changes: Any
+) -> Attempt:
+    """An attempt on `h3`, launched two hours ago and running ever since."""
+    launched = NOW - 2 * HOUR
+    agreed = quote(h100(), Needs(disk_gb=100, upload_bytes_per_hour=0, restore_bytes_per_hour=0), 1_000_000, launched)
+    ended = state is AttemptState.ENDED
+    settled = Meter(settled=MicroUsd(4_620_000)) if ended else None
+    base = v.attempt(
+        of,
+        number,
+        state,
+        quote=agreed,
+        ref=InstanceRef(provider=LOCAL, instance_id=InstanceId(f"m{number}")),
+        price_max=MicroUsdPerHour(2_400_000),
+        intended_at=launched,
+        launched_at=launched + timedelta(seconds=1),
+        running_at=launched + timedelta(minutes=1),
+        ended_at=NOW if ended else None,
+        end_reason=EndReason.PREEMPTED if ended else None,
+        heartbeat_seq=5,
+        heartbeat_seen_at=NOW,
+        ever_listed=True,
+        machine=MachineState.GONE if ended else MachineState.LIVE,
+        meter=settled or Meter(rate=agreed.price.total, on_demand_rate=agreed.on_demand, since=launched),
+        on_demand_settled=MicroUsd(7_800_000 if ended else 0),
+        phase="run",
+    )
+    return replace(base, **changes)
+
+
+def running(**changes: Any) -> Plan:
+    """`llama-lora` runs on its first machine."""
+    first = attempt()
+    owner = job(
+        state=JobState.RUNNING,
+        reason="runs on local h3",
+        attempts_made=1,
+        checkpoints=(checkpoint(),),
+        started_at=first.running_at,
+        **changes,
+    )
+    return v.plan(
+        owner, first, v.launch_done(first), event(owner), event(first, "attempt.running", "runs"), silent=True
+    )
+
+
+def ended(state: JobState = JobState.FAILED, *, name: str = "old", ident: str = "6j99ffffff", **changes: Any) -> Plan:
+    """A job that is over, after one machine."""
+    last = attempt(of=ident, state=AttemptState.ENDED)
+    owner = job(
+        name,
+        state,
+        ident=ident,
+        **{
+            "reason": "the command ended with exit code 1",
+            "attempts_made": 1,
+            "ended_at": NOW,
+            "started_at": last.running_at,
+            "spent": MicroUsd(4_620_000),
+            "on_demand": MicroUsd(7_800_000),
+            "submitted_at": EARLIER - HOUR,
+            **changes,
+        },
+    )
+    return v.plan(
+        owner,
+        last,
+        v.launch_done(last),
+        event(owner),
+        event(last, "attempt.ended", "the provider took it back"),
+        silent=True,
+    )
+
+
+def waiting() -> Plan:
+    """`prep` was queued and has no machine."""
+    owner = job("prep", ident="6k0a9zzzzz", submitted_at=EARLIER - timedelta(minutes=1))
+    return v.plan(owner, event(owner), silent=True)
+
+
+def event(of: Job | Attempt, kind: str = "job.submitted", message: str = "queued") -> Event:
+    if isinstance(of, Job):
+        return Event(at=of.submitted_at, kind=kind, message=message, job=of.id)
+    return Event(at=of.ended_at or of.intended_at, kind=kind, message=message, job=of.id.job, attempt=of.id.number)
