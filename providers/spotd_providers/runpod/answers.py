@@ -1,8 +1,7 @@
-"""What an answer of RunPod means: status first, then the words, since capacity is told in words only.
+"""The meaning of RunPod's answers: status first, then the words, since only words report a lack of capacity.
 
 Theory. REST v2 speaks RFC 9457: the status says whose fault it is. One status is ambiguous: a 400 on create is a
-broken rule *or* an empty shelf, and no code tells them apart, so known sentences are kept here, in one table. GraphQL
-says everything with HTTP 200 and `errors[]`; the same table reads it.
+broken rule *or* a lack of capacity, and no code distinguishes them, so known sentences are kept here, in one table.
 """
 
 from __future__ import annotations
@@ -40,21 +39,10 @@ NO_CAPACITY_WORDS: Final = (
     "no machine",
 )
 NOTHING_MADE_WORDS: Final = NO_CAPACITY_WORDS[:3]
-"""Whole sentences about an empty shelf: they come with a 5xx, too, and then still say that no pod was made."""
+"""Whole sentences about a lack of capacity: they also come with a 5xx, and then still mean that no pod was made."""
 BALANCE_WORDS: Final = ("balance", "insufficient funds", "insufficient credit", "not enough credit")
 QUOTA_WORDS: Final = ("spend limit", "spending limit", "pod limit", "quota", "maximum number of pods", "limit reached")
 SCOPE_WORDS: Final = ("scope", "permission", "read-only", "read only", "api key")
-GONE_WORDS: Final = (
-    "cannot query field",
-    "unknown type",
-    "unknown argument",
-    "deprecated",
-    "no longer supported",
-    "not supported",
-    "has been removed",
-    "is being removed",
-    "retired",
-)
 
 
 class RunpodRefused(Exception):

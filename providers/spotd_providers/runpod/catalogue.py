@@ -1,8 +1,8 @@
-"""The whole catalogue, asked for in parts: one request for each cloud and size of machine.
+"""The whole catalogue, read in parts: one request for each cloud and size of machine.
 
 The account's minute of requests can end between two parts, above all when it is polled often or machines come and go.
-What is missing then is told from an earlier poll, so that no cloud drops out of the market only because it was asked
-last; and the part that was asked longest ago is asked first.
+A missing part is then taken from an earlier poll, so that no cloud drops out of the market only because it was read
+last; and the part that was read longest ago is read first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CataloguePart:
 
 
 class GpuCatalogue:
-    """Every size on every cloud, as far as RunPod told it lately."""
+    """Every size on every cloud, as far as it was read lately."""
 
     def __init__(self, client: RunpodClient, settings: RunpodSettings, services: Services) -> None:
         self._client = client
@@ -40,11 +40,11 @@ class GpuCatalogue:
         self._services = services
         self._parts: dict[tuple[str, int], CataloguePart] = {}
 
-    async def asked(self) -> ProviderError | None:
-        """The first part that could not be had, if any; the others are new.
+    async def refresh(self) -> ProviderError | None:
+        """Read every part; returns the error of the first that failed, at which it stops.
 
         Raises:
-            AuthFailed: the key is refused. ProviderError: no part at all could be had.
+            AuthFailed: the key is refused. ProviderError: no part at all could be read.
         """
         names = [(cloud, count) for cloud in self._settings.clouds for count in self._settings.gpu_counts]
         never = datetime.min.replace(tzinfo=self._services.clock.now().tzinfo)
@@ -64,8 +64,8 @@ class GpuCatalogue:
             )
         return None
 
-    def told(self) -> tuple[list[Offer], list[Rejected]]:
-        """What is known and not too old, in an order that does not depend on which part was asked when."""
+    def recent(self) -> tuple[list[Offer], list[Rejected]]:
+        """Offers and rejected rows that are not too old, in an order that does not depend on the order of reading."""
         offers: list[Offer] = []
         rejected: list[Rejected] = []
         now = self._services.clock.now()

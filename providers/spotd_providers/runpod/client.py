@@ -214,22 +214,6 @@ class RunpodClient:
 
         return await self._repeated(call)
 
-    # --- GraphQL --------------------------------------------------------------------------------------------------
-
-    async def graphql(self, query: str, variables: Mapping[str, Any] | None = None) -> HttpAnswer:
-        """The answer of the old API to one request, sent once and not judged.
-
-        Raises:
-            Unavailable: the request never left. AnswerLost: it may have had its effect.
-        """
-        await self._turn()
-        body = {"query": query, "variables": dict(variables or {})}
-        return await self._http.send("POST", "/graphql", json_body=body, timeout_s=CREATE_TIMEOUT_S)
-
-    async def repeated(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of a call without side effects, tried again while RunPod is out of sorts."""
-        return await self._repeated(call)
-
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _repeated(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:

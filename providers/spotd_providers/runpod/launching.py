@@ -1,4 +1,4 @@
-"""What a create says, and what its refusal means."""
+"""The body of a create, and the meaning of its refusal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAME_CHARS_MAX: Final = 191
 IMAGE_CHARS_MAX: Final = 1024
 DISK_GB_MIN: Final = 20
 """Below it, unpacking a large image can fail."""
-STRANGERS_MAX: Final = 3
+UNEXPLAINED_MAX: Final = 3
 
 
 def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
     Raises:
         RequestRejected: it can not be asked for.
     """
-    checked(request)
+    require_launchable(request)
     gpu: dict[str, Any] = {"id": request.offer.extra["gpu"], "count": request.offer.gpu_count}
     if settings.cuda_min is not None:
         gpu["minCudaVersion"] = settings.cuda_min
@@ -75,8 +75,8 @@ def arguments(script: str) -> str:
     return shlex.join(["/bin/sh", "-c", script])
 
 
-def checked(request: LaunchRequest) -> None:
-    """Returns if RunPod can be asked for this.
+def require_launchable(request: LaunchRequest) -> None:
+    """Check that RunPod can be asked for this.
 
     Raises:
         RequestRejected: it would be refused for ever.
@@ -94,48 +94,50 @@ def checked(request: LaunchRequest) -> None:
         raise rejected("image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
 
 
-class UntrustedLabels:
-    """400s in words never heard before, told apart by their company.
+class UnexplainedRefusals:
+    """Refused creates whose words do not say whether the offer or the request is at fault.
 
-    A 400 is an empty shelf or a broken rule, and only known sentences say which. An unknown one counts as the first,
-    so that the next offer is tried; if offer after offer is refused like that, it is the request.
+    A 400 is a lack of capacity or a broken rule, and only known sentences say which. An unknown one counts as the
+    first, so that the next offer is tried; if offer after offer is refused like that, it is the request.
     """
 
     def __init__(self) -> None:
         self._refused: set[OfferId] = set()
         self._forbidden: set[OfferId] = set()
 
-    def met(self, offer: OfferId) -> bool:
-        """Whether so many different offers were refused in a row that the request is suspect."""
+    def is_request_suspect(self, offer: OfferId) -> bool:
+        """Record a refused offer; whether so many different ones were refused in a row that the request is suspect."""
         self._refused.add(offer)
-        return len(self._refused) >= STRANGERS_MAX
+        return len(self._refused) >= UNEXPLAINED_MAX
 
-    def forbidden(self, offer: OfferId) -> bool:
-        """Whether so many different offers were forbidden in a row that the key is suspect.
+    def is_key_suspect(self, offer: OfferId) -> bool:
+        """Record a forbidden offer; whether so many different ones were forbidden in a row that the key is suspect.
 
         A key that may only read is refused every create in words that read like a pool this account may not use.
         """
         self._forbidden.add(offer)
-        return len(self._forbidden) >= STRANGERS_MAX
+        return len(self._forbidden) >= UNEXPLAINED_MAX
 
     def forget(self) -> None:
-        """A create was understood."""
+        """Forget all refusals, since a create was understood."""
         self._refused.clear()
         self._forbidden.clear()
 
 
-def refusal_of_create(refused: RunpodRefused, request: LaunchRequest, strangers: UntrustedLabels) -> ProviderError:
+def refusal_of_create(
+    refused: RunpodRefused, request: LaunchRequest, unexplained: UnexplainedRefusals
+) -> ProviderError:
     """The leaf of the contract that a refused create is; no pod was made."""
     said = refused.detail or f"HTTP {refused.status}"
     if refused.status in (413, 422):
         return rejected("request", said, status=refused.status)
     known = refusal_in_words(refused.detail, said)
     if known is not None:
-        strangers.forget()
+        unexplained.forget()
         return known
     if refused.status == 403 and says(refused.detail, SCOPE_WORDS):
         return AuthFailed(f"the RunPod API key may not create pods: {said}")
-    if refused.status == 403 and strangers.forbidden(request.offer.offer_id):
+    if refused.status == 403 and unexplained.is_key_suspect(request.offer.offer_id):
         return AuthFailed(
             f"RunPod forbids every create with this key: {said}; give it write access, `spotctl doctor` checks it"
         )
@@ -144,7 +146,7 @@ def refusal_of_create(refused: RunpodRefused, request: LaunchRequest, strangers:
     if refused.status in (404, 410):
         return OfferGone(f"RunPod does not know this GPU any more: {said}")
     if refused.status in (400, 409):
-        if strangers.met(request.offer.offer_id):
+        if unexplained.is_request_suspect(request.offer.offer_id):
             return rejected("request", said, status=refused.status)
         return NoCapacity(f"RunPod did not make the pod, perhaps for want of machines: {said}")
     return Unavailable(f"RunPod refused the pod: {said}")

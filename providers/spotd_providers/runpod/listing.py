@@ -1,4 +1,4 @@
-"""What RunPod lists as ours, and whether the list can be trusted to be whole.
+"""The pods that RunPod lists as ours, and whether the list is complete.
 
 Absence is only ever concluded from a complete listing, so everything doubtful makes it incomplete: a later page that
 fails or is promised without a cursor, a cursor that repeats, a row that cannot be attributed.
@@ -6,7 +6,7 @@ fails or is promised without a cursor, a cursor that repeats, a row that cannot 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -15,67 +15,50 @@ import anyio
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError
 from spotd_providers.contract.provider import Services
-from spotd_providers.contract.values import (
-    Instance,
-    InstanceId,
-    InstanceState,
-    Listing,
-    Loss,
-    Market,
-)
+from spotd_providers.contract.values import Instance, InstanceId, InstanceState, Listing, Loss
 from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.text import clean
 from spotd_providers.runpod.answers import says
 from spotd_providers.runpod.client import RunpodClient
-from spotd_providers.runpod.memory import PodMemory
+from spotd_providers.runpod.pod_keys import PodKeys
 from spotd_providers.runpod.pods import IMAGE_FAILURE_WORDS, as_instance, unreadable
 from spotd_providers.runpod.wire import PodRow, pod_row
 
 PAGES_MAX: Final = 400
-BALANCE_AGE_MAX: Final = timedelta(minutes=1)
 PULL_SUSPECT_AFTER: Final = timedelta(minutes=6)
-LOOK_AT_LOG_EVERY: Final = timedelta(minutes=5)
+LOG_READ_EVERY: Final = timedelta(minutes=5)
 SYSTEM_LINES: Final = 50
 CONSOLE_SUSPECT_AFTER: Final = timedelta(minutes=2)
 
 
 class PodListing:
-    """Listings of one account, with what they taught so far.
+    """Listings of one account, with what was learned from them so far.
 
     Attributes:
-        ours: pods seen under our name, which may be deleted without looking again.
+        ours: pods that carry our name, which may be deleted without another read.
     """
 
-    def __init__(
-        self,
-        client: RunpodClient,
-        services: Services,
-        memory: PodMemory,
-        *,
-        out_of_money: Callable[[], Awaitable[bool]],
-    ) -> None:
+    def __init__(self, client: RunpodClient, services: Services, pod_keys: PodKeys) -> None:
         self._client = client
         self._services = services
-        self._memory = memory
-        self._out_of_money = out_of_money
+        self._pod_keys = pod_keys
         self.ours: set[InstanceId] = set()
-        self._broke = (False, datetime.min.replace(tzinfo=UTC))
-        self._log_looks: dict[str, tuple[datetime, str]] = {}
+        self._image_checks: dict[str, tuple[datetime, str]] = {}
         self._started: dict[str, datetime] = {}
         self._console_due: set[str] = set()
         self._complaints: dict[str, str] = {}
 
     def own(self, instance: Instance) -> None:
-        """This machine is known to be ours."""
+        """Record that this machine is ours."""
         self.ours.add(instance.ref.instance_id)
-        self._memory.seen(instance.ref.instance_id, instance.key)
+        self._pod_keys.record(instance.ref.instance_id, instance.key)
 
     async def listed(self) -> Listing:
         """Every machine under our install label, all pages.
 
         Raises:
-            AuthFailed, RateLimited, Unavailable: not even the first page came.
+            AuthFailed, RateLimited, Unavailable: the first page could not be read.
         """
         page = await self._client.pod_page(cursor=None)
         rows: dict[str, Instance] = {}
@@ -101,7 +84,7 @@ class PodListing:
         return Listing(instances=await self._all_explained(tuple(rows.values())), complete=complete, at=at)
 
     async def _all_explained(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
-        """All at once: each may have to read a log, and the loss of one must not wait for the logs of the others."""
+        """Explain all at once: each may have to read a log, and no loss may wait for the logs of the others."""
         found: dict[int, Instance] = {}
 
         async def explain(number: int, instance: Instance) -> None:
@@ -120,8 +103,7 @@ class PodListing:
             name = raw.get("name") if isinstance(raw, dict) else None
             key = key_of(name, self._services.install)
             if row is not None and key is not None:
-                market = self._memory.market_of(key) or Market.ON_DEMAND
-                rows[row.id] = as_instance(row, key, market=market)
+                rows[row.id] = as_instance(row, key)
                 self._note_start(row)
             elif row is None and isinstance(raw, dict) and key is not None and _is_id(raw.get("id")):
                 rows.setdefault(raw["id"], unreadable(raw["id"], key))
@@ -130,7 +112,7 @@ class PodListing:
         return whole
 
     def _note_start(self, row: PodRow) -> None:
-        """Its console is to be looked at, if it stopped, was started again, or has been there for a while.
+        """Mark its console to be read, if the pod stopped, was restarted, or is a few minutes old.
 
         RunPod starts a container whose process ends again and again and calls it RUNNING all the time.
         """
@@ -143,7 +125,7 @@ class PodListing:
             self._console_due.add(row.id)
 
     async def _start_complaint(self, pod_id: str) -> str:
-        """What spotd's own start script complained of on this pod, if anything."""
+        """The error that spotd's own start script reported on this pod, if any."""
         if pod_id in self._console_due and not self._complaints.get(pod_id):
             self._console_due.discard(pod_id)
             try:
@@ -154,17 +136,10 @@ class PodListing:
         return self._complaints.get(pod_id, "")
 
     async def _explained(self, instance: Instance) -> Instance:
-        """The machine with three late findings worked in.
-
-        An image that cannot start our script, an account without money, and an image that cannot be had.
-        """
+        """The machine, with an image that cannot start our script or cannot be pulled named as its loss."""
         complaint = await self._start_complaint(instance.ref.instance_id)
         if complaint and instance.state is not InstanceState.GONE:
             return replace(instance, state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=complaint)
-        if instance.state is InstanceState.PAUSED and instance.loss is not Loss.PROVISION_FAILED:
-            if await self._is_broke():
-                return replace(instance, loss=Loss.BALANCE, detail="the account has no money left")
-            return instance
         late = (
             instance.state is InstanceState.PENDING
             and instance.created_at is not None
@@ -177,32 +152,20 @@ class PodListing:
         return instance
 
     async def _image_complaint(self, pod_id: str) -> str:
-        """What the host's own log says against the image, if anything. RunPod itself waits for ever."""
+        """The line of the host's log that names the image as the fault, if any. RunPod itself waits for ever."""
         now = self._services.clock.now()
-        at, complaint = self._log_looks.get(pod_id, (datetime.min.replace(tzinfo=UTC), ""))
-        if complaint or now - at < LOOK_AT_LOG_EVERY:
+        at, complaint = self._image_checks.get(pod_id, (datetime.min.replace(tzinfo=UTC), ""))
+        if complaint or now - at < LOG_READ_EVERY:
             return complaint
         try:
             lines = await self._client.log_lines(pod_id, source="system", lines=SYSTEM_LINES)
         except ProviderError:
             lines = []
         complaint = next((clean(line) for line in reversed(lines) if says(line, IMAGE_FAILURE_WORDS)), "")
-        if len(self._log_looks) > PAGES_MAX:
-            self._log_looks.clear()
-        self._log_looks[pod_id] = (now, complaint)
+        if len(self._image_checks) > PAGES_MAX:
+            self._image_checks.clear()
+        self._image_checks[pod_id] = (now, complaint)
         return complaint
-
-    async def _is_broke(self) -> bool:
-        broke, at = self._broke
-        now = self._services.clock.now()
-        if now - at < BALANCE_AGE_MAX:
-            return broke
-        try:
-            broke = await self._out_of_money()
-        except ProviderError:
-            return False
-        self._broke = (broke, now)
-        return broke
 
 
 def _is_id(value: Any) -> bool:

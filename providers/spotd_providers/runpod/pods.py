@@ -2,9 +2,9 @@
 
 Theory. `status` is what RunPod observes: PROVISIONING and STARTING (the image is pulled), RUNNING, EXITED (stopped:
 the pod keeps its host but not its GPU, so it may never run again), ERROR (the container cannot run), TERMINATED. No
-word says *why* a pod stopped. spotd never stops pods, it deletes them; so an EXITED pod was stopped by somebody else:
-its host was lost, the account is empty or, for a spot pod, it was outbid. It says nothing about the job either: a pod
-whose process ends is *restarted*, for ever, on a wiped disk.
+word says *why* a pod stopped. spotd never stops pods, it deletes them; so an EXITED pod lost its host or was stopped by
+RunPod, perhaps for want of money, which the next create finds out. It says nothing about the job either: a pod whose
+process ends is *restarted*, for ever, on a wiped disk.
 """
 
 from __future__ import annotations
@@ -60,13 +60,11 @@ def ref_of(pod_id: str) -> InstanceRef:
     return InstanceRef(provider=PROVIDER, instance_id=InstanceId(pod_id))
 
 
-def as_instance(row: PodRow, key: AttemptKey, *, market: Market | None) -> Instance:
-    """The machine of this row. v2 does not say how a pod was sold: `market` is what is known otherwise."""
+def as_instance(row: PodRow, key: AttemptKey) -> Instance:
+    """The machine of this row."""
     word = (row.status or "").strip().upper()
     state = _STATES.get(word, InstanceState.UNKNOWN)
     loss = _LOSSES.get(word)
-    if loss is Loss.HOST_LOST and market is Market.SPOT:
-        loss = Loss.OUTBID
     without_gpu = state is InstanceState.RUNNING and row.gpu is not None and row.gpu.count == 0
     if without_gpu:
         state = InstanceState.UNKNOWN  # it is being moved to another machine, or came back without what it is paid for
@@ -79,7 +77,7 @@ def as_instance(row: PodRow, key: AttemptKey, *, market: Market | None) -> Insta
         ref=ref_of(row.id),
         key=key,
         state=state,
-        market=market,
+        market=Market.ON_DEMAND,
         price=MicroUsdPerHour(micro_usd(row.cost)) if row.cost else None,
         created_at=row.created_at,
         loss=loss,

@@ -14,7 +14,7 @@ _DataCenter = Annotated[str, Field(pattern=r"^[A-Z0-9-]{2,32}$")]
 
 
 class RunpodSettings(BaseModel):
-    """Which clouds, how many GPUs, where; and whether the dying spot market is still asked."""
+    """Which clouds, how many GPUs, and where."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,9 +40,6 @@ class RunpodSettings(BaseModel):
     override_entrypoint: bool = Field(
         default=False,
         description="Replace the image's ENTRYPOINT, for images whose own does not run what it is given.",
-    )
-    spot: bool = Field(
-        default=False, description="Also bid for interruptible pods, as long as RunPod's old GraphQL API sells them."
     )
 
     @field_validator("base_url")

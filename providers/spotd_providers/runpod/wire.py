@@ -140,16 +140,6 @@ class BillingPage(BaseModel):
     records: list[Any]
 
 
-class Myself(BaseModel):
-    """The money of the account, from GraphQL."""
-
-    model_config = _ROW
-
-    balance: Amount = Field(alias="clientBalance")
-    spend: Annotated[Amount | None, Lenient] = Field(default=None, alias="currentSpendPerHr")
-    limit: Annotated[Amount | None, Lenient] = Field(default=None, alias="spendLimit")
-
-
 _POD: Final = TypeAdapter(PodRow)
 _GPU: Final = TypeAdapter(GpuRow)
 _BILL: Final = TypeAdapter(BillingRow)

@@ -25,7 +25,7 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
 from spotd_providers.kit.keys import key_of
 from spotd_providers.vastai.answers import VastRefused
-from spotd_providers.vastai.books import money_left
+from spotd_providers.vastai.billing import money_left
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.instances import as_instance, ref_of, unreadable
 from spotd_providers.vastai.wire import InstancePage, InstanceRow, instance_row

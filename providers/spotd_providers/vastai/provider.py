@@ -47,7 +47,7 @@ from spotd_providers.kit.text import clean
 from spotd_providers.kit.urls import is_loopback
 from spotd_providers.vastai import doctor
 from spotd_providers.vastai.answers import VastRefused
-from spotd_providers.vastai.books import charges_between, money_left
+from spotd_providers.vastai.billing import charges_between, money_left
 from spotd_providers.vastai.client import Created, VastClient
 from spotd_providers.vastai.instances import ref_of
 from spotd_providers.vastai.launching import refusal_of_purchase, request_body

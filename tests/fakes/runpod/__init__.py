@@ -1,4 +1,4 @@
-"""A RunPod on loopback: REST v2, the old GraphQL and their oddities, with pods that are processes of this computer.
+"""A RunPod on loopback: REST v2 and its oddities, with pods that are processes of this computer.
 
 cloud = RunpodCloud(root, clock=clock)
 cloud.stock(*some_gpus())

@@ -1,7 +1,7 @@
 """RunPod's HTTP API over a `RunpodCloud`, as a Starlette application.
 
-Where clients and the written reference disagree, the clients are served: gpuhunt and dstack call themselves whatever
-`requests` does and are let in, creates carry `entrypoint` and `cmd`, an unknown registry credential is a 400.
+Where clients and the written reference disagree, the clients are served: dstack sends the agent of `requests` and is
+let in, creates carry `entrypoint` and `cmd`, an unknown registry credential is a 400.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from spotd_providers.testkit.faults import Call
 from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send
 from tests.fakes.runpod.billing import billed
 from tests.fakes.runpod.cloud import RunpodCloud
-from tests.fakes.runpod.graphql import answered
 from tests.fakes.runpod.pods import Pod
 from tests.fakes.runpod.refusal import Refusal
 from tests.fakes.runpod.schema import check_create
@@ -40,10 +39,6 @@ def classify(request: RecordedRequest) -> Call:
     path, method = request.path, request.method
     if path.startswith("/v2/catalog"):
         return Call.OFFERS
-    if path == "/graphql":
-        if b"podRentInterruptable" in request.body:
-            return Call.LAUNCH
-        return Call.OFFERS if b"gpuTypes" in request.body else Call.ACCOUNT
     if path.startswith("/v2/billing"):
         return Call.ACCOUNT
     if path == "/v2/pods" and method == "POST":
@@ -70,7 +65,6 @@ class RunpodApi:
             self._path("DELETE", "/v2/pods/{id}", self._delete, pod_key=True),
             self._path("POST", "/v2/pods/{id}/action", self._act, pod_key=True),
             self._path("GET", "/v2/billing/pods", self._billing),
-            self._path("POST", "/graphql", self._graphql, public=True),
             self._path("GET", "/v2/account/ssh-keys", self._ssh_keys),
             self._path("PUT", "/v2/account/ssh-keys", self._replace_ssh_keys),
             self._path("GET", "/v2/registries", self._registries),
@@ -90,7 +84,7 @@ class RunpodApi:
 
     # --- every request --------------------------------------------------------------------------------------------
 
-    def _path(self, method: str, path: str, handler: Handler, *, pod_key: bool = False, public: bool = False) -> Path:
+    def _path(self, method: str, path: str, handler: Handler, *, pod_key: bool = False) -> Path:
         async def endpoint(request: Request) -> Response:
             content = await request.body()
             agent = request.headers.get("user-agent", "").lower()
@@ -102,18 +96,18 @@ class RunpodApi:
             with self.cloud.lock:
                 self.cloud.advance()
                 try:
-                    self._admit(request, pod_key=pod_key, public=public)
+                    self._admit(request, pod_key=pod_key)
                     return self._json(*handler(request, content))
                 except Refusal as refusal:
                     return self._json(refusal.status, refusal.body, refusal.headers)
 
         return Path(path, endpoint, methods=[method])
 
-    def _admit(self, request: Request, *, pod_key: bool, public: bool = False) -> None:
+    def _admit(self, request: Request, *, pod_key: bool) -> None:
         found = re.fullmatch(r"Bearer\s+(\S+)", request.headers.get("authorization", ""))
-        if found is None and not public:
+        if found is None:
             raise Refusal(401, "missing bearer token")
-        if found is not None and found[1] != self.cloud.api_key:
+        if found[1] != self.cloud.api_key:
             pod = next((pod for pod in self.cloud.pods.values() if pod.api_key == found[1]), None)
             if pod is None:
                 raise Refusal(401, "invalid api key")
@@ -280,14 +274,6 @@ class RunpodApi:
     def _drop_volume(self, request: Request, _: Any) -> tuple[int, Any]:
         self.cloud.belongings.drop_volume(request.path_params["id"])
         return 204, None
-
-    def _graphql(self, request: Request, content: Any) -> tuple[int, Any]:
-        if self.cloud.quirks.graphql == "gone":
-            raise Refusal(410, "This API has been retired.")
-        if self.cloud.quirks.graphql == "down":
-            raise Refusal(503, "try again later")
-        known = "authorization" in request.headers
-        return 200, answered(self.cloud, _decoded(content), known=known)
 
 
 def _asked_stock(params: Mapping[str, str]) -> tuple[str, int, bool]:

@@ -32,16 +32,6 @@ class Belongings:
         self.registries[identity] = texts
         return {"id": identity, "name": texts["name"]}
 
-    def change_registry(self, identity: str, fields: Any) -> dict[str, str]:
-        """The credential with another user and password.
-
-        Raises:
-            Refusal: there is none, or a field is missing.
-        """
-        known = self._registry(identity)
-        known.update(_texts(fields, ("username", "password")))
-        return {"id": identity, "name": known["name"]}
-
     def drop_registry(self, identity: str, *, used: bool) -> None:
         """The credential is gone.
 

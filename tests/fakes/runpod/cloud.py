@@ -139,7 +139,7 @@ class RunpodCloud:
 
     # --- what the customer does -----------------------------------------------------------------------------------
 
-    def create(self, body: Mapping[str, Any], *, spot_bid: float | None = None) -> Pod:
+    def create(self, body: Mapping[str, Any]) -> Pod:
         """A new pod.
 
         Raises:
@@ -157,7 +157,7 @@ class RunpodCloud:
             listed = gpu.price(cloud)
             if listed is None:
                 raise Refusal(400, quirks.capacity_text)
-            usd = (spot_bid if spot_bid is not None else listed * quirks.cost_factor) * number
+            usd = listed * quirks.cost_factor * number
             if self.balance_left() < usd:
                 raise Refusal(402, "Your balance is too low to deploy this pod.")
             if self.spend_now() + usd > quirks.spend_limit:
@@ -167,7 +167,6 @@ class RunpodCloud:
                 raise Refusal(400, quirks.capacity_text)
             gpu.free[place] -= 1
             pod = self._pod(gpu, number, cloud, body, MicroUsdPerHour(micro_usd(round(usd, 9))), place=place)
-            pod.spot = spot_bid is not None
             pod.failure = self._failures.pop(gpu.gpu_id, None)
             pod.deaths_left = quirks.undead
             self._start(pod, self.clock.now())
@@ -232,21 +231,6 @@ class RunpodCloud:
                 pod.start_no += 1
                 self._bill(pod, now)
                 self.at(now + self.quirks.starting, partial(self._run, pod, pod.start_no))
-            return pod
-
-    def rebid(self, pod_id: str, usd_per_gpu: float) -> Pod:
-        """The spot pod bids this much; a stopped one runs again if that wins.
-
-        Raises:
-            Refusal: no such pod.
-        """
-        with self.lock:
-            pod = self.shown(pod_id)
-            pod.price = MicroUsdPerHour(micro_usd(round(usd_per_gpu * pod.count, 9)))
-            if pod.phase in BILLED:
-                self.ledger.price(pod_id, at=self.clock.now(), compute=pod.price)
-            elif usd_per_gpu >= (pod.gpu.spot_price or float("inf")):
-                return self.act(pod_id, "start")
             return pod
 
     def balance_left(self) -> float:

@@ -15,7 +15,6 @@ class Gpu:
     Attributes:
         free: how many pods of any size each data center can still take.
         host_gpus: the most GPUs that one host has free; larger pods find no room although the catalogue shows some.
-        spot_price: lowest winning bid for one GPU; `None` for no spot price.
         vcpus, ram: what comes with each GPU, virtual processors and GB of memory.
         more: further or replaced fields of the row.
     """
@@ -29,7 +28,6 @@ class Gpu:
     max_count: int = 8
     free: dict[str, int] = field(default_factory=lambda: {"US-KS-2": 4, "EU-RO-1": 6})
     host_gpus: int = 8
-    spot_price: float | None = None
     vcpus: int = 16
     ram: int = 62
     cuda: tuple[str, ...] = ("12.4", "12.8")
@@ -44,10 +42,6 @@ class Gpu:
         if count > min(self.max_count, self.host_gpus):
             return None
         return next((dc for dc, left in self.free.items() if left > 0 and (not wanted or dc in wanted)), None)
-
-    def in_country(self, code: str) -> list[str]:
-        """Its data centers in a country: this fake's are named for theirs, after a continent or not."""
-        return [dc for dc in self.free if country(dc) == code]
 
     def runs_cuda(self, least: str | None) -> bool:
         """Whether its hosts have this version or a later one."""
@@ -92,7 +86,6 @@ def some_gpus() -> tuple[Gpu, ...]:
             memory=24,
             secure_price=0.74,
             community_price=0.34,
-            spot_price=0.17,
         ),
         Gpu(
             gpu_id="NVIDIA GeForce RTX 3090",
@@ -100,17 +93,10 @@ def some_gpus() -> tuple[Gpu, ...]:
             memory=24,
             secure_price=0.5,
             community_price=0.22,
-            spot_price=0.11,
         ),
-        Gpu(gpu_id="NVIDIA H100 80GB HBM3", name="H100 SXM", memory=80, secure_price=2.99, spot_price=2.99),
+        Gpu(gpu_id="NVIDIA H100 80GB HBM3", name="H100 SXM", memory=80, secure_price=2.99),
         Gpu(gpu_id="NVIDIA A100-SXM4-80GB", name="A100 SXM", memory=80, secure_price=1.49, community_price=1.39),
     )
-
-
-def country(data_center: str) -> str:
-    """The country of one of this fake's data centers: `US-KS-2` is in the US, `EU-RO-1` in RO."""
-    first, _, rest = data_center.partition("-")
-    return rest.partition("-")[0] if first == "EU" else first
 
 
 def _version(text: str) -> tuple[int, ...]:

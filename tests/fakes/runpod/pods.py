@@ -48,8 +48,7 @@ class Pod:
     """What somebody rented.
 
     Attributes:
-        price: what all its GPUs cost per hour while it runs: list price, or the bid.
-        spot: it was bought by bid and can be outbid.
+        price: what all its GPUs cost per hour while it runs.
         deaths_left: how many more deletions it survives.
     """
 
@@ -66,7 +65,6 @@ class Pod:
     body: Mapping[str, Any]
     api_key: str
     created_at: datetime
-    spot: bool = False
     phase: Phase = Phase.PROVISIONING
     start_no: int = 1
     started_at: datetime | None = None

@@ -35,8 +35,6 @@ class Quirks:
         log_stays_open: a log's stream goes on after what there was to say.
         log_never_rests: while it is open, it says more, or keeps the line open with comments, without a pause.
         refuses_agents: clients that do not name themselves are refused by the edge, with 403 and no JSON.
-        graphql: `on`, `gone` (410), or `down` (503).
-        spot: `on`, `empty` (never any instance), `removed` (the mutation is unknown), or `on-demand` (sold wrongly).
         edit_gpus: the last word on the rows of the catalogue.
         edit_pod: by pod id, fields that replace a row's, or anything else to stand for the row.
     """
@@ -65,7 +63,5 @@ class Quirks:
     log_stays_open: bool = False
     log_never_rests: bool = False
     refuses_agents: bool = True
-    graphql: str = "on"
-    spot: str = "on"
     edit_gpus: Callable[[list[Any]], list[Any]] | None = None
     edit_pod: dict[str, Any] = field(default_factory=dict)

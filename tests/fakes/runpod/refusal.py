@@ -21,14 +21,6 @@ class Refusal(Exception):
             self.body["errors"] = errors
 
 
-class GraphError(Exception):
-    """An error of GraphQL: HTTP 200 and `errors[]`."""
-
-    def __init__(self, message: str, *, code: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def no_such_pod() -> Refusal:
     """The pod does not exist, is deleted, or is not visible yet."""
     return Refusal(404, "The requested Pod does not exist.")

@@ -20,7 +20,6 @@ from spotd_providers.aws.region import kinds_of
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.values import Market
-from spotd_providers.runpod.spot import spot_offers
 from spotd_providers.vastai.offers import OnDemandPrices, translated
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import CreateReply, instance_row, offer_rows, shaped, single_instance
@@ -61,13 +60,6 @@ def vast_names(content: Any) -> Counts:
     return len(names), len(names), 0
 
 
-def runpod_gpus(content: Any) -> Counts:
-    rows = content["data"]["gpuTypes"]
-    good, bad = spot_offers(rows, {"lowestPrice": (1, "COMMUNITY")})
-    assert all(row.reason for row in bad)
-    return len(rows), len(good), len(bad)
-
-
 def aws_types(content: Any) -> Counts:
     found = kinds_of(content["InstanceTypes"], AwsSettings(ami={"us-east-1": "ami-1"}), "us-east-1")
     assert all(row.reason for row in found.rejected)
@@ -95,7 +87,6 @@ READERS: dict[str, Callable[[Any], Counts]] = {
     "vast/get-instance-*": vast_instance,
     "vast/create-instance-*": vast_purchase,
     "vast/gpu-names-*": vast_names,
-    "runpod/gputypes-*": runpod_gpus,
     "aws/describe-instance-types-*/*": aws_types,
     "aws/describe-spot-price-history-*/*": aws_prices,
     "aws/spot-advisor-*": aws_advice,

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from spotd_providers.contract.gpus import canonical
-from spotd_providers.contract.money import MICRO, MicroUsd, MicroUsdPerHour, micro_usd
+from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.contract.provider import ProviderPlugin
-from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer
+from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer, Power
 from spotd_providers.local.hosts import read_ledger, segments, total_by_machine
 from spotd_providers.runpod.plugin import PLUGIN
+from spotd_providers.runpod.provider import CAPABILITIES
 from spotd_providers.runpod.settings import RunpodSettings
 from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.faults import Call, Canned, Faults
@@ -54,7 +54,7 @@ class RunpodHarness(Harness):
                 label=pod.name,
                 exists=pod.exists,
                 running=pod.phase is Phase.RUNNING,
-                market=Market.SPOT if pod.spot else Market.ON_DEMAND,
+                market=Market.ON_DEMAND,
                 price=pod.price,
                 start_script=_script(pod),
                 image=pod.image,
@@ -71,10 +71,7 @@ class RunpodHarness(Harness):
                     price = gpu.price(cloud)
                     if price is None or gpu.availability(cloud, count) == "NONE":
                         continue
-                    found.append(_sold(gpu, cloud, count, Market.ON_DEMAND, price))
-                    bid = gpu.spot_price
-                    if self.settings().spot and bid is not None and bid < price:
-                        found.append(_sold(gpu, cloud, count, Market.SPOT, bid))
+                    found.append(_sold(gpu, cloud, count, price))
         return found
 
     def rate_limit_answer(self, retry_after_s: int | None) -> Canned:
@@ -88,25 +85,16 @@ class RunpodHarness(Harness):
 
     def set_raw_price(self, offer_id: str, raw: str) -> None:
         name, _, rest = offer_id.partition(":")
-        _, cloud, *spot = rest.split(":")
+        cloud = rest.rpartition(":")[2]
         gpu_id = name.replace("_", " ")
         mark = "raw-price-goes-here"
 
         def spoiled(row: Any, gpu: str) -> Any:
-            if gpu != gpu_id:
-                return row
-            if spot:
-                return {k: {**v, "minimumBidPrice": mark} if isinstance(v, dict) else v for k, v in row.items()}
-            return {**row, "price": {**row["price"], cloud: mark}}
+            return {**row, "price": {**row["price"], cloud: mark}} if gpu == gpu_id else row
 
         def write_price(true: Canned) -> Canned:
             answer = json.loads(true.body)
-            data = answer.get("data")
-            if isinstance(data, dict) and "gpuTypes" in data:
-                if spot:
-                    data["gpuTypes"] = [spoiled(row, row["id"]) for row in data["gpuTypes"]]
-            elif not spot and "gpus" in answer:
-                answer["gpus"] = [spoiled(row, row["id"]) for row in answer["gpus"]]
+            answer["gpus"] = [spoiled(row, row["id"]) for row in answer["gpus"]]
             body = json.dumps(answer).encode().replace(json.dumps(mark).encode(), raw.encode())
             return Canned(status=true.status, body=body, headers=true.headers)
 
@@ -123,7 +111,6 @@ class RunpodHarness(Harness):
         gpu = self.cloud.gpus[offer.extra["gpu"]]
         gpu.secure_price = None if gpu.secure_price is None else gpu.secure_price * factor
         gpu.community_price = None if gpu.community_price is None else gpu.community_price * factor
-        gpu.spot_price = None if gpu.spot_price is None else gpu.spot_price * factor
 
     def exhaust_capacity(self, offer: Offer) -> None:
         self.cloud.sell_out(offer.extra["gpu"])
@@ -138,7 +125,7 @@ class RunpodHarness(Harness):
         self.cloud.api_key = "another-key"
 
     def sell_on_demand_instead(self) -> None:
-        self.cloud.quirks.spot = "on-demand"
+        raise NotApplicable("RunPod sells on-demand only")
 
     def refuse_but_leave_machine(self) -> None:
         raise NotApplicable("RunPod makes a pod or refuses it; no refusal that leaves a pod behind is known")
@@ -190,7 +177,7 @@ class RunpodHarness(Harness):
             self.cloud.machines.kill(machine_id)
 
     def true_balance(self) -> Balance:
-        return Balance(available=MicroUsd(max(0, round(self.cloud.balance_left() * MICRO))))
+        raise NotApplicable(CAPABILITIES[Power.BALANCE].reason)
 
     def billed(self, machine_id: str) -> int:
         totals = total_by_machine(segments(read_ledger(self.cloud.ledger_path)), self.cloud.clock.now())
@@ -213,20 +200,16 @@ def open_harness(folder: Path, *, quirks: Quirks | None = None, **settings: Any)
         cloud.shut_down()
 
 
-open_with_spot = partial(open_harness, spot=True)
-
-
 def _script(pod: Pod) -> str | None:
     words = shlex.split(str(pod.body.get("args") or ""))
     return words[2] if len(words) > 2 else None
 
 
-def _sold(gpu: Gpu, cloud: str, count: int, market: Market, usd: float) -> WorldOffer:
-    suffix = ":spot" if market is Market.SPOT else ""
+def _sold(gpu: Gpu, cloud: str, count: int, usd: float) -> WorldOffer:
     return WorldOffer(
-        offer_id=f"{gpu.gpu_id.replace(' ', '_')}:{count}:{cloud.lower()}{suffix}",
+        offer_id=f"{gpu.gpu_id.replace(' ', '_')}:{count}:{cloud.lower()}",
         gpu=canonical("runpod", gpu.gpu_id, gpu.memory * 1024),
         gpu_count=count,
-        market=market,
+        market=Market.ON_DEMAND,
         price=MicroUsdPerHour(micro_usd(round(usd * count, 9))),
     )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from spotd_providers.contract.values import Market, Offer
+from spotd_providers.contract.values import Offer
 from spotd_providers.runpod.provider import RunpodProvider
 from spotd_providers.testkit.clock import run_virtually
 from tests.fakes.runpod import Quirks
@@ -27,7 +27,7 @@ def play(folder: Path, story: Story, quirks: Quirks | None = None, **settings: A
         run_virtually(main)
 
 
-async def cheapest(h: RunpodHarness, provider: RunpodProvider, market: Market = Market.ON_DEMAND) -> Offer:
-    """What costs least on that market now."""
+async def cheapest(h: RunpodHarness, provider: RunpodProvider) -> Offer:
+    """The offer that costs least now."""
     page = await provider.offers(h.query())
-    return min((o for o in page.offers if o.market is market), key=lambda o: o.gpu_price)
+    return min(page.offers, key=lambda o: o.gpu_price)

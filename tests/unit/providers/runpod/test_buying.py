@@ -282,7 +282,6 @@ def test_what_runpod_would_refuse_for_ever_is_not_even_sent(
 def test_every_request_names_its_agent(tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         await provider.launch(h.request(await cheapest(h, provider)))
-        await provider.balance()
         assert {request.headers["user-agent"] for request in h.requests()} == {"spotd/0.1 (+runpod)"}
 
     play(tmp_path, story)

@@ -11,7 +11,7 @@ from spotd_providers.contract.errors import AuthFailed, NoCapacity, RateLimited
 from spotd_providers.contract.values import AttemptKey, InstanceState, OfferId
 from spotd_providers.kit.pace import RequestPace, Rest
 from spotd_providers.runpod.answers import RunpodRefused
-from spotd_providers.runpod.launching import UntrustedLabels, refusal_of_create
+from spotd_providers.runpod.launching import UnexplainedRefusals, refusal_of_create
 from spotd_providers.runpod.provider import RunpodProvider
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.faults import Call, Canned
@@ -79,13 +79,13 @@ def test_the_check_of_a_key_that_may_create_makes_no_pod(tmp_path: Path) -> None
 def test_one_forbidden_pool_says_nothing_about_the_key(tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         request = h.request(await cheapest(h, provider))
-        strangers = UntrustedLabels()
+        unexplained = UnexplainedRefusals()
         no = RunpodRefused(status=403, detail="forbidden")
-        kinds = [type(refusal_of_create(no, request, strangers)) for _ in range(5)]
+        kinds = [type(refusal_of_create(no, request, unexplained)) for _ in range(5)]
         assert set(kinds) == {NoCapacity}
-        strangers.forbidden(OfferId("x"))
-        strangers.forget()
-        assert type(refusal_of_create(no, request, strangers)) is NoCapacity
+        unexplained.is_key_suspect(OfferId("x"))
+        unexplained.forget()
+        assert type(refusal_of_create(no, request, unexplained)) is NoCapacity
 
     play(tmp_path, story)
 

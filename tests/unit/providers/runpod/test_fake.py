@@ -56,10 +56,6 @@ class Stranger:
         self.clock = clock
         self._port = port
 
-    def anonymously(self, query: str) -> Reply:
-        """The answer to a GraphQL query that comes without a key."""
-        return self._answer("POST", "/graphql", {"query": query}, {"user-agent": "python-requests/2.34"})
-
     def __call__(
         self, method: str, path: str, body: Any = None, *, key: str | None = None, agent: str = "a client"
     ) -> Reply:
@@ -97,16 +93,6 @@ def stranger(folder: Path, quirks: Quirks | None = None) -> Iterator[Stranger]:
 def test_the_older_schema_knows_no_entrypoint(tmp_path: Path) -> None:
     with stranger(tmp_path, Quirks(knows_entrypoint=False)) as ask:
         assert ask("POST", "/v2/pods", {**POD, "entrypoint": ["/bin/sh"]}).status == 422
-
-
-def test_only_the_catalogue_is_told_without_a_key(tmp_path: Path) -> None:
-    with stranger(tmp_path) as ask:
-        asked = {query: ask.anonymously(query) for query in ("{ gpuTypes { id } }", "{ myself { id } }")}
-    assert [(query, reply.status) for query, reply in asked.items()] == [
-        ("{ gpuTypes { id } }", 200),
-        ("{ myself { id } }", 401),
-    ]
-    assert len(asked["{ gpuTypes { id } }"].json["data"]["gpuTypes"]) == len(some_gpus())
 
 
 def test_a_pod_is_provisioned_started_and_run_with_its_own_key_in_its_environment(tmp_path: Path) -> None:
@@ -219,16 +205,6 @@ def test_the_edge_refuses_the_agents_of_scripts_and_v1_is_gone(tmp_path: Path) -
         refused = ask("GET", "/v2/pods", agent="Python-urllib/3.11")
         assert (refused.status, refused.json) == (403, None)
         assert ask("GET", "/v1/pods").status == 410
-
-
-def test_graphql_answers_what_was_selected_and_says_no_with_200(tmp_path: Path) -> None:
-    with stranger(tmp_path) as ask:
-        query = "query { me: myself { clientBalance pods { id } } }"
-        assert ask("POST", "/graphql", {"query": query}).json == {"data": {"me": {"clientBalance": 100.0, "pods": []}}}
-        for wrong in ("query { myself { wealth } }", "query { nothing { id } }", "query {", "§"):
-            reply = ask("POST", "/graphql", {"query": wrong})
-            assert (reply.status, reply.json["data"]) == (200, None)
-            assert reply.json["errors"][0]["message"]
 
 
 @pytest.mark.e2e

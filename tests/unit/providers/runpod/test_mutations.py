@@ -1,4 +1,4 @@
-"""Damaged catalogues and quotes: no crash, no price that is not in the row, no good row lost to a bad neighbour."""
+"""Damaged catalogues: no crash, no price that is not in the row, no good row lost to a bad neighbour."""
 
 from __future__ import annotations
 
@@ -16,16 +16,11 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MICRO
 from spotd_providers.runpod.offers import translated
 from spotd_providers.runpod.settings import RunpodSettings
-from spotd_providers.runpod.spot import spot_offers
 from spotd_providers.runpod.wire import BillingPage, PodPage, billing_row, decoded, gpu_rows, pod_row, shaped
 from tests.fakes.runpod import some_gpus
 
 EVERYTHING = RunpodSettings(amd=True)
 ROWS = [gpu.row(cloud="SECURE", count=2, with_stock=True) for gpu in some_gpus()]
-QUOTES = [
-    {"id": gpu.gpu_id, "memoryInGb": gpu.memory, "q": {"minimumBidPrice": 0.2, "uninterruptablePrice": 0.5}}
-    for gpu in some_gpus()
-]
 POD = {
     "id": "7h9k2m4n6p",
     "name": "spotd-lab-7f3a-1",
@@ -82,18 +77,7 @@ def judge_catalogue(rows: list[dict[str, Any]]) -> None:
             assert 0 < offer.gpu_price <= 2 * (stated * MICRO + 1)
 
 
-def judge_quotes(rows: list[dict[str, Any]]) -> None:
-    """No bid is offered that the row does not state, or that the on-demand price makes pointless."""
-    offers, rejected = spot_offers(decoded(json.dumps(rows).encode()), {"q": (2, "COMMUNITY")})
-    assert len(offers) + len(rejected) == len(rows)
-    for offer in offers:
-        quote = next(row["q"] for row in rows if row.get("id") == offer.extra["gpu"])
-        assert _is_price(quote["minimumBidPrice"])
-        assert 0 < offer.gpu_price <= quote["minimumBidPrice"] * MICRO + 1
-
-
 catalogues = damaged(ROWS, "price", ("secure", "community"))
-quotes = damaged(QUOTES, "q", ("minimumBidPrice", "uninterruptablePrice"))
 
 
 @given(catalogues)
@@ -102,26 +86,12 @@ def test_a_damaged_row_never_becomes_a_false_price(rows: list[dict[str, Any]]) -
     judge_catalogue(rows)
 
 
-@given(quotes)
-@settings(max_examples=150, deadline=None)
-def test_a_damaged_quote_never_becomes_a_false_bid(rows: list[dict[str, Any]]) -> None:
-    judge_quotes(rows)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(catalogues)
 @settings(max_examples=6000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_thousands_of_damaged_rows_never_become_a_false_price(rows: list[dict[str, Any]]) -> None:
     judge_catalogue(rows)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@given(quotes)
-@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_thousands_of_damaged_quotes_never_become_a_false_bid(rows: list[dict[str, Any]]) -> None:
-    judge_quotes(rows)
 
 
 @given(st.sampled_from(sorted(POD)), junk)

@@ -42,7 +42,6 @@ def test_a_body_that_is_no_answer_costs_its_reading_and_nothing_else(body: bytes
             (Call.OFFERS, lambda: provider.offers(OfferQuery())),
             (Call.LIST, provider.instances),
             (Call.LIST, lambda: provider.find(AttemptKey("spotd-lab-7f3a-1"))),
-            (Call.ACCOUNT, provider.balance),
             (Call.ACCOUNT, lambda: provider.charges(h.clock.now() - timedelta(days=1), h.clock.now())),
         ]
         for call, ask in asks:

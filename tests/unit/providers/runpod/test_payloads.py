@@ -17,7 +17,6 @@ import pytest
 from spotd_providers.contract.money import micro_usd
 from spotd_providers.runpod.offers import translated
 from spotd_providers.runpod.settings import RunpodSettings
-from spotd_providers.runpod.spot import spot_offers
 from spotd_providers.runpod.wire import gpu_rows
 
 EVERYTHING = RunpodSettings(amd=True)
@@ -79,21 +78,6 @@ def test_a_recorded_quote_for_eight_gpus_is_eight_times_the_list_price() -> None
         assert any(whole == pytest.approx(8 * price) for price in listed), row["id"]
         seen += 1
     assert seen
-
-
-@pytest.mark.parametrize(("name", "count"), RECORDED.items())
-def test_no_recorded_spot_quote_is_worth_a_bid(name: str, count: int) -> None:
-    rows = recorded(name)
-    offers, rejected = spot_offers(rows, {"lowestPrice": (count, "COMMUNITY")})
-    reasons = Counter(item.reason.partition(" (")[0] for item in rejected)
-    print(f"{name}: {len(rows)} rows, {len(offers)} spot offers, {len(rejected)} rejected {dict(reasons)}")
-    assert len(offers) + len(rejected) == len(rows)
-    assert not offers
-    assert set(reasons) <= {
-        "minimumBidPrice: no spot price",
-        "the lowest bid",
-        "RunPod does not know which GPU this is",
-    }
 
 
 def test_a_zero_price_and_an_unknown_gpu_are_not_sold() -> None:

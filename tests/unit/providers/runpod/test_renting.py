@@ -8,14 +8,14 @@ from time import monotonic
 
 import pytest
 
-from spotd_providers.contract.errors import AuthFailed, NotSupported, RequestRejected, Unavailable
-from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, InstanceState, Loss, Market, Power
+from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
+from spotd_providers.contract.values import AttemptKey, InstanceId, InstanceRef, InstanceState, Loss
 from spotd_providers.runpod.offers import PROVIDER
 from spotd_providers.runpod.pods import as_instance
 from spotd_providers.runpod.provider import RunpodProvider
 from spotd_providers.runpod.wire import PodRow
 from spotd_providers.testkit.faults import Call, Canned
-from tests.fakes.runpod import Failure, Phase, Quirks
+from tests.fakes.runpod import Failure, Quirks
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.runpod.harness import RunpodHarness
 from tests.unit.providers.runpod.stories import cheapest, play
@@ -35,25 +35,22 @@ async def rent(
 
 
 @pytest.mark.parametrize(
-    ("status", "market", "state", "loss"),
+    ("status", "state", "loss"),
     [
-        ("PROVISIONING", Market.ON_DEMAND, InstanceState.PENDING, None),
-        ("STARTING", Market.ON_DEMAND, InstanceState.PENDING, None),
-        ("RUNNING", Market.ON_DEMAND, InstanceState.RUNNING, None),
-        ("running", Market.ON_DEMAND, InstanceState.RUNNING, None),
-        ("EXITED", Market.ON_DEMAND, InstanceState.PAUSED, Loss.HOST_LOST),
-        ("EXITED", Market.SPOT, InstanceState.PAUSED, Loss.OUTBID),
-        ("ERROR", Market.ON_DEMAND, InstanceState.PAUSED, Loss.PROVISION_FAILED),
-        ("TERMINATED", Market.ON_DEMAND, InstanceState.GONE, None),
-        ("MEDITATING", Market.ON_DEMAND, InstanceState.UNKNOWN, None),
-        ("", Market.ON_DEMAND, InstanceState.UNKNOWN, None),
-        (None, Market.ON_DEMAND, InstanceState.UNKNOWN, None),
+        ("PROVISIONING", InstanceState.PENDING, None),
+        ("STARTING", InstanceState.PENDING, None),
+        ("RUNNING", InstanceState.RUNNING, None),
+        ("running", InstanceState.RUNNING, None),
+        ("EXITED", InstanceState.PAUSED, Loss.HOST_LOST),
+        ("ERROR", InstanceState.PAUSED, Loss.PROVISION_FAILED),
+        ("TERMINATED", InstanceState.GONE, None),
+        ("MEDITATING", InstanceState.UNKNOWN, None),
+        ("", InstanceState.UNKNOWN, None),
+        (None, InstanceState.UNKNOWN, None),
     ],
 )
-def test_every_status_has_its_meaning(
-    status: str | None, market: Market, state: InstanceState, loss: Loss | None
-) -> None:
-    seen = as_instance(PodRow(id="p", name=KEY, status=status), KEY, market=market)
+def test_every_status_has_its_meaning(status: str | None, state: InstanceState, loss: Loss | None) -> None:
+    seen = as_instance(PodRow(id="p", name=KEY, status=status), KEY)
     assert (seen.state, seen.loss) == (state, loss)
 
 
@@ -90,17 +87,6 @@ def test_a_pod_that_somebody_else_stopped_is_paused_and_its_gpu_bills_no_more(tm
         before = h.billed(pod)
         await h.advance(timedelta(hours=3))
         assert h.billed(pod) == before
-
-    play(tmp_path, story)
-
-
-def test_a_pod_stopped_for_want_of_money_is_told_so(tmp_path: Path) -> None:
-    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
-        key, pod = await rent(h, provider)
-        h.cloud.lose_host(pod)
-        h.cloud.balance_usd = 0.0
-        (seen,) = await provider.find(key)
-        assert (seen.state, seen.loss) == (InstanceState.PAUSED, Loss.BALANCE)
 
     play(tmp_path, story)
 
@@ -262,22 +248,6 @@ def test_bills_name_their_attempt_even_when_the_pod_is_long_gone_and_the_daemon_
     play(tmp_path, story)
 
 
-def test_the_balance_is_declared_missing_once_graphql_is_gone_and_asked_for_no_more(tmp_path: Path) -> None:
-    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
-        assert (await provider.balance()).available > 0
-        h.cloud.quirks.graphql = "gone"
-        for _ in range(3):
-            with pytest.raises(NotSupported, match="GraphQL API is gone"):
-                await provider.balance()
-        assert not provider.capabilities[Power.BALANCE].available
-        assert len(h.requests(Call.ACCOUNT)) == 2
-        assert [line.event for line in h.log.lines].count("runpod.graphql_gone") == 1
-        key, _ = await rent(h, provider)
-        assert (await provider.find(key))[0].state is InstanceState.RUNNING
-
-    play(tmp_path, story)
-
-
 def test_a_key_that_lost_a_scope_is_auth_failed_on_reads(tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         body = b'{"title":"Forbidden","status":403,"detail":"access denied"}'
@@ -286,18 +256,3 @@ def test_a_key_that_lost_a_scope_is_auth_failed_on_reads(tmp_path: Path) -> None
             await provider.instances()
 
     play(tmp_path, story)
-
-
-def test_a_pod_of_a_lost_order_is_still_known_as_spot_after_a_restart(tmp_path: Path) -> None:
-    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
-        offer = await cheapest(h, provider, Market.SPOT)
-        request = h.request(offer)
-        h.faults.lose_answer(Call.LAUNCH)
-        with pytest.raises(Exception, match="lost"):
-            await provider.launch(request)
-        async with h.opened() as reopened:
-            (seen,) = await reopened.find(request.key)
-            assert seen.market is Market.SPOT
-            assert h.cloud.pods[seen.ref.instance_id].phase is not Phase.TERMINATED
-
-    play(tmp_path, story, spot=True)
