@@ -1,1 +1,1 @@
-"""The daemon's HTTP API: a Starlette application over a `Backend`. It shows rows and passes wishes on."""
+"""The daemon's HTTP API: a Starlette application over the handlers of the running daemon."""

@@ -1,4 +1,4 @@
-"""The HTTP face of a `Backend`: routes, parameters, and errors as JSON.
+"""The application: routes, parameters, and errors as JSON.
 
 Every answer is `{"schema": 1, "now": ..., ...}`, every refusal `{"schema": 1, "error": {...}}` with a code of
 `RefusalCode` (or `internal`), and no traceback leaves: what was not expected goes to `on_failure` and the caller gets a
@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spotd.api.backend import ApiRefusal, ApiUnavailable, Backend, Invalid, RefusalCode, Submission
+from spotd.api.errors import ApiRefusal, ApiUnavailable, Invalid, RefusalCode
+from spotd.api.handlers import Handlers
 from spotd.api.parameters import (
     read_anyway,
     read_budget_change,
@@ -37,6 +38,7 @@ from spotd.api.parameters import (
     read_verification,
     without_unknown,
 )
+from spotd.api.requests import Submission
 from spotd.api.responses import INTERNAL, BodyTooLong, error_body, json_response, refusal_response
 from spotd.api.streams import ByteStream, RecordStream
 from spotd.api.timestamps import utc_text
@@ -54,18 +56,18 @@ _Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    backend: Backend,
+    handlers: Handlers,
     *,
     on_failure: Failure,
     closing: anyio.Event | None = None,
     code_bytes_max: int = CODE_BYTES_MAX,
 ) -> Starlette:
-    """An application that serves the backend.
+    """Return an application that serves these handlers.
 
     Args:
         closing: when set, streams that are being followed end, so that a shutdown does not wait for their readers.
     """
-    api = _Api(backend, on_failure, closing, code_bytes_max)
+    api = _Api(handlers, on_failure, closing, code_bytes_max)
     get, post, put = ["GET"], ["POST"], ["PUT"]
     table: list[tuple[str, list[str], _Endpoint]] = [
         ("/v1/status", get, api.status),
@@ -112,10 +114,12 @@ async def _http_exception(request: Request, exc: Exception) -> Response:
 
 
 class _Api:
-    """The endpoints; each turns one request into one call of the backend."""
+    """The endpoints; each turns one request into one call of a handler."""
 
-    def __init__(self, backend: Backend, on_failure: Failure, closing: anyio.Event | None, code_bytes_max: int) -> None:
-        self._backend = backend
+    def __init__(
+        self, handlers: Handlers, on_failure: Failure, closing: anyio.Event | None, code_bytes_max: int
+    ) -> None:
+        self._handlers = handlers
         self._on_failure = on_failure
         self._closing = closing
         self._code_bytes_max = code_bytes_max
@@ -143,7 +147,7 @@ class _Api:
         Raises:
             Unavailable: the store does not answer, or the limit has passed.
         """
-        if sentence := self._backend.last_error():
+        if sentence := self._handlers.context.database.last_error:
             raise _store_down(sentence)
         results: list[Any] = []
         failures: list[Exception] = []
@@ -161,7 +165,7 @@ class _Api:
                 group.start_soon(work, group.cancel_scope, name="api call")
                 while not sentence:
                     await anyio.sleep(_TROUBLE_CHECK_S)
-                    sentence = self._backend.last_error()
+                    sentence = self._handlers.context.database.last_error
                 group.cancel_scope.cancel()
         if failures:
             raise failures[0]
@@ -172,21 +176,21 @@ class _Api:
         raise ApiUnavailable(f"the daemon did not find an answer within {limit_s:.0f} s", hint="spotctl doctor")
 
     def _reply(self, body: Mapping[str, Any], *, status: int = 200) -> Response:
-        return json_response({"now": utc_text(self._backend.now()), **body}, status=status)
+        return json_response({"now": utc_text(self._handlers.context.clock.now()), **body}, status=status)
 
     async def status(self, request: Request) -> Response:
         without_unknown(request, ())
-        return self._reply({"status": await self._ask(self._backend.status)})
+        return self._reply({"status": await self._ask(self._handlers.health.status)})
 
     async def plan(self, request: Request) -> Response:
         body = await read_json(request, {"draft", "resume_from"})
         draft, resume_from = read_draft(body), read_resume_from(body)
-        plan = await self._ask(lambda: self._backend.plan(draft, resume_from), limit_s=PATIENT_S)
+        plan = await self._ask(lambda: self._handlers.submissions.plan(draft, resume_from), limit_s=PATIENT_S)
         return self._reply({"plan": plan})
 
     async def has_code(self, request: Request) -> Response:
         sha256 = read_sha256(request.path_params["sha256"])
-        present = await self._ask(lambda: self._backend.has_code(sha256), limit_s=PATIENT_S)
+        present = await self._ask(lambda: self._handlers.submissions.has_code(sha256), limit_s=PATIENT_S)
         return self._reply({"present": present})
 
     async def put_code(self, request: Request) -> Response:
@@ -195,7 +199,7 @@ class _Api:
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._code_bytes_max:
             raise self._code_too_large()
-        stored = await self._backend.put_code(sha256, self._bounded(request))
+        stored = await self._handlers.submissions.put_code(sha256, self._bounded(request))
         return self._reply({"code": stored})
 
     async def _bounded(self, request: Request) -> AsyncIterator[bytes]:
@@ -223,54 +227,54 @@ class _Api:
             secrets=read_secrets(body),
             resume_from=read_resume_from(body),
         )
-        detail = await self._ask(lambda: self._backend.submit(submission))
+        detail = await self._ask(lambda: self._handlers.submissions.submit(submission))
         return self._reply(detail, status=201)
 
     async def jobs(self, request: Request) -> Response:
         query = read_job_query(request)
-        return self._reply(await self._ask(lambda: self._backend.jobs(query)))
+        return self._reply(await self._ask(lambda: self._handlers.jobs.page(query)))
 
     async def job(self, request: Request) -> Response:
         ref = request.path_params["ref"]
-        return self._reply(await self._ask(lambda: self._backend.job(ref)))
+        return self._reply(await self._ask(lambda: self._handlers.jobs.detail(ref)))
 
     async def why(self, request: Request) -> Response:
         ref = request.path_params["ref"]
-        return self._reply({"why": await self._ask(lambda: self._backend.why(ref))})
+        return self._reply({"why": await self._ask(lambda: self._handlers.jobs.why(ref))})
 
     async def cancel(self, request: Request) -> Response:
         ref = request.path_params["ref"]
-        return self._reply({"job": await self._ask(lambda: self._backend.cancel(ref))})
+        return self._reply({"job": await self._ask(lambda: self._handlers.jobs.cancel(ref))})
 
     async def retry(self, request: Request) -> Response:
         ref, anyway = request.path_params["ref"], read_anyway(request)
-        return self._reply({"job": await self._ask(lambda: self._backend.retry(ref, anyway=anyway))})
+        return self._reply({"job": await self._ask(lambda: self._handlers.jobs.retry(ref, anyway=anyway))})
 
     async def set_budget(self, request: Request) -> Response:
         change = read_budget_change(await read_json(request, {"budget"}))
         ref = request.path_params["ref"]
-        return self._reply({"job": await self._ask(lambda: self._backend.set_budget(ref, change))})
+        return self._reply({"job": await self._ask(lambda: self._handlers.amendments.set_budget(ref, change))})
 
     async def forget(self, request: Request) -> Response:
         machine = read_machine(await read_json(request, {"machine"}))
-        return self._reply({"forgotten": await self._ask(lambda: self._backend.forget(machine))})
+        return self._reply({"forgotten": await self._ask(lambda: self._handlers.amendments.forget(machine))})
 
     async def job_cost(self, request: Request) -> Response:
         ref = request.path_params["ref"]
-        return self._reply(await self._ask(lambda: self._backend.cost(ref)))
+        return self._reply(await self._ask(lambda: self._handlers.receipts.cost(ref)))
 
     async def cost(self, request: Request) -> Response:
         without_unknown(request, ())
-        return self._reply(await self._ask(lambda: self._backend.cost(None)))
+        return self._reply(await self._ask(lambda: self._handlers.receipts.cost(None)))
 
     async def checkpoints(self, request: Request) -> Response:
         ref = request.path_params["ref"]
-        return self._reply({"checkpoints": await self._ask(lambda: self._backend.checkpoints(ref))})
+        return self._reply({"checkpoints": await self._ask(lambda: self._handlers.checkpoints.entries(ref))})
 
     async def verify_checkpoints(self, request: Request) -> Response:
         """A stream, since it takes as long as there are bytes."""
         names, every = read_verification(request)
-        records = self._backend.verify_checkpoints(request.path_params["ref"], names, every=every)
+        records = self._handlers.checkpoints.verify(request.path_params["ref"], names, every=every)
         return await self._records(records, route="verify", follow=False)
 
     async def pin_checkpoints(self, request: Request) -> Response:
@@ -279,18 +283,18 @@ class _Api:
         if not isinstance(pinned, bool):
             raise Invalid("pinned is true or false")
         ref = request.path_params["ref"]
-        changed = await self._ask(lambda: self._backend.pin_checkpoints(ref, names, pinned=pinned))
+        changed = await self._ask(lambda: self._handlers.checkpoints.pin(ref, names, pinned=pinned))
         return self._reply({"checkpoints": changed})
 
     async def remove_checkpoints(self, request: Request) -> Response:
         names = read_names(await read_json(request, {"checkpoints"}))
         ref = request.path_params["ref"]
-        return self._reply({"checkpoints": await self._ask(lambda: self._backend.remove_checkpoints(ref, names))})
+        return self._reply({"checkpoints": await self._ask(lambda: self._handlers.checkpoints.remove(ref, names))})
 
     async def files(self, request: Request) -> Response:
         without_unknown(request, ("checkpoint",))
         ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
-        return self._reply(await self._ask(lambda: self._backend.files(ref, checkpoint), limit_s=PATIENT_S))
+        return self._reply(await self._ask(lambda: self._handlers.files.entries(ref, checkpoint), limit_s=PATIENT_S))
 
     async def file_content(self, request: Request) -> Response:
         without_unknown(request, ("checkpoint", "path"))
@@ -298,7 +302,7 @@ class _Api:
         if not path:
             raise Invalid("the parameter path is missing")
         ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
-        chunks = self._backend.read_file(ref, checkpoint, path)
+        chunks = self._handlers.files.content(ref, checkpoint, path)
         first = await self._first(chunks)
         return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file content", exc))
 
@@ -307,18 +311,18 @@ class _Api:
         without_unknown(request, ("checkpoint", "manifest", "files"))
         ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
         manifest, spans = read_spans(request)
-        chunks = self._backend.read_files(ref, checkpoint, manifest, spans)
+        chunks = self._handlers.files.contents(ref, checkpoint, manifest, spans)
         first = await self._first(chunks)
         return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file contents", exc))
 
     async def logs(self, request: Request) -> Response:
         query = read_log_query(request)
-        records = self._backend.logs(request.path_params["ref"], query)
+        records = self._handlers.logs.stream(request.path_params["ref"], query)
         return await self._records(records, route="logs", follow=query.follow)
 
     async def events(self, request: Request) -> Response:
         query = read_event_query(request)
-        return await self._records(self._backend.events(query), route="events", follow=query.follow)
+        return await self._records(self._handlers.events.stream(query), route="events", follow=query.follow)
 
     async def _records(self, records: AsyncIterator[Any], *, route: str, follow: bool) -> Response:
         """A stream whose first record was looked for only where that cannot take for ever."""
@@ -338,27 +342,27 @@ class _Api:
 
     async def prices(self, request: Request) -> Response:
         query = read_price_query(request)
-        return self._reply(await self._ask(lambda: self._backend.prices(query)))
+        return self._reply(await self._ask(lambda: self._handlers.prices.quotes(query)))
 
     async def history(self, request: Request) -> Response:
         query = read_history_query(request)
-        return self._reply(await self._ask(lambda: self._backend.history(query)))
+        return self._reply(await self._ask(lambda: self._handlers.prices.history(query)))
 
     async def providers(self, request: Request) -> Response:
         """Works without the state store: it is what one asks when something is wrong."""
         without_unknown(request, ())
-        return self._reply({"providers": await self._backend.providers()})
+        return self._reply({"providers": await self._handlers.health.providers()})
 
     async def doctor(self, request: Request) -> Response:
         """Works without the state store, and says that it is down."""
         without_unknown(request, ())
         with anyio.move_on_after(PATIENT_S):
-            return self._reply(await self._backend.doctor())
+            return self._reply(await self._handlers.doctor.report())
         raise ApiUnavailable("the checks did not end in time", hint="see the daemon's log")
 
     async def reconcile(self, request: Request) -> Response:
         without_unknown(request, ())
-        return self._reply(await self._ask(self._backend.reconcile, limit_s=PATIENT_S))
+        return self._reply(await self._ask(self._handlers.health.reconcile, limit_s=PATIENT_S))
 
 
 def _store_down(sentence: str) -> ApiUnavailable:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from spotd.api.backend import Ambiguous, NotFound
+from spotd.api.errors import Ambiguous, NotFound
 
 _NAMED_MAX: Final = 5
 

@@ -1,4 +1,4 @@
-"""Bodies and query parameters of requests, checked before the backend sees them. All errors are `Invalid`."""
+"""Bodies and query parameters of requests, checked before a handler sees them. All errors are `Invalid`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from spotd.api.backend import (
-    BudgetChange,
-    EventQuery,
-    HistoryQuery,
-    Invalid,
-    JobQuery,
-    JobRequest,
-    LogQuery,
-    PriceQuery,
-)
+from spotd.api.errors import Invalid
+from spotd.api.requests import BudgetChange, EventQuery, HistoryQuery, JobQuery, JobRequest, LogQuery, PriceQuery
 from spotd.api.responses import BodyTooLong
 from spotd.api.timestamps import utc_instant
 from spotd.core.states import JobState

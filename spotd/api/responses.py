@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from spotd.api.backend import ApiRefusal, InputProblem, Invalid, RefusalCode
+from spotd.api.errors import ApiRefusal, InputProblem, Invalid, RefusalCode
 from spotd.api.schemas import SCHEMA
 from spotd.api.schemas.errors import ErrorResponse
 

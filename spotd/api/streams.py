@@ -17,7 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from spotd.api.backend import ApiRefusal
+from spotd.api.errors import ApiRefusal
 from spotd.api.responses import INTERNAL, dumps, error_body, refusal_body
 from spotd.api.schemas import SCHEMA
 

@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from spotd.api.handlers import DaemonBackend, HandlerContext
+from spotd.api.handlers import HandlerContext, Handlers
 from spotd.core.model import Policy
 from spotd.core.states import InvariantBroken
 from spotd.daemon import log as logs
@@ -163,7 +163,7 @@ class App:
             # The loop tries again, and holds until it works: to end would end no machine, at each start again.
             self.log.warning("state.not_adopted", error=str(exc))
         await daemon.forget_secrets_of_no_job()
-        api = make_app(DaemonBackend(daemon.parts), on_failure=self._api_failed, closing=closing)
+        api = make_app(Handlers(daemon.parts), on_failure=self._api_failed, closing=closing)
         async with anyio.create_task_group() as group:
             group.start_soon(_serving, api, sock, started, closing, closed, name="api")
             group.start_soon(daemon.executor.run, name="executor")

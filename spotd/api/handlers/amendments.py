@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spotd.api.backend import ApiUnavailable, BudgetChange, Invalid, NotFound, StateConflict
-from spotd.api.handlers.context import HandlerContext
-from spotd.api.handlers.jobs import Queue
+from spotd.api.errors import Invalid, NotFound, StateConflict
+from spotd.api.handlers.context import HandlerContext, get_job
+from spotd.api.handlers.jobs import JobHandlers
+from spotd.api.requests import BudgetChange
 from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
 from spotd.core import forget, requests
 from spotd.core.model import AttemptId, Intent, Job, Plan, World
 from spotd.daemon.crash import CrashPoint
+from spotd.store import Reads
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import ProviderName
 
@@ -19,48 +21,55 @@ _POINTS = (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY)
 BUDGET_MAX = MicroUsd(10**13)
 
 
-class Amending:
-    """The part of the backend that changes what is there already."""
+class AmendmentHandlers:
+    """Changes budgets of jobs, and gives machines up."""
 
-    def __init__(self, context: HandlerContext, queue: Queue) -> None:
+    def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
         self._context = context
-        self._queue = queue
+        self._jobs = jobs
 
     async def set_budget(self, ref: str, change: BudgetChange) -> JobResponse:
-        job_id = await self._context.find(ref)
-        stored = await self._context.read(lambda reads: reads.job(job_id))
-        if stored is None:
-            raise ApiUnavailable(f"job {job_id} is not there any more")
-        known = stored
+        """Set what all attempts of the job together may cost; it may have ended, and go on after a retry.
 
-        def decide(world: World, now: datetime) -> Plan:
-            job = world.jobs.get(job_id, known)
+        Raises:
+            Invalid: there is no budget to add to.
+        """
+        job_id = await self._context.find(ref)
+
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
+            job = get_job(reads, job_id, world)
             return requests.set_budget(world, job, _changed(job, change), now)
 
-        await self._queue.commit(decide, _POINTS)
+        await self._context.commit(decide, _POINTS)
         self._context.log.info("job.budget_changed", job=job_id)
-        return await self._queue.line(job_id)
+        return await self._jobs.line(job_id)
 
     async def forget(self, machine: str) -> ForgottenResponse:
+        """Give up a machine, named by its id, its key or `JOB-NUMBER`, although its end was not seen.
+
+        Raises:
+            NotFound: no such machine is known.
+            StateConflict: it can be seen, and therefore ended.
+        """
         context = self._context
         names = set(context.policy.current.providers) & set(context.offer_cache.listings())
         errors: dict[ProviderName, str] = {name: context.offer_cache.machines(name).error for name in names}
         listings = {name: listing for name, listing in context.offer_cache.listings().items() if name in names}
-        told: list[ForgottenResponse] = []
+        forgotten: list[ForgottenResponse] = []
 
-        def decide(world: World, now: datetime) -> Plan:
+        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
             found = forget.find_machine(world, machine)
             if found is None:
                 raise NotFound(f"no machine {machine!r} is known", hint="spotctl show JOB lists the machines of a job")
             problem = forget.refusal(world, found, listings, errors)
             if problem:
                 raise StateConflict(problem, hint="spotctl cancel JOB ends the machine of a job")
-            told.append(_shape(world, found))
+            forgotten.append(_response(world, found))
             return forget.forget(world, found, now)
 
-        await self._queue.commit(decide, _POINTS)
-        context.log.warning("machine.forgotten", key=told[-1]["key"], provider=told[-1]["provider"])
-        return told[-1]
+        await self._context.commit(decide, _POINTS)
+        context.log.warning("machine.forgotten", key=forgotten[-1]["key"], provider=forgotten[-1]["provider"])
+        return forgotten[-1]
 
 
 def _changed(job: Job, change: BudgetChange) -> MicroUsd:
@@ -71,7 +80,7 @@ def _changed(job: Job, change: BudgetChange) -> MicroUsd:
     return min(BUDGET_MAX, MicroUsd(job.budget + change.amount))
 
 
-def _shape(world: World, found: AttemptId | Intent) -> ForgottenResponse:
+def _response(world: World, found: AttemptId | Intent) -> ForgottenResponse:
     item = found if isinstance(found, Intent) else world.attempts[found]
     return ForgottenResponse(
         provider=item.provider,

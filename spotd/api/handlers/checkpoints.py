@@ -7,8 +7,8 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from spotd.api.backend import ApiUnavailable, NotFound, StateConflict
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.errors import NotFound, StateConflict
+from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.api.handlers.render import checkpoint_response
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
 from spotd.core import pins
@@ -16,54 +16,73 @@ from spotd.core.model import OF_ANOTHER_JOB, Checkpoint, Job, JobId, Plan, World
 from spotd.core.retention import best_of, in_reach, open_numbers
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.contents import checkpoint_manifest, piece_problem
-from spotd.daemon.commits import Committed, DecideWith, cycle_points
-from spotd.store import Reads, StateError
+from spotd.daemon.commits import cycle_points
+from spotd.store import Reads
 from spotd_jobs.wire.manifest import Chunk, Entry
 
 PROGRESS_BYTES: Final = 32 * 1024 * 1024
 """A word about how far it is comes after so many bytes."""
 
 
-class Checkpoints:
-    """The part of the backend that knows checkpoints."""
+class CheckpointHandlers:
+    """Lists, verifies, pins and removes the checkpoints of a job."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
-    async def listed(self, ref: str) -> list[KeptCheckpointResponse]:
+    async def entries(self, ref: str) -> list[KeptCheckpointResponse]:
+        """Return the accepted checkpoints, newest first."""
         job = await self._job(ref)
         return [kept_response(job, one) for one in job.checkpoints]
 
     async def pin(self, ref: str, names: Sequence[str], *, pinned: bool) -> list[KeptCheckpointResponse]:
+        """Pin or unpin these whatever `keep` says; return them as they are now.
+
+        Raises:
+            NotFound: no such checkpoint, and nothing was changed.
+        """
         job_id = await self._context.find(ref)
         numbers: set[str] = set()
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
-            job = _newest(reads, world, job_id)
+            job = get_job(reads, job_id, world)
             chosen = _chosen(job, names)
             numbers.update(c.manifest_key for c in chosen)
             return pins.pin(world, job, chosen, now, pinned=pinned)
 
-        await self._commit(decide)
+        await self._context.commit(decide, cycle_points)
         job = await self._job(job_id)
         return [kept_response(job, one) for one in job.checkpoints if one.manifest_key in numbers]
 
     async def remove(self, ref: str, names: Sequence[str]) -> list[KeptCheckpointResponse]:
+        """Remove these from what the job may resume from; return what they were.
+
+        What only they need is deleted soon.
+
+        Raises:
+            NotFound: no such checkpoint, and nothing was changed.
+            StateConflict: one is pinned, or a machine may still read it.
+        """
         job_id = await self._context.find(ref)
         removed: list[KeptCheckpointResponse] = []
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
-            job = _newest(reads, world, job_id)
+            job = get_job(reads, job_id, world)
             chosen = _chosen(job, names)
             _refuse_removal(job, chosen, open_numbers(world, job))
             removed[:] = [kept_response(job, one) for one in chosen]
             return pins.remove(world, job, chosen, now)
 
-        await self._commit(decide)
+        await self._context.commit(decide, cycle_points)
         self._context.log.info("checkpoint.removed", job=job_id, names=[row["name"] for row in removed])
         return removed
 
     async def verify(self, ref: str, names: Sequence[str], *, every: bool) -> AsyncIterator[VerificationResponse]:
+        """Read and compare every byte of these, or of the newest without names.
+
+        Raises:
+            NotFound: at the first step.
+        """
         job = await self._job(ref)
         chosen = job.checkpoints if every else _chosen(job, names or (pins.NEWEST,))
         if not chosen:
@@ -108,23 +127,15 @@ class Checkpoints:
         yield {**record, "kind": "verified", "ok": not problem, "problem": problem}
 
     async def _tell_damage(self, job_id: JobId, checkpoint: Checkpoint, problem: str) -> None:
-        await self._commit(
-            lambda reads, world, now: pins.damaged(world, _newest(reads, world, job_id), checkpoint, problem, now)
-        )
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
+            return pins.damaged(world, get_job(reads, job_id, world), checkpoint, problem, now)
+
+        await self._context.commit(decide, cycle_points)
         self._context.log.warning("checkpoint.damaged", job=job_id, name=checkpoint.name, problem=problem)
 
     async def _job(self, ref: str) -> Job:
         job_id = await self._context.find(ref)
-        job = await self._context.read(lambda reads: reads.job(job_id))
-        if job is None:
-            raise ApiUnavailable(f"job {job_id} is not there any more")
-        return job
-
-    async def _commit(self, decide: DecideWith) -> Committed:
-        try:
-            return await self._context.commits.commit_with(decide, cycle_points)
-        except StateError as exc:
-            raise ApiUnavailable(exc.message, hint=exc.hint) from exc
+        return await self._context.read(lambda reads: get_job(reads, job_id))
 
 
 def kept_response(job: Job, checkpoint: Checkpoint) -> KeptCheckpointResponse:
@@ -156,14 +167,6 @@ def get_checkpoint(job: Job, name: str) -> Checkpoint:
 def _chosen(job: Job, names: Sequence[str]) -> tuple[Checkpoint, ...]:
     """Each once, in the order of the names."""
     return tuple(dict.fromkeys(get_checkpoint(job, name) for name in names))
-
-
-def _newest(reads: Reads, world: World, job_id: JobId) -> Job:
-    """The job as it is in this transaction, also where it is over."""
-    job = world.jobs.get(job_id) or reads.job(job_id)
-    if job is None:
-        raise ApiUnavailable(f"job {job_id} is not there any more")
-    return job
 
 
 def _refuse_removal(job: Job, chosen: Sequence[Checkpoint], open_attempts: frozenset[int]) -> None:

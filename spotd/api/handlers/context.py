@@ -1,4 +1,4 @@
-"""What the parts of the backend share: references to the running daemon, and the doors to its two stores."""
+"""What the handlers share: references to the running daemon, and access to its two stores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from spotd.api.backend import ApiUnavailable, NotFound
+from spotd.api.errors import ApiUnavailable, NotFound
 from spotd.api.job_refs import JobHead, resolve
-from spotd.core.model import JobId, World
-from spotd.daemon.commits import Commits, PolicyHolder
+from spotd.core.model import Job, JobId, Plan, World
+from spotd.daemon.commits import Commits, Committed, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.crash import CrashPoints
 from spotd.daemon.database import Database
@@ -66,10 +66,10 @@ class HandlerContext:
     _limiter: anyio.CapacityLimiter | None = None
 
     async def read(self, work: Callable[[Reads], T]) -> T:
-        """One consistent look at the state.
+        """Read from one consistent state.
 
         Raises:
-            Unavailable: it cannot be read now.
+            ApiUnavailable: it cannot be read now.
         """
         try:
             return await self.database.read(work)
@@ -77,11 +77,11 @@ class HandlerContext:
             raise ApiUnavailable(exc.message, hint=exc.hint) from exc
 
     async def stored(self, work: Callable[[], T]) -> T:
-        """What a blocking call of the object store returned.
+        """Return the result of a blocking call of the object store.
 
         Raises:
             NotFound: the object does not exist.
-            Unavailable: the store does not answer.
+            ApiUnavailable: the store does not answer.
         """
         try:
             if self.inline:
@@ -97,8 +97,21 @@ class HandlerContext:
         except TimeoutError as exc:
             raise ApiUnavailable("the checkpoint store does not answer", hint="spotctl doctor") from exc
 
+    async def commit(self, decide: DecideWith, points: Points | Callable[[Plan], Points]) -> Committed:
+        """Make a request durable, and wake the control loop.
+
+        Raises:
+            ApiUnavailable: the state cannot be written now.
+        """
+        try:
+            committed = await self.commits.commit_with(decide, points)
+        except StateError as exc:
+            raise ApiUnavailable(exc.message, hint=exc.hint) from exc
+        self.wake_event.notify()
+        return committed
+
     async def find(self, ref: str) -> JobId:
-        """The job a user means.
+        """Return the id of the job that a user means.
 
         Raises:
             NotFound, Ambiguous
@@ -112,18 +125,30 @@ class HandlerContext:
         return f"no decisions are made: {held}" if held else self.policy.why_paused
 
     def world(self) -> World:
-        """The newest world the brain has seen.
+        """Return the world of the newest cycle.
 
         Raises:
-            Unavailable: there is none yet.
+            ApiUnavailable: there is none yet.
         """
         if self.control_loop.state is None:
             raise ApiUnavailable("the daemon has only just started", hint="try again in a moment")
         return self.control_loop.state.world
 
 
+def get_job(reads: Reads, job_id: JobId, world: World | None = None) -> Job:
+    """Return a job by its id, as the world of this very transaction has it where one is given.
+
+    Raises:
+        ApiUnavailable: its row is gone since the reference was resolved.
+    """
+    job = (None if world is None else world.jobs.get(job_id)) or reads.job(job_id)
+    if job is None:
+        raise ApiUnavailable(f"job {job_id} is not there any more")
+    return job
+
+
 def find_job(reads: Reads, ref: str) -> JobId:
-    """The one job the reference means, by the API's rule, looking only at jobs that could be it."""
+    """Return the one job that the reference means by the API's rule, reading only jobs that could be it."""
     candidates: dict[JobId, JobView] = {view.id: view for view in reads.active_named(ref)}
     found = reads.find_job(ref)
     if isinstance(found, AmbiguousJob):

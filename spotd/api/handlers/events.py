@@ -7,9 +7,9 @@ from typing import Final
 
 import anyio
 
-from spotd.api.backend import EventQuery
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.render import event_response
+from spotd.api.requests import EventQuery
 from spotd.api.schemas.streams import EventResponse
 from spotd.core.model import JobId
 from spotd.store import EventView, Reads
@@ -20,13 +20,14 @@ NAMES_MAX: Final = 10_000
 """Names of jobs that one stream remembers."""
 
 
-class EventStream:
-    """The part of the backend that knows events."""
+class EventHandlers:
+    """Streams events."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
     async def stream(self, query: EventQuery) -> AsyncIterator[EventResponse]:
+        """Yield the events; with `follow` it never ends by itself."""
         job = None if query.job is None else await self._context.find(query.job)
         names: dict[JobId, str] = {}
         first, last = await self._context.read(lambda reads: self._first(reads, query, job))
@@ -47,7 +48,7 @@ class EventStream:
         return await self._context.read(lambda reads: reads.events(since=last, job_id=job, limit=BATCH))
 
     def _first(self, reads: Reads, query: EventQuery, job: JobId | None) -> tuple[list[EventView], int]:
-        """The newest of those that match, and the number from which to follow."""
+        """Return the newest of those that match, and the number from which to follow."""
         last = reads.last_event()
         found = reads.newest_events(job_id=job, limit=query.limit) if query.limit else ()
         kept = [
@@ -58,7 +59,7 @@ class EventStream:
         return kept, last
 
     async def _learn(self, names: dict[JobId, str], items: Sequence[EventView]) -> None:
-        """The names of all jobs that these events are of are known, by one question."""
+        """Read the missing names of the jobs of these events, in one query."""
         missing = {item.event.job for item in items if item.event.job is not None} - names.keys()
         if missing:
             if len(names) + len(missing) > NAMES_MAX:

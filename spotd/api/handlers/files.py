@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from spotd.api.backend import ApiUnavailable, NotFound, StateConflict
+from spotd.api.errors import ApiUnavailable, NotFound, StateConflict
 from spotd.api.handlers.checkpoints import get_checkpoint
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.api.handlers.outputs import get_outputs
 from spotd.api.schemas.files import FileResponse, FilesResponse
 from spotd.core.model import JobId
@@ -29,13 +29,18 @@ class _Source:
     warning: str = ""
 
 
-class Files:
-    """The part of the backend that knows stored files."""
+class FileHandlers:
+    """Lists and reads the outputs and the checkpoints of a job."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
-    async def files(self, ref: str, checkpoint: str | None) -> FilesResponse:
+    async def entries(self, ref: str, checkpoint: str | None) -> FilesResponse:
+        """Return what `pull` can fetch: the outputs, or one checkpoint by name (`newest` is the newest).
+
+        Raises:
+            NotFound: there is no such checkpoint, or there are no outputs (yet).
+        """
         job = await self._context.find(ref)
         source = await self._source(job, checkpoint)
         return FilesResponse(
@@ -43,13 +48,18 @@ class Files:
             kind=source.kind,
             name=source.manifest.name,
             attempt=source.attempt,
-            files=[_file_shape(entry) for entry in source.manifest.files],
+            files=[_file_response(entry) for entry in source.manifest.files],
             bytes=source.manifest.bytes,
             manifest_sha256=source.manifest.sha256,
             warning=source.warning,
         )
 
-    async def read(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
+    async def content(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
+        """Yield the bytes of one of these files, verified.
+
+        Raises:
+            NotFound: at the first step, before any byte.
+        """
         job = await self._context.find(ref)
         source = await self._source(job, checkpoint)
         entry = next((e for e in source.manifest.files if e.path == path and e.type is EntryType.FILE), None)
@@ -58,9 +68,19 @@ class Files:
         async for content in self._pieces(entry):
             yield content
 
-    async def read_many(
+    async def contents(
         self, ref: str, checkpoint: str | None, manifest: str, spans: Sequence[tuple[int, int]]
     ) -> AsyncIterator[bytes]:
+        """Yield the bytes of many of these files one behind the other, verified; what is no file has none.
+
+        Args:
+            manifest: the hash of the list that is meant.
+            spans: places in the list, first and last.
+
+        Raises:
+            NotFound: at the first step: there is no such file.
+            StateConflict: at the first step: there is another list by now.
+        """
         job = await self._context.find(ref)
         source = await self._source(job, checkpoint)
         if source.manifest.sha256 != manifest:
@@ -102,10 +122,7 @@ class Files:
         return _Source(kind="outputs", attempt=manifest.attempt, manifest=manifest, warning=warning)
 
     async def _checkpoint(self, job: JobId, name: str) -> _Source:
-        found = await self._context.read(lambda reads: reads.job(job))
-        if found is None:
-            raise ApiUnavailable(f"job {job} is not there any more")
-        chosen = get_checkpoint(found, name)
+        chosen = get_checkpoint(await self._context.read(lambda reads: get_job(reads, job)), name)
         manifest, problem = await self._context.stored(partial(checkpoint_manifest, self._context.objects, chosen))
         if manifest is None:
             raise ApiUnavailable(
@@ -115,7 +132,7 @@ class Files:
         return _Source(kind="checkpoint", attempt=chosen.attempt, manifest=manifest)
 
 
-def _file_shape(entry: Entry) -> FileResponse:
+def _file_response(entry: Entry) -> FileResponse:
     kinds: dict[EntryType, Literal["file", "dir", "link"]] = {
         EntryType.FILE: "file",
         EntryType.DIR: "dir",

@@ -15,8 +15,9 @@ from typing import Final
 
 import anyio
 
-from spotd.api.backend import Invalid, LogQuery, NotFound
+from spotd.api.errors import Invalid, NotFound
 from spotd.api.handlers.context import HandlerContext
+from spotd.api.requests import LogQuery
 from spotd.api.schemas.streams import LogResponse
 from spotd.api.timestamps import utc_text
 from spotd.core.model import Attempt, AttemptId, JobId
@@ -61,14 +62,20 @@ def parse_cursor(text: str) -> Cursor:
     return Cursor(attempt=int(attempt), name=name)
 
 
-class JobLogs:
-    """The part of the backend that knows logs."""
+class LogHandlers:
+    """Streams the log of a job."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
     async def stream(self, ref: str, query: LogQuery) -> AsyncIterator[LogResponse]:
-        """Records from where the query begins to the end of what is there, or of the job when it is followed."""
+        """Yield records from where the query begins to the end of what is there, or of the job when it is followed.
+
+        The last is of kind `end`.
+
+        Raises:
+            NotFound: at the first step, before any record.
+        """
         job = await self._context.find(ref)
         start = parse_cursor(query.after) if query.after is not None else None
         if query.attempt is not None and query.attempt not in await self._numbers(job):
@@ -195,17 +202,17 @@ class _Reader:
         records = []
         if self._marked != attempt.id.number:
             self._marked = attempt.id.number
-            records.append(self._shape("attempt", attempt, _where(attempt)))
+            records.append(self._response("attempt", attempt, _where(attempt)))
         self._at = Cursor(attempt=attempt.id.number, name=name)
         try:
             data = await self._context.stored(lambda: _data(self._context, attempt.id, name, strict=True))
         except NotFound:
-            return [*records, self._shape("gap", attempt, "a piece of the log is missing or not readable")]
+            return [*records, self._response("gap", attempt, "a piece of the log is missing or not readable")]
         data = data[self._skip_text.pop((attempt.id.number, name), 0) :]
         text = self._decoder.decode(data)
-        return [*records, self._shape("log", attempt, text)] if text else records
+        return [*records, self._response("log", attempt, text)] if text else records
 
-    def _shape(self, kind: str, attempt: Attempt, text: str) -> LogResponse:
+    def _response(self, kind: str, attempt: Attempt, text: str) -> LogResponse:
         when = attempt.launched_at or attempt.intended_at
         record: LogResponse = {
             "kind": "log",

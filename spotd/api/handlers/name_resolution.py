@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from spotd.api.backend import Invalid
+from spotd.api.errors import Invalid
 from spotd_providers.contract import gpus
 
 

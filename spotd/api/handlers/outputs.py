@@ -1,11 +1,11 @@
-"""Which manifest `pull` delivers as a job's outputs: the one that was pinned when the attempt that succeeded ended."""
+"""The manifest of a job's outputs: the one that was pinned when the attempt that succeeded ended."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from spotd.api.backend import ApiUnavailable, NotFound
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.errors import ApiUnavailable, NotFound
+from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.core.model import Attempt, AttemptId, Job, JobId
 from spotd.core.states import EndReason, JobState
 from spotd.daemon import object_keys
@@ -15,15 +15,13 @@ from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
 
 
 async def get_outputs(context: HandlerContext, job_id: JobId) -> AcceptedManifest:
-    """The outputs of the job; each chunk is verified by its content when it is read.
+    """Return the outputs of the job; each chunk is verified by its content when it is read.
 
     Raises:
         NotFound: it has none, saying why.
-        Unavailable: what is in the store is not what the job left there.
+        ApiUnavailable: what is in the store is not what the job left there.
     """
-    job = await context.read(lambda reads: reads.job(job_id))
-    if job is None:
-        raise ApiUnavailable(f"job {job_id} is not there any more")
+    job = await context.read(lambda reads: get_job(reads, job_id))
     if job.outputs is None and job.state is JobState.SUCCEEDED:
         return await _unpinned(context, job)
     if job.outputs is None or job.outputs.sha256 is None:

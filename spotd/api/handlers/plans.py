@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from spotd.api.backend import InputProblem, Invalid, JobRequest
+from spotd.api.errors import InputProblem, Invalid
 from spotd.api.handlers.render import (
     offers_responses,
     passed_over_responses,
@@ -18,6 +18,7 @@ from spotd.api.handlers.render import (
     spec_response,
     usd,
 )
+from spotd.api.requests import JobRequest
 from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
 from spotd.core.candidates import CandidateCatalogue, ceiling_for, is_admissible, resolve_gpu, shape_of

@@ -1,4 +1,4 @@
-"""What jobs cost, what that saved, and where the budgets stand."""
+"""Receipts: what jobs cost, what that saved, and where the budgets stand."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ RECEIPTS_MAX: Final = 50
 """Receipts of one answer; the sums of older jobs are in its totals."""
 
 
-class Receipts:
-    """The part of the backend that knows money."""
+class ReceiptHandlers:
+    """Shows what jobs cost."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
     async def cost(self, ref: str | None) -> CostResponse:
+        """Return the receipt of one job, or of all."""
         wanted = None if ref is None else await self._context.find(ref)
         now = self._context.clock.now()
 
@@ -75,7 +76,7 @@ class Receipts:
     def _of_many(
         self, receipts: list[ReceiptResponse], totals: Totals, strays: tuple[Intent, ...], now: datetime
     ) -> CostResponse:
-        """The newest receipts, with the sums of all jobs: what is booked, and what still runs on a meter."""
+        """Return the newest receipts, with the sums of all jobs: what is booked, and what still runs on a meter."""
         world = self._context.world()
         running = world.attempts.values()
         paid = totals.spent + sum(spent(a, now) - a.meter.settled for a in running)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from spotd.api.backend import ApiUnavailable, Invalid, NotFound
+from spotd.api.errors import Invalid, NotFound
 from spotd.api.handlers.checkpoints import get_checkpoint
-from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.api.schemas.plans import OriginResponse
 from spotd.api.timestamps import utc_text
 from spotd.core.model import Checkpoint, Job, JobId, World
@@ -34,10 +34,7 @@ class Origin:
         Raises:
             NotFound: it is not, or not any more.
         """
-        job = world.jobs.get(self.job) or reads.job(self.job)
-        if job is None:
-            raise ApiUnavailable(f"job {self.job} is not there any more")
-        return tuple(borrowed(one) for one in self._chosen(job))
+        return tuple(borrowed(one) for one in self._chosen(get_job(reads, self.job, world)))
 
     def _chosen(self, job: Job) -> tuple[Checkpoint, ...]:
         if self.checkpoint:

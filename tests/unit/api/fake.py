@@ -6,24 +6,24 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 
-from spotd.api.backend import (
+from spotd.api.errors import InputProblem, Invalid, NotFound, StateConflict
+from spotd.api.handlers import Handlers
+from spotd.api.job_refs import JobHead, resolve
+from spotd.api.requests import (
     BudgetChange,
     EventQuery,
     HistoryQuery,
-    InputProblem,
-    Invalid,
     JobQuery,
     JobRequest,
     LogQuery,
-    NotFound,
     PriceQuery,
-    StateConflict,
     Submission,
 )
-from spotd.api.job_refs import JobHead, resolve
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
 from spotd.api.schemas.costs import BudgetResponse, CostResponse, ReceiptResponse
 from spotd.api.schemas.files import FileResponse, FilesResponse
@@ -93,6 +93,37 @@ class FakeBackend:
     cut_logs_after: int | None = None
     """A stream of logs is given up after so many records, once."""
 
+    def handlers(self) -> Handlers:
+        """The interfaces of the handlers, answered from these rows."""
+        context = SimpleNamespace(clock=self, database=self)
+        submissions = SimpleNamespace(
+            plan=self.plan, has_code=self.has_code, put_code=self.put_code, submit=self.submit
+        )
+        jobs = SimpleNamespace(page=self.jobs, detail=self.job, why=self.why, cancel=self.cancel, retry=self.retry)
+        checkpoints = SimpleNamespace(
+            entries=self.checkpoints,
+            verify=self.verify_checkpoints,
+            pin=self.pin_checkpoints,
+            remove=self.remove_checkpoints,
+        )
+        found = SimpleNamespace(
+            context=context,
+            submissions=submissions,
+            jobs=jobs,
+            amendments=self,
+            checkpoints=checkpoints,
+            files=SimpleNamespace(
+                entries=self.files, content=self.read_file, contents=lambda *given: self.read_files(*given)
+            ),
+            logs=SimpleNamespace(stream=self.logs),
+            events=SimpleNamespace(stream=lambda query: self.events(query)),
+            receipts=self,
+            prices=SimpleNamespace(quotes=self.prices, history=self.history),
+            health=self,
+            doctor=SimpleNamespace(report=self.doctor),
+        )
+        return cast(Handlers, found)
+
     def reset(self) -> None:
         """Nothing is known and nothing is wrong, as at first."""
         fresh = FakeBackend()
@@ -102,6 +133,7 @@ class FakeBackend:
     def now(self) -> datetime:
         return datetime(2026, 11, 21, 10, tzinfo=UTC)
 
+    @property
     def last_error(self) -> str:
         return self.error_text
 

@@ -52,7 +52,7 @@ class Place:
     def app(self) -> Any:
         if self._app is None:
             self._app = make_app(
-                self.rig.backend(),
+                self.rig.handlers(),
                 on_failure=lambda route, exc: self.failures.append((route, exc)),
                 code_bytes_max=self._code_bytes_max,
             )

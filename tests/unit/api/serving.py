@@ -40,7 +40,9 @@ def served(backend: FakeBackend, *, code_bytes_max: int = 1_000_000) -> Iterator
     listening.listen(32)
     place = Served(backend, path)
     app = make_app(
-        backend, on_failure=lambda route, exc: place.failures.append((route, exc)), code_bytes_max=code_bytes_max
+        backend.handlers(),
+        on_failure=lambda route, exc: place.failures.append((route, exc)),
+        code_bytes_max=code_bytes_max,
     )
     config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

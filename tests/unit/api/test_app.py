@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spotd.api.app import QUICK_S
-from spotd.api.backend import (
+from spotd.api.errors import (
     Ambiguous,
     ApiRefusal,
     ApiUnavailable,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotd.api.backend import Ambiguous, NotFound
+from spotd.api.errors import Ambiguous, NotFound
 from spotd.api.job_refs import JobHead, resolve
 
 HEADS = [

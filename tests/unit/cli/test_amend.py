@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spotd.api.backend import BudgetChange
+from spotd.api.requests import BudgetChange
 from tests.unit.api import made_responses
 from tests.unit.cli.conftest import Ctl
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spotd.api.backend import ApiUnavailable, OverBudget
+from spotd.api.errors import ApiUnavailable, OverBudget
 from spotd.cli.words import dollars, money, price, short_span, size_text, span_text
 from tests.unit.api import made_responses
 from tests.unit.cli.conftest import Ctl

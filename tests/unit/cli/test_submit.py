@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.backend import OverBudget
+from spotd.api.errors import OverBudget
 from spotd.cli.commands.submit import submit
 from spotd.cli.draft import FLAGS
 from tests.unit.api import made_responses

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from spotd.api.handlers import DaemonBackend, HandlerContext
+from spotd.api.handlers import HandlerContext, Handlers
 from spotd.core.model import Attempt, AttemptId, Job, JobId, Policy
 from spotd.core.requests import cancel, submit
 from spotd.core.states import JobState
@@ -286,8 +286,8 @@ class Rig:
         await self.until(lambda: self.attempts(job_id)[-1].running_at is not None)
         return host
 
-    def backend(self) -> DaemonBackend:
-        return DaemonBackend(self.context())
+    def handlers(self) -> Handlers:
+        return Handlers(self.context())
 
     def context(self) -> HandlerContext:
         spool = self.folder / "spool"

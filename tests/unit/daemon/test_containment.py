@@ -8,7 +8,7 @@ import anyio
 import pytest
 from sqlalchemy import text
 
-from spotd.api.backend import JobQuery
+from spotd.api.requests import JobQuery
 from spotd.core.model import AttemptId, JobId
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, InvariantBroken, JobState
@@ -100,7 +100,9 @@ async def test_a_state_that_refuses_even_the_quarantine_holds_and_is_told_once(r
         )
         rig.host(first, 1).beat("run")
         await rig.until(lambda: bool(rig.control_loop.held))
-        assert (await rig.backend().jobs(JobQuery()))["paused"] == f"no decisions are made: {rig.control_loop.held}"
+        assert (await rig.handlers().jobs.page(JobQuery()))[
+            "paused"
+        ] == f"no decisions are made: {rig.control_loop.held}"
         before = rig.clock.now()
         await rig.until(lambda: (rig.clock.now() - before).total_seconds() > 120)
         corrupt(rig, "DROP TRIGGER refuses")
@@ -202,13 +204,13 @@ async def test_a_quarantined_job_is_shown_by_doctor_until_it_is_queued_again(
             patched.setattr(rig.grant_writer, "prepare", prepare)
             first = await rig.submit(job(1))
             await rig.until_state(first, JobState.FAILED)
-        backend = rig.backend()
-        [row] = [row for row in (await backend.doctor())["checks"] if row["name"] == "job job1"]
+        handlers = rig.handlers()
+        [row] = [row for row in (await handlers.doctor.report())["checks"] if row["name"] == "job job1"]
         assert not row["ok"]
         assert row["hint"] == "spotctl retry job1"
         assert "a spec nobody thought of" in row["detail"]
-        await backend.retry(first)
-        assert not [row for row in (await backend.doctor())["checks"] if row["name"] == "job job1"]
+        await handlers.jobs.retry(first)
+        assert not [row for row in (await handlers.doctor.report())["checks"] if row["name"] == "job job1"]
         await rig.until_running(first, 2)
 
 

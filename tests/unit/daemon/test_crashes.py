@@ -10,7 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.api.backend import JobRequest, StateConflict, Submission
+from spotd.api.errors import StateConflict
+from spotd.api.requests import JobRequest, Submission
 from spotd.core.model import JobId
 from spotd.core.states import JobState
 from spotd.daemon.crash import CrashPoint
@@ -56,15 +57,15 @@ def named(reads: Reads, name: str) -> list[JobView]:
 
 async def submitted(rig: Rig, name: str) -> JobId:
     """What a user does, who tries again when the daemon died under the first try."""
-    backend = rig.backend()
-    if not await backend.has_code(SHA256):
-        await backend.put_code(SHA256, stream())
+    handlers = rig.handlers()
+    if not await handlers.submissions.has_code(SHA256):
+        await handlers.submissions.put_code(SHA256, stream())
     request = Submission(draft=draft(name), code_sha256=SHA256, secrets={"TOKEN": "canary-value"})
     known = rig.store.read(lambda reads: named(reads, name))
     if known:
         return known[0].id
     try:
-        return JobId((await backend.submit(request))["job"]["id"])
+        return JobId((await handlers.submissions.submit(request))["job"]["id"])
     except StateConflict:
         return rig.store.read(lambda reads: named(reads, name))[0].id
 
@@ -73,13 +74,13 @@ async def story(rig: Rig) -> None:
     """One job through a preemption, another cancelled and retried; each step is skipped if it happened already."""
     first = await submitted(rig, "first")
     second = await submitted(rig, "second")
-    backend = rig.backend()
+    handlers = rig.handlers()
     if "job.retried" not in rig.kinds(second):
         await rig.until(lambda: rig.job(second).started_at is not None)
         if not rig.job(second).state.is_final:
-            await backend.cancel(second)
+            await handlers.jobs.cancel(second)
         await rig.until_state(second, JobState.CANCELLED)
-        await backend.retry(second)
+        await handlers.jobs.retry(second)
     for name in (first, second):
         await rig.until_state(name, JobState.SUCCEEDED)
     await rig.until(lambda: not rig.shop.not_gone())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.backend import JobQuery
+from spotd.api.requests import JobQuery
 from spotd.core.model import AttemptId, JobId
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys
@@ -172,8 +172,8 @@ async def test_nothing_is_bought_before_the_store_was_asked(tmp_path: Path, monk
             await rig.clock.sleep(timedelta(minutes=5))
         assert not rig.shop.requests
         assert found.hold.startswith(NOT_DONE)
-        page = await rig.backend().jobs(JobQuery())
-        assert page["paused"] == (await rig.backend().status())["paused"] == found.hold
+        page = await rig.handlers().jobs.page(JobQuery())
+        assert page["paused"] == (await rig.handlers().health.status())["paused"] == found.hold
         await found.run()
         await rig.until(lambda: bool(rig.shop.requests))
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.api.backend import JobQuery
+from spotd.api.requests import JobQuery
 from spotd.core.model import JobId
 from spotd.store import Store
 from spotd_providers.contract.values import AttemptKey, InstanceState
@@ -35,20 +35,20 @@ async def test_a_row_that_cannot_be_understood_costs_no_answer(name: str, rig: R
         await rig.until_running(await rig.submit(job(1)), 1)
         await rig.until_running(await rig.submit(job(2)), 1)
     corrupt(rig, {**ROWS, **OTHERS}[name])
-    backend = rig.backend()
-    whole = await backend.job("j1")
+    handlers = rig.handlers()
+    whole = await handlers.jobs.detail("j1")
     assert (whole["job"]["id"], whole["job"]["name"]) == ("j1", "job1")
     if name not in READABLE:
         (sentence,) = whole["set_aside"]
         assert "cannot be understood" in sentence
         assert sentence.startswith("attempt 1" if "attempt" in name else "this job")
-    assert (await backend.why("j1"))["events"]
-    page = await backend.jobs(JobQuery())
+    assert (await handlers.jobs.why("j1"))["events"]
+    page = await handlers.jobs.page(JobQuery())
     assert {row["id"] for row in page["jobs"]} == {"j1", "j2"}
-    cost = await backend.cost(None)
+    cost = await handlers.receipts.cost(None)
     assert {row["id"] for row in cost["receipts"]} == {"j1", "j2"}
-    assert (await backend.cost("j1"))["receipts"][0]["name"] == "job1"
-    other = await backend.job("j2")
+    assert (await handlers.receipts.cost("j1"))["receipts"][0]["name"] == "job1"
+    other = await handlers.jobs.detail("j2")
     assert (other["set_aside"], len(other["job"]["attempts"])) == ([], 1)
 
 
@@ -59,13 +59,13 @@ async def test_the_readable_attempts_are_shown_and_the_booked_money_of_the_other
         await rig.clock.sleep(timedelta(minutes=20))
         rig.shop.set_state(AttemptKey("spotd-lab-j1-1"), InstanceState.GONE)
         await rig.until_running(name, 2)
-    before = await rig.backend().cost(name)
+    before = await rig.handlers().receipts.cost(name)
     corrupt(rig, "UPDATE attempts SET quote = '{' WHERE job_id = 'j1' AND number = 1")
-    whole = await rig.backend().job(name)
+    whole = await rig.handlers().jobs.detail(name)
     assert [one["attempt"] for one in whole["job"]["attempts"]] == [2]
     (sentence,) = whole["set_aside"]
     assert sentence.startswith("attempt 1: its row in the state cannot be understood (")
-    after = await rig.backend().cost(name)
+    after = await rig.handlers().receipts.cost(name)
     assert after["spent_usd"] == pytest.approx(before["spent_usd"]) != 0
     assert any("attempt 1 cannot be understood" in one for one in after["receipts"][0]["corrections"])
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.api.backend import BudgetChange, Invalid, NotFound, OverBudget, StateConflict
+from spotd.api.errors import Invalid, NotFound, OverBudget, StateConflict
+from spotd.api.requests import BudgetChange
 from spotd.core.states import JobState
 from spotd_providers.contract.errors import AuthFailed
 from tests.unit.core.builders import job
@@ -19,9 +20,9 @@ async def test_a_budget_is_added_to_and_set_while_the_job_runs(rig: Rig) -> None
     async with rig.ready():
         name = await rig.submit(job(budget=5_000_000))
         await rig.until_running(name, 1)
-        await rig.backend().set_budget("job1", BudgetChange(amount=20_000_000, is_added=True))
-        assert (await rig.backend().job(name))["budget_usd"] == 25.0
-        await rig.backend().set_budget(name, BudgetChange(amount=7_000_000))
+        await rig.handlers().amendments.set_budget("job1", BudgetChange(amount=20_000_000, is_added=True))
+        assert (await rig.handlers().jobs.detail(name))["budget_usd"] == 25.0
+        await rig.handlers().amendments.set_budget(name, BudgetChange(amount=7_000_000))
         assert rig.job(name).budget == 7_000_000
         assert rig.kinds(name).count("job.budget") == 2
 
@@ -30,7 +31,7 @@ async def test_there_must_be_a_budget_to_add_to(rig: Rig) -> None:
     async with rig.ready():
         name = await rig.submit()
         with pytest.raises(Invalid, match="no budget to add to"):
-            await rig.backend().set_budget(name, BudgetChange(amount=1, is_added=True))
+            await rig.handlers().amendments.set_budget(name, BudgetChange(amount=1, is_added=True))
 
 
 async def test_a_retry_that_would_expire_again_is_refused_until_the_budget_is_raised(rig: Rig) -> None:
@@ -44,14 +45,14 @@ async def test_a_retry_that_would_expire_again_is_refused_until_the_budget_is_ra
         assert rig.job(name).spent > 0
         launches = len(rig.shop.requests)
         with pytest.raises(OverBudget, match="spotctl budget job1") as refused:
-            await rig.backend().retry(name)
+            await rig.handlers().jobs.retry(name)
         assert "of the job's $0.10 is spent" in refused.value.message
         with pytest.raises(OverBudget):
-            await rig.backend().retry(name, anyway=True)
+            await rig.handlers().jobs.retry(name, anyway=True)
         assert rig.job(name).state is JobState.EXPIRED
         assert rig.kinds(name).count("job.retried") == 0
-        await rig.backend().set_budget(name, BudgetChange(amount=5_000_000, is_added=True))
-        assert (await rig.backend().retry(name))["state"] == "QUEUED"
+        await rig.handlers().amendments.set_budget(name, BudgetChange(amount=5_000_000, is_added=True))
+        assert (await rig.handlers().jobs.retry(name))["state"] == "QUEUED"
         await rig.until(lambda: len(rig.shop.requests) > launches)
 
 
@@ -61,16 +62,16 @@ async def test_a_machine_whose_account_is_dead_is_given_up_and_ended_when_it_com
         await rig.until_running(name, 1)
         (machine,) = rig.shop.alive()
         with pytest.raises(StateConflict, match="lists it as running"):
-            await rig.backend().forget(str(machine.ref.instance_id))
+            await rig.handlers().amendments.forget(str(machine.ref.instance_id))
         rig.shop.always["instances"] = AuthFailed("the key was revoked")
         rig.shop.always["offers"] = AuthFailed("the key was revoked")
         await rig.until(lambda: bool(rig.offer_cache.machines(machine.ref.provider).error))
-        told = await rig.backend().forget(machine.key)
+        told = await rig.handlers().amendments.forget(machine.key)
         assert (told["job"], told["attempt"], told["machine"]) == (name, 1, machine.ref.instance_id)
         (attempt,) = rig.attempts(name)
         assert attempt.meter.rate == 0
         assert rig.job(name).state is JobState.RECOVERING
         with pytest.raises(NotFound):
-            await rig.backend().forget(machine.key)
+            await rig.handlers().amendments.forget(machine.key)
         rig.shop.always.clear()
         await rig.until(lambda: not rig.shop.alive(), within=timedelta(hours=1))

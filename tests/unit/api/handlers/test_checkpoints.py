@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from spotd.api.backend import Invalid, JobRequest, NotFound, StateConflict, Submission
+from spotd.api.errors import Invalid, NotFound, StateConflict
+from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.checkpoints import VerificationResponse
 from spotd.core.model import AttemptId, JobId
 from spotd.core.pins import find_checkpoint
@@ -41,7 +42,7 @@ async def ended(rig: Rig, *contents: str, keep: int = 3) -> JobId:
 
 
 async def verified(rig: Rig, name: str, *wanted: str, every: bool = False) -> list[VerificationResponse]:
-    records = [r async for r in rig.backend().verify_checkpoints(name, wanted, every=every)]
+    records = [r async for r in rig.handlers().checkpoints.verify(name, wanted, every=every)]
     return [r for r in records if r["kind"] == "verified"]
 
 
@@ -106,13 +107,13 @@ async def test_a_pinned_checkpoint_outlives_everything_until_it_is_unpinned(rig:
     host_monitor = retention(rig)
     async with rig.ready():
         name = await ended(rig, "one", "two", "three", keep=1)
-        await rig.backend().pin_checkpoints(name, ["c-one"], pinned=True)
+        await rig.handlers().checkpoints.pin(name, ["c-one"], pinned=True)
         for _ in range(3):
             await host_monitor.round()
         assert names(rig.job(name).checkpoints) == ["c-three", "c-one"]
         assert len(data_keys(rig, 1)) == 2
         assert [r["ok"] for r in await verified(rig, name, every=True)] == [True, True]
-        await rig.backend().pin_checkpoints(name, ["c-one"], pinned=False)
+        await rig.handlers().checkpoints.pin(name, ["c-one"], pinned=False)
         for _ in range(3):
             await host_monitor.round()
         assert names(rig.job(name).checkpoints) == ["c-three"]
@@ -124,11 +125,11 @@ async def test_a_removed_checkpoint_is_never_resumed_from_and_its_content_goes(r
     async with rig.ready():
         name = await ended(rig, "one", "two")
         await host_monitor.round()
-        (gone,) = await rig.backend().remove_checkpoints(name, ["c-two"])
+        (gone,) = await rig.handlers().checkpoints.remove(name, ["c-two"])
         assert gone["name"] == "c-two"
         await host_monitor.round()
         assert len(data_keys(rig, 1)) == 1
-        await rig.backend().retry(name)
+        await rig.handlers().jobs.retry(name)
         await rig.until(lambda: len(rig.attempts(name)) > 1)
         await rig.until(lambda: rig.attempts(name)[-1].ref is not None)
         assert [r.name for r in rig.grant(name, rig.job(name).attempts_made).restore] == ["c-one"]
@@ -141,10 +142,10 @@ async def test_what_is_pinned_or_in_reach_of_a_machine_cannot_be_removed(rig: Ri
         host.checkpoint("c1")
         await rig.until(lambda: bool(rig.job(name).checkpoints))
         with pytest.raises(StateConflict, match="may still be read by a machine of attempt 1"):
-            await rig.backend().remove_checkpoints(name, ["c1"])
-        await rig.backend().pin_checkpoints(name, ["c1"], pinned=True)
+            await rig.handlers().checkpoints.remove(name, ["c1"])
+        await rig.handlers().checkpoints.pin(name, ["c1"], pinned=True)
         with pytest.raises(StateConflict, match="is pinned"):
-            await rig.backend().remove_checkpoints(name, ["c1"])
+            await rig.handlers().checkpoints.remove(name, ["c1"])
         assert names(rig.job(name).checkpoints) == ["c1"]
 
 
@@ -152,7 +153,7 @@ async def test_of_several_names_one_that_is_wrong_changes_nothing(rig: Rig) -> N
     async with rig.ready():
         name = await ended(rig, "one")
         with pytest.raises(NotFound):
-            await rig.backend().pin_checkpoints(name, ["c-one", "c-nine"], pinned=True)
+            await rig.handlers().checkpoints.pin(name, ["c-one", "c-nine"], pinned=True)
         assert not rig.job(name).checkpoints[0].pinned
 
 
@@ -174,23 +175,23 @@ def to_submit(resume_from: str) -> Submission:
 
 
 async def begun_from(rig: Rig, resume_from: str) -> JobId:
-    return JobId((await rig.backend().submit(to_submit(resume_from)))["job"]["id"])
+    return JobId((await rig.handlers().submissions.submit(to_submit(resume_from)))["job"]["id"])
 
 
 async def test_a_job_begins_from_another_jobs_checkpoint(rig: Rig) -> None:
     async with rig.ready():
         source = await ended(rig, "one", "two", "three")
-        plan = await rig.backend().plan(to_submit("").draft, f"{source}:c-two")
+        plan = await rig.handlers().submissions.plan(to_submit("").draft, f"{source}:c-two")
         assert plan["resume_from"] is not None
         assert (plan["resume_from"]["name"], plan["resume_from"]["job"]) == ("c-two", source)
         name = await begun_from(rig, f"{source}:c-two")
         await rig.until(lambda: bool(rig.attempts(name)) and rig.attempts(name)[-1].ref is not None)
         (offer,) = rig.grant(name, 1).restore
         assert (offer.name, offer.manifest.key) == ("c-two", f"jobs/{source}/attempts/1/checkpoints/c-two.json")
-        (row,) = await rig.backend().checkpoints(name)
+        (row,) = await rig.handlers().checkpoints.entries(name)
         assert (row["attempt"], row["job"], row["pinned"]) == (0, source, False)
         assert [r["ok"] for r in await verified(rig, name)] == [True]
-        read = [piece async for piece in rig.backend().read_file(name, "newest", "c-two/weights")]
+        read = [piece async for piece in rig.handlers().files.content(name, "newest", "c-two/weights")]
         assert b"".join(read) == b"two"
         assert (
             "from checkpoint c-two of another job" in rig.store.read(lambda r: r.events(job_id=name))[0].event.message
@@ -228,7 +229,7 @@ async def test_what_another_job_begins_from_stays_until_that_job_needs_it_no_mor
         assert names(rig.job(name).checkpoints) == ["c", "b", "a", "c-one"], (
             "nothing has shown that the new ones are good"
         )
-        await rig.backend().remove_checkpoints(name, ["c-one"])
+        await rig.handlers().checkpoints.remove(name, ["c-one"])
         for _ in range(4):
             await host_monitor.round()
         left = [i.key for i in rig.objects.list(f"jobs/{source}/attempts/1/data/")]
@@ -257,7 +258,7 @@ async def test_a_fallback_of_the_host_is_an_event_and_a_line_of_the_receipt(rig:
         host = await rig.until_running(name, 1)
         host.event("checkpoint_fallback", name="c9", reason="a chunk is gone from the store", next=None)
         await rig.until(lambda: "checkpoint.fallback" in rig.kinds(name))
-        (receipt,) = (await rig.backend().cost(name))["receipts"]
+        (receipt,) = (await rig.handlers().receipts.cost(name))["receipts"]
         (line,) = receipt["fallbacks"]
         assert (line["attempt"], line["name"], line["next"]) == (1, "c9", None)
         assert line["reason"] == "a chunk is gone from the store"
@@ -265,7 +266,7 @@ async def test_a_fallback_of_the_host_is_an_event_and_a_line_of_the_receipt(rig:
         cycles = rig.control_loop.cycles
         await rig.until(lambda: rig.control_loop.cycles > cycles + 3)
         assert rig.kinds(name).count("checkpoint.fallback") == 1
-        assert [r["fallbacks"] for r in (await rig.backend().cost(None))["receipts"]] == [[line]]
+        assert [r["fallbacks"] for r in (await rig.handlers().receipts.cost(None))["receipts"]] == [[line]]
 
 
 async def test_a_checkpoint_that_cannot_even_be_offered_is_told_the_same_way(rig: Rig) -> None:
@@ -280,7 +281,7 @@ async def test_a_checkpoint_that_cannot_even_be_offered_is_told_the_same_way(rig
         rig.shop.set_state(AttemptKey(f"spotd-lab-{name}-1"), InstanceState.PAUSED, Loss.OUTBID)
         await rig.until(lambda: len(rig.attempts(name)) == 2 and rig.attempts(name)[-1].ref is not None)
         assert [r.name for r in rig.grant(name, 2).restore] == ["c1"]
-        (receipt,) = (await rig.backend().cost(name))["receipts"]
+        (receipt,) = (await rig.handlers().receipts.cost(name))["receipts"]
         assert [(f["attempt"], f["name"], f["next"]) for f in receipt["fallbacks"]] == [
             (2, "c3", "c2"),
             (2, "c2", "c1"),
@@ -416,7 +417,7 @@ async def test_the_best_is_marked_and_survives_the_rounds(rig: Rig) -> None:
         await rig.until_state(name, JobState.SUCCEEDED)
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
         await host_monitor.round()
-        rows = await rig.backend().checkpoints(name)
+        rows = await rig.handlers().checkpoints.entries(name)
         assert [(r["name"], r["metric"], r["best"]) for r in rows] == [("c3", 0.3, False), ("c2", 0.1, True)]
-        pulled = await rig.backend().files(name, "best")
+        pulled = await rig.handlers().files.entries(name, "best")
         assert pulled["name"] == "c2"

@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
-from spotd.api.backend import (
-    ApiUnavailable,
-    EventQuery,
-    Invalid,
-    JobQuery,
-    JobRequest,
-    LogQuery,
-    NotFound,
-    OverBudget,
-    PriceQuery,
-    StateConflict,
-    Submission,
-)
+from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.handlers.logs import parse_cursor
+from spotd.api.requests import EventQuery, JobQuery, JobRequest, LogQuery, PriceQuery, Submission
 from spotd.core.model import JobId
 from spotd.core.states import JobState
 from spotd.store import StateUnavailable as StateUnavailable
@@ -44,13 +33,13 @@ def draft(**changes: Any) -> JobRequest:
 
 
 async def submitted(rig: Rig, **changes: Any) -> JobId:
-    detail = await rig.backend().submit(Submission(draft=draft(**changes)))
+    detail = await rig.handlers().submissions.submit(Submission(draft=draft(**changes)))
     return JobId(detail["job"]["id"])
 
 
 async def test_a_plan_tells_candidates_and_verdict_and_changes_nothing(rig: Rig) -> None:
     async with rig.ready():
-        plan = await rig.backend().plan(draft())
+        plan = await rig.handlers().submissions.plan(draft())
         assert [c["offer"] for c in plan["candidates"]] == ["o1", "o2"]
         assert (plan["verdict_kind"], plan["fits"], plan["run"]) == ("placed", True, "python train.py")
         assert plan["ceilings"] == {"RTX_4090": 1.0}
@@ -59,7 +48,7 @@ async def test_a_plan_tells_candidates_and_verdict_and_changes_nothing(rig: Rig)
 
 async def test_a_plan_below_the_market_says_so(rig: Rig) -> None:
     async with rig.ready():
-        plan = await rig.backend().plan(draft(price={"max_price": 0.01}))
+        plan = await rig.handlers().submissions.plan(draft(price={"max_price": 0.01}))
         assert (plan["fits"], plan["verdict_kind"]) == (False, "above_ceiling")
         assert plan["candidates"][0]["verdict"] == "above the ceiling"
         assert "a tenth" in plan["warnings"][0]
@@ -79,14 +68,14 @@ async def test_a_plan_below_the_market_says_so(rig: Rig) -> None:
 async def test_what_cannot_be_submitted_is_refused_with_its_key(rig: Rig, changes: dict[str, Any], key: str) -> None:
     async with rig.ready():
         with pytest.raises(Invalid) as caught:
-            await rig.backend().submit(Submission(draft=draft(**changes)))
+            await rig.handlers().submissions.submit(Submission(draft=draft(**changes)))
         assert [p.key for p in caught.value.problems] == [key]
 
 
 async def test_a_job_that_its_own_budget_forbids_is_refused(rig: Rig) -> None:
     async with rig.ready():
         with pytest.raises(OverBudget):
-            await rig.backend().submit(Submission(draft=draft(budget={"job": 0.001})))
+            await rig.handlers().submissions.submit(Submission(draft=draft(budget={"job": 0.001})))
 
 
 async def test_two_unfinished_jobs_cannot_share_a_name(rig: Rig) -> None:
@@ -100,40 +89,40 @@ async def test_a_job_is_found_by_id_name_and_prefix(rig: Rig) -> None:
     async with rig.ready():
         job = await submitted(rig)
         for ref in (job, "train", job[:7]):
-            assert (await rig.backend().job(ref))["job"]["id"] == job
+            assert (await rig.handlers().jobs.detail(ref))["job"]["id"] == job
         with pytest.raises(NotFound):
-            await rig.backend().job("nobody")
+            await rig.handlers().jobs.detail("nobody")
 
 
 async def test_why_has_an_answer_in_every_state(rig: Rig) -> None:
     async with rig.ready():
         job = await submitted(rig, price={"max_price": 0.01})
         await rig.until_state(job, JobState.WAITING_PRICE)
-        why = await rig.backend().why(job)
+        why = await rig.handlers().jobs.why(job)
         assert (why["kind"], why["state"]) == ("above_ceiling", "WAITING_PRICE")
         assert "above the ceiling" in why["sentence"]
         assert why["best"] is not None
-        await rig.backend().cancel(job)
-        why = await rig.backend().why(job)
+        await rig.handlers().jobs.cancel(job)
+        why = await rig.handlers().jobs.why(job)
         assert (why["kind"], why["sentence"]) == (None, "cancelled by its owner")
 
 
 async def test_a_job_is_listed_cancelled_twice_and_retried_once(rig: Rig) -> None:
     async with rig.ready():
-        backend = rig.backend()
+        handlers = rig.handlers()
         job = await submitted(rig, price={"max_price": 0.01})
-        assert [j["id"] for j in (await backend.jobs(JobQuery(active_only=True)))["jobs"]] == [job]
+        assert [j["id"] for j in (await handlers.jobs.page(JobQuery(active_only=True)))["jobs"]] == [job]
         for _ in range(2):
-            assert (await backend.cancel(job))["state"] == "CANCELLED"
-        assert (await backend.jobs(JobQuery(active_only=True)))["jobs"] == []
-        assert len((await backend.jobs(JobQuery()))["jobs"]) == 1
-        assert (await backend.retry(job))["state"] == "QUEUED"
+            assert (await handlers.jobs.cancel(job))["state"] == "CANCELLED"
+        assert (await handlers.jobs.page(JobQuery(active_only=True)))["jobs"] == []
+        assert len((await handlers.jobs.page(JobQuery()))["jobs"]) == 1
+        assert (await handlers.jobs.retry(job))["state"] == "QUEUED"
         with pytest.raises(StateConflict):
-            await backend.retry(job)
+            await handlers.jobs.retry(job)
 
 
 async def _logs(rig: Rig, job: str, query: LogQuery) -> list[tuple[str, str]]:
-    return [(r["kind"], r["text"]) async for r in rig.backend().logs(job, query)]
+    return [(r["kind"], r["text"]) async for r in rig.handlers().logs.stream(job, query)]
 
 
 async def test_a_log_runs_on_over_attempts_and_outlives_the_machines(rig: Rig) -> None:
@@ -149,7 +138,7 @@ async def test_a_log_runs_on_over_attempts_and_outlives_the_machines(rig: Rig) -
         second.exit("succeeded")
         await rig.until_state(job, JobState.SUCCEEDED)
         await rig.until(lambda: not rig.shop.not_gone())
-        records = [r async for r in rig.backend().logs(job, LogQuery(follow=True))]
+        records = [r async for r in rig.handlers().logs.stream(job, LogQuery(follow=True))]
         assert "".join(r["text"] for r in records if r["kind"] == "log") == "one\ngr\u00fcn\ntwo\nthree\n"
         assert [r["kind"] for r in records] == ["attempt", "log", "log", "attempt", "log", "end"]
         assert (records[-1]["state"], records[-1]["exit_code"]) == ("SUCCEEDED", 0)
@@ -172,7 +161,7 @@ async def test_a_followed_log_ends_when_the_job_does(rig: Rig) -> None:
         host = await rig.until_running(job, 1)
         host.log("a\n")
         seen: list[str] = []
-        async for record in rig.backend().logs(job, LogQuery(follow=True)):
+        async for record in rig.handlers().logs.stream(job, LogQuery(follow=True)):
             seen.append(record["kind"])
             if record["kind"] == "log" and len(seen) == 2:
                 host.log("b\n")
@@ -188,39 +177,39 @@ def test_a_cursor_that_no_record_gave_is_refused(text: str) -> None:
 
 async def test_outputs_and_checkpoints_can_be_pulled_and_damage_is_noticed(rig: Rig) -> None:
     async with rig.ready():
-        backend = rig.backend()
+        handlers = rig.handlers()
         job = await submitted(rig)
         host = await rig.until_running(job, 1)
         with pytest.raises(NotFound):
-            await backend.files(job, None)
+            await handlers.files.entries(job, None)
         host.checkpoint("u1", b"weights one")
         host.outputs("out/result", b"the result")
         await rig.until(lambda: bool(rig.job(job).checkpoints))
         with pytest.raises(NotFound, match="no outputs"):
-            await backend.files(job, None)
+            await handlers.files.entries(job, None)
         host.exit("succeeded")
         await rig.until_state(job, JobState.SUCCEEDED)
-        assert [f["path"] for f in (await backend.files(job, None))["files"]] == ["out/result"]
-        assert [c["name"] for c in await backend.checkpoints(job)] == ["u1"]
-        read = [piece async for piece in backend.read_file(job, "newest", "u1/weights")]
+        assert [f["path"] for f in (await handlers.files.entries(job, None))["files"]] == ["out/result"]
+        assert [c["name"] for c in await handlers.checkpoints.entries(job)] == ["u1"]
+        read = [piece async for piece in handlers.files.content(job, "newest", "u1/weights")]
         assert b"".join(read) == b"weights one"
         key = next(i.key for i in rig.objects.list(f"jobs/{job}/attempts/1/data/") if i.size == len(b"weights one"))
         rig.objects.put(key, b"weights 0ne")
         with pytest.raises(ApiUnavailable, match="damaged"):
-            [piece async for piece in backend.read_file(job, "u1", "u1/weights")]
+            [piece async for piece in handlers.files.content(job, "u1", "u1/weights")]
         with pytest.raises(NotFound):
-            [piece async for piece in backend.read_file(job, "u1", "u1/nothing")]
+            [piece async for piece in handlers.files.content(job, "u1", "u1/nothing")]
 
 
 async def test_many_files_come_one_behind_the_other_and_each_chunk_is_read_once(rig: Rig) -> None:
     async with rig.ready():
-        backend = rig.backend()
+        handlers = rig.handlers()
         job = await submitted(rig)
         host = await rig.until_running(job, 1)
         host.many_outputs({f"out/{number:03d}": b"%03d" % number for number in range(300)})
         host.exit("succeeded")
         await rig.until_state(job, JobState.SUCCEEDED)
-        listed = await backend.files(job, None)
+        listed = await handlers.files.entries(job, None)
         sha256 = listed["manifest_sha256"]
         asked = []
         real = rig.objects.get
@@ -230,27 +219,27 @@ async def test_many_files_come_one_behind_the_other_and_each_chunk_is_read_once(
             return real(key, **given)
 
         rig.objects.get = counted  # type: ignore[method-assign]  # the same answer, counted
-        read = [piece async for piece in backend.read_files(job, None, sha256, ((0, 1), (7, 7), (10, 299)))]
+        read = [piece async for piece in handlers.files.contents(job, None, sha256, ((0, 1), (7, 7), (10, 299)))]
         rig.objects.get = real  # type: ignore[method-assign]  # as it was
         assert b"".join(read) == b"".join(b"%03d" % number for number in (0, 1, 7, *range(10, 300)))
         assert len([key for key in asked if "/data/" in key]) == 1
         with pytest.raises(StateConflict):
-            [piece async for piece in backend.read_files(job, None, "0" * 64, ((0, 0),))]
+            [piece async for piece in handlers.files.contents(job, None, "0" * 64, ((0, 0),))]
         with pytest.raises(NotFound):
-            [piece async for piece in backend.read_files(job, None, sha256, ((0, 300),))]
+            [piece async for piece in handlers.files.contents(job, None, sha256, ((0, 300),))]
 
 
 async def test_events_are_told_from_where_the_reader_was(rig: Rig) -> None:
     async with rig.ready():
         job = await submitted(rig, price={"max_price": 0.01})
         await rig.until_state(job, JobState.WAITING_PRICE)
-        events = [e async for e in rig.backend().events(EventQuery(job="train"))]
+        events = [e async for e in rig.handlers().events.stream(EventQuery(job="train"))]
         assert [e["kind"] for e in events] == ["job.submitted", "job.waiting_price"]
         assert {e["job_name"] for e in events} == {"train"}
-        later = [e async for e in rig.backend().events(EventQuery(after=events[0]["id"]))]
+        later = [e async for e in rig.handlers().events.stream(EventQuery(after=events[0]["id"]))]
         assert [e["id"] for e in later] == [events[1]["id"]]
-        followed = rig.backend().events(EventQuery(follow=True, after=events[-1]["id"]))
-        await rig.backend().cancel(job)
+        followed = rig.handlers().events.stream(EventQuery(follow=True, after=events[-1]["id"]))
+        await rig.handlers().jobs.cancel(job)
         async with aclosing(followed) as stream:  # type: ignore[type-var]  # a generator behind an iterator's type
             assert (await anext(stream))["kind"] == "job.cancelled"
 
@@ -266,7 +255,7 @@ async def test_a_receipt_adds_up_to_what_the_machines_cost(rig: Rig) -> None:
         await rig.until_state(job, JobState.SUCCEEDED)
         await rig.until(lambda: not rig.shop.not_gone())
         await rig.clock.sleep(timedelta(minutes=2))
-        cost = await rig.backend().cost(None)
+        cost = await rig.handlers().receipts.cost(None)
     (receipt,) = cost["receipts"]
     born, died = (next(iter(x.values())) for x in (rig.shop.born_at, rig.shop.ended_at))
     billed_h = (died - born) / timedelta(hours=1)
@@ -279,33 +268,33 @@ async def test_a_receipt_adds_up_to_what_the_machines_cost(rig: Rig) -> None:
 
 async def test_prices_are_shown_by_the_names_people_use(rig: Rig) -> None:
     async with rig.ready():
-        backend = rig.backend()
-        page = await backend.prices(PriceQuery(gpu="rtx 4090", limit=1))
+        handlers = rig.handlers()
+        page = await handlers.prices.quotes(PriceQuery(gpu="rtx 4090", limit=1))
         assert ([q["offer"] for q in page["quotes"]], page["more"]) == (["o1"], True)
-        assert (await backend.prices(PriceQuery(gpu="h100")))["quotes"] == []
+        assert (await handlers.prices.quotes(PriceQuery(gpu="h100")))["quotes"] == []
         for wrong in (PriceQuery(gpu="nonsense9"), PriceQuery(provider="nobody")):
             with pytest.raises(Invalid):
-                await backend.prices(wrong)
+                await handlers.prices.quotes(wrong)
 
 
 async def test_a_provider_that_is_away_is_named_by_providers_doctor_and_why(rig: Rig) -> None:
     rig.shop.always["offers"] = ProviderDown("connection refused")
     async with rig.running():
         await rig.until(lambda: bool(rig.offer_cache.snapshot().offer_cache[rig.shop.name].error))
-        backend = rig.backend()
-        (shop,) = await backend.providers()
+        handlers = rig.handlers()
+        (shop,) = await handlers.health.providers()
         assert (shop["ok"], shop["detail"]) == (False, "connection refused")
         job = await submitted(rig)
         await rig.clock.sleep(timedelta(seconds=5))
-        assert "connection refused" in (await backend.why(job))["sentence"]
-        report = await backend.doctor()
+        assert "connection refused" in (await handlers.jobs.why(job))["sentence"]
+        report = await handlers.doctor.report()
         assert {row["area"] for row in report["checks"]} == {"daemon", "store", "shop"}
 
 
 async def test_reconcile_lists_every_provider_and_tells_what_follows(rig: Rig) -> None:
     async with rig.ready():
         rig.shop.put_machine(AttemptKey("spotd-lab-forgotten-1"))
-        answer = await rig.backend().reconcile()
+        answer = await rig.handlers().health.reconcile()
         assert answer["listings"][0]["machines"] == 1
         assert "no open attempt owns this machine" in answer["actions"]
 
@@ -320,9 +309,9 @@ async def test_a_state_that_cannot_be_read_is_unavailable_with_a_way_out(
 
         monkeypatch.setattr(rig.store, "read", full)
         with pytest.raises(ApiUnavailable) as caught:
-            await rig.backend().jobs(JobQuery())
+            await rig.handlers().jobs.page(JobQuery())
         assert caught.value.hint == "free some space"
-        assert rig.backend().last_error() == "the disk is full"
+        assert rig.handlers().context.database.last_error == "the disk is full"
         monkeypatch.undo()
 
 
@@ -330,5 +319,5 @@ async def test_status_counts_jobs_machines_and_money(rig: Rig) -> None:
     async with rig.ready():
         job = await submitted(rig)
         await rig.until_running(job, 1)
-        status = await rig.backend().status()
+        status = await rig.handlers().health.status()
         assert (status["machines"], status["jobs"]["RUNNING"], status["clock_scale"]) == (1, 1, 1.0)

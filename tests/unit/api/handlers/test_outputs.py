@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.api.backend import ApiUnavailable, JobQuery, NotFound, StateConflict
+from spotd.api.errors import ApiUnavailable, NotFound, StateConflict
+from spotd.api.requests import JobQuery
 from spotd.cli.commands.jobs import warning_of
 from spotd.core.model import AttemptId, JobId
 from spotd.core.states import AttemptState, JobState
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def content(rig: Rig, name: str, path: str = "model") -> bytes:
-    return b"".join([piece async for piece in rig.backend().read_file(name, None, path)])
+    return b"".join([piece async for piece in rig.handlers().files.content(name, None, path)])
 
 
 async def second_succeeds(rig: Rig) -> tuple[JobId, Host]:
@@ -46,13 +47,13 @@ async def test_outputs_of_an_attempt_that_was_lost_are_never_delivered(rig: Rig)
         name, first = await second_succeeds(rig)
         first.outputs("model", b"#!/bin/sh\nrm -rf ~")
         assert await content(rig, name) == b"the true model"
-        assert (await rig.backend().files(name, None))["attempt"] == 2
+        assert (await rig.handlers().files.entries(name, None))["attempt"] == 2
 
 
 async def test_a_later_attempts_outputs_do_not_count_either_before_it_has_succeeded(rig: Rig) -> None:
     async with rig.ready():
         name, _ = await second_succeeds(rig)
-        await rig.backend().retry(name, anyway=True)
+        await rig.handlers().jobs.retry(name, anyway=True)
         third = await rig.until_running(name, 3)
         third.outputs("model", b"half a model")
         assert await content(rig, name) == b"the true model"
@@ -63,7 +64,7 @@ async def test_what_is_written_after_the_end_was_read_is_not_what_the_job_made(r
         name, _ = await second_succeeds(rig)
         Host(rig.objects, AttemptId(job=name, number=2)).outputs("model", b"another model")
         with pytest.raises(ApiUnavailable, match="as its machine left them"):
-            await rig.backend().files(name, None)
+            await rig.handlers().files.entries(name, None)
 
 
 async def test_a_job_that_failed_has_no_outputs_whatever_lies_there(rig: Rig) -> None:
@@ -74,7 +75,7 @@ async def test_a_job_that_failed_has_no_outputs_whatever_lies_there(rig: Rig) ->
         host.exit("failed", code=1)
         await rig.until_state(name, JobState.FAILED)
         with pytest.raises(NotFound, match="no outputs"):
-            await rig.backend().files(name, None)
+            await rig.handlers().files.entries(name, None)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +94,12 @@ async def test_a_success_without_the_outputs_it_names_is_said_everywhere(
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
         assert rig.kinds(name).count("outputs.missing") == 1
-        assert words in (await rig.backend().why(name))["sentence"]
-        (row,) = (await rig.backend().jobs(JobQuery()))["jobs"]
+        assert words in (await rig.handlers().jobs.why(name))["sentence"]
+        (row,) = (await rig.handlers().jobs.page(JobQuery()))["jobs"]
         assert words in row["reason"]
         assert words in warning_of(row)
         with pytest.raises(NotFound, match=words):
-            await rig.backend().files(name, None)
+            await rig.handlers().files.entries(name, None)
 
 
 async def test_outputs_that_are_named_and_absent_are_said_beside_those_that_are_there(rig: Rig) -> None:
@@ -109,8 +110,8 @@ async def test_outputs_that_are_named_and_absent_are_said_beside_those_that_are_
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
         assert rig.kinds(name).count("outputs.missing") == 1
-        assert "nothing matches eval/**" in warning_of((await rig.backend().jobs(JobQuery()))["jobs"][0])
-        assert "nothing matches eval/**" in (await rig.backend().files(name, None))["warning"]
+        assert "nothing matches eval/**" in warning_of((await rig.handlers().jobs.page(JobQuery()))["jobs"][0])
+        assert "nothing matches eval/**" in (await rig.handlers().files.entries(name, None))["warning"]
         assert await content(rig, name) == b"a model"
 
 
@@ -119,7 +120,7 @@ async def test_a_job_that_names_no_outputs_is_not_warned_of(rig: Rig) -> None:
         name = await rig.submit()
         (await rig.until_running(name, 1)).exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
-        assert warning_of((await rig.backend().jobs(JobQuery()))["jobs"][0]) == ""
+        assert warning_of((await rig.handlers().jobs.page(JobQuery()))["jobs"][0]) == ""
         assert "outputs.missing" not in rig.kinds(name)
 
 
@@ -131,7 +132,7 @@ async def test_outputs_that_lack_a_piece_are_delivered_with_a_warning(rig: Rig) 
         rig.objects.delete(data_keys(rig, 1))
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
-        assert "1 of 1 pieces" in (await rig.backend().files(name, None))["warning"]
+        assert "1 of 1 pieces" in (await rig.handlers().files.entries(name, None))["warning"]
 
 
 # --- a success that is none ------------------------------------------------------------------------------------------
@@ -145,9 +146,9 @@ async def test_a_success_is_run_again_only_if_its_owner_says_so(rig: Rig) -> Non
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
         with pytest.raises(StateConflict, match="succeeded") as refused:
-            await rig.backend().retry(name)
+            await rig.handlers().jobs.retry(name)
         assert "--anyway" in (refused.value.hint or "")
-        await rig.backend().retry(name, anyway=True)
+        await rig.handlers().jobs.retry(name, anyway=True)
         assert rig.kinds(name).count("job.retried") == 1
         second = await rig.until_running(name, 2)
         assert [r.name for r in rig.grant(name, 2).restore] in (["c1"], [])
@@ -166,7 +167,7 @@ async def test_a_success_whose_secrets_are_deleted_is_not_queued_to_fail(rig: Ri
         await rig.until_state(name, JobState.SUCCEEDED)
         rig.secrets.remove(name)
         with pytest.raises(StateConflict, match="cannot run again"):
-            await rig.backend().retry(name, anyway=True)
+            await rig.handlers().jobs.retry(name, anyway=True)
 
 
 # --- what they keep from being deleted -------------------------------------------------------------------------------

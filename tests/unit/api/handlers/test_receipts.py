@@ -50,7 +50,7 @@ async def test_the_cost_of_everything_takes_as_many_questions_for_many_jobs_as_f
         rig.pollers[v.VAST] = rig.pollers[rig.shop.name]
         await rig.control_loop.adopt()
         asked = Asked(rig.store)
-        shape = await rig.backend().cost(None)
+        shape = await rig.handlers().receipts.cost(None)
         assert len(shape["receipts"]) == jobs
         counted.append(len(asked.selects()))
         assert not [one for one in asked.selects() if "FROM charges" in one]
@@ -65,9 +65,9 @@ async def test_of_many_jobs_the_newest_are_shown_and_all_are_summed(
     history(rig.store, 12, 3)
     rig.pollers[v.VAST] = rig.pollers[rig.shop.name]
     await rig.control_loop.adopt()
-    whole = await rig.backend().cost(None)
+    whole = await rig.handlers().receipts.cost(None)
     monkeypatch.setattr(receipts, "RECEIPTS_MAX", 5)
-    some = await rig.backend().cost(None)
+    some = await rig.handlers().receipts.cost(None)
     assert (whole["more"], some["more"], len(some["receipts"])) == (0, 7, 5)
     for total in ("recoveries", "lost_s"):
         assert some[total] == whole[total]  # type: ignore[literal-required]  # its own keys

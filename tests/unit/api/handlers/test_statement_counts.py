@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from spotd.api.backend import EventQuery, LogQuery, NotFound
-from spotd.api.handlers import DaemonBackend
+from spotd.api.errors import NotFound
+from spotd.api.handlers import Handlers
+from spotd.api.requests import EventQuery, LogQuery
 from spotd.core.model import AttemptId, JobId
 from spotd.core.states import AttemptState, JobState
 from spotd.daemon import object_keys
@@ -58,15 +59,15 @@ async def everything(records: AsyncIterator[Any]) -> list[Any]:
     return [record async for record in records]
 
 
-ANSWERS: dict[str, Callable[[DaemonBackend], Awaitable[Any]]] = {
-    "show": lambda backend: backend.job(NAME),
-    "why": lambda backend: backend.why(NAME),
-    "cost of a job": lambda backend: backend.cost(NAME),
-    "checkpoints": lambda backend: backend.checkpoints(NAME),
-    "pull": lambda backend: backend.files(NAME, None),
-    "logs": lambda backend: everything(backend.logs(NAME, LogQuery())),
-    "events of a job": lambda backend: everything(backend.events(EventQuery(job=NAME))),
-    "the last events": lambda backend: everything(backend.events(EventQuery(limit=20))),
+ANSWERS: dict[str, Callable[[Handlers], Awaitable[Any]]] = {
+    "show": lambda handlers: handlers.jobs.detail(NAME),
+    "why": lambda handlers: handlers.jobs.why(NAME),
+    "cost of a job": lambda handlers: handlers.receipts.cost(NAME),
+    "checkpoints": lambda handlers: handlers.checkpoints.entries(NAME),
+    "pull": lambda handlers: handlers.files.entries(NAME, None),
+    "logs": lambda handlers: everything(handlers.logs.stream(NAME, LogQuery())),
+    "events of a job": lambda handlers: everything(handlers.events.stream(EventQuery(job=NAME))),
+    "the last events": lambda handlers: everything(handlers.events.stream(EventQuery(limit=20))),
 }
 
 
@@ -79,7 +80,7 @@ async def cost_of(folder: Path, runs: int, answer: str) -> Cost:
     await rig.control_loop.adopt()
     cost.statements = cost.units = 0
     with suppress(NotFound):
-        await ANSWERS[answer](rig.backend())
+        await ANSWERS[answer](rig.handlers())
     store.close()
     return cost
 
@@ -121,7 +122,7 @@ async def test_a_long_log_is_listed_as_often_as_it_is_read(tmp_path: Path) -> No
     for number in range(1000):
         rig.objects.put(f"{prefix}{number:06d}", b"one line\n")
     await rig.control_loop.adopt()
-    records = await everything(rig.backend().logs(NAME, LogQuery()))
+    records = await everything(rig.handlers().logs.stream(NAME, LogQuery()))
     assert "".join(record["text"] for record in records if record["kind"] == "log") == "one line\n" * 1000
     assert rig.objects.listed <= 1000 + 2 * len(records)
     store.close()

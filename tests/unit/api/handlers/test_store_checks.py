@@ -21,7 +21,7 @@ class Gullible(FolderStore):
 
 
 async def store_rows(rig: Rig) -> dict[str, tuple[bool, str]]:
-    report = await rig.backend().doctor()
+    report = await rig.handlers().doctor.report()
     return {row["name"]: (row["ok"], row["detail"]) for row in report["checks"] if row["area"] == "store"}
 
 

@@ -28,7 +28,7 @@ async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(
             patched.setattr(rig.objects, "put", full)
             await rig.clock.sleep(timedelta(minutes=50))
             assert rig.job(name).state is JobState.RUNNING
-            assert any(row["name"] == "silent hosts" for row in (await rig.backend().doctor())["checks"])
+            assert any(row["name"] == "silent hosts" for row in (await rig.handlers().doctor.report())["checks"])
         host.beat("run")
         await rig.until(lambda: not rig.control_loop.doubts)
         host.exit("succeeded")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spotd.api.backend import JobQuery, LogQuery
 from spotd.api.handlers.logs import LOOKS_BETWEEN, _Moving
+from spotd.api.requests import JobQuery, LogQuery
 from spotd.daemon.hosts.transfers import LEFT_S_MAX, HostTransfer, TransferKind, TransferMeter
 from tests.unit.daemon.host import Host
 from tests.unit.daemon.rig import Rig
@@ -116,13 +116,13 @@ async def test_ls_show_and_json_tell_of_the_transfer_while_it_lasts(rig: Rig) ->
         await rig.until(lambda: rig.attempts(name)[-1].heartbeat_seq == host.seq)
         host.beat("run", up_s=12.0, upload=uploading(50 * MB, queued=1))
         await rig.until(lambda: rig.attempts(name)[-1].heartbeat_seq == host.seq)
-        listed = (await rig.backend().jobs(JobQuery()))["jobs"][0]["transfer"]
+        listed = (await rig.handlers().jobs.page(JobQuery()))["jobs"][0]["transfer"]
         assert listed is not None
         assert (listed["bytes_per_s"], listed["seconds_left"], listed["queued"]) == (25 * MB, 2.0, 1)
-        assert (await rig.backend().job(name))["job"]["transfer"] == listed
+        assert (await rig.handlers().jobs.detail(name))["job"]["transfer"] == listed
         host.beat("run", up_s=13.0)
         await rig.until(lambda: rig.attempts(name)[-1].heartbeat_seq == host.seq)
-        assert (await rig.backend().job(name))["job"]["transfer"] is None
+        assert (await rig.handlers().jobs.detail(name))["job"]["transfer"] is None
 
 
 async def test_a_followed_log_tells_of_a_transfer_that_takes_a_while(rig: Rig) -> None:
@@ -134,12 +134,12 @@ async def test_a_followed_log_tells_of_a_transfer_that_takes_a_while(rig: Rig) -
         host.beat("run", up_s=12.0, upload=uploading(10 * MB))
         await rig.until(lambda: rig.attempts(name)[-1].heartbeat_seq == host.seq)
         seen = []
-        async for record in rig.backend().logs(name, LogQuery(follow=True)):
+        async for record in rig.handlers().logs.stream(name, LogQuery(follow=True)):
             if record["kind"] == "transfer" and not seen:
                 seen.append(record["text"])
                 host.exit("succeeded")
         assert seen == ["upload of c1: 10 of 100 MB, 5.0 MB/s, 18 s left"]
-        assert [r["kind"] async for r in rig.backend().logs(name, LogQuery())] == ["end"]
+        assert [r["kind"] async for r in rig.handlers().logs.stream(name, LogQuery())] == ["end"]
 
 
 def test_a_log_is_told_seldom_and_of_nothing_quick() -> None:

@@ -100,7 +100,7 @@ async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path,
     assert spent(rig, job_id) == (bill, bill, bill)
     assert rig.kinds(job_id).count("attempt.billed") == 1
     await rig.control_loop.adopt()
-    cost = await rig.backend().cost(job_id)
+    cost = await rig.handlers().receipts.cost(job_id)
     (receipt,) = cost["receipts"]
     assert receipt["spent_usd"] == pytest.approx(bill / 1_000_000)
     assert "bills $0." in receipt["corrections"][0]

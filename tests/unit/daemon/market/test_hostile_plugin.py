@@ -319,7 +319,7 @@ async def test_whatever_plugins_answer_the_daemon_lives_on_and_buys_elsewhere(tm
         asked = {name: shop.counts["instances"] for name, shop in bad.items()}
         await clock.sleep(timedelta(minutes=12))
         assert not [name for name, shop in bad.items() if shop.counts["instances"] <= asked[name]], "asked no more"
-        for row in await rig.backend().providers():
+        for row in await rig.handlers().health.providers():
             assert len(row["detail"]) < 2000
             assert row["ok"] is (row["name"] == SHOP), row
 

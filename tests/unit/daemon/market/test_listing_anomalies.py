@@ -108,11 +108,11 @@ async def test_one_bad_provider_is_named_and_delays_no_poll_and_no_launch_elsewh
         await rig.until(lambda: bool(good.alive()))
         assert clock.now() - asked_at <= timedelta(seconds=2), "its launch waited for the other provider"
         await clock.sleep(timedelta(seconds=15))
-        (found,) = [row for row in await rig.backend().providers() if row["name"] == BAD]
+        (found,) = [row for row in await rig.handlers().health.providers() if row["name"] == BAD]
         assert (found["ok"], named in found["detail"]) == (ok, True), found
-        (provider_offers,) = [row for row in (await rig.backend().why(job))["boards"] if row["provider"] == BAD]
+        (provider_offers,) = [row for row in (await rig.handlers().jobs.why(job))["boards"] if row["provider"] == BAD]
         assert named in f"{provider_offers['error']}; {provider_offers['note']}"
-        (well,) = [row for row in (await rig.backend().why(job))["boards"] if row["provider"] == SHOP]
+        (well,) = [row for row in (await rig.handlers().jobs.why(job))["boards"] if row["provider"] == SHOP]
         assert (well["error"], well["note"]) == ("", "")
         await clock.sleep(timedelta(minutes=8))
     assert_in_step(good.asked)
@@ -130,7 +130,7 @@ async def test_a_slow_provider_is_named_between_its_answers_and_its_offers_count
     rig = with_bad(tmp_path, clock, Slow(clock, name=BAD))
     async with rig.running():
         await rig.until(lambda: rig.offer_cache.page(BAD) is not None)
-        (found,) = [row for row in await rig.backend().providers() if row["name"] == BAD]
+        (found,) = [row for row in await rig.handlers().health.providers() if row["name"] == BAD]
         assert (found["ok"], found["offers"]) == (True, 1)
         assert "answers slowly: the newest answer took 30 s" in found["detail"]
 
@@ -145,7 +145,7 @@ async def test_a_list_with_a_hole_and_a_machine_in_no_known_state_are_named(tmp_
     bad.always["terminate"] = Unavailable("it does not end it either")
     async with rig.running():
         await rig.until(lambda: rig.offer_cache.machines(BAD).listing is not None)
-        (found,) = [row for row in await rig.backend().providers() if row["name"] == BAD]
+        (found,) = [row for row in await rig.handlers().health.providers() if row["name"] == BAD]
     assert not found["ok"]
     assert "its list of machines is not complete" in found["detail"]
     assert "shows 1 of our machines in no state that is known" in found["detail"]

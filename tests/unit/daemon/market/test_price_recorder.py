@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from spotd.api.backend import ApiUnavailable, HistoryQuery, Invalid, PriceQuery
+from spotd.api.errors import ApiUnavailable, Invalid
+from spotd.api.requests import HistoryQuery, PriceQuery
 from spotd.core.states import JobState
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.unit.core.builders import SHOP, job
@@ -30,15 +31,15 @@ async def test_what_was_polled_can_be_asked_for(rig: Rig) -> None:
         await rig.clock.sleep(HOUR)
         rig.shop.offer_index[0] = replace(rig.shop.offer_index[0], gpu_price=MicroUsdPerHour(100_000))
         await rig.clock.sleep(HOUR)
-        shown = await rig.backend().prices(PriceQuery(gpu="4090"))
+        shown = await rig.handlers().prices.quotes(PriceQuery(gpu="4090"))
         since = rig.clock.now() - 2 * HOUR
-        found = await rig.backend().history(HistoryQuery(gpu="rtx 4090", since=since, every_s=3600))
+        found = await rig.handlers().prices.history(HistoryQuery(gpu="rtx 4090", since=since, every_s=3600))
         (prices,) = found["prices"]
         assert (prices["gpu"], prices["market"], found["bucket_s"], found["trouble"]) == ("RTX_4090", "spot", 3600, "")
         assert prices["buckets"][-1]["low_usd_gpu_h"] == shown["quotes"][0]["effective_usd_gpu_h"]
         assert prices["buckets"][0]["low_usd_gpu_h"] > prices["buckets"][-1]["low_usd_gpu_h"]
         assert prices["buckets"][-1]["offers"] == pytest.approx(2.0, abs=0.05)
-        one = await rig.backend().history(HistoryQuery(provider=SHOP, offer="o2"))
+        one = await rig.handlers().prices.history(HistoryQuery(provider=SHOP, offer="o2"))
         assert one["prices"][0]["buckets"][-1]["offers"] == pytest.approx(1.0, abs=0.05)
         group.cancel_scope.cancel()
 
@@ -54,14 +55,14 @@ async def test_what_was_polled_can_be_asked_for(rig: Rig) -> None:
 async def test_what_nobody_sells_is_refused(rig: Rig, query: HistoryQuery, message: str) -> None:
     async with rig.ready():
         with pytest.raises(Invalid, match=message):
-            await rig.backend().history(query)
+            await rig.handlers().prices.history(query)
 
 
 async def test_a_range_that_ends_before_it_begins_is_refused(rig: Rig) -> None:
     async with rig.ready():
         now = rig.clock.now()
         with pytest.raises(Invalid, match="ends before it begins"):
-            await rig.backend().history(HistoryQuery(since=now, until=now - HOUR))
+            await rig.handlers().prices.history(HistoryQuery(since=now, until=now - HOUR))
 
 
 async def test_a_disk_without_room_holds_the_history_and_nothing_else(rig: Rig) -> None:
@@ -73,12 +74,12 @@ async def test_a_disk_without_room_holds_the_history_and_nothing_else(rig: Rig) 
         await rig.clock.sleep(HOUR / 12)
         assert "only 1 MB are free" in rig.price_recorder.last_error
         assert rig.log.events().count("history.held") == 1
-        rows = {row["name"]: row for row in (await rig.backend().doctor())["checks"]}
+        rows = {row["name"]: row for row in (await rig.handlers().doctor.report())["checks"]}
         assert not rows["price history"]["ok"]
         rig.history._free_bytes = lambda _: 10**12
         await rig.until(lambda: not rig.price_recorder.last_error)
         assert rig.log.events().count("history.back") == 1
-        rows = {row["name"]: row for row in (await rig.backend().doctor())["checks"]}
+        rows = {row["name"]: row for row in (await rig.handlers().doctor.report())["checks"]}
         assert rows["price history"]["ok"]
         group.cancel_scope.cancel()
 
@@ -109,4 +110,4 @@ async def test_a_file_that_cannot_be_opened_is_told_to_whoever_asks(rig: Rig) ->
     (rig.folder / "prices.sqlite").mkdir()
     async with rig.ready():
         with pytest.raises(ApiUnavailable, match=r"prices\.sqlite"):
-            await rig.backend().history(HistoryQuery())
+            await rig.handlers().prices.history(HistoryQuery())

@@ -1,15 +1,27 @@
-"""The part of the backend that knows what prices were."""
+"""Prices now and in the past."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Final
 
-from spotd.api.backend import ApiUnavailable, HistoryQuery, Invalid
+from spotd.api.errors import ApiUnavailable, Invalid
 from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.listing_anomalies import notes_of
 from spotd.api.handlers.name_resolution import known_provider, resolved_gpus
-from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PastPricesResponse
+from spotd.api.handlers.render import offers_responses, quote_response
+from spotd.api.requests import HistoryQuery, PriceQuery
+from spotd.api.schemas.prices import (
+    HistoryResponse,
+    PastBucketResponse,
+    PastPricesResponse,
+    PricesResponse,
+    QuoteResponse,
+)
 from spotd.api.timestamps import utc_text
+from spotd.core.candidates import CandidateCatalogue, ceiling_for
+from spotd.core.pricing import Needs, quote
 from spotd.history import DISK_GB, Bucket, HistoryUnavailable, PriceGroup, PriceTerms, SeriesQuery, TooManyBuckets
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import Market, ProviderName
@@ -20,13 +32,50 @@ LENGTHS_S: Final = tuple(60 * minutes for minutes in (1, 5, 15, 60, 180, 360, 72
 HINT: Final = "jobs go on without it; spotctl doctor says more"
 
 
-class PriceHistory:
-    """Answers from the price history."""
+class PriceHandlers:
+    """Shows what GPUs cost, and cost before."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
+    async def quotes(self, query: PriceQuery) -> PricesResponse:
+        """Return the quotes of the newest pages, the cheapest first."""
+        context = self._context
+        market, policy, now = context.offer_cache.snapshot(), context.policy.current, context.clock.now()
+        known_provider(query.provider, context.providers)
+        sold = {gpu for provider_offers in market.offer_cache.values() for gpu, _ in provider_offers.offer_index.by_gpu}
+        wanted = resolved_gpus(query.gpu, sold)
+        world = context.world()
+        catalogue = CandidateCatalogue(market, policy, world.cooldowns, now, attempts=world.attempts.values())
+        needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
+        found: list[tuple[int, str, str, QuoteResponse]] = []
+        for name, provider_offers in market.offer_cache.items():
+            rules = policy.providers.get(name)
+            if rules is None or (query.provider is not None and name != query.provider):
+                continue
+            for (gpu, count), group in provider_offers.offer_index.by_gpu.items():
+                if wanted is not None and gpu not in wanted:
+                    continue
+                ceiling = ceiling_for(gpu, count, None, policy)
+                for offer in group:
+                    priced = quote(offer, needs, rules.fee_ppm, provider_offers.at or now)
+                    blocked = catalogue.silent.get(name, "") or catalogue.blocked(offer)
+                    shape = quote_response(priced, ceiling, blocked, policy.bid_headroom_ppm)
+                    found.append((priced.price.per_gpu, name, offer.offer_id, shape))
+        found.sort(key=lambda row: row[:3])
+        return PricesResponse(
+            quotes=[row[3] for row in islice(found, query.limit)],
+            boards=offers_responses(market, notes_of(context.offer_cache, context.clock)),
+            more=len(found) > query.limit,
+        )
+
     async def history(self, query: HistoryQuery) -> HistoryResponse:
+        """Return what prices were.
+
+        Raises:
+            Invalid: an unknown GPU or provider, an empty range, too many buckets.
+            ApiUnavailable: the file of prices cannot be read now.
+        """
         context = self._context
         known_provider(query.provider, context.providers)
         now = context.clock.now()
@@ -65,7 +114,7 @@ class PriceHistory:
 
 
 def _length_s(query: HistoryQuery, span: timedelta) -> int | None:
-    """As asked for; else one bucket for a look at everything, and a screenful for a look at something."""
+    """Return the length asked for; else one bucket for all prices, and a screenful of buckets for some."""
     if query.every_s is not None:
         return query.every_s
     if query.gpu is None and query.offer is None and query.pool is None:

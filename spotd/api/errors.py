@@ -1,0 +1,74 @@
+"""The closed set of ways in which the API refuses a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RefusalCode(StrEnum):
+    """Why a request was refused. The strings are part of the JSON output."""
+
+    NOT_FOUND = "not_found"
+    AMBIGUOUS = "ambiguous"
+    INVALID = "invalid"
+    CONFLICT = "conflict"
+    BUDGET = "budget"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputProblem:
+    """One thing wrong in what the user wrote; `key` is dotted (`resources.gpu`), empty for the whole."""
+
+    key: str
+    message: str
+    hint: str = ""
+
+
+class ApiRefusal(Exception):
+    """A request was refused, and nothing changed. The message is for the user and ends without a full stop."""
+
+    code: RefusalCode
+
+    def __init__(self, message: str, *, hint: str = "", problems: tuple[InputProblem, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.problems = problems
+
+
+class NotFound(ApiRefusal):
+    """No job, checkpoint or file of this name."""
+
+    code = RefusalCode.NOT_FOUND
+
+
+class Ambiguous(ApiRefusal):
+    """The reference means several jobs; the hint lists them."""
+
+    code = RefusalCode.AMBIGUOUS
+
+
+class Invalid(ApiRefusal):
+    """The job or a parameter is wrong; `problems` says where."""
+
+    code = RefusalCode.INVALID
+
+
+class StateConflict(ApiRefusal):
+    """The job is in no state for this (cancel of an ended one, retry of a running one, a name in use)."""
+
+    code = RefusalCode.CONFLICT
+
+
+class OverBudget(ApiRefusal):
+    """A budget forbids it."""
+
+    code = RefusalCode.BUDGET
+
+
+class ApiUnavailable(ApiRefusal):
+    """Something the daemon needs does not answer; the same request may succeed later."""
+
+    code = RefusalCode.UNAVAILABLE

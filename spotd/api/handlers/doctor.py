@@ -1,0 +1,149 @@
+"""The checks of `spotctl doctor`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
+from spotd.api.schemas.health import CheckResponse, DoctorResponse
+from spotd.daemon.install import other_account_words
+from spotd.daemon.market.guarded import guarded
+from spotd.daemon.market.provider_entry import ProviderEntry
+from spotd.history import HistoryUnavailable
+from spotd_jobs.objects.api import StoreError as ObjectsError
+from spotd_providers.contract.errors import ProviderError
+
+CHECK_DEADLINE_S: Final = 30.0
+GRANT_TRIED: Final = timedelta(minutes=1)
+
+
+class DoctorHandlers:
+    """Checks the daemon, its stores and its providers."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+
+    async def report(self) -> DoctorResponse:
+        """Run all checks at the same time, each with its own time limit; a finding is a row, never an exception."""
+        rows: dict[int, list[CheckResponse]] = {}
+        checks: list[tuple[str, Callable[[], Awaitable[list[CheckResponse]]]]] = [
+            ("daemon", self._daemon_checks),
+            ("store", self._store_checks),
+            *(
+                (name, lambda entry=entry: self._provider_checks(entry))
+                for name, entry in sorted(self._context.providers.items())
+            ),
+        ]
+
+        async def one(index: int, area: str, check: Callable[[], Awaitable[list[CheckResponse]]]) -> None:
+            rows[index] = [row_of(area, "answers", f"no answer within {CHECK_DEADLINE_S:.0f} s", ok=False)]
+            with anyio.move_on_after(CHECK_DEADLINE_S):
+                rows[index] = await check()
+
+        async with anyio.create_task_group() as group:
+            for index, (area, check) in enumerate(checks):
+                group.start_soon(one, index, area, check, name=f"check-{area}")
+        found = [row for index in sorted(rows) for row in rows[index]]
+        return DoctorResponse(ok=all(row["ok"] for row in found), checks=found)
+
+    async def _daemon_checks(self) -> list[CheckResponse]:
+        context = self._context
+        rows = [
+            row_of("daemon", "state", context.database.last_error or "answers", ok=not context.database.last_error),
+            sqlite_row(sqlite3.sqlite_version_info),
+        ]
+        config = context.facts.get("config")
+        if isinstance(config, Path) and config.exists():
+            rows.append(config_row(config))
+        folder = context.facts.get("state_dir")
+        if isinstance(folder, Path):
+            rows.extend((mode_row("state folder", folder), filesystem_row(folder, mounts_text())))
+        rows.extend(await self._containment_rows())
+        rows.append(await self._history_row())
+        paused = context.policy.why_paused
+        if paused:
+            rows.append(row_of("daemon", "launches", paused, ok=False))
+        return rows
+
+    async def _containment_rows(self) -> list[CheckResponse]:
+        """Return what the daemon could not go on with, and what it leaves out at the moment."""
+        context = self._context
+        jobs = await context.database.read(lambda reads: reads.quarantined_jobs())
+        rows = [
+            row_of("daemon", f"job {job.name}", job.reason, ok=False, hint=f"spotctl retry {job.name}") for job in jobs
+        ]
+        rows.extend(
+            row_of("daemon", one.subject, one.error, ok=False, hint="everything else goes on; report this with the log")
+            for one in sorted(context.control_loop.contained, key=lambda one: one.subject)
+        )
+        rows.extend(row_of("daemon", "silent hosts", why, ok=False) for why in context.control_loop.doubts)
+        if context.control_loop.held:
+            rows.append(row_of("daemon", "decisions", f"none are made: {context.control_loop.held}", ok=False))
+        return rows
+
+    async def _history_row(self) -> CheckResponse:
+        price_recorder = self._context.price_recorder
+        hint = "jobs go on without it; free some space on its disk, or check who may write there"
+        if price_recorder.last_error:
+            return row_of("daemon", "price history", price_recorder.last_error, ok=False, hint=hint)
+        try:
+            used = await price_recorder.bytes_used()
+        except HistoryUnavailable as exc:
+            return row_of("daemon", "price history", str(exc), ok=False, hint=hint)
+        return row_of(
+            "daemon", "price history", f"{used / 1e6:.1f} of {price_recorder.bytes_max / 1e6:.0f} MB", ok=True
+        )
+
+    async def _store_checks(self) -> list[CheckResponse]:
+        objects = self._context.objects
+        key = "doctor/probe"
+
+        def probe() -> None:
+            objects.put(key, b"spotd")
+            if objects.get(key, bytes_max=64) != b"spotd":
+                raise ObjectsError("what was written is not what is read")
+            objects.delete([key])
+
+        try:
+            await self._context.stored(probe)
+        except Exception as exc:  # noqa: BLE001 - a finding is a row, whatever it is
+            return [row_of("store", "write and read", str(exc), ok=False, hint="see [store] in the config")]
+        where = "hosts that see this computer's files" if objects.shared_with_hosts_by == "filesystem" else "any host"
+        rows = [row_of("store", "write and read", "works", ok=True)]
+        expires = self._context.wall.now() + GRANT_TRIED
+        try:
+            await self._context.stored(lambda: objects.grant_upload("doctor/", expires=expires, size_max=1024))
+        except Exception as exc:  # noqa: BLE001 - as above
+            hint = "nothing can be launched with this store: docs/stores.md says which ones can be used"
+            return [*rows, row_of("store", "grants", str(exc), ok=False, hint=hint)]
+        rows.append(row_of("store", "grants", f"serve {where}", ok=True))
+        try:
+            found = await self._context.stored(objects.advice)
+        except Exception as exc:  # noqa: BLE001 - as above
+            return [*rows, row_of("store", "settings", str(exc), ok=False)]
+        return [*rows, *(row_of("store", one.name, one.detail, ok=one.ok, hint=one.hint) for one in found)]
+
+    async def _provider_checks(self, entry: ProviderEntry) -> list[CheckResponse]:
+        if not entry.enabled:
+            return []
+        if entry.provider is None:
+            return [row_of(entry.name, "opens", entry.last_error, ok=False, hint=f"see [providers.{entry.name}]")]
+        rules = self._context.policy.current.providers.get(entry.name)
+        rows = []
+        if rules is not None and rules.unusable:
+            rows.append(row_of(entry.name, "usable", rules.unusable, ok=False))
+        strange = other_account_words(self._context.world(), self._context.policy.current, entry.name)
+        if strange:
+            rows.append(row_of(entry.name, "account", strange, ok=False))
+        try:
+            lines = await guarded(entry.provider, clock=self._context.clock, log=self._context.log).check()
+        except ProviderError as exc:
+            return [*rows, row_of(entry.name, "answers", str(exc) or type(exc).__name__, ok=False)]
+        return [*rows, *(row_of(entry.name, one.name, one.detail, ok=one.ok, hint=one.hint) for one in lines)]
