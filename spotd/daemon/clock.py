@@ -178,6 +178,11 @@ def virtual_at_least(clock: Clock, duration: timedelta, *, real_s: float) -> tim
     return max(duration, timedelta(seconds=real_s / per_virtual_second))
 
 
+def real_seconds_at_least(clock: Clock, duration: timedelta, *, real_s: float) -> float:
+    """Return the real seconds of a duration, lengthened like that."""
+    return max(clock.real_seconds(duration), real_s)
+
+
 def _write_once(path: Path, text: str) -> None:
     """The file holds the text of whoever came first, whole."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")

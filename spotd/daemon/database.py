@@ -1,7 +1,6 @@
 """The state store as the daemon reaches it: one transaction at a time, off the event loop.
 
-In production transactions run in one worker thread and reads in another. In virtual time there are no threads:
-the same calls run inline, so that a test's order of events is the program's and nothing else's.
+Transactions run in one worker thread and reads in another.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-import anyio
-import anyio.to_thread
-
+from spotd.daemon.threads import Threads
 from spotd.store import Reads, Store, Tx
 from spotd.store.errors import StateError
 
@@ -27,9 +24,8 @@ class Database:
 
     def __init__(self, store: Store, *, inline: bool = False) -> None:
         self._store = store
-        self._inline = inline
-        self._writer: anyio.CapacityLimiter | None = None
-        self._reader: anyio.CapacityLimiter | None = None
+        self._writer = Threads(inline=inline)
+        self._reader = Threads(inline=inline)
         self._writing = ""
         self._reading = ""
 
@@ -54,7 +50,7 @@ class Database:
             return result
 
         try:
-            result = await self._write(lambda: self._store.tx(proven if self._writing else work))
+            result = await self._writer.run_to_end(lambda: self._store.tx(proven if self._writing else work))
         except StateError as exc:
             self._writing = exc.message
             raise
@@ -64,21 +60,9 @@ class Database:
     async def read(self, work: Callable[[Reads], T]) -> T:
         """What the work read, from one consistent state."""
         try:
-            result = await self._read(lambda: self._store.read(work))
+            result = await self._reader.run_to_end(lambda: self._store.read(work))
         except StateError as exc:
             self._reading = exc.message
             raise
         self._reading = ""
         return result
-
-    async def _write(self, call: Callable[[], T]) -> T:
-        if self._inline:
-            return call()
-        self._writer = self._writer or anyio.CapacityLimiter(1)
-        return await anyio.to_thread.run_sync(call, limiter=self._writer)
-
-    async def _read(self, call: Callable[[], T]) -> T:
-        if self._inline:
-            return call()
-        self._reader = self._reader or anyio.CapacityLimiter(1)
-        return await anyio.to_thread.run_sync(call, limiter=self._reader)

@@ -1,4 +1,4 @@
-"""Holds the lease on this daemon's install while it runs, and says why nothing may be bought when it does not.
+"""Holds the lease on this daemon's install while it runs, and states why nothing may be bought when it does not.
 
 Running jobs never wait for the lease: a store that is away pauses purchases, which need it anyway, and nothing else.
 """
@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
-import anyio
-import anyio.to_thread
-
 from spotd.core.keys import is_own_key, key_parts
 from spotd.core.model import Policy, World
+from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.database import Database
 from spotd.daemon.install_lease import (
     Claimed,
@@ -28,6 +26,7 @@ from spotd.daemon.install_lease import (
     require_silent,
     taken_words,
 )
+from spotd.daemon.threads import StoreThreads
 from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError
 from spotd_providers.contract.provider import Logger
@@ -70,7 +69,7 @@ class LeaseKeeper:
         self._take_over = take_over
         self._database = database
         self._log = log
-        self._inline = inline
+        self._threads = StoreThreads(inline=inline)
         self._seconds = seconds
         self._identity = fresh
         self._own = ""
@@ -81,7 +80,15 @@ class LeaseKeeper:
         self._watched: LeaseFound | None = None
         self._watched_at = 0.0
         self._taken: LeaseFound | None = None
-        self._last_error = ""
+        self._outage = Outage(log, "install.lease_in_doubt", "install.lease_sure")
+        self.controller = Controller(
+            "install-lease",
+            self.reconcile_once,
+            interval_s=RETRY_S,
+            expected=(StoreError, StateError),
+            outage=self._outage,
+            is_first_run_late=True,
+        )
         self._strangers = ""
 
     # --- what it means for the rest of the daemon ---
@@ -109,11 +116,11 @@ class LeaseKeeper:
                 " watches whether that one lives, before it buys anything"
             )
         if self._held is None:
-            why = self._last_error or "it was not asked yet"
+            why = self._outage.error or "it was not asked yet"
             return f"whether another spotd uses this label is not known: {why}"
         silent_s = self._seconds() - self._renewed_at
         if silent_s > DOUBT_S:
-            why = self._last_error or "it was not renewed in time"
+            why = self._outage.error or "it was not renewed in time"
             return f"this install's lease was renewed last {int(silent_s / 60)} min ago, so nothing is bought: {why}"
         return self._strangers
 
@@ -170,26 +177,17 @@ class LeaseKeeper:
         if own:
             self._own = self._identity = own[0]
             self._also |= frozenset(own[1:])
-        await self._try()
+        await self.controller.run_once()
 
-    async def run(self) -> None:
-        """The lease is renewed until this is cancelled."""
-        while True:
-            await anyio.sleep(RENEW_S if self._held is not None and not self._last_error else RETRY_S)
-            await self._try()
+    async def reconcile_once(self) -> Pause:
+        """Renew the lease, or come one step nearer to holding it.
 
-    async def _try(self) -> None:
-        before = self._last_error
-        try:
-            await self._step()
-            self._last_error = ""
-        except (StoreError, StateError) as exc:
-            self._last_error = str(exc)
-            if not before:
-                self._log.warning("install.lease_in_doubt", error=self._last_error)
-            return
-        if before:
-            self._log.info("install.lease_sure")
+        Raises:
+            StoreError, StateError: whether it is held is not known.
+            InstallTaken: another daemon acts under this label.
+        """
+        await self._step()
+        return Pause(seconds=RENEW_S if self._held is not None else RETRY_S)
 
     async def _step(self) -> None:
         if self._taken is not None:
@@ -242,13 +240,7 @@ class LeaseKeeper:
         self._log.error("install.lost", error=self.lost)
 
     async def _call(self, work: Callable[[], T]) -> T:
-        if self._inline:
-            return work()
-        try:
-            with anyio.fail_after(DEADLINE_S):
-                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-        except TimeoutError as exc:
-            raise StoreError(f"the checkpoint store did not answer within {DEADLINE_S:.0f} s") from exc
+        return await self._threads.run(work, deadline_s=DEADLINE_S)
 
 
 def take_over_identities(take_over: frozenset[str]) -> frozenset[str]:

@@ -1,27 +1,24 @@
-"""Asks the store, once at each start, what of the jobs in the state was done by a life that the state does not know."""
+"""Asks the store, once at each start, for attempts that were made by a run of spotd that the state does not know."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Final, TypeVar
-
-import anyio
-import anyio.to_thread
+from typing import Final
 
 from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, JobId, World
 from spotd.core.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits
+from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.hosts.reader import HostReader, look
+from spotd.daemon.threads import StoreThreads
 from spotd.store import StateError as StateError
 from spotd.store.codec import Codec
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
 from spotd_providers.contract.provider import Clock, Logger
-
-T = TypeVar("T")
 
 RECORD_BYTES_MAX: Final = 65_536
 RECORDS_MAX: Final = 10_000
@@ -68,8 +65,15 @@ class RecoverySurvey:
         self._commits = commits
         self._clock = clock
         self._log = log
-        self._inline = inline
-        self._last_error = ""
+        self._threads = StoreThreads(inline=inline)
+        self._outage = Outage(log, "survey.waits", "survey.answered")
+        self.controller = Controller(
+            "recovery-survey",
+            self.reconcile_once,
+            interval_s=RETRY_S,
+            expected=(StoreError, StateError),
+            outage=self._outage,
+        )
         self.done = False
 
     @property
@@ -77,7 +81,7 @@ class RecoverySurvey:
         """Why nothing may be bought yet, in a sentence."""
         if self.done:
             return ""
-        return f"{NOT_DONE}: {self._last_error}" if self._last_error else NOT_DONE
+        return f"{NOT_DONE}: {self._outage.error}" if self._outage.error else NOT_DONE
 
     async def run(self) -> None:
         """Ask until the store has answered.
@@ -85,20 +89,20 @@ class RecoverySurvey:
         Raises:
             InvariantBroken: as every commit.
         """
-        while not self.done:
-            try:
-                await self._once()
-            except (StoreError, StateError) as exc:
-                if not self._last_error:
-                    self._log.warning("survey.waits", error=str(exc))
-                self._last_error = str(exc)
-                await anyio.sleep(RETRY_S)
+        await self.controller.run_until_success()
 
-    async def _once(self) -> None:
+    async def reconcile_once(self) -> None:
+        """Ask once.
+
+        Raises:
+            StoreError, StateError: it is asked again.
+            InvariantBroken: as every commit.
+        """
         world = await self._commits.world()
         now = self._clock.now()
-        found, unsent = await self._call(
-            lambda: (survey_all(self._objects, world, now), unsent_launches(self._objects, world))
+        found, unsent = await self._threads.run(
+            lambda: (survey_all(self._objects, world, now), unsent_launches(self._objects, world)),
+            deadline_s=DEADLINE_S,
         )
         if found or unsent:
             committed = await self._commits.commit(
@@ -108,15 +112,6 @@ class RecoverySurvey:
             if found:
                 self._log.warning("survey.recovered", jobs=sorted(committed.plan.jobs))
         self.done = True
-
-    async def _call(self, work: Callable[[], T]) -> T:
-        if self._inline:
-            return work()
-        try:
-            with anyio.fail_after(DEADLINE_S):
-                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-        except TimeoutError as exc:
-            raise StoreError(f"the checkpoint store did not answer within {DEADLINE_S:.0f} s") from exc
 
 
 def _saved(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> Sequence[Checkpoint]:

@@ -167,14 +167,11 @@ class App:
         async with anyio.create_task_group() as group:
             group.start_soon(_serving, api, sock, started, closing, closed, name="api")
             group.start_soon(daemon.executor.run, name="executor")
-            group.start_soon(daemon.grant_writer.run, name="granter")
-            group.start_soon(daemon.leasing.run, name="lease")
-            group.start_soon(daemon.surveyor.run, name="survey")
+            group.start_soon(daemon.surveyor.run, name="recovery-survey")
             group.start_soon(daemon.control_loop.run, name="brain")
-            group.start_soon(daemon.retention.run, name="retention")
-            group.start_soon(daemon.housekeeping.run, name="housekeeping")
-            group.start_soon(daemon.price_recorder.run, name="history")
-            group.start_soon(daemon.bills.run, name="bills")
+            group.start_soon(daemon.price_recorder.run, name="price-recorder")
+            for controller in daemon.controllers:
+                group.start_soon(controller.run, name=controller.name)
             daemon.hosting.start(group)
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
@@ -343,6 +340,8 @@ class _Daemon:
         self.bills = BillCheck(
             self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
         )
+        parts = (self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
+        self.controllers = [part.controller for part in parts]
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)
         code_spool.clear(spool)

@@ -24,20 +24,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Final, TypeVar
-
-import anyio
-import anyio.to_thread
+from typing import Final
 
 from spotd.core.model import AttemptId, Checkpoint, Job, JobId, Outputs, Plan, World
 from spotd.core.retention import open_numbers, trim
 from spotd.core.states import JobState
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.live_garbage import SETTLED, live_garbage
-from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import Commits, cycle_points
+from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.database import Database
 from spotd.daemon.hosts.outputs import NONE_STORED, pinned_manifest
+from spotd.daemon.threads import Threads
 from spotd.store import Reads
 from spotd.store import StateError as StateError
 from spotd_jobs.objects.api import (
@@ -53,10 +52,9 @@ from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix, parse_manifest
 from spotd_providers.contract.provider import Clock, Logger
 
-T = TypeVar("T")
-
 PACE: Final = timedelta(minutes=1)
 PACE_FLOOR_S: Final = 5.0
+DEADLINE_S: Final = 1800.0
 JOBS_PER_ROUND: Final = 8
 LISTED_MAX: Final = 200_000
 """Of one attempt: how much a host wrote was a stranger's choice."""
@@ -94,7 +92,7 @@ class _Remembered:
 
 
 class EndedGarbage:
-    """`run` for the task group; `round` is one pass over a few jobs."""
+    """Garbage collection. `reconcile_once` is one pass over a few jobs."""
 
     def __init__(
         self,
@@ -113,38 +111,36 @@ class EndedGarbage:
         self._database = database
         self._clock = clock
         self._log = log
-        self._inline = inline
-        self._limiter: anyio.CapacityLimiter | None = None
+        self._threads = Threads(inline=inline)
         self._jobs: dict[JobId, _Remembered] = {}
         self._over: deque[JobId] | None = None
         """Jobs that have ended, each looked at again in its turn: its owner may unpin or remove a checkpoint."""
         self._turns: set[JobId] = set()
         """The same jobs."""
         self._rounds = 0
-        self._last_error = ""
+        self._interval_s = real_seconds_at_least(clock, PACE, real_s=PACE_FLOOR_S)
+        self.controller = Controller(
+            "checkpoint-garbage",
+            self.reconcile_once,
+            interval_s=self._interval_s,
+            expected=(StateError,),
+            outage=Outage(log, "retention.held", "retention.back", each_error=True),
+            deadline_s=DEADLINE_S,
+            is_first_run_late=True,
+        )
 
-    async def run(self) -> None:
-        """Garbage is looked for again and again until this is cancelled."""
-        pause = virtual_at_least(self._clock, PACE, real_s=PACE_FLOOR_S)
-        while True:
-            await self._clock.sleep(pause)
-            await self.round()
-
-    async def round(self) -> None:
-        """Every list is as short as it may be, and a few jobs hold no garbage, or less of it.
+    async def reconcile_once(self) -> Pause | None:
+        """Make every list as short as it may be, and delete garbage of a few jobs.
 
         Raises:
+            StateError: the state cannot be read or written.
             InvariantBroken: as every commit.
         """
         if not self._may_delete():
-            return
+            return None
         self._rounds += 1
-        try:
-            world, over = await self._shorten()
-            lent = _by_owner(await self._database.read(lambda reads: reads.borrowed_checkpoints()))
-        except StateError as exc:
-            self._note(str(exc))
-            return
+        world, over = await self._shorten()
+        lent = _by_owner(await self._database.read(lambda reads: reads.borrowed_checkpoints()))
         due = [job for job in (*world.jobs.values(), *over) if self._is_due(job, world, lent)]
         due.sort(key=lambda job: self._of(job.id).tried)
         last_error = ""
@@ -155,7 +151,7 @@ class EndedGarbage:
                 last_error = str(exc)
                 if isinstance(exc, StoreUnavailable):
                     break
-        self._note(last_error)
+        return Pause(seconds=self._interval_s, error=last_error)
 
     async def _shorten(self) -> tuple[World, list[Job]]:
         """The world with short lists, and some jobs beside it that are over, theirs short too."""
@@ -195,7 +191,7 @@ class EndedGarbage:
     async def _sweep(self, job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> None:
         known = self._of(job.id)
         known.tried = self._rounds
-        done = await self._call(lambda: sweep(self._objects, job, open_, frozenset(known.clean), lent=lent))
+        done = await self._threads.run(lambda: sweep(self._objects, job, open_, frozenset(known.clean), lent=lent))
         known.clean |= done.clean
         if done.objects:
             self._log.info("retention.swept", job=job.id, objects=done.objects, bytes=done.bytes)
@@ -206,21 +202,6 @@ class EndedGarbage:
 
     def _of(self, job: JobId) -> _Remembered:
         return self._jobs.setdefault(job, _Remembered())
-
-    async def _call(self, work: Callable[[], T]) -> T:
-        """In one thread of its own. A cancelled caller leaves it behind, which is safe: see the theory."""
-        if self._inline:
-            return work()
-        if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(1)
-        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-
-    def _note(self, last_error: str) -> None:
-        if last_error and last_error != self._last_error:
-            self._log.warning("retention.held", error=last_error)
-        elif self._last_error and not last_error:
-            self._log.info("retention.back")
-        self._last_error = last_error
 
 
 def sweep(

@@ -1,7 +1,7 @@
-"""Keeps every grant current: writes them in worker threads, one attempt at a time, behind the brain's back.
+"""Writes every grant that differs from what its attempt must have now, in worker threads, one attempt at a time.
 
-Level-triggered. The brain says what the world is; this loop compares it with what it last wrote for each attempt and
-writes what differs. A write that fails is tried again at the next round, and the store's silence is told once.
+Level-triggered. The control loop hands over each new world; this controller compares it with what it last wrote for
+each attempt and writes what differs. A write that fails is tried again at the next run.
 
 A thread cannot be stopped, so a write that was given up may still land, over a newer one. Writes of an attempt are
 therefore numbered; when one ends that is not the newest, whatever came of it, the newest is written once more.
@@ -16,15 +16,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
 
-import anyio
 import anyio.from_thread
-import anyio.to_thread
 
 from spotd.core.model import Attempt, AttemptId, FallbackRestore, Job, Policy, World
 from spotd.core.states import AttemptState, EndReason
+from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
 from spotd.daemon.grants.secrets import SecretsMissing
-from spotd.daemon.wake import WakeEvent
+from spotd.daemon.threads import StoreThreads
 from spotd_jobs.objects.api import StoreError
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import ProviderName
@@ -34,6 +33,7 @@ T = TypeVar("T")
 WRITE_DEADLINE_S: Final = 60.0
 THREADS: Final = 4
 RETRY_S: Final = 2.0
+IDLE_PAUSE_S: Final = 60.0
 RENEWALS_PER_LEASE: Final = 4
 """One more than the wire's three, so that a slow round is not a lapse."""
 
@@ -49,7 +49,7 @@ class _Written:
 
 
 class GrantWriter:
-    """`prepare` for the executor, `update` for the brain, `run` for the task group."""
+    """`prepare` is called by the executor, `update` by the control loop."""
 
     def __init__(
         self,
@@ -70,19 +70,18 @@ class GrantWriter:
         self._clock = clock
         self._wall = wall
         self._log = log
-        self._inline = inline
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._wake_event = WakeEvent()
+        self._threads = StoreThreads(THREADS, inline=inline)
+        self._outage = Outage(log, "grants.not_renewed", "grants.renewed_again")
+        self.controller = Controller("grants", self.reconcile_once, interval_s=IDLE_PAUSE_S, outage=self._outage)
         self._world: World | None = None
         self._written: dict[AttemptId, _Written] = {}
-        self._last_error = ""
         self._numbers: dict[AttemptId, int] = {}
         """How many writes of each attempt were begun."""
         self._late: set[AttemptId] = set()
         """Whose newest grant an older write may have replaced."""
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
-        """The grant is written; returns the start script that reads it.
+        """Write the grant and return the start script that reads it.
 
         Raises:
             StoreError, SecretsMissing, ScriptTooLong: nothing may be launched.
@@ -95,25 +94,19 @@ class GrantWriter:
         return self._start_script(attempt.provider, url)
 
     def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
-        """What should have been offered to this attempt and could not be, told once."""
+        """Return once what should have been offered to this attempt and could not be."""
         return self._grants.passed_over(attempt)
 
     def update(self, world: World) -> None:
-        """This is the world now; whatever it changes about grants is written soon."""
+        """Take over the newest world; what it changes about grants is written soon."""
         self._world = world
-        self._wake_event.notify()
+        self.controller.wake_event.notify()
 
-    async def run(self) -> None:
-        """Grants follow the world until this is cancelled."""
-        while True:
-            pause_s = await self.round()
-            await self._wake_event.wait(seconds=pause_s)
-
-    async def round(self) -> float:
-        """Every grant that was due is written, or will be tried again. Returns seconds until the next is due."""
+    async def reconcile_once(self) -> Pause:
+        """Write every grant that is due."""
         world, policy = self._world, self._policy()
         if world is None or self._forbidden():
-            return 60.0
+            return Pause(seconds=IDLE_PAUSE_S, error=self._outage.error)
         lease_s = min(self._clock.real_seconds(policy.lease), WRITE_LIFE.total_seconds())
         renew_after = timedelta(seconds=max(0.2, lease_s / RENEWALS_PER_LEASE))
         # Taken before the first await: a grant prepared during this round belongs to a newer world than this one.
@@ -133,8 +126,7 @@ class GrantWriter:
             else:
                 self._numbers.pop(ended, None)
             last_error = failed or last_error
-        self._note(last_error)
-        return RETRY_S if last_error else renew_after.total_seconds() / 4
+        return Pause(seconds=RETRY_S if last_error else renew_after.total_seconds() / 4, error=last_error)
 
     def _due(
         self, attempt: Attempt, job: Job | None, policy: Policy, renew_after: timedelta
@@ -168,7 +160,7 @@ class GrantWriter:
                 if self._numbers.get(attempt) != number:
                     self._late.add(attempt)
                     with suppress(RuntimeError):  # the loop has ended, and with it this daemon's writing
-                        anyio.from_thread.run_sync(self._wake_event.notify)
+                        anyio.from_thread.run_sync(self.controller.wake_event.notify)
 
         return write
 
@@ -199,19 +191,4 @@ class GrantWriter:
         return ""
 
     async def _call(self, work: Callable[[], T]) -> T:
-        if self._inline:
-            return work()
-        if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(THREADS)
-        try:
-            with anyio.fail_after(WRITE_DEADLINE_S):
-                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-        except TimeoutError as exc:
-            raise StoreError(f"the checkpoint store did not answer within {WRITE_DEADLINE_S:.0f} s") from exc
-
-    def _note(self, last_error: str) -> None:
-        if last_error and not self._last_error:
-            self._log.warning("grants.not_renewed", error=last_error)
-        elif self._last_error and not last_error:
-            self._log.info("grants.renewed_again")
-        self._last_error = last_error
+        return await self._threads.run(work, deadline_s=WRITE_DEADLINE_S)

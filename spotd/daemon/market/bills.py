@@ -1,4 +1,4 @@
-"""Asks providers what they billed for machines that are gone, where they can be asked, and has the difference booked.
+"""Books the difference between what was reckoned for machines that are gone and what their providers billed.
 
 Best effort: an answer that does not come costs a later try, and after a few of them what was booked stays.
 """
@@ -14,8 +14,9 @@ import anyio
 
 from spotd.core.bill_correction import ASKED_AFTER, compared, is_due
 from spotd.core.model import Attempt, AttemptId, Plan, World
-from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.clock import real_seconds_at_least
 from spotd.daemon.commits import Commits, cycle_points
+from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.database import Database
 from spotd.store import Reads, StateError
 from spotd_providers.contract.errors import ProviderError
@@ -34,7 +35,7 @@ MARGIN: Final = timedelta(days=1)
 
 
 class BillCheck:
-    """`run` for the task group; `round` compares a few attempts."""
+    """Compares charges with bills. `reconcile_once` compares a few attempts."""
 
     def __init__(
         self,
@@ -51,23 +52,21 @@ class BillCheck:
         self._clock = clock
         self._log = log
         self._former: dict[AttemptId, MicroUsd] = {}
-        """What a provider said before."""
+        """What a provider answered before."""
+        self.controller = Controller(
+            "bills",
+            self.reconcile_once,
+            interval_s=real_seconds_at_least(clock, EVERY, real_s=EVERY_FLOOR_S),
+            expected=(StateError,),
+            outage=Outage(log, "bills.held", "bills.back"),
+            is_first_run_late=True,
+        )
 
-    async def run(self) -> None:
-        """Compare again and again until this is cancelled."""
-        pause = virtual_at_least(self._clock, EVERY, real_s=EVERY_FLOOR_S)
-        while True:
-            await self._clock.sleep(pause)
-            try:
-                await self.round()
-            except StateError as exc:
-                self._log.warning("bills.held", error=exc.message)
-
-    async def round(self) -> None:
+    async def reconcile_once(self) -> None:
         """Ask each provider once for the attempts that are due, and book what differs.
 
         Raises:
-            StoreError: the state cannot be read or written.
+            StateError: the state cannot be read or written.
         """
         now = self._clock.now()
         since, until = now - ENDED_MAX, now - ASKED_AFTER

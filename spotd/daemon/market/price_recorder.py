@@ -1,6 +1,6 @@
-"""Keeps the price history: takes every poll, writes it in a thread of its own, rolls the past up a little at a time.
+"""Recorder of the price history: every poll, written in a thread of its own; the past is rolled up step by step.
 
-Nobody waits for it. A poller hands over its newest answer and goes on; of answers that the file is too slow for, the
+Nothing waits for it. A poller hands over its newest answer and goes on; of answers that the file is too slow for, the
 newest of each provider counts. A file or disk that fails costs prices, one line in the log, and nothing else.
 """
 
@@ -12,9 +12,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 import anyio
-import anyio.to_thread
 
-from spotd.daemon.wake import WakeEvent
+from spotd.daemon.controllers import Controller, Outage, Pause
+from spotd.daemon.threads import Threads
 from spotd.history import History, HistoryUnavailable, PriceTerms, SeriesQuery, SeriesResult
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import OfferPage, ProviderName
@@ -28,11 +28,7 @@ CLOSE_S: Final = 2.0
 
 
 class PriceRecorder:
-    """`seen` from the pollers, `run` for the task group, `ask` for the API.
-
-    Attributes:
-        trouble: why prices are not being kept, empty while they are.
-    """
+    """`seen` is called by the pollers, `ask` by the API, and `run` is a task."""
 
     def __init__(
         self,
@@ -47,49 +43,53 @@ class PriceRecorder:
         self._clock = clock
         self._log = log
         self._note = note
-        self._inline = inline
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._wake_event = WakeEvent()
+        self._threads = Threads(inline=inline)
         self._waiting: dict[ProviderName, tuple[OfferPage, datetime]] = {}
-        self.last_error = ""
+        self._outage = Outage(log, "history.held", "history.back")
+        self.controller = Controller(
+            "price-recorder",
+            self.reconcile_once,
+            interval_s=IDLE_PAUSE_S,
+            outage=self._outage,
+            is_first_run_late=True,
+        )
+
+    @property
+    def last_error(self) -> str:
+        """Why prices are not being kept, empty while they are."""
+        return self._outage.error
 
     def seen(self, provider: ProviderName, page: OfferPage, asked_at: datetime) -> None:
-        """The answer will be written as soon as there is time for it."""
+        """Take over an answer, which is written as soon as there is time for it."""
         self._waiting[provider] = (page, asked_at)
-        self._wake_event.notify()
+        self.controller.wake_event.notify()
 
     async def run(self) -> None:
-        """Prices are kept until this is cancelled."""
+        """Keep prices until this is cancelled, then close the file."""
         try:
-            more = False
-            while True:
-                await self._wake_event.wait(seconds=BUSY_PAUSE_S if more else IDLE_PAUSE_S)
-                more = await self.round()
+            await self.controller.run()
         finally:
             with anyio.move_on_after(CLOSE_S, shield=True):
                 await self._call(self._history.close)
 
-    async def round(self) -> bool:
-        """What waits is written and one step of rolling up is done; whether more of that is due."""
+    async def reconcile_once(self) -> Pause:
+        """Write what waits, and roll up one step of the past."""
         waiting, self._waiting = self._waiting, {}
         last_errors: list[str] = []
         for provider, (page, asked_at) in waiting.items():
             failed = len(last_errors)
             await self._try(partial(self._record, provider, page, int(asked_at.timestamp())), last_errors)
-            if (
-                len(last_errors) > failed
-            ):  # tried again, unless a newer answer comes first: so trouble lasts until it is over
+            if len(last_errors) > failed:  # tried again, unless a newer answer comes first
                 self._waiting.setdefault(provider, (page, asked_at))
         # Also when nothing could be written: rolling up is what makes room.
         more = await self._try(partial(self._history.step, int(self._clock.now().timestamp())), last_errors)
-        self._tell(last_errors[0] if last_errors else "")
-        return bool(more)
+        return Pause(seconds=BUSY_PAUSE_S if more else IDLE_PAUSE_S, error=last_errors[0] if last_errors else "")
 
     def _record(self, provider: ProviderName, page: OfferPage, at: int) -> int:
         return self._history.record(provider, page.offers, complete=page.complete, at=at, whole=page.whole)
 
     async def _try(self, work: Callable[[], int], last_errors: list[str]) -> int:
-        """What the work returned, or 0 and one trouble more."""
+        """Return what the work returned, or 0 and one error more."""
         try:
             return await self._call(work)
         except HistoryUnavailable as exc:
@@ -121,23 +121,11 @@ class PriceRecorder:
         return self._history.retained.bytes_max
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """In one thread of its own. A cancelled caller leaves it behind: a transaction is whole or not there."""
+        """Call in the one thread, which a cancelled caller leaves behind: a transaction is whole or absent."""
         try:
-            if self._inline:
-                return work()
-            if self._limiter is None:
-                self._limiter = anyio.CapacityLimiter(1)
-            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+            return await self._threads.run(work)
         finally:
             for sentence in self._history.set_aside:
                 self._log.warning("history.set_aside", reason=sentence)
                 self._note("history.set_aside", sentence, self._clock.now())
             self._history.set_aside.clear()
-
-    def _tell(self, last_error: str) -> None:
-        """One line when it begins to fail, one when it works again."""
-        if last_error and not self.last_error:
-            self._log.warning("history.held", error=last_error)
-        elif self.last_error and not last_error:
-            self._log.info("history.back")
-        self.last_error = last_error

@@ -207,7 +207,7 @@ class Rig:
                 group.start_soon(poller.offers_loop, name=f"offers-{poller.name}")
                 group.start_soon(poller.machines_loop, name=f"machines-{poller.name}")
             group.start_soon(self.executor.run, name="executor")
-            group.start_soon(self.grant_writer.run, name="granter")
+            group.start_soon(self.grant_writer.controller.run, name="granter")
             group.start_soon(self.control_loop.run, name="brain")
             try:
                 yield self

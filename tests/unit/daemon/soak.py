@@ -262,7 +262,12 @@ class Soak:
         rig = self.rig
         found: list[Reading] = []
         async with rig.ready(), anyio.create_task_group() as group:
-            for part in (self.retention.run, self.housekeeping.run, rig.price_recorder.run, self._prices_move):
+            for part in (
+                self.retention.controller.run,
+                self.housekeeping.controller.run,
+                rig.price_recorder.run,
+                self._prices_move,
+            ):
                 group.start_soon(part)
             for number in range(1, self.jobs + 1):
                 ident = await rig.submit(job(number))

@@ -64,7 +64,7 @@ async def test_two_thousand_checkpoints_of_one_job_leave_rows_and_files_as_a_few
         for number in range(0, 2_000, AT_ONCE):
             world = save(store, world, number)
             if number % 40 == 0:
-                await host_monitor.round()
+                await host_monitor.fold()
                 rows.append(store.tx(count_rows))
                 pages.append(store.tx(lambda tx: tx._connection.exec_driver_sql("PRAGMA page_count").scalar_one()))
                 logs.append(file_bytes(path, "-wal"))
@@ -84,8 +84,8 @@ async def test_a_round_folds_what_many_jobs_have_too_much_of(tmp_path: Path) -> 
         many = [replace(one, job=JobId(f"k{number}")) for number in range(60) for _ in range(160)]
         store.tx(lambda tx: tx.commit(Plan(events=tuple(many))))
         host_monitor = Housekeeping(Database(store, inline=True), clock=VirtualClock(), log=Log())
-        assert await host_monitor.round() == 60 * 60
-        assert await host_monitor.round() == 0
+        assert await host_monitor.fold() == 60 * 60
+        assert await host_monitor.fold() == 0
 
 
 async def test_hours_of_notes_of_a_hostile_host_stay_within_the_count(tmp_path: Path) -> None:
@@ -99,5 +99,5 @@ async def test_hours_of_notes_of_a_hostile_host_stay_within_the_count(tmp_path: 
         note = replace(v.running_job().events[0], kind="host.note", job=JobId("j1"))
         for _ in range(20):
             store.tx(lambda tx: tx.commit(Plan(events=(note,) * 200)))
-            await host_monitor.round()
+            await host_monitor.fold()
         assert store.tx(count_rows) < 800

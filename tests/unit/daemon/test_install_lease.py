@@ -62,7 +62,7 @@ async def held(rig: Rig, lease: LeaseKeeper) -> AsyncIterator[None]:
     own(rig, lease)
     await lease.start()
     async with rig.running(), anyio.create_task_group() as group:
-        group.start_soon(lease.run)
+        group.start_soon(lease.controller.run)
         yield
         group.cancel_scope.cancel()
 
@@ -159,9 +159,9 @@ async def test_a_clock_that_was_set_wrong_takes_no_lease_from_a_daemon_that_live
     age(rig.objects, timedelta(hours=8))
     heir = leasing(Rig(tmp_path / "second", clock=rig.clock, shops=rig.shops), "b", objects=rig.objects)
     await heir.start()
-    await first._try()
+    await first.controller.run_once()
     with pytest.raises(InstallTaken, match="renewed while it was watched"):
-        await heir._try()
+        await heir.controller.run_once()
 
 
 async def test_a_user_can_say_that_an_install_is_lost(rig: Rig, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ async def test_a_first_start_without_the_store_goes_on_once_it_is_back(
         patched.setattr(rig.objects, "list", away)
         await lease.start()
         assert "is not known: no answer" in lease.hold
-    await lease._try()
+    await lease.controller.run_once()
     assert lease.hold == ""
 
 
@@ -263,7 +263,7 @@ async def test_of_two_that_claim_at_once_one_wins(rig: Rig, tmp_path: Path, monk
     await first.start()
     assert not first.may_write
     with pytest.raises(InstallTaken, match="process b"):
-        await first._try()
+        await first.controller.run_once()
     del second
 
 

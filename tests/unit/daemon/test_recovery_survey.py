@@ -168,7 +168,7 @@ async def test_nothing_is_bought_before_the_store_was_asked(tmp_path: Path, monk
         with monkeypatch.context() as patched:
             patched.setattr(rig.objects, "list", away)
             with pytest.raises(StoreUnavailable):
-                await found._once()
+                await found.reconcile_once()
             await rig.clock.sleep(timedelta(minutes=5))
         assert not rig.shop.requests
         assert found.hold.startswith(NOT_DONE)

@@ -109,13 +109,13 @@ async def test_a_pinned_checkpoint_outlives_everything_until_it_is_unpinned(rig:
         name = await ended(rig, "one", "two", "three", keep=1)
         await rig.handlers().checkpoints.pin(name, ["c-one"], pinned=True)
         for _ in range(3):
-            await host_monitor.round()
+            await host_monitor.controller.run_once()
         assert names(rig.job(name).checkpoints) == ["c-three", "c-one"]
         assert len(data_keys(rig, 1)) == 2
         assert [r["ok"] for r in await verified(rig, name, every=True)] == [True, True]
         await rig.handlers().checkpoints.pin(name, ["c-one"], pinned=False)
         for _ in range(3):
-            await host_monitor.round()
+            await host_monitor.controller.run_once()
         assert names(rig.job(name).checkpoints) == ["c-three"]
         assert len(data_keys(rig, 1)) == 1
 
@@ -124,10 +124,10 @@ async def test_a_removed_checkpoint_is_never_resumed_from_and_its_content_goes(r
     host_monitor = retention(rig)
     async with rig.ready():
         name = await ended(rig, "one", "two")
-        await host_monitor.round()
+        await host_monitor.controller.run_once()
         (gone,) = await rig.handlers().checkpoints.remove(name, ["c-two"])
         assert gone["name"] == "c-two"
-        await host_monitor.round()
+        await host_monitor.controller.run_once()
         assert len(data_keys(rig, 1)) == 1
         await rig.handlers().jobs.retry(name)
         await rig.until(lambda: len(rig.attempts(name)) > 1)
@@ -212,26 +212,26 @@ async def test_what_another_job_begins_from_stays_until_that_job_needs_it_no_mor
         name = await begun_from(rig, f"{source}:c-one")
         await rig.until(lambda: bool(rig.attempts(name)) and rig.attempts(name)[-1].ref is not None)
         for _ in range(3):
-            await host_monitor.round()
+            await host_monitor.controller.run_once()
         assert names(rig.job(source).checkpoints) == ["c-two"], "its own list is as short as it was asked to be"
         assert [r["ok"] for r in await verified(rig, name)] == [True]
         host = await rig.until_running(name, 1)
         for content in ("a", "b", "c"):
             host.checkpoint(content, content.encode())
         await rig.until(lambda: len(rig.job(name).checkpoints) == 4)
-        await host_monitor.round()
+        await host_monitor.controller.run_once()
         assert [r["ok"] for r in await verified(rig, name, every=True)] == [True] * 4, "its machine may still read it"
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
         for _ in range(4):
-            await host_monitor.round()
+            await host_monitor.controller.run_once()
         assert names(rig.job(name).checkpoints) == ["c", "b", "a", "c-one"], (
             "nothing has shown that the new ones are good"
         )
         await rig.handlers().checkpoints.remove(name, ["c-one"])
         for _ in range(4):
-            await host_monitor.round()
+            await host_monitor.controller.run_once()
         left = [i.key for i in rig.objects.list(f"jobs/{source}/attempts/1/data/")]
         assert left == [f"jobs/{source}/attempts/1/data/{hashlib.sha256(b'two').hexdigest()}"]
 
@@ -416,7 +416,7 @@ async def test_the_best_is_marked_and_survives_the_rounds(rig: Rig) -> None:
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
-        await host_monitor.round()
+        await host_monitor.controller.run_once()
         rows = await rig.handlers().checkpoints.entries(name)
         assert [(r["name"], r["metric"], r["best"]) for r in rows] == [("c3", 0.3, False), ("c2", 0.1, True)]
         pulled = await rig.handlers().files.entries(name, "best")

@@ -195,7 +195,7 @@ async def test_outputs_of_lost_attempts_are_garbage_and_those_that_count_stay(ri
         name, first = await second_succeeds(rig)
         first.outputs("model", b"worthless")
         for _ in range(3):
-            await retention(rig).round()
+            await retention(rig).controller.run_once()
         assert (len(data_keys(rig, 1)), len(data_keys(rig, 2))) == (0, 1)
         assert rig.objects.head(object_keys.outputs_key(AttemptId(job=name, number=1))) is None
         assert await content(rig, name) == b"the true model"
@@ -217,7 +217,7 @@ async def test_a_name_that_no_key_can_have_keeps_no_garbage(rig: Rig) -> None:
         for odd in ("\x01", "\ufffe", "a\\b", "line\nbreak", "\udcff"):
             (folder.parent / odd).write_bytes(b"odd")
         for _ in range(3):
-            await retention(rig).round()
+            await retention(rig).controller.run_once()
         assert len(data_keys(rig, 1)) == 1, "the odd ones too are gone"
 
 
@@ -250,7 +250,7 @@ async def test_outputs_that_cannot_be_read_protect_all_that_their_attempt_wrote(
         await rig.until_state(name, JobState.SUCCEEDED)
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
         for _ in range(3):
-            await retention(rig).round()
+            await retention(rig).controller.run_once()
         assert len(data_keys(rig, 1)) == 1
 
 

@@ -466,7 +466,7 @@ async def test_a_dropped_checkpoint_does_not_come_back_as_the_newest(rig: Rig) -
         for number in range(1, 6):
             host.checkpoint(f"c{number}", str(number).encode())
             await rig.until(lambda wanted=f"c{number}": names(rig.job(name).checkpoints)[:1] == [wanted])
-        await host_monitor.round()
+        await host_monitor.controller.run_once()
         host.beat()
         cycles = rig.control_loop.cycles
         await rig.until(lambda: rig.control_loop.cycles > cycles + 3)
@@ -489,8 +489,8 @@ async def test_a_job_over_many_machines_keeps_what_it_asked_for_and_what_nothing
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
-        await host_monitor.round()
-        await host_monitor.round()
+        await host_monitor.controller.run_once()
+        await host_monitor.controller.run_once()
     assert names(rig.job(name).checkpoints) == ["c3b", "c3a", "c2b", "c1b", "c1a"]
     assert [len(data_keys(rig, number)) for number in (1, 2, 3)] == [2, 1, 2]
     assert "retention.swept" in rig.log.events()
@@ -507,7 +507,7 @@ async def test_garbage_that_a_crash_left_behind_is_found_by_the_next_process(rig
         await rig.until_state(name, JobState.SUCCEEDED)
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
     after = rig.reborn()
-    await retention(after).round()
+    await retention(after).controller.run_once()
     assert len(data_keys(after, 1)) == 3
 
 
@@ -528,8 +528,8 @@ async def test_a_store_that_is_away_is_told_once_and_costs_nothing_else(rig: Rig
         await rig.until_state(name, JobState.SUCCEEDED)
         await rig.until(lambda: all(a.state is AttemptState.ENDED for a in rig.attempts(name)))
         host_monitor = retention(rig, Away(rig.folder / "objects"))
-        await host_monitor.round()
-        await host_monitor.round()
+        await host_monitor.controller.run_once()
+        await host_monitor.controller.run_once()
     assert rig.log.events().count("retention.held") == 1
     assert names(rig.job(name).checkpoints) == ["c1"]
 
@@ -540,7 +540,7 @@ async def test_the_loop_looks_about_once_a_minute(rig: Rig) -> None:
 
     host_monitor = retention(rig)
     async with rig.running(), anyio.create_task_group() as group:
-        group.start_soon(host_monitor.run)
+        group.start_soon(host_monitor.controller.run)
         name = await rig.submit()
         host = await rig.until_running(name, 1)
         for number in range(1, 6):

@@ -49,7 +49,7 @@ async def test_leave_to_write_is_renewed_three_times_before_it_runs_out(lease: t
     grant_writer.update(desk.world)
     written: list[datetime] = []
     for _ in range(300):
-        await grant_writer.round()
+        await grant_writer.controller.run_once()
         expires = parse_grant(desk.objects.get(object_keys.grant_key(desk.identity), bytes_max=1 << 20)).upload.expires
         assert expires - desk.wall.now() > WRITE_LIFE / 2, "a renewal that fails once or twice is no lapse"
         written = [*written, expires] if expires not in written else written
@@ -224,24 +224,24 @@ def test_secrets_travel_in_the_grant_and_a_missing_one_stops_the_launch(desk: De
 async def test_a_grant_is_renewed_before_a_third_of_its_lease_has_passed(desk: Desk) -> None:
     grant_writer = desk.grant_writer()
     grant_writer.update(desk.world)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     issued = desk.read().issued_at
     desk.wall.at += timedelta(seconds=desk.read().lease_s / 5)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.read().issued_at == issued
     desk.wall.at += timedelta(seconds=desk.read().lease_s / 3 - desk.read().lease_s / 5)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.read().issued_at > issued
 
 
 async def test_an_order_goes_out_at_once(desk: Desk) -> None:
     grant_writer = desk.grant_writer()
     grant_writer.update(desk.world)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     order = StopOrder(reason=EndReason.CANCELLED, detail="", ordered_at=NOW, deadline=NOW + timedelta(minutes=3))
     stopping = replace(desk.attempt, stop=order, state=AttemptState.STOPPING)
     grant_writer.update(replace(desk.world, attempts={desk.identity: stopping}))
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.read().orders.stop is not None
 
 
@@ -251,7 +251,7 @@ async def test_an_attempt_that_no_longer_counts_reads_that_it_must_stop_and_no_s
     desk.secrets.write(job.id, {"TOKEN": "canary-value"})
     grant_writer = desk.grant_writer()
     grant_writer.update(replace(desk.world, jobs={job.id: job}))
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     grant = desk.read()
     assert grant.orders.stop is not None
     assert (grant.orders.stop.grace_s, grant.orders.stop.flush, grant.secrets) == (0.0, False, {})
@@ -260,9 +260,9 @@ async def test_an_attempt_that_no_longer_counts_reads_that_it_must_stop_and_no_s
 async def test_when_the_machine_is_gone_its_grant_is_deleted(desk: Desk) -> None:
     grant_writer = desk.grant_writer()
     grant_writer.update(desk.world)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     grant_writer.update(replace(desk.world, attempts={}))
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     with pytest.raises(ObjectMissing):
         desk.read()
 
@@ -271,7 +271,7 @@ async def test_a_grant_prepared_during_a_round_is_not_taken_for_an_ended_one(des
     grant_writer = desk.grant_writer()
     grant_writer.update(desk.world)
     await grant_writer.prepare(desk.attempt, desk.job)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.read().attempt == 1
 
 
@@ -284,8 +284,8 @@ async def test_a_store_that_is_away_is_told_once_and_tried_again(desk: Desk, mon
     with monkeypatch.context() as patched:
         patched.setattr(desk.objects, "put", down)
         for _ in range(3):
-            assert await grant_writer.round() <= 5
-    await grant_writer.round()
+            assert (await grant_writer.controller.run_once()).seconds <= 5
+    await grant_writer.controller.run_once()
     assert desk.read().attempt == 1
     assert desk.log.events() == ["grants.not_renewed", "grants.renewed_again"]
 
@@ -293,8 +293,8 @@ async def test_a_store_that_is_away_is_told_once_and_tried_again(desk: Desk, mon
 async def test_leases_go_on_while_the_wall_clock_is_set_back(desk: Desk) -> None:
     grant_writer = desk.grant_writer()
     grant_writer.update(desk.world)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     first = desk.read().issued_at
     desk.wall.at -= timedelta(hours=2)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.read().issued_at > first, "no host takes a grant for new that was issued earlier"

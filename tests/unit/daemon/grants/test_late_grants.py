@@ -87,18 +87,18 @@ async def test_the_newest_grant_is_the_last_to_be_written(
     grant_writer.update(world)
     with monkeypatch.context() as patched:
         patched.setattr("spotd.daemon.grants.writer.WRITE_DEADLINE_S", 0.05)
-        await grant_writer.round()
-    assert grant_writer._last_error
+        await grant_writer.controller.run_once()
+    assert grant_writer.controller.failures
     grant_writer.update(change(world))
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert slow.content == content
     slow.let_go.set()
     await anyio.to_thread.run_sync(slow.landed.wait)
     assert slow.content == "run"
     while not grant_writer._late:
         await anyio.lowlevel.checkpoint()
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert slow.content == content
     before = slow.writes
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert slow.writes == before

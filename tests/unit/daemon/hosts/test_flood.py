@@ -117,13 +117,13 @@ async def test_a_flooding_attempts_grant_is_withdrawn_and_not_renewed(tmp_path: 
     desk = Desk(tmp_path)
     grant_writer = desk.grant_writer()
     grant_writer.update(desk.world)
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.objects.head(object_keys.grant_key(desk.identity)) is not None
     ended = replace(desk.attempt, state=AttemptState.ENDING, end_reason=EndReason.FLOODED)
     grant_writer.update(replace(desk.world, attempts={desk.identity: ended}))
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.objects.head(object_keys.grant_key(desk.identity)) is None
-    await grant_writer.round()
+    await grant_writer.controller.run_once()
     assert desk.objects.head(object_keys.grant_key(desk.identity)) is None
 
 

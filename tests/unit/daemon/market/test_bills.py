@@ -90,13 +90,13 @@ async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path,
     booked = spent(rig, job_id)
     assert booked[0] in range(400_000, 400_002)
     shop.bill = bill
-    await bills.round()
+    await bills.reconcile_once()
     assert shop.asked == 0, "its books may still be open"
     await rig.clock.sleep(2 * HOUR)
-    await bills.round()
+    await bills.reconcile_once()
     assert spent(rig, job_id) == booked
     await rig.clock.sleep(HOUR)
-    await bills.round()
+    await bills.reconcile_once()
     assert spent(rig, job_id) == (bill, bill, bill)
     assert rig.kinds(job_id).count("attempt.billed") == 1
     await rig.control_loop.adopt()
@@ -106,7 +106,7 @@ async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path,
     assert "bills $0." in receipt["corrections"][0]
     assert receipt["attempts"][0]["free_usd"] == 0
     await rig.clock.sleep(HOUR)
-    await bills.round()
+    await bills.reconcile_once()
     assert shop.asked == 2, "it is asked no more"
 
 
@@ -116,7 +116,7 @@ async def test_a_bill_that_is_still_being_written_changes_nothing(tmp_path: Path
     for hours in range(12):
         shop.bill = 10_000 * (hours + 1)
         await rig.clock.sleep(HOUR)
-        await bills.round()
+        await bills.reconcile_once()
     assert spent(rig, job_id) == booked
     assert rig.attempts(job_id)[0].bill_tries == DONE
     assert shop.asked == 4
@@ -128,7 +128,7 @@ async def test_a_bill_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
     shop.bill = 10**12
     for _ in range(8):
         await rig.clock.sleep(HOUR)
-        await bills.round()
+        await bills.reconcile_once()
     assert spent(rig, job_id) == booked
 
 
@@ -137,10 +137,10 @@ async def test_a_provider_that_cannot_answer_is_asked_again_and_costs_nothing(tm
     booked = spent(rig, job_id)
     shop.away = True
     await rig.clock.sleep(4 * HOUR)
-    await bills.round()
+    await bills.reconcile_once()
     assert rig.log.events().count("bills.unanswered") == 1
     assert spent(rig, job_id) == booked
     shop.away, shop.bill = False, booked[0] - 5_000
-    await bills.round()
+    await bills.reconcile_once()
     assert rig.attempts(job_id)[0].bill_tries == DONE, "the same but for half a cent"
     assert spent(rig, job_id) == booked
