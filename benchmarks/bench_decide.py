@@ -14,10 +14,13 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 from spotd.core.decide import decide
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.model import Job, JobId, Policy, ProviderPolicy, World
+from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import needs_of, quote
 from spotd.core.states import JobState
+from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import (

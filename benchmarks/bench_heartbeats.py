@@ -23,9 +23,11 @@ from crowd import POLICY, history
 
 from spotd.core.applied import applied, combine
 from spotd.core.decide import decide
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import AttemptId, HostStatus, World
 from spotd.core.reconcile import reconcile
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.hosts.flood import FloodLimits

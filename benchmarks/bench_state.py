@@ -12,7 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts
-from spotd.core.model import AttemptId, Charge, Event, Job, JobId, MachineState, Plan
+from spotd.core.attempts import MachineState
+from spotd.core.charges import Charge
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job
+from spotd.core.plan import Event, Plan
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.store import Reads, Store
 from spotd_providers.contract.money import MicroUsd

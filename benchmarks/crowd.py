@@ -15,11 +15,16 @@ sys.path.insert(0, str(REPO))
 from spotd.core import outcomes
 from spotd.core.applied import applied
 from spotd.core.decide import decide
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.model import HostStatus, Job, JobId, Plan, Policy, ProviderPolicy, World
+from spotd.core.plan import Plan
+from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import submit
 from spotd.core.states import JobState
+from spotd.core.world import World
 from spotd.store import Store
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerHour

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotd.core.model import Plan, Spending, World
+from spotd.core.charges import Spending
+from spotd.core.plan import Plan
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Job
+from spotd.core.attempts import Attempt
+from spotd.core.jobs import Job
 from spotd.core.states import EndReason
 
 RAN_FOR_A_WHILE: Final = timedelta(minutes=5)

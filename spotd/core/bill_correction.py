@@ -12,10 +12,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Charge, Job, Plan, World
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Charge
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import traffic_cost
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, as_usd, cost
 
 ASKED_AFTER: Final = timedelta(hours=2)

@@ -14,10 +14,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.billing_limits import outlives, proven_until
+from spotd.core.charges import Meter
+from spotd.core.host_status import HostStatus
 from spotd.core.hysteresis import borne_until
-from spotd.core.model import Attempt, AttemptId, HostStatus, Meter, Policy
+from spotd.core.ids import AttemptId
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.policy import Policy
 from spotd.core.pricing import PPM, halted_rate, metered_rate, on_demand_rate
 from spotd.core.words import per_gpu_words
 from spotd_providers.contract.money import MicroUsdPerHour, per_gpu

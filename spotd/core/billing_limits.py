@@ -6,7 +6,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Job, Policy
+from spotd.core.attempts import Attempt
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.core.pricing import halted_rate
 from spotd.core.states import AttemptState, EndReason
 

@@ -12,12 +12,18 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.billing_limits import is_past_lease
+from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.metering import day_start, job_spent, spent_in_month, spent_on_day
-from spotd.core.model import EVERYWHERE, Attempt, Cooldown, CooldownScope, Job, JobId, Quote, VerdictKind, World
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.quotes import Quote
 from spotd.core.usefulness import useful_run
+from spotd.core.verdicts import VerdictKind
 from spotd.core.words import dollar_words
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
 from spotd_providers.contract.values import Offer
 

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from spotd.core.cooldown import cooling_until
+from spotd.core.attempts import Attempt
+from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope, cooling_until
+from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import EVERYWHERE, Attempt, Cooldown, CooldownScope, Job, Policy, ProviderPolicy, Quote
+from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour, usual_bid
+from spotd.core.quotes import Quote
 from spotd.core.states import AttemptState
 from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
 from spotd_providers.contract import gpus

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
+from spotd.core.attempts import Attempt
 from spotd.core.backoff import pause_left
 from spotd.core.billing import words_over_ceiling
 from spotd.core.budgets import BudgetGuard, hold
@@ -30,31 +31,23 @@ from spotd.core.candidates import (
     total_ceiling,
 )
 from spotd.core.disk import disk_gb_for
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.interruption_credit import is_left_to_provider, machines_in_use
+from spotd.core.jobs import Job
 from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot, ProviderOffers
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Intent,
-    IntentKind,
-    IntentState,
-    Job,
-    JobId,
-    Plan,
-    Quote,
-    Verdict,
-    VerdictKind,
-    World,
-    launch_intent_id,
-)
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, repriced, usual_bid
 from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, guarded, in_words
+from spotd.core.quotes import Quote
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.verdicts import Verdict, VerdictKind
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, span_words, wanted_words, witness_words
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu, whole_machine
 from spotd_providers.contract.values import Market, ProviderName
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from spotd.core.bounds import bytes_within
-from spotd.core.model import Job
+from spotd.core.jobs import Job
 from spotd.core.states import EndReason
 from spotd_providers.contract.values import Offer
 

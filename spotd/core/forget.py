@@ -10,18 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Intent,
-    IntentKind,
-    IntentState,
-    Plan,
-    World,
-    launch_intent_id,
-)
+from spotd.core.attempts import Attempt
+from spotd.core.ids import AttemptId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.states import EndReason
+from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState, Listing, ProviderName
 
 _GIVEN_UP = "its owner gave it up without seeing its end; if it is ever listed again, it is ended"

@@ -8,8 +8,9 @@ from typing import Final, assert_never
 
 from spotd.core.billing import book_unseen, prove_by_report, start_billing, start_billing_later
 from spotd.core.bounds import notice_within
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import AttemptId
 from spotd.core.lineage import with_progress
-from spotd.core.model import AttemptId, ExitCause, HostStatus
 from spotd.core.outputs import pin_outputs, tell_outputs
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.retention import tell_fallbacks, with_fresh

@@ -11,7 +11,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Job
+from spotd.core.attempts import Attempt
+from spotd.core.jobs import Job
 from spotd.core.usefulness import startup
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, cost
 

@@ -15,10 +15,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.billing_limits import is_past_lease
-from spotd.core.model import Attempt, IntentState, Policy, World, terminate_intent_id
+from spotd.core.intents import IntentState, terminate_intent_id
+from spotd.core.policy import Policy
 from spotd.core.pricing import halted_rate, traffic_cost
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, cost
 from spotd_providers.contract.values import Instance, Loss
 

@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spotd.core.attempts import Attempt
+from spotd.core.ids import JobId
+from spotd.core.intents import IntentKind, launch_intent_id
 from spotd.core.keys import key_parts
-from spotd.core.model import Attempt, IntentKind, JobId, World, launch_intent_id
 from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
 from spotd_providers.contract.values import AttemptKey
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotd.core.model import JobId, Policy
+from spotd.core.ids import JobId
+from spotd.core.policy import Policy
 from spotd_providers.contract.values import AttemptKey, InstallId
 
 

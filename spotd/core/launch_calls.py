@@ -14,21 +14,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.billing_limits import proven_until
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Intent,
-    IntentId,
-    IntentState,
-    MachineState,
-    Plan,
-    World,
-    launch_intent_id,
-)
+from spotd.core.ids import AttemptId, IntentId
+from spotd.core.intents import Intent, IntentState, launch_intent_id
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import quarantine
 from spotd.core.states import EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.values import Instance, ProviderName
 
 WINDOW_DEFAULT: Final = timedelta(minutes=3)

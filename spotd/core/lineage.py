@@ -18,7 +18,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Checkpoint, Job
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.jobs import Job
 from spotd.core.states import EndReason
 
 CHOICES: Final = 3

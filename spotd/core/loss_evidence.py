@@ -22,9 +22,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.host_reports import last_sign_of_life
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId
 from spotd.core.launch_calls import WINDOW_DEFAULT
-from spotd.core.model import Attempt, AttemptId, HostStatus
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.values import Instance, InstanceState, Listing
 

@@ -7,7 +7,10 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Charge, Job, Meter, World
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Charge, Meter
+from spotd.core.jobs import Job
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
 
 _TICK: Final = timedelta(microseconds=1)

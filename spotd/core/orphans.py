@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.bounds import hourly_within
-from spotd.core.model import Intent, terminate_intent_id
+from spotd.core.intents import Intent, terminate_intent_id
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
 from spotd_providers.contract.values import Instance

@@ -7,26 +7,17 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.billing import began, first_meter
 from spotd.core.bounds import span_within
+from spotd.core.cooldowns import EVERYWHERE, CooldownEnd, CooldownScope
+from spotd.core.ids import AttemptId, IntentId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.launch_calls import RESTARTED, doubt_launch, not_sent, tell_doubt, window_end
-from spotd.core.model import (
-    EVERYWHERE,
-    Attempt,
-    AttemptId,
-    CooldownEnd,
-    CooldownScope,
-    Intent,
-    IntentId,
-    IntentKind,
-    IntentState,
-    MachineState,
-    Plan,
-    World,
-    launch_intent_id,
-)
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import POOL_COOLDOWNS_MAX, PlanBuilder
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance
 

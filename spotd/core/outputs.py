@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotd.core.model import AttemptId, HostStatus, Outputs
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Outputs
 from spotd.core.plan_builder import PlanBuilder
 
 

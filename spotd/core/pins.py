@@ -11,9 +11,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.core.model import OF_ANOTHER_JOB, Checkpoint, Job, Plan, World
+from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.retention import best_of
+from spotd.core.world import World
 
 NEWEST: Final = "newest"
 BEST: Final = "best"

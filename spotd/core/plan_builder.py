@@ -13,33 +13,20 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from spotd.core import lineage
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.backoff import did_start, doubled, has_saved, setback, words_of_setback
 from spotd.core.billing_limits import with_limit
 from spotd.core.bounds import COOLDOWN_MAX, span_within
+from spotd.core.charges import Charge
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.disk import disk_gb_after
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import taken_by_provider_until
+from spotd.core.jobs import Job
 from spotd.core.metering import booked_back, settled
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Charge,
-    Checkpoint,
-    Contained,
-    Cooldown,
-    CooldownEnd,
-    CooldownScope,
-    Event,
-    Intent,
-    IntentId,
-    IntentKind,
-    IntentState,
-    Job,
-    JobId,
-    MachineState,
-    Plan,
-    World,
-    terminate_intent_id,
-)
+from spotd.core.plan import Contained, Event, Plan
 from spotd.core.states import (
     AttemptState,
     Blame,
@@ -48,6 +35,7 @@ from spotd.core.states import (
     check_attempt_transition,
     check_job_transition,
 )
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
 

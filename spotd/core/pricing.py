@@ -14,7 +14,9 @@ from typing import Final
 
 from spotd.core.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
 from spotd.core.disk import disk_gb_for
-from spotd.core.model import Job, Policy, PriceBreakdown, Quote
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
+from spotd.core.quotes import PriceBreakdown, Quote
 from spotd_providers.contract.money import (
     HOURS_PER_STORAGE_MONTH,
     MicroUsd,

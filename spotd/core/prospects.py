@@ -7,8 +7,10 @@ from typing import Final
 
 from spotd.core.budgets import BudgetGuard
 from spotd.core.candidates import CandidateCatalogue, shape_of
+from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import Job, Policy, World
+from spotd.core.policy import Policy
+from spotd.core.world import World
 
 PLAUSIBLE_PERCENT: Final = 75
 """Of the lowest price that is known: so much cheaper a machine may become while a job waits."""

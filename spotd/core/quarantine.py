@@ -18,12 +18,16 @@ from datetime import UTC, datetime
 from typing import Final
 
 from spotd.core.applied import applied, combine
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.budgets import committed
+from spotd.core.ids import JobId
 from spotd.core.invariants import broken_rules
+from spotd.core.jobs import Job
 from spotd.core.metering import accrued
-from spotd.core.model import Attempt, Job, JobId, MachineState, Plan, World
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd
 
 QUARANTINE_MARK: Final = "quarantined: "

@@ -28,6 +28,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, assert_never
 
+from spotd.core.attempts import Attempt, MachineState, StopOrder
 from spotd.core.billing import (
     began_unseen,
     bill_until_ended,
@@ -42,29 +43,20 @@ from spotd.core.billing import (
     start_billing,
 )
 from spotd.core.host_reports import absorb, exited, last_sign_of_life, note_notice
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id, terminate_intent_id
 from spotd.core.interruption_credit import free_of
 from spotd.core.keys import is_own_key
 from spotd.core.loss_evidence import LossEvidence, list_lag
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    HostStatus,
-    Intent,
-    IntentKind,
-    IntentState,
-    MachineState,
-    Plan,
-    StopOrder,
-    World,
-    launch_intent_id,
-    terminate_intent_id,
-)
 from spotd.core.orphans import note_stray, stray_cost
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
 from spotd.core.starting import heard_by
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import (
     AttemptKey,

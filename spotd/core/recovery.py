@@ -13,26 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.jobs import Job
 from spotd.core.keys import is_own_key, key_parts
 from spotd.core.launch_calls import RESTARTED, doubt_launch, not_sent, window_end
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Checkpoint,
-    Intent,
-    IntentKind,
-    IntentState,
-    Job,
-    JobId,
-    Plan,
-    Policy,
-    Quote,
-    World,
-    launch_intent_id,
-)
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.policy import Policy
+from spotd.core.quotes import Quote
 from spotd.core.retention import with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey
 

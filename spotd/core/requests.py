@@ -6,10 +6,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Job, JobId, Plan, StopOrder, World
+from spotd.core.attempts import Attempt, StopOrder
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.core.words import dollar_words
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd
 
 

@@ -19,8 +19,12 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core import lineage
-from spotd.core.model import AttemptId, Checkpoint, FallbackRestore, Job, Plan, World
+from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.world import World
 from spotd_jobs.spec.model import MetricBest
 
 FALLBACKS: Final = lineage.CHOICES

@@ -12,9 +12,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.loss_evidence import LossEvidence
-from spotd.core.model import Attempt, ProviderPolicy
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.policy import ProviderPolicy
 
 PARTS_MAX: Final = 4
 """However long the store is away, no machine starts for longer than so many times its provider's time for a start."""

@@ -18,9 +18,14 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
+from spotd.core.attempts import Attempt
 from spotd.core.budgets import redated_hold
+from spotd.core.charges import Charge
+from spotd.core.cooldowns import Cooldown, CooldownScope
 from spotd.core.metering import settled
-from spotd.core.model import Attempt, Charge, Cooldown, CooldownScope, Event, Plan, Quote, World
+from spotd.core.plan import Event, Plan
+from spotd.core.quotes import Quote
+from spotd.core.world import World
 from spotd_jobs.spec.model import JobSpec
 
 _T = TypeVar("_T")

@@ -15,8 +15,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.bounds import MOVED_MAX, bytes_within
-from spotd.core.model import Attempt, AttemptId, HostStatus, Job
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import DEFAULT_CHECKPOINT_INTERVAL, PPM, traffic_cost
 from spotd.core.requests import stop_attempt

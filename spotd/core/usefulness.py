@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import Final
 
 from spotd.core.bounds import bytes_within
-from spotd.core.model import Job, Policy
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd_providers.contract.values import Offer
 
 BOOT: Final = timedelta(minutes=3)

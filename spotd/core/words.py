@@ -7,8 +7,10 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Policy, Quote
+from spotd.core.attempts import Attempt
+from spotd.core.policy import Policy
 from spotd.core.pricing import repriced
+from spotd.core.quotes import Quote
 from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, as_usd
 

@@ -8,10 +8,14 @@ from datetime import datetime
 from functools import reduce
 
 from spotd.core.applied import applied, combine
+from spotd.core.ids import JobId
+from spotd.core.intents import IntentKind, IntentState
 from spotd.core.invariants import broken_rules
-from spotd.core.model import IntentKind, IntentState, JobId, Plan, Policy, World
+from spotd.core.plan import Plan
+from spotd.core.policy import Policy
 from spotd.core.quarantine import parts, sealing, set_aside, sound
 from spotd.core.states import InvariantBroken
+from spotd.core.world import World
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.database import Database
 from spotd.store import Reads, Tx

@@ -24,10 +24,15 @@ import anyio
 
 from spotd.core.applied import applied, combine
 from spotd.core.decide import decide
-from spotd.core.model import AttemptId, Contained, HostStatus, IntentKind, IntentState, JobId, Plan, Verdict, World
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import IntentKind, IntentState
 from spotd.core.outcomes import after_restart
+from spotd.core.plan import Contained, Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.states import InvariantBroken, JobState
+from spotd.core.verdicts import Verdict
+from spotd.core.world import World
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.commits import Commits, Committed, Decide, cycle_points
 from spotd.daemon.crash import CrashPoint

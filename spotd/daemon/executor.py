@@ -18,24 +18,18 @@ import anyio
 import anyio.abc
 
 from spotd.core import outcomes
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import FallbackRestore
 from spotd.core.disk import disk_gb_on
+from spotd.core.ids import AttemptId, IntentId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.jobs import Job
 from spotd.core.launch_calls import LaunchOutcome, end_contained, launch_contained, launch_sent
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    FallbackRestore,
-    Intent,
-    IntentId,
-    IntentKind,
-    IntentState,
-    Job,
-    Plan,
-    World,
-    launch_intent_id,
-)
 from spotd.core.outcomes import LaunchFailure
+from spotd.core.plan import Plan
 from spotd.core.quarantine import in_words
 from spotd.core.retention import passed_over
+from spotd.core.world import World
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.grants.secrets import SecretsMissing

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from spotd.core.keys import key_belongs_to
-from spotd.core.model import Policy, World
+from spotd.core.policy import Policy
+from spotd.core.world import World
 from spotd.daemon.database import Database
 from spotd.daemon.errors import BadConfig
 from spotd.daemon.ids import ALPHABET

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from spotd.core.keys import is_own_key, key_parts
-from spotd.core.model import Policy, World
+from spotd.core.policy import Policy
+from spotd.core.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.database import Database
 from spotd.daemon.install_lease import (

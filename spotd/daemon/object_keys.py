@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotd.core.model import AttemptId, JobId
+from spotd.core.ids import AttemptId, JobId
 from spotd_jobs.wire.fields import BEATS_PREFIX, attempt_prefix, beat_name
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from spotd.core.model import Policy, ProviderPolicy
+from spotd.core.policy import Policy, ProviderPolicy
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.settings import ProviderSettings, Settings
 from spotd_providers.contract.money import MICRO

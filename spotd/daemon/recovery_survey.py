@@ -7,8 +7,12 @@ from datetime import datetime
 from itertools import islice
 from typing import Final
 
-from spotd.core.model import Attempt, AttemptId, Checkpoint, Job, JobId, World
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job
 from spotd.core.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits
 from spotd.daemon.controllers import Controller, Outage

@@ -23,7 +23,7 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.api.handlers import HandlerContext, Handlers
-from spotd.core.model import Policy
+from spotd.core.policy import Policy
 from spotd.core.states import InvariantBroken
 from spotd.daemon import log as logs
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Insert, Table, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
-from spotd.core.model import Charge
+from spotd.core.charges import Charge
 from spotd.store import rows
 from spotd.store.tables import ATTEMPT_COSTS, CHARGES, DAY_COSTS
 from spotd.store.world import chunks

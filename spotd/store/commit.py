@@ -9,20 +9,15 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Table, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
-from spotd.core.cooldown import COOLDOWNS_REMEMBERED
-from spotd.core.model import (
-    AttemptId,
-    Checkpoint,
-    Cooldown,
-    CooldownScope,
-    IntentState,
-    Job,
-    JobId,
-    Plan,
-    UnreadableRow,
-)
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, Cooldown, CooldownScope
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import IntentState
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
+from spotd.core.world import UnreadableRow
 from spotd.store import rows
 from spotd.store.charges import append_charges
 from spotd.store.columns import instant_out, words_out

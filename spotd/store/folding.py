@@ -22,7 +22,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select
 
-from spotd.core.model import Event, IntentState, JobId
+from spotd.core.ids import JobId
+from spotd.core.intents import IntentState
+from spotd.core.plan import Event
 from spotd.core.states import JobState
 from spotd.store import rows
 from spotd.store.columns import instant_in, instant_out

@@ -10,18 +10,13 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, desc, func, or_, select, true
 
-from spotd.core.model import (
-    OF_ANOTHER_JOB,
-    Attempt,
-    AttemptId,
-    Charge,
-    Checkpoint,
-    Event,
-    Intent,
-    IntentState,
-    Job,
-    JobId,
-)
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Charge
+from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentState
+from spotd.core.jobs import Job
+from spotd.core.plan import Event
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, JobState
 from spotd.store import rows

@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, select
 
-from spotd.core.model import JobId, UnreadableRow
+from spotd.core.ids import JobId
 from spotd.core.states import InvariantBroken
+from spotd.core.world import UnreadableRow
 from spotd.store import rows
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, JOBS
 

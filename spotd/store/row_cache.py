@@ -10,7 +10,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from spotd.core.model import AttemptId, Job, JobId, Quote
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job
+from spotd.core.quotes import Quote
 from spotd.store import rows
 from spotd.store.views import JobView
 from spotd_jobs.spec.model import JobSpec

@@ -10,27 +10,15 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select
 
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Charge,
-    Checkpoint,
-    Cooldown,
-    CooldownEnd,
-    CooldownScope,
-    Event,
-    Intent,
-    IntentId,
-    IntentKind,
-    IntentState,
-    Job,
-    JobId,
-    MachineState,
-    Meter,
-    Outputs,
-    Quote,
-    StopOrder,
-)
+from spotd.core.attempts import Attempt, MachineState, StopOrder
+from spotd.core.charges import Charge, Meter
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState
+from spotd.core.jobs import Job, Outputs
+from spotd.core.plan import Event
+from spotd.core.quotes import Quote
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.store.codec import Codec
 from spotd.store.columns import (

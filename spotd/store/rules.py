@@ -13,8 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 
+from spotd.core.charges import Charge
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState
+from spotd.core.jobs import Job
 from spotd.core.metering import day_start
-from spotd.core.model import AttemptId, Charge, Intent, IntentId, IntentKind, IntentState, Job, JobId, Plan
+from spotd.core.plan import Plan
 from spotd.core.states import (
     JOB_TRANSITIONS,
     AttemptState,

@@ -19,20 +19,16 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, exc, insert, select, update
 
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Charge,
-    Checkpoint,
-    Intent,
-    Job,
-    JobId,
-    Plan,
-    Policy,
-    UnreadableRow,
-    World,
-)
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Charge
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
+from spotd.core.policy import Policy
 from spotd.core.states import InvariantBroken, JobState
+from spotd.core.world import UnreadableRow, World
 from spotd.store import queries
 from spotd.store.commit import write_plan
 from spotd.store.engine import DatabasePlace, open_engine, parse_place, translated

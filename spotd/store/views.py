@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
+from spotd.core.charges import NOTHING, Meter
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Outputs
 from spotd.core.metering import accrued, on_demand_accrued
-from spotd.core.model import NOTHING, AttemptId, Checkpoint, Event, JobId, Meter, Outputs
+from spotd.core.plan import Event
 from spotd.core.states import AttemptState, JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, ProviderName

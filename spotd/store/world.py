@@ -11,23 +11,16 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, func, or_, select
 
-from spotd.core.cooldown import COOLDOWNS_REMEMBERED
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Checkpoint,
-    Cooldown,
-    Intent,
-    IntentId,
-    IntentState,
-    Job,
-    JobId,
-    Policy,
-    Spending,
-    UnreadableRow,
-    World,
-)
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Spending
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, Cooldown
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.intents import Intent, IntentState
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.core.states import AttemptState, JobState
+from spotd.core.world import UnreadableRow, World
 from spotd.store import rows
 from spotd.store.columns import instant_out
 from spotd.store.readable import ROW_ERRORS, error_words, kept

@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from spotd.core.attempts import Attempt
 from spotd.core.backoff import LAUNCHES_PER_HOUR_MAX
-from spotd.core.model import Attempt, JobId
+from spotd.core.ids import JobId
 from spotd.core.states import EndReason
 from spotd_jobs.spec.model import JobSpec
 from tests.sim.daemon import DOWN, KEY_REFUSED

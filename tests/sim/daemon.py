@@ -15,34 +15,26 @@ from typing import Any
 
 from spotd.core import forget, outcomes, requests, timeline
 from spotd.core.applied import applied, combine
-from spotd.core.cooldown import COOLDOWNS_REMEMBERED
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Charge
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import COOLDOWNS_REMEMBERED
 from spotd.core.decide import decide
 from spotd.core.disk import disk_gb_for
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.invariants import check
+from spotd.core.jobs import Job
 from spotd.core.launch_calls import launch_sent
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Charge,
-    Checkpoint,
-    ExitCause,
-    HostStatus,
-    Intent,
-    IntentId,
-    IntentKind,
-    IntentState,
-    Job,
-    JobId,
-    Plan,
-    World,
-    launch_intent_id,
-)
 from spotd.core.outcomes import LaunchFailure
+from spotd.core.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.retention import offered
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.timeline import Anchor, dated, wants_new_date
+from spotd.core.world import World
 from spotd.daemon.market import plugin_values
 from spotd.daemon.recovery_survey import NOT_DONE, use_number
 from spotd_jobs.objects.api import StoreError, StoreUnavailable

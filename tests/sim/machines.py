@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
-from spotd.core.model import ExitCause
+from spotd.core.host_status import ExitCause
 from spotd.core.outcomes import LaunchFailure
 from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Loss, Offer, ProviderName

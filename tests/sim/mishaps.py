@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from spotd.core.model import IntentKind, JobId
+from spotd.core.ids import JobId
+from spotd.core.intents import IntentKind
 from spotd.core.outcomes import LaunchFailure
 from spotd_providers.contract.values import Instance, InstanceRef, ProviderName
 from tests.sim.cloud import Cloud

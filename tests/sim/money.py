@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 
-from spotd.core.model import Attempt, AttemptId, JobId
+from spotd.core.attempts import Attempt
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import JobState
 from spotd_providers.contract.money import MicroUsdPerHour, cost
 from spotd_providers.contract.values import AttemptKey, InstanceState

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from spotd.core.model import Job, JobId
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.states import EndReason, JobState
 from spotd_providers.contract.values import AttemptKey
 from tests.sim.bounds import late, launches_bounded, rows_bounded

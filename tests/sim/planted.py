@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 
 from spotd.core import budgets, decide, outcomes, reconcile, requests
+from spotd.core.attempts import Attempt, MachineState
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.jobs import Job
 from spotd.core.loss_evidence import LossEvidence
-from spotd.core.model import Attempt, AttemptId, HostStatus, IntentId, Job, JobId, MachineState, Plan, World
 from spotd.core.outcomes import LaunchFailure
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
 from tests.sim.daemon import Daemon

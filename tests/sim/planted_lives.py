@@ -10,9 +10,14 @@ from typing import Any
 
 from spotd.core import billing, billing_limits, decide, outcomes
 from spotd.core import forget as forgetting
+from spotd.core.attempts import Attempt
 from spotd.core.candidates import shape_of
-from spotd.core.model import Attempt, IntentState, Job, Plan, Policy, World, launch_intent_id
+from spotd.core.intents import IntentState, launch_intent_id
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
+from spotd.core.policy import Policy
 from spotd.core.recovery import recover, unsent
+from spotd.core.world import World
 from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, patched

@@ -11,7 +11,8 @@ from typing import Any
 from spotd.core import backoff, decide, host_reports, metering, outcomes, plan_builder, pricing, reconcile, timeline
 from spotd.core.backoff import Setback
 from spotd.core.keys import key_belongs_to
-from spotd.core.model import Plan, World
+from spotd.core.plan import Plan
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
-from spotd.core.model import Attempt, Checkpoint, Job, Plan
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.recovery import recover
 from spotd.daemon import recovery_survey
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreUnavailable

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from spotd.core.model import Attempt, AttemptId, Job, JobId, World
+from spotd.core.attempts import Attempt
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job
 from spotd.core.timeline import Anchor
+from spotd.core.world import World
 from tests.sim.daemon import Daemon
 
 

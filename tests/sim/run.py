@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from spotd.core.model import Job, JobId
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from tests.sim.cloud import Cloud
 from tests.sim.daemon import Daemon, Work
 from tests.sim.weather import Weather

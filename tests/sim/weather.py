@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from spotd.core.model import Job, JobId, World
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.world import World
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud
 from tests.sim.daemon import EPOCH, Daemon, Died, Work

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from random import Random
 
-from spotd.core.model import ExitCause, Job, JobId, Policy, ProviderPolicy
+from spotd.core.host_status import ExitCause
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.states import JobState
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.values import InstallId, Interruption, Market

@@ -10,7 +10,11 @@ from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.requests import BudgetChange
 from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
 from spotd.core import forget, requests
-from spotd.core.model import AttemptId, Intent, Job, Plan, World
+from spotd.core.ids import AttemptId
+from spotd.core.intents import Intent
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
+from spotd.core.world import World
 from spotd.daemon.crash import CrashPoint
 from spotd.store import Reads
 from spotd_providers.contract.money import MicroUsd

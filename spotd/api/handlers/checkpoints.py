@@ -12,8 +12,12 @@ from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.api.handlers.render import checkpoint_response
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
 from spotd.core import pins
-from spotd.core.model import OF_ANOTHER_JOB, Checkpoint, Job, JobId, Plan, World
+from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.retention import best_of, in_reach, open_numbers
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.contents import checkpoint_manifest, piece_problem
 from spotd.daemon.commits import cycle_points

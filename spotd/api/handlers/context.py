@@ -13,7 +13,10 @@ import anyio.to_thread
 
 from spotd.api.errors import ApiUnavailable, NotFound
 from spotd.api.job_refs import JobHead, resolve
-from spotd.core.model import Job, JobId, Plan, World
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
+from spotd.core.world import World
 from spotd.daemon.commits import Commits, Committed, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.crash import CrashPoints

@@ -12,7 +12,7 @@ from spotd.api.handlers.checkpoints import get_checkpoint
 from spotd.api.handlers.context import HandlerContext, get_job
 from spotd.api.handlers.outputs import get_outputs
 from spotd.api.schemas.files import FileResponse, FilesResponse
-from spotd.core.model import JobId
+from spotd.core.ids import JobId
 from spotd.core.outputs import outputs_warning
 from spotd.daemon.checkpoints.contents import DamagedContent, checkpoint_manifest, piece
 from spotd.daemon.checkpoints.fetching import ContentPiece, batches, fetch, joined

@@ -23,10 +23,14 @@ from spotd.api.requests import JobQuery
 from spotd.api.schemas.jobs import JobDetailResponse, JobPageResponse, JobResponse
 from spotd.api.schemas.plans import WhyResponse
 from spotd.core import requests
+from spotd.core.attempts import Attempt
 from spotd.core.candidates import ceiling_for
-from spotd.core.model import Attempt, Job, JobId, Plan, UnreadableRow, World
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.prospects import used_up
 from spotd.core.states import JobState
+from spotd.core.world import UnreadableRow, World
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.store import JobView, Reads

@@ -20,7 +20,8 @@ from spotd.api.handlers.context import HandlerContext
 from spotd.api.requests import LogQuery
 from spotd.api.schemas.streams import LogResponse
 from spotd.api.timestamps import utc_text
-from spotd.core.model import Attempt, AttemptId, JobId
+from spotd.core.attempts import Attempt
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import JobState
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.transfers import HostTransfer

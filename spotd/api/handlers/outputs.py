@@ -6,7 +6,9 @@ from functools import partial
 
 from spotd.api.errors import ApiUnavailable, NotFound
 from spotd.api.handlers.context import HandlerContext, get_job
-from spotd.core.model import Attempt, AttemptId, Job, JobId
+from spotd.core.attempts import Attempt
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job
 from spotd.core.states import EndReason, JobState
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.outputs import pinned_manifest, read_outputs

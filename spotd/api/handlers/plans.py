@@ -22,12 +22,17 @@ from spotd.api.requests import JobRequest
 from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
 from spotd.core.candidates import CandidateCatalogue, ceiling_for, is_admissible, resolve_gpu, shape_of
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import Checkpoint, Job, JobId, Quote, Verdict, VerdictKind, World
 from spotd.core.prospects import used_up
+from spotd.core.quotes import Quote
 from spotd.core.requests import submit
 from spotd.core.states import JobState
+from spotd.core.verdicts import Verdict, VerdictKind
+from spotd.core.world import World
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError

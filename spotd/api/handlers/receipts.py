@@ -18,13 +18,18 @@ from spotd.api.schemas.costs import (
     StrayResponse,
 )
 from spotd.api.timestamps import utc_text
+from spotd.core.attempts import Attempt
 from spotd.core.budgets import committed
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent
 from spotd.core.interruption_credit import machines_in_use
+from spotd.core.jobs import Job
 from spotd.core.metering import on_demand_spent, running_time, spent, spent_in_month, spent_on_day
-from spotd.core.model import Attempt, AttemptId, Event, Intent, Job, JobId, World
 from spotd.core.orphans import stray_cost
+from spotd.core.plan import Event
 from spotd.core.pricing import traffic_cost
 from spotd.core.words import dollar_words
+from spotd.core.world import World
 from spotd.store import AttemptCost, JobView, Reads, Totals
 from spotd_providers.contract.money import as_usd
 

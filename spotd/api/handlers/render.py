@@ -12,10 +12,14 @@ from spotd.api.schemas.plans import PassedOverResponse
 from spotd.api.schemas.prices import BoardResponse, BreakdownResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
 from spotd.api.timestamps import utc_text
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId
 from spotd.core.market import MarketSnapshot, ProviderOffers
 from spotd.core.metering import on_demand_spent, spent
-from spotd.core.model import Attempt, AttemptId, Checkpoint, PriceBreakdown, Quote, Verdict
 from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
+from spotd.core.quotes import PriceBreakdown, Quote
+from spotd.core.verdicts import Verdict
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.store import AttemptView, EventView, JobView
 from spotd_jobs.spec.model import JobSpec

@@ -19,7 +19,10 @@ from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse
 from spotd.core import requests
-from spotd.core.model import Checkpoint, JobId, Plan, World
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import JobId
+from spotd.core.plan import Plan
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint
 from spotd.store import Reads

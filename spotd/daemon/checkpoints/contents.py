@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from spotd.core.model import Checkpoint
+from spotd.core.checkpoints import Checkpoint
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, BadManifest, Chunk, verify_manifest

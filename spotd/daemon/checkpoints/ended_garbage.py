@@ -26,9 +26,13 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.model import AttemptId, Checkpoint, Job, JobId, Outputs, Plan, World
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job, Outputs
+from spotd.core.plan import Plan
 from spotd.core.retention import open_numbers, trim
 from spotd.core.states import JobState
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.live_garbage import SETTLED, live_garbage
 from spotd.daemon.clock import real_seconds_at_least

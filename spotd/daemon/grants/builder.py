@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, AttemptId, FallbackRestore, Job, Policy
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import FallbackRestore
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.grants.restore_points import RestorePoints

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from urllib.parse import quote as url_quote
 
-from spotd.core.model import Checkpoint, FallbackRestore, Job
+from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.core.jobs import Job
 from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable

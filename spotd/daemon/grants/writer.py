@@ -18,8 +18,13 @@ from typing import Final, TypeVar
 
 import anyio.from_thread
 
-from spotd.core.model import Attempt, AttemptId, FallbackRestore, Job, Policy, World
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import FallbackRestore
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
 from spotd.daemon.grants.secrets import SecretsMissing

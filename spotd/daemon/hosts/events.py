@@ -14,7 +14,8 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from spotd.core.model import Attempt, FallbackRestore
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import FallbackRestore
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.limits import HostShare
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge

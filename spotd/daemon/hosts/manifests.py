@@ -17,8 +17,10 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.jobs import Job
 from spotd.core.lineage import host_name
-from spotd.core.model import Attempt, Checkpoint, Job
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.metrics import metric_of

@@ -27,7 +27,11 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from spotd.core.model import Attempt, AttemptId, HostStatus, Job, JobId, World
+from spotd.core.attempts import Attempt
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd.daemon.hosts.limits import HostShare

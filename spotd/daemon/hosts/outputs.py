@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from spotd.core.model import Attempt, AttemptId, Outputs
+from spotd.core.attempts import Attempt
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Outputs
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
 from spotd_jobs.spec.outputs import unmatched_patterns

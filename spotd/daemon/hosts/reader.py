@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import Attempt, Checkpoint, ExitCause, FallbackRestore, HostStatus, Job
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.jobs import Job
 from spotd.daemon.hosts.events import read_events, read_heartbeat
 from spotd.daemon.hosts.limits import HostRation, HostShare
 from spotd.daemon.hosts.manifests import MISSING_LOOKS_MAX, MissingChunk, read_manifests

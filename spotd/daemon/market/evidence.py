@@ -7,8 +7,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.cooldowns import CooldownEnd
 from spotd.core.market import OfferIndex, ProviderOffers
-from spotd.core.model import CooldownEnd, World
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import ProviderName
 

@@ -7,8 +7,9 @@ from typing import Final
 
 from spotd.core.candidates import resolve_gpu
 from spotd.core.disk import disk_gb_for
-from spotd.core.model import Job, World
+from spotd.core.jobs import Job
 from spotd.core.states import JobState
+from spotd.core.world import World
 from spotd_providers.contract.values import OfferQuery, ProviderName
 
 GPUS_MAX: Final = 64

@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from spotd.core.model import CooldownEnd
+from spotd.core.cooldowns import CooldownEnd
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited

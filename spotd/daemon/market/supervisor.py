@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from spotd.core.model import World
+from spotd.core.world import World
 from spotd.daemon import log as logs
 from spotd.daemon.crash import CrashPoints
 from spotd.daemon.market.guarded import guarded

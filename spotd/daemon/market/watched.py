@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.model import World
+from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState, Listing, ProviderName
 
 LINGER: Final = timedelta(minutes=3)

@@ -7,7 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from spotd.core.model import Attempt, Checkpoint, Event, Job, JobId, MachineState, Meter, Plan
+from spotd.core.attempts import Attempt, MachineState
+from spotd.core.charges import Meter
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.plan import Event, Plan
 from spotd.core.pricing import Needs, quote
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources

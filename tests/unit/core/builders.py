@@ -6,27 +6,18 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from spotd.core.attempts import Attempt, MachineState, StopOrder
+from spotd.core.charges import Meter
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.jobs import Job
 from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    HostStatus,
-    Intent,
-    IntentKind,
-    IntentState,
-    Job,
-    JobId,
-    MachineState,
-    Meter,
-    Policy,
-    ProviderPolicy,
-    StopOrder,
-    World,
-    launch_intent_id,
-)
+from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import needs_of, quote
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import (

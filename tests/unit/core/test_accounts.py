@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotd.core.model import World
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import NOW, SHOP, instance, listing, world_with
 

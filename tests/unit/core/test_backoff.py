@@ -11,24 +11,19 @@ import pytest
 
 from spotd.core.applied import applied
 from spotd.core.backoff import BOUGHT_PER_HOUR_MAX, LAUNCHES_PER_HOUR_MAX
-from spotd.core.cooldown import COOLDOWNS_REMEMBERED
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, CooldownScope
 from spotd.core.decide import decide
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.model import (
-    AttemptId,
-    Checkpoint,
-    CooldownScope,
-    ExitCause,
-    HostStatus,
-    JobId,
-    Plan,
-    VerdictKind,
-    World,
-)
 from spotd.core.outcomes import LaunchFailure, launch_refused, launched
+from spotd.core.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import retry
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_providers.contract.values import Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy, world_with
 

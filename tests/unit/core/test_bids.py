@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotd.core.attempts import Attempt
 from spotd.core.decide import decide
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.model import Attempt, Policy, World
+from spotd.core.policy import Policy
 from spotd.core.pricing import gpu_price_within, needs_of, quote, repriced, usual_bid
 from spotd.core.words import quote_words
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour
 from spotd_providers.contract.values import Market, Offer, ProviderName
 from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy

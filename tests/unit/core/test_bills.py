@@ -9,18 +9,22 @@ from typing import Any
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.budgets import committed
+from spotd.core.charges import Meter
 from spotd.core.decide import decide
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import JobId
 from spotd.core.interruption_credit import machines_in_use
 from spotd.core.launch_calls import LaunchOutcome, launch_contained
 from spotd.core.metering import job_spent, on_demand_spent, settled, spent
-from spotd.core.model import Attempt, ExitCause, HostStatus, JobId, MachineState, Meter, World
 from spotd.core.outcomes import launched, terminate_accepted
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote, total_per_hour
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.timeline import redated
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour, cost
 from spotd_providers.contract.values import InstanceState, Market
 from tests.unit.core.builders import (

@@ -8,12 +8,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
-from spotd.core.model import Checkpoint, IntentKind, JobId, Plan, World
+from spotd.core.ids import JobId
+from spotd.core.intents import IntentKind
 from spotd.core.outcomes import TERMINATE_RETRY_MAX, LaunchFailure, launch_refused, terminate_failed
+from spotd.core.plan import Plan
 from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd.store import Store
 from spotd_providers.contract.money import MicroUsdPerGb
 from spotd_providers.contract.values import InstanceState

@@ -10,10 +10,13 @@ import pytest
 
 from spotd.core.applied import applied
 from spotd.core.decide import decide
+from spotd.core.host_status import ExitCause
 from spotd.core.hysteresis import DWELL_MAX, borne_until
-from spotd.core.model import ExitCause, JobId, VerdictKind, World
+from spotd.core.ids import JobId
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import InstanceState, Market
 from tests.unit.core.builders import NOW, instance, listing, market, offer, report, world_with

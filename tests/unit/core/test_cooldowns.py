@@ -7,9 +7,11 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.cooldowns import CooldownScope
 from spotd.core.decide import decide
-from spotd.core.model import CooldownScope, VerdictKind, World
 from spotd.core.outcomes import LaunchFailure, launch_refused
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_providers.contract.values import Offer, PoolId, QuotaId
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy
 

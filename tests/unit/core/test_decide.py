@@ -11,13 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.core.applied import applied
+from spotd.core.attempts import MachineState
+from spotd.core.charges import Spending
+from spotd.core.cooldowns import Cooldown, CooldownScope
 from spotd.core.decide import decide
 from spotd.core.invariants import check
+from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import Cooldown, CooldownScope, Job, MachineState, Plan, Policy, Spending, VerdictKind, World
 from spotd.core.outcomes import LaunchFailure, launch_refused
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.policy import Policy
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerGpuHour
 from spotd_providers.contract.values import HostId, Market, Offer

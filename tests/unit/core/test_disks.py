@@ -7,12 +7,17 @@ from dataclasses import replace
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.disk import DISK_GB_MAX, disk_gb_after, disk_gb_for, disk_gb_on
-from spotd.core.model import Checkpoint, ExitCause, Job, JobId, VerdictKind, World
+from spotd.core.host_status import ExitCause
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.pricing import needs_of
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, Resources
 from spotd_providers.contract.values import InstanceState, Offer
 from tests.unit.core.builders import NOW, instance, job, listing, market, offer, report, shop_policy, world_with

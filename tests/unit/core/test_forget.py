@@ -10,23 +10,17 @@ import pytest
 from spotd.core.applied import applied
 from spotd.core.billing_limits import UNSEEN_MAX
 from spotd.core.budgets import committed
+from spotd.core.charges import Meter
 from spotd.core.decide import decide
 from spotd.core.forget import find_machine, forget, refusal
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import machines_in_use
 from spotd.core.invariants import check
-from spotd.core.model import (
-    AttemptId,
-    Intent,
-    IntentKind,
-    IntentState,
-    JobId,
-    Meter,
-    VerdictKind,
-    World,
-    terminate_intent_id,
-)
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState, Listing
 from tests.unit.core.builders import NOW, REF, SHOP, instance, listing, market, offer, world_with
 

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import Attempt
+from spotd.core.ids import JobId
 from spotd.core.metering import job_spent, on_demand_spent, spent_in_month, spent_on_day
-from spotd.core.model import Attempt, JobId, Plan, World
 from spotd.core.outcomes import terminate_accepted
+from spotd.core.plan import Plan
 from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd.store.rules import StoredRows, check_plan
 from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import InstanceState, Loss

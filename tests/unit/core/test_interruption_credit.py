@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import MachineState
 from spotd.core.decide import decide
+from spotd.core.host_status import ExitCause
+from spotd.core.ids import JobId
+from spotd.core.intents import Intent, IntentState
 from spotd.core.interruption_credit import LEFT_MAX, TAKING
-from spotd.core.model import ExitCause, Intent, IntentState, JobId, MachineState, Plan, World
 from spotd.core.outcomes import after_restart, terminate_failed
+from spotd.core.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, JobState
+from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 

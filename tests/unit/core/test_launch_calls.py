@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import MachineState
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import IntentState, launch_intent_id
 from spotd.core.launch_calls import launch_sent
-from spotd.core.model import AttemptId, IntentState, JobId, MachineState, World, launch_intent_id
 from spotd.core.outcomes import after_restart
 from spotd.core.recovery import recover, unsent
 from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from tests.unit.core.builders import NOW, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job
 from spotd.core.lineage import DOUBTS
-from spotd.core.model import AttemptId, Checkpoint, ExitCause, HostStatus, Job, World
 from spotd.core.reconcile import reconcile
 from spotd.core.retention import REMEMBERED, in_reach, kept, offered, trim, with_fresh
 from spotd.core.states import AttemptState, JobState
+from spotd.core.world import World
 from spotd_jobs.spec.model import CheckpointPolicy
 from spotd_providers.contract.values import HostId
 from tests.unit.core.builders import MINUTE, NOW, job, offer, world_with

@@ -6,9 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.model import AttemptId, HostStatus, JobId, StopOrder, World
+from spotd.core.attempts import StopOrder
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
 from spotd_providers.contract.values import Instance, InstanceState, Loss
 from tests.unit.core.builders import NOW, instance, listing, report, world_with
 

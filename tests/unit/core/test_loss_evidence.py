@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.keys import attempt_key
-from spotd.core.model import AttemptId, HostStatus, JobId, Plan, World
+from spotd.core.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
 from spotd_providers.contract.values import HostId, Instance, InstanceId, InstanceRef, InstanceState, Listing, Loss
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, SHOP, instance, listing, world_with
 

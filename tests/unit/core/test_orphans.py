@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from spotd.core.applied import applied
-from spotd.core.model import World
 from spotd.core.orphans import UNSEEN_MAX, stray_cost
 from spotd.core.outcomes import terminate_accepted
 from spotd.core.reconcile import reconcile
+from spotd.core.world import World
 from spotd.store import Store
 from spotd_providers.contract.money import MicroUsdPerHour, cost
 from spotd_providers.contract.values import InstanceState

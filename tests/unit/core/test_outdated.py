@@ -8,7 +8,9 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.applied import applied
-from spotd.core.model import IntentState, MachineState, Meter
+from spotd.core.attempts import MachineState
+from spotd.core.charges import Meter
+from spotd.core.intents import IntentState
 from spotd.core.reconcile import TERMINATE_AGAIN_AFTER, reconcile
 from spotd.core.states import AttemptState
 from spotd_providers.contract.values import InstanceState

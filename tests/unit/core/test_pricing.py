@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotd.core.charges import Meter
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.metering import settled
-from spotd.core.model import Checkpoint, Meter
 from spotd.core.pricing import Needs, gpu_price_limit, needs_of, quote, repriced, total_per_hour
 from spotd.core.states import AttemptState
 from spotd_providers.contract.money import (

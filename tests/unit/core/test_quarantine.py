@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import MachineState
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import IntentKind
 from spotd.core.invariants import check
+from spotd.core.jobs import Job
 from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot
-from spotd.core.model import AttemptId, Checkpoint, HostStatus, IntentKind, Job, JobId, MachineState, Plan, World
+from spotd.core.plan import Plan
 from spotd.core.quarantine import QUARANTINE_MARK, guarded, sound
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState, Listing, ProviderName
 from tests.unit.core.builders import INSTALL, NOW, SHOP, instance, job, listing, market, offer, report, world_with

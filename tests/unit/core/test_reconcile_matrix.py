@@ -8,22 +8,19 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.applied import applied
-from spotd.core.model import (
-    Checkpoint,
-    CooldownScope,
-    ExitCause,
-    IntentKind,
-    IntentState,
-    JobId,
-    MachineState,
-    Meter,
-    Plan,
-    World,
-)
+from spotd.core.attempts import MachineState
+from spotd.core.charges import Meter
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import CooldownScope
+from spotd.core.host_status import ExitCause
+from spotd.core.ids import JobId
+from spotd.core.intents import IntentKind, IntentState
 from spotd.core.outcomes import LaunchFailure, launch_refused, launch_unknown
+from spotd.core.plan import Plan
 from spotd.core.pricing import halted_rate
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, report, shop_policy, world_with
 

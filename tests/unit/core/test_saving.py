@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 
 from spotd.core.applied import applied
 from spotd.core.decide import decide
-from spotd.core.model import AttemptId, JobId, World
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
 from spotd.store import rows
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, report, world_with

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import Attempt
 from spotd.core.budgets import BudgetGuard
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.host_status import ExitCause
+from spotd.core.ids import JobId
 from spotd.core.metering import job_spent, spent, spent_on_day
-from spotd.core.model import Attempt, Checkpoint, ExitCause, JobId, World
 from spotd.core.pricing import needs_of, quote
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerHour, cost
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, shop_policy, world_with

@@ -8,24 +8,18 @@ from datetime import datetime, timedelta
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.backoff import MUTE_FACTOR, setback
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Checkpoint,
-    ExitCause,
-    HostStatus,
-    IntentState,
-    JobId,
-    MachineState,
-    World,
-    terminate_intent_id,
-)
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import IntentState, terminate_intent_id
 from spotd.core.outcomes import terminate_accepted
 from spotd.core.reconcile import READ_WITHIN, reconcile
 from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.money import cost
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, market, report, world_with

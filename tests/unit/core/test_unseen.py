@@ -8,13 +8,17 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import MachineState
 from spotd.core.decide import decide
+from spotd.core.host_status import ExitCause
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import IntentKind, IntentState
 from spotd.core.interruption_credit import machines_in_use
 from spotd.core.metering import spent
-from spotd.core.model import AttemptId, ExitCause, IntentKind, IntentState, JobId, MachineState, World
 from spotd.core.outcomes import after_restart, launch_unknown
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState, ProviderName
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, listing, market, offer, report, world_with
 

@@ -8,10 +8,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from spotd.core.applied import applied
+from spotd.core.attempts import MachineState
+from spotd.core.charges import Spending
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
-from spotd.core.model import Checkpoint, Job, JobId, MachineState, Policy, Spending, VerdictKind, World
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.core.requests import set_budget
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Offer
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from spotd.core.candidates import ceiling_for, total_ceiling
 from spotd.core.decide import decide
-from spotd.core.model import JobId, VerdictKind, World
+from spotd.core.ids import JobId
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, PriceLimit, Resources
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy
 

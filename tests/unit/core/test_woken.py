@@ -6,10 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 from spotd.core.applied import applied
+from spotd.core.intents import IntentState
 from spotd.core.metering import accrued
-from spotd.core.model import IntentState, World
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import InstanceState, Loss
 from tests.unit.core.builders import NOW, instance, listing, world_with

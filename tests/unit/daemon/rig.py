@@ -13,7 +13,10 @@ from typing import Any
 import anyio
 
 from spotd.api.handlers import HandlerContext, Handlers
-from spotd.core.model import Attempt, AttemptId, Job, JobId, Policy
+from spotd.core.attempts import Attempt
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.core.requests import cancel, submit
 from spotd.core.states import JobState
 from spotd.daemon import object_keys

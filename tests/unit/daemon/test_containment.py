@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from spotd.api.requests import JobQuery
-from spotd.core.model import AttemptId, JobId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, InvariantBroken, JobState
 from spotd_providers.contract.values import AttemptKey, InstanceState

@@ -12,7 +12,7 @@ import pytest
 
 from spotd.api.errors import StateConflict
 from spotd.api.requests import JobRequest, Submission
-from spotd.core.model import JobId
+from spotd.core.ids import JobId
 from spotd.core.states import JobState
 from spotd.daemon.crash import CrashPoint
 from spotd.service.crashable import crash_points

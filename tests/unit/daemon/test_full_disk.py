@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import JobId
+from spotd.core.ids import JobId
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.store import StateUnavailable
 from spotd_providers.contract.errors import Unavailable

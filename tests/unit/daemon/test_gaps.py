@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spotd.core.ids import JobId
 from spotd.core.metering import job_spent
-from spotd.core.model import JobId
 from spotd.core.states import JobState
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import job

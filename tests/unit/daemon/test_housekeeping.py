@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from spotd.core.applied import applied, combine
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.host_reports import absorb
-from spotd.core.model import AttemptId, Checkpoint, HostStatus, JobId, Plan, World
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.retention import trim
+from spotd.core.world import World
 from spotd.daemon.database import Database
 from spotd.daemon.housekeeping import Housekeeping
 from spotd.store import Folding, Store

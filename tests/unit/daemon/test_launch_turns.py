@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.model import JobId
+from spotd.core.ids import JobId
 from spotd.core.states import EndReason, JobState
 from spotd.daemon.executor import CALLS_PER_PROVIDER
 from spotd.service.lifecycle import SHUTTING_DOWN

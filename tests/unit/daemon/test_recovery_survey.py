@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.api.requests import JobQuery
-from spotd.core.model import AttemptId, JobId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys
 from spotd.daemon.recovery_survey import NOT_DONE, RecoverySurvey

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.model import AttemptId
+from spotd.core.ids import AttemptId
 from spotd.core.states import AttemptState, JobState
 from spotd.daemon.checkpoints.ended_garbage import sweep
 from spotd.daemon.hosts.flood import FloodLimits, audit

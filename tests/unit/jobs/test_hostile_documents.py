@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import AttemptId
+from spotd.core.ids import AttemptId
 from spotd.core.states import AttemptState
 from spotd.daemon import object_keys
 from spotd_jobs.objects.folder import FolderStore

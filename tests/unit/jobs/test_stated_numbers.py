@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core.model import AttemptId, JobId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState
 from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, HostReader, look
 from spotd.daemon.hosts.transfers import TransferMeter

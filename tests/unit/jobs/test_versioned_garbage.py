@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from spotd.core.model import AttemptId, Checkpoint, Job
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job
 from spotd.daemon.checkpoints.ended_garbage import Swept, sweep
 from spotd.daemon.grants.restore_points import RestorePoints
 from spotd_jobs.objects.api import ObjectMissing

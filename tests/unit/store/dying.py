@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from spotd.core.model import Plan
+from spotd.core.plan import Plan
 from spotd.core.states import AttemptState, JobState
 from spotd.store import Store, StorePoint
 from tests.unit.store import values as v

@@ -9,7 +9,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from spotd.core.model import Cooldown, CooldownScope, Event, Intent, IntentKind, IntentState, JobId, Plan
+from spotd.core.cooldowns import Cooldown, CooldownScope
+from spotd.core.ids import JobId
+from spotd.core.intents import Intent, IntentKind, IntentState
+from spotd.core.plan import Event, Plan
 from spotd.core.states import JobState
 from spotd.store import EventView, Folding, Store
 from spotd.store.folding import NEVER_FOLDED, ROUTINE

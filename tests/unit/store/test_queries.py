@@ -9,7 +9,10 @@ from typing import TypeVar
 
 import pytest
 
-from spotd.core.model import Attempt, Event, JobId, Meter, Plan
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Meter
+from spotd.core.ids import JobId
+from spotd.core.plan import Event, Plan
 from spotd.core.states import AttemptState, JobState
 from spotd.store import AmbiguousJob, JobView, Reads, Store
 from spotd.store.queries import AMBIGUOUS_MAX

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd.core.model import Attempt, Charge, Checkpoint, Cooldown, Event, Intent, Job, Plan, Quote, StopOrder
+from spotd.core.attempts import Attempt, StopOrder
+from spotd.core.charges import Charge
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import Cooldown
+from spotd.core.intents import Intent
+from spotd.core.jobs import Job
+from spotd.core.plan import Event, Plan
+from spotd.core.quotes import Quote
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.store import Store, Tx
 from spotd.store.codec import Codec

@@ -7,7 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from spotd.core.model import IntentKind, IntentState, Meter, Plan
+from spotd.core.charges import Meter
+from spotd.core.intents import IntentKind, IntentState
+from spotd.core.plan import Plan
 from spotd.core.states import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from spotd.core.model import IntentKind, Plan, World
+from spotd.core.intents import IntentKind
+from spotd.core.plan import Plan
 from spotd.core.states import AttemptState, JobState
+from spotd.core.world import World
 from spotd.store import Reads, Store
 from tests.unit.store import values as v
 

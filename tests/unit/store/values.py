@@ -12,27 +12,17 @@ from typing import Any, Final, NewType, Union, get_args, get_origin, get_type_hi
 
 from hypothesis import strategies as st
 
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Charge, Meter
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import Cooldown, CooldownScope
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.jobs import Job
 from spotd.core.keys import attempt_key
-from spotd.core.model import (
-    Attempt,
-    AttemptId,
-    Charge,
-    Checkpoint,
-    Cooldown,
-    CooldownScope,
-    Event,
-    Intent,
-    IntentKind,
-    IntentState,
-    Job,
-    JobId,
-    Meter,
-    Plan,
-    Policy,
-    PriceBreakdown,
-    Quote,
-    launch_intent_id,
-)
+from spotd.core.plan import Event, Plan
+from spotd.core.policy import Policy
+from spotd.core.quotes import PriceBreakdown, Quote
 from spotd.core.states import AttemptState, JobState
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour

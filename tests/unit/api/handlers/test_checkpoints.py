@@ -11,7 +11,7 @@ import pytest
 from spotd.api.errors import Invalid, NotFound, StateConflict
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.checkpoints import VerificationResponse
-from spotd.core.model import AttemptId, JobId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.pins import find_checkpoint
 from spotd.core.retention import kept
 from spotd.core.states import AttemptState, JobState

@@ -11,7 +11,7 @@ import pytest
 from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.handlers.logs import parse_cursor
 from spotd.api.requests import EventQuery, JobQuery, JobRequest, LogQuery, PriceQuery, Submission
-from spotd.core.model import JobId
+from spotd.core.ids import JobId
 from spotd.core.states import JobState
 from spotd.store import StateUnavailable as StateUnavailable
 from spotd_providers.contract.errors import Unavailable as ProviderDown

@@ -9,7 +9,7 @@ import pytest
 from spotd.api.errors import ApiUnavailable, NotFound, StateConflict
 from spotd.api.requests import JobQuery
 from spotd.cli.commands.jobs import warning_of
-from spotd.core.model import AttemptId, JobId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState, JobState
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.ended_garbage import sweep

@@ -13,10 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job, Outputs
 from spotd.core.lineage import EARLIER_KEPT, UNPROVEN_KEPT
-from spotd.core.model import AttemptId, Checkpoint, Job, Outputs, World
 from spotd.core.retention import FALLBACKS, REMEMBERED, kept, offered, trim, with_fresh
 from spotd.core.states import AttemptState, JobState
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage, sweep
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable

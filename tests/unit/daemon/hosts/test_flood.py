@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import HostStatus
+from spotd.core.host_status import HostStatus
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.daemon import object_keys

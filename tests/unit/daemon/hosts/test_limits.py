@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import AttemptId, ExitCause, HostStatus, JobId, World
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.limits import LARGE, MANIFESTS_PER_LOOK, TOLD_AT_ONCE, HostRation
 from spotd.daemon.hosts.monitor import FAILURES_MAX, HostMonitor

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import AttemptId, HostStatus, JobId, World
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd.daemon.hosts.monitor import HostMonitor

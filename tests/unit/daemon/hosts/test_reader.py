@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import ExitCause, FallbackRestore, HostStatus, World
+from spotd.core.checkpoints import FallbackRestore
+from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.states import AttemptState
+from spotd.core.world import World
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd_jobs.objects.folder import FolderStore
 from tests.unit.core.builders import NOW, world_with

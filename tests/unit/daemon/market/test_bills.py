@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from spotd.core.bill_correction import DONE
-from spotd.core.model import Event, JobId, Plan
+from spotd.core.ids import JobId
+from spotd.core.plan import Event, Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
 from spotd.daemon.commits import cycle_points

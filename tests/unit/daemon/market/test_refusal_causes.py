@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.model import CooldownEnd, Job
+from spotd.core.cooldowns import CooldownEnd
+from spotd.core.jobs import Job
 from spotd.daemon.market.evidence import Evidence
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.refusal_causes import CauseWatch

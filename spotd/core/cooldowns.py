@@ -6,17 +6,68 @@ although its cause seemed to be over is left alone for a while, which doubles ea
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Final, assert_never
 
 from spotd.core.backoff import doubled
 from spotd.core.market import ProviderOffers
-from spotd.core.model import Cooldown, CooldownEnd
+from spotd_providers.contract.values import ProviderName
 
 SHOWN_FIRST: Final = timedelta(seconds=5)
 SHOWN_MAX: Final = timedelta(minutes=5)
 COOLDOWNS_REMEMBERED: Final = timedelta(hours=1)
 """After its end: what is refused again soon cools down for longer."""
+
+
+class CooldownScope(StrEnum):
+    HOST = "host"
+    POOL = "pool"
+    QUOTA = "quota"
+    """A limit of the account at the provider, shared by many offers."""
+    OFFER = "offer"
+    PROVIDER = "provider"
+    STORE = "store"
+    """No launch can be prepared anywhere, since the checkpoint store takes no grant."""
+    BUDGET = "budget"
+    """A budget of all jobs together is used up for its day or month."""
+
+
+EVERYWHERE: Final = ProviderName("")
+"""The provider of a cool-down that concerns all of them."""
+
+
+class CooldownEnd(StrEnum):
+    """What ends a cool-down before its time.
+
+    TIME: nothing. SHOWN: a list of offers that was asked for after the refusal and shows the offer again. CREDIT: the
+    account's balance rose. KEY: the provider took the key again.
+    """
+
+    TIME = "time"
+    SHOWN = "shown"
+    CREDIT = "credit"
+    KEY = "key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cooldown:
+    """Something not to be bought before `until`, or before what ended it is known.
+
+    Attributes:
+        since: when it was refused last; `None` in rows of an older spotd.
+        strikes: how often in a row it had been refused before.
+    """
+
+    provider: ProviderName
+    scope: CooldownScope
+    subject: str
+    until: datetime
+    reason: str
+    since: datetime | None = None
+    strikes: int = 0
+    ends: CooldownEnd = CooldownEnd.TIME
 
 
 def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) -> datetime:

@@ -1,0 +1,109 @@
+"""An attempt: one machine, one try of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from spotd.core.charges import NOTHING, Meter
+from spotd.core.ids import AttemptId
+from spotd.core.quotes import Quote
+from spotd.core.states import AttemptState, EndReason
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
+
+
+class MachineState(StrEnum):
+    """What may exist under an attempt's key.
+
+    EXPECTED: the launch may have taken effect. LIVE: it exists and may compute, or wake up and compute. HALTED: the
+    provider ends it or accepted its end. GONE: the provider says so.
+    """
+
+    EXPECTED = "expected"
+    LIVE = "live"
+    HALTED = "halted"
+    GONE = "gone"
+
+    @property
+    def may_compute(self) -> bool:
+        return self in {MachineState.EXPECTED, MachineState.LIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOrder:
+    """The runner was told to save and stop; after `deadline` the machine is ended regardless."""
+
+    reason: EndReason
+    detail: str
+    ordered_at: datetime
+    deadline: datetime
+    limit: datetime | None = None
+    """Up to when the deadline may move while an upload advances; `None` where it may not."""
+    progress: str = ""
+    """How far the upload was when the deadline moved last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One machine, one try.
+
+    Attributes:
+        quote: what was agreed at commit; its total is the price this attempt may not exceed.
+        ceiling: what the job accepted at commit, per GPU.
+        ref: the machine, once the provider named it.
+        ever_listed: a complete listing showed the machine; only then can absence mean loss quickly.
+        missing_since: first of the consecutive complete listings that lack the machine.
+        price_max: GPU part of the whole machine given to the launch call; the bid in a bid market.
+        heartbeat_seen_at: when the daemon last saw the heartbeat's sequence number move, by its own clock.
+        looked_at: the last complete look at what this attempt wrote.
+        listed_at: the newest listing that showed the machine, while that matters: it starts, or costs too much.
+        over_ceiling_at: the first of the consecutive listings whose price is above the ceiling.
+        heard_by: when a machine that never spoke is given up, where that is later than usual; see `starting`.
+        uploaded_bytes, restored_bytes: traffic of this attempt that the daemon measured.
+        traffic_since, traffic_spent: when it uploaded last, and what then was left of the debt of its uploads.
+        bill_tries: how often the provider's own bill was asked for after the end; -1 once it was compared.
+    """
+
+    id: AttemptId
+    key: AttemptKey
+    state: AttemptState
+    quote: Quote
+    ceiling: MicroUsdPerGpuHour
+    price_max: MicroUsdPerHour
+    intended_at: datetime
+    ref: InstanceRef | None = None
+    outcome_unknown: bool = False
+    launched_at: datetime | None = None
+    running_at: datetime | None = None
+    ended_at: datetime | None = None
+    meter: Meter = field(default_factory=Meter)
+    on_demand_settled: MicroUsd = NOTHING
+    ever_listed: bool = False
+    missing_since: datetime | None = None
+    machine: MachineState = MachineState.EXPECTED
+    heartbeat_seq: int = -1
+    heartbeat_seen_at: datetime | None = None
+    looked_at: datetime | None = None
+    phase: str = ""
+    resumed_from: str | None = None
+    notice_at: datetime | None = None
+    stop: StopOrder | None = None
+    end_reason: EndReason | None = None
+    end_detail: str = ""
+    exit_code: int | None = None
+    listed_at: datetime | None = None
+    over_ceiling_at: datetime | None = None
+    heard_by: datetime | None = None
+    uploaded_bytes: int = 0
+    restored_bytes: int = 0
+    traffic_since: datetime | None = None
+    traffic_spent: MicroUsd = NOTHING
+    bill_tries: int = 0
+    account: str = ""
+    """At the provider; empty where it does not say."""
+
+    @property
+    def provider(self) -> ProviderName:
+        return self.quote.offer.provider

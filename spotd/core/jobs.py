@@ -1,0 +1,86 @@
+"""A job as the user queued it, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from spotd.core.charges import NOTHING
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.ids import JobId
+from spotd.core.states import JobState
+from spotd_jobs.spec.model import JobSpec
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What was in the store of a job's outputs when the end of the attempt that succeeded was read.
+
+    Attributes:
+        sha256: of the manifest's bytes: no other is delivered. `None` where there was none that can be read.
+        problem: what of them is not there, in words; empty where all is, or none were asked for.
+    """
+
+    attempt: int
+    sha256: str | None
+    bytes: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the user queued, and how far it has come.
+
+    Attributes:
+        reason: one sentence, why the job is in this state.
+        attempts_made: number of the newest attempt, 0 before the first.
+        errors: failures of the user's own code so far.
+        image_errors: attempts in a row whose image did not start.
+        idle_launches: launches in a row after which the job got nowhere, whatever the reason.
+        failed_starts: those of them that may be the job's own fault; `[retry] starts` bounds them.
+        not_before: no machine is bought for it earlier.
+        budget_set: what its owner changed the budget to; the spec's own counts while this is `None`.
+        rate_low: the lowest price of a whole machine at which it was ever launched.
+        disk_gb_seen: a disk of less than this was too small for it.
+        checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
+        spent, on_demand: of attempts that have ended.
+        lost: machine time after the newest checkpoint at each loss: what had to be done again.
+        outputs: what the attempt that succeeded left, `None` before one has.
+    """
+
+    id: JobId
+    name: str
+    spec: JobSpec
+    code_sha256: str | None
+    code_bytes: int
+    submitted_at: datetime
+    state: JobState
+    reason: str
+    state_since: datetime
+    attempts_made: int = 0
+    errors: int = 0
+    image_errors: int = 0
+    recoveries: int = 0
+    checkpoints: tuple[Checkpoint, ...] = ()
+    spent: MicroUsd = NOTHING
+    on_demand: MicroUsd = NOTHING
+    lost: timedelta = timedelta(0)
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+    cancel_requested: bool = False
+    outputs: Outputs | None = None
+    idle_launches: int = 0
+    failed_starts: int = 0
+    not_before: datetime | None = None
+    budget_set: MicroUsd | None = None
+    rate_low: MicroUsdPerHour | None = None
+    disk_gb_seen: int = 0
+
+    @property
+    def budget(self) -> MicroUsd | None:
+        """What all attempts together may cost."""
+        if self.budget_set is not None:
+            return self.budget_set
+        return None if self.spec.job_budget is None else MicroUsd(self.spec.job_budget)

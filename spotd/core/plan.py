@@ -1,0 +1,71 @@
+"""What a decision or a reconciliation is to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Charge
+from spotd.core.cooldowns import Cooldown
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.intents import Intent
+from spotd.core.jobs import Job
+from spotd.core.verdicts import Verdict
+from spotd.core.world import UnreadableRow
+from spotd_providers.contract.values import ProviderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something happened, and why. Committed with the state it explains."""
+
+    at: datetime
+    kind: str
+    message: str
+    job: JobId | None = None
+    attempt: int | None = None
+    data: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contained:
+    """A failure that was kept from everything else.
+
+    Attributes:
+        subject: what could not be judged: an attempt, a job, a provider's listing or offers.
+        error: the exception, in words.
+    """
+
+    subject: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be written in one commit. Rows replace their former values by id."""
+
+    jobs: Mapping[JobId, Job] = field(default_factory=dict)
+    attempts: Mapping[AttemptId, Attempt] = field(default_factory=dict)
+    intents: Mapping[IntentId, Intent] = field(default_factory=dict)
+    cooldowns: tuple[Cooldown, ...] = ()
+    charges: tuple[Charge, ...] = ()
+    events: tuple[Event, ...] = ()
+    verdicts: Mapping[JobId, Verdict] = field(default_factory=dict)
+    wake_at: datetime | None = None
+    look_again: frozenset[ProviderName] = frozenset()
+    """Providers whose machines must be listed again at once, before a large loss is believed."""
+    look_closer: frozenset[AttemptId] = frozenset()
+    """Attempts about which only a look at all that their hosts wrote can decide."""
+    doubts: tuple[str, ...] = ()
+    """Readings that are not believed at the moment, in words; not written."""
+    sealed: tuple[UnreadableRow, ...] = ()
+    """Rows that cannot be understood: they are marked as over, as they stand."""
+    contained: tuple[Contained, ...] = ()
+    """What raised and was left out, so that everything else could go on; not written."""
+
+    @property
+    def is_empty(self) -> bool:
+        rows = self.jobs or self.attempts or self.intents or self.cooldowns or self.charges or self.events
+        return not (rows or self.sealed)

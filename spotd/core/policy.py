@@ -1,0 +1,88 @@
+"""The user's limits and the daemon's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
+from spotd_providers.contract.values import InstallId, ProviderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderPolicy:
+    """How the daemon treats one provider.
+
+    Attributes:
+        fee_ppm: fee multiplier in parts per million; 1.20 is 1_200_000.
+        unusable: a sentence when nothing may be launched there (no key, the store cannot reach its hosts).
+        free_if_taken_within: a machine that the provider takes back this soon after its launch costs nothing.
+        bills_from_running: a machine that only starts costs its disk and nothing else.
+        bills_from_script: it runs from the moment in which its start script begins.
+        ends_itself: the runner can end its own machine, so one without a lease is billed no longer than that takes.
+    """
+
+    name: ProviderName
+    fee_ppm: int
+    quote_ttl: timedelta
+    reconcile_window: timedelta
+    provision_timeout: timedelta
+    unusable: str = ""
+    free_if_taken_within: timedelta = timedelta(0)
+    bills_from_running: bool = False
+    bills_from_script: bool = False
+    ends_itself: bool = True
+    account: str = ""
+    """What names the account of the key in use; empty where the provider does not say, or has not yet."""
+
+    def is_other_account(self, account: str) -> bool:
+        """Whether a machine of this account is out of the sight of the key in use."""
+        return bool(account) and bool(self.account) and account != self.account
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The user's limits and the daemon's own rules.
+
+    Attributes:
+        identity: of this install, in the keys of the machines that it buys; empty before it has one.
+        identities: of lost installs with the same label, whose machines are this one's by its user's word.
+        identity_sure: no other daemon may be acting under this identity; until then no stray machine is ended.
+    """
+
+    install: InstallId
+    identity: str = ""
+    identities: frozenset[str] = frozenset()
+    identity_sure: bool = True
+    providers: Mapping[ProviderName, ProviderPolicy]
+    ceiling_default: MicroUsdPerGpuHour | None = None
+    ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
+    """By canonical GPU name."""
+    budget_day: MicroUsd | None = None
+    budget_month: MicroUsd | None = None
+    machines_max: int = 8
+    launches_per_cycle_max: int = 16
+    silence_max: timedelta = timedelta(seconds=45)
+    """No sign of life from a running host for so long, and its provider lists it no more: then it is lost."""
+    silence_limit: timedelta = timedelta(minutes=35)
+    """How long a silence alone is borne; a little longer than the lease, after which the host has ended itself."""
+    commit_horizon: timedelta = timedelta(minutes=5)
+    """How much running cost is set aside for each machine: detecting, saving and ending take that long at most."""
+    useful_run: timedelta = timedelta(minutes=5)
+    """A launch that the budget would not let run for at least so long is not made."""
+    save_allowance: timedelta = timedelta(minutes=2)
+    """Time beyond stop_grace that a stopping host may take for uploading."""
+    save_limit: timedelta = timedelta(hours=1)
+    """How long a stopping host may go on uploading after its stop_grace, as long as its upload advances."""
+    expected_stay: timedelta = timedelta(hours=6)
+    host_cooldown: timedelta = timedelta(minutes=30)
+    pool_cooldown: timedelta = timedelta(minutes=3)
+    recheck_every: timedelta = timedelta(seconds=60)
+    lease: timedelta = timedelta(minutes=30)
+    """A host that cannot hear from us for so long ends itself: the outer bound on an unreachable machine."""
+    bid_headroom_ppm: int = 100_000
+    """How far above the lowest winning bid to bid, where we pay what we bid; never above the ceiling."""
+    image_errors_max: int = 3
+    launches_paused: str = ""
+    """A sentence while nothing may be launched (shutting down, the store does not answer)."""

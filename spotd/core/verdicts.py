@@ -1,0 +1,51 @@
+"""Why a job was or was not placed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from spotd.core.ids import JobId
+from spotd.core.quotes import Quote
+from spotd_providers.contract.money import MicroUsdPerGpuHour
+
+
+class VerdictKind(StrEnum):
+    PLACED = "placed"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ABOVE_CEILING = "above_ceiling"
+    NO_CEILING = "no_ceiling"
+    NO_MATCH = "no_match"
+    NO_OFFERS = "no_offers"
+    TAKEN = "taken"
+    COOLING = "cooling"
+    BACKING_OFF = "backing_off"
+    BUDGET_JOB = "budget_job"
+    BUDGET_DAY = "budget_day"
+    BUDGET_MONTH = "budget_month"
+    MACHINES = "machines"
+    LAUNCH_LIMIT = "launch_limit"
+    PAUSED = "paused"
+    RECONCILING = "reconciling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a job was or was not placed in one decision.
+
+    Attributes:
+        sentence: what `spotctl why` prints.
+        passed_over: reason and number of offers, most frequent first.
+        until: when the answer can change by itself.
+    """
+
+    job: JobId
+    kind: VerdictKind
+    sentence: str
+    at: datetime
+    best: Quote | None = None
+    ceiling: MicroUsdPerGpuHour | None = None
+    passed_over: tuple[tuple[str, int], ...] = ()
+    until: datetime | None = None

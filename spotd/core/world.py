@@ -1,0 +1,62 @@
+"""Everything that a decision is made from, but for the market."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spotd.core.attempts import Attempt
+from spotd.core.charges import Spending
+from spotd.core.cooldowns import Cooldown
+from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.intents import Intent
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
+from spotd.core.states import InvariantBroken
+from spotd_providers.contract.values import AttemptKey, InstanceRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableRow:
+    """A row of the state that holds a value nothing can be made of, with what of it can still be read.
+
+    Attributes:
+        attempt: the number of the attempt whose row it is, or whose job's row it is; `None` for the job's own row.
+        ref: the machine, where the row names one.
+    """
+
+    job: JobId
+    attempt: int | None
+    error: str
+    key: AttemptKey | None = None
+    ref: InstanceRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything the core needs to decide.
+
+    Attributes:
+        jobs: those that are not final, and those with an attempt that has not ended.
+        attempts: those that have not ended.
+        intents: the open ones.
+        unreadable: rows that are part of no other field, since they cannot be understood.
+    """
+
+    policy: Policy
+    jobs: Mapping[JobId, Job]
+    attempts: Mapping[AttemptId, Attempt]
+    intents: Mapping[IntentId, Intent]
+    cooldowns: tuple[Cooldown, ...] = ()
+    spending: Spending = field(default_factory=Spending)
+    unreadable: tuple[UnreadableRow, ...] = ()
+
+    def attempts_of(self, job: JobId) -> tuple[Attempt, ...]:
+        return tuple(a for i, a in self.attempts.items() if i.job == job)
+
+    def counting_attempt(self, job: JobId) -> Attempt | None:
+        """The one attempt of the job whose machine may live and whose writing counts."""
+        found = [a for a in self.attempts_of(job) if a.state.counts]
+        if len(found) > 1:
+            raise InvariantBroken(f"job {job} has {len(found)} attempts that count")
+        return found[0] if found else None
