@@ -19,7 +19,6 @@ from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
     Capability,
-    Charge,
     CheckLine,
     InstallId,
     Instance,
@@ -30,6 +29,7 @@ from spotd_providers.contract.values import (
     OfferPage,
     OfferQuery,
     Power,
+    ProviderCharge,
     ProviderName,
 )
 
@@ -150,7 +150,7 @@ class KnowsBalance(Protocol):
 class Bills(Protocol):
     """`Power.BILLING`: the provider's own books."""
 
-    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]: ...
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]: ...
 
 
 @runtime_checkable

@@ -278,7 +278,7 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class ProviderCharge:
     """What the provider billed for one machine over a span, in its own books."""
 
     key: AttemptKey | None

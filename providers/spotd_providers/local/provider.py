@@ -14,7 +14,6 @@ from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
-    Charge,
     CheckLine,
     Instance,
     InstanceRef,
@@ -25,6 +24,7 @@ from spotd_providers.contract.values import (
     OfferPage,
     OfferQuery,
     Power,
+    ProviderCharge,
     ProviderName,
 )
 from spotd_providers.local.client import MarketClient
@@ -155,7 +155,7 @@ class LocalProvider:
         answer = await self._client.read(LogAnswer, path, {"install": self._install, "lines": max(0, lines)})
         return answer.lines
 
-    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         """What the market's own ledger holds for our machines."""
         span = {"since": since.isoformat(), "until": until.isoformat()}
         answer = await self._client.read(ChargeAnswer, "/v1/charges", {"install": self._install, **span})

@@ -22,7 +22,6 @@ from spotd_providers.contract.errors import (
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
 from spotd_providers.contract.values import (
     AttemptKey,
-    Charge,
     HostId,
     Instance,
     InstanceId,
@@ -36,6 +35,7 @@ from spotd_providers.contract.values import (
     OfferPage,
     OfferQuery,
     PoolId,
+    ProviderCharge,
     ProviderName,
     Rejected,
 )
@@ -149,9 +149,9 @@ def as_instance(row: MachineRow) -> Instance:
     )
 
 
-def as_charge(row: LocalChargeRow) -> Charge:
+def as_charge(row: LocalChargeRow) -> ProviderCharge:
     """One line of the market's books."""
-    return Charge(
+    return ProviderCharge(
         key=AttemptKey(row.key),
         instance_id=InstanceId(row.machine_id),
         start=row.start,

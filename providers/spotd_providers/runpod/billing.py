@@ -6,7 +6,7 @@ from datetime import datetime
 
 from spotd_providers.contract.money import MicroUsd, micro_usd
 from spotd_providers.contract.provider import Logger
-from spotd_providers.contract.values import Charge, InstanceId
+from spotd_providers.contract.values import InstanceId, ProviderCharge
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.pod_keys import PodKeys
 from spotd_providers.runpod.wire import BillingRow, billing_row
@@ -14,9 +14,9 @@ from spotd_providers.runpod.wire import BillingRow, billing_row
 
 async def charges_between(
     client: RunpodClient, pod_keys: PodKeys, log: Logger, since: datetime, until: datetime
-) -> tuple[Charge, ...]:
+) -> tuple[ProviderCharge, ...]:
     """What our pods were billed in a span, hour by hour: one charge per kind (gpu, cpu, disk), or one `total`."""
-    found: list[Charge] = []
+    found: list[ProviderCharge] = []
     for raw in (await client.billing(since, until)).records:
         row = billing_row(raw)
         if row is None:
@@ -26,7 +26,7 @@ async def charges_between(
     return tuple(found)
 
 
-def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[Charge]:
+def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[ProviderCharge]:
     """The charges of one record; none for pods that were not ours. The parts are used only if they add up."""
     key = pod_keys.key_of(row.pod)
     if key is None:
@@ -34,7 +34,7 @@ def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[Charge]:
     parts = [(kind, amount) for kind, amount in (("gpu", row.gpu), ("cpu", row.cpu), ("disk", row.disk)) if amount]
     adds_up = abs(sum(amount for _, amount in parts) - row.total) <= max(1e-6, abs(row.total) / 1000)
     return [
-        Charge(
+        ProviderCharge(
             key=key,
             instance_id=InstanceId(row.pod),
             start=row.start,

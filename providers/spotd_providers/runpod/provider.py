@@ -19,7 +19,6 @@ from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
     Capability,
-    Charge,
     CheckLine,
     Instance,
     InstanceRef,
@@ -31,6 +30,7 @@ from spotd_providers.contract.values import (
     OfferPage,
     OfferQuery,
     Power,
+    ProviderCharge,
     ProviderName,
 )
 from spotd_providers.kit.keys import key_of
@@ -158,7 +158,7 @@ class RunpodProvider:
             found = await self._client.log_lines(pod_id, source="system", lines=lines)
         return tuple(clean(line, chars_max=4096) for line in found)
 
-    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         """The charges of our pods, hour by hour."""
         return await charges_between(self._client, self._pod_keys, self._services.log, since, until)
 

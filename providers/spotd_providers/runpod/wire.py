@@ -1,6 +1,6 @@
 """What RunPod sends, validated at the edge: strict, finite, bounded, and one row at a time.
 
-A GPU of the catalogue is merchandise: a price that is not understood must not be paid, so it is refused with a reason.
+Catalogue rows are parsed strictly: a price that is not understood must not be paid, so the row is refused.
 A pod bills us: whatever can be read of it is kept, since a row that is dropped is a machine that is forgotten.
 """
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsd, micro_usd
 from spotd_providers.contract.provider import Services
-from spotd_providers.contract.values import Charge, InstallId, InstanceId
+from spotd_providers.contract.values import InstallId, InstanceId, ProviderCharge
 from spotd_providers.kit.keys import key_of
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
@@ -35,9 +35,9 @@ async def money_left(client: VastClient) -> tuple[int, datetime | None]:
 
 async def charges_between(
     client: VastClient, services: Services, since: datetime, until: datetime
-) -> tuple[Charge, ...]:
+) -> tuple[ProviderCharge, ...]:
     """What our machines were billed in a span: one charge per kind (gpu, disk, bwd, bwu), or one `total`."""
-    found: list[Charge] = []
+    found: list[ProviderCharge] = []
     after: str | None = None
     for _ in range(PAGES_MAX):
         try:
@@ -52,7 +52,7 @@ async def charges_between(
     return tuple(found)
 
 
-def _charges_of(raw: Any, services: Services) -> list[Charge]:
+def _charges_of(raw: Any, services: Services) -> list[ProviderCharge]:
     row = charge_row(raw)
     if row is None:
         services.log.warning("vast.charge_unreadable")
@@ -60,7 +60,7 @@ def _charges_of(raw: Any, services: Services) -> list[Charge]:
     return as_charges(row, services.install)
 
 
-def as_charges(row: ChargeRow, install: InstallId) -> list[Charge]:
+def as_charges(row: ChargeRow, install: InstallId) -> list[ProviderCharge]:
     """The charges of one row; none for machines that are not ours. The parts are used only if they add up."""
     key = key_of(row.metadata.label if row.metadata else None, install)
     contract = row.source.removeprefix("instance-")
@@ -73,7 +73,7 @@ def as_charges(row: ChargeRow, install: InstallId) -> list[Charge]:
     except (ValueError, OverflowError, OSError):
         return []
     return [
-        Charge(
+        ProviderCharge(
             key=key,
             instance_id=InstanceId(contract),
             start=start,

@@ -54,19 +54,19 @@ class InstanceListing:
         self._unverified: dict[AttemptKey, Market] = {}
         self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
 
-    def bought(self, contract: int) -> None:
+    def own(self, contract: int) -> None:
         """This contract was bought here, now."""
         machine = ref_of(contract).instance_id
         self.ours.add(machine)
         self._bought_at[machine] = self._services.clock.now()
 
-    def seen(self, row: InstanceRow, key: AttemptKey) -> Instance:
+    def own_row(self, row: InstanceRow, key: AttemptKey) -> Instance:
         """The machine of this row."""
         bought_at = self._bought_at.get(ref_of(row.id).instance_id)
         return as_instance(row, key, now=self._services.clock.now(), bought_at=bought_at)
 
     def verify_later(self, key: AttemptKey, wanted: Market) -> None:
-        """The first sighting of this machine decides whether it is of the market that was paid for."""
+        """Check, when this machine is first listed, that it is of the market that was paid for."""
         self._unverified[key] = wanted
 
     async def listed(self, label: str | None) -> Listing:
@@ -114,7 +114,7 @@ class InstanceListing:
                 seen.add(row.id)
                 key = key_of(row.label, self._services.install)
                 if key is not None:
-                    rows[row.id] = self.seen(row, key)
+                    rows[row.id] = self.own_row(row, key)
                 continue
             fields = raw if isinstance(raw, dict) else {}
             contract, label = fields.get("id"), fields.get("label")
@@ -165,7 +165,7 @@ class InstanceListing:
         try:
             await self._client.destroy(int(instance.ref.instance_id))
         except ProviderError:
-            return replace(instance, detail=detail)  # the next sighting tries again
+            return replace(instance, detail=detail)  # the next listing tries again
         return replace(instance, state=InstanceState.ENDING, loss=Loss.PROVISION_FAILED, detail=detail)
 
     async def _is_out_of_credit(self) -> bool:

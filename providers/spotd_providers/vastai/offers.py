@@ -221,9 +221,9 @@ def _below(row: OfferRow, settings: VastSettings) -> str | None:
         return f"the driver supports CUDA {row.cuda_max_good} only (providers.vast.cuda_min)"
     if settings.direct_ports_min and (row.direct_port_count or 0) < settings.direct_ports_min:
         return f"{row.direct_port_count or 0} direct ports (providers.vast.direct_ports_min)"
-    dearest = max(row.inet_up_cost, row.inet_down_cost)
-    if settings.bandwidth_price_max is not None and dearest > settings.bandwidth_price_max:
-        return f"traffic costs ${dearest:.4f}/GB (providers.vast.bandwidth_price_max)"
+    costliest = max(row.inet_up_cost, row.inet_down_cost)
+    if settings.bandwidth_price_max is not None and costliest > settings.bandwidth_price_max:
+        return f"traffic costs ${costliest:.4f}/GB (providers.vast.bandwidth_price_max)"
     shortest = settings.duration_min or DURATION_SHORTEST
     if row.duration is not None and row.duration < shortest.total_seconds():
         return f"the host is on offer for {row.duration / 3600:.1f} h more only (providers.vast.duration_min)"

@@ -28,7 +28,6 @@ from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
     Capability,
-    Charge,
     CheckLine,
     Instance,
     InstanceRef,
@@ -40,6 +39,7 @@ from spotd_providers.contract.values import (
     OfferPage,
     OfferQuery,
     Power,
+    ProviderCharge,
     ProviderName,
 )
 from spotd_providers.kit.keys import key_of
@@ -86,7 +86,7 @@ class VastProvider:
         self._client = client
         self._settings = settings
         self._services = services
-        self._sightings = InstanceListing(client, services, console=self._console)
+        self._listing = InstanceListing(client, services, console=self._console)
         self._searcher = OfferSearch(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
 
     @property
@@ -130,18 +130,18 @@ class VastProvider:
             raise refusal_of_purchase(exc, request.offer.market) from exc
         if created.refused is not None:
             raise await self._without_leftover(created, created.refused, request)
-        self._sightings.bought(created.contract)
+        self._listing.own(created.contract)
         return Launched(instance=await self._verified(created.contract, request))
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
         """Every machine that carries the key. Emptiness is believed only if the whole list says the same."""
         if key_of(key, self._services.install) is None:
             return ()
-        narrow = await self._sightings.listed(key)
+        narrow = await self._listing.listed(key)
         found = _carrying(narrow, key)
         if found:
             return found
-        listing = await self._sightings.listed(None)
+        listing = await self._listing.listed(None)
         found = _carrying(listing, key)
         if not found and not listing.complete:
             raise Unavailable(f"vast.ai's list of instances is incomplete, so it does not prove that {key} is absent")
@@ -149,12 +149,12 @@ class VastProvider:
 
     async def instances(self) -> Listing:
         """Every machine under our install label."""
-        return await self._sightings.listed(None)
+        return await self._listing.listed(None)
 
     async def terminate(self, ref: InstanceRef) -> None:
         """vast.ai destroys this machine, or it did not exist. Another's machine is refused, whoever asks."""
         contract = _contract(ref)
-        if ref.instance_id not in self._sightings.ours:
+        if ref.instance_id not in self._listing.ours:
             row = await self._client.instance(contract)
             if row is None:
                 # Absent, or not listed yet: destroying an id that is ours by the daemon's books is harmless if absent.
@@ -203,7 +203,7 @@ class VastProvider:
         money, _ = await money_left(self._client)
         return Balance(available=MicroUsd(max(0, money)))
 
-    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         """What vast.ai's books say of our machines, one charge per kind (gpu, disk, bwd, bwu)."""
         return await charges_between(self._client, self._services, since, until)
 
@@ -254,7 +254,7 @@ class VastProvider:
         """The new machine, seen to be of the market and price that was agreed.
 
         A fresh contract may not be listed for some seconds. If it can not be seen in time it is returned as pending,
-        and the first sighting of it makes up for the check.
+        and the check is made when it is first listed.
         """
         for attempt in range(VERIFY_TRIES):
             if attempt:
@@ -270,8 +270,8 @@ class VastProvider:
             if fault is not None:
                 await self._undo(contract, request.key, str(fault))
                 raise fault
-            return self._sightings.seen(row, request.key)
-        self._sightings.verify_later(request.key, request.offer.market)
+            return self._listing.own_row(row, request.key)
+        self._listing.verify_later(request.key, request.offer.market)
         return Instance(
             ref=ref_of(contract), key=request.key, state=InstanceState.PENDING, host_id=request.offer.host_id
         )

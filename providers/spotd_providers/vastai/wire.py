@@ -1,7 +1,7 @@
 """What vast.ai sends, validated at the edge: strict, finite, bounded, and one row at a time.
 
-Two temperaments. An *offer* row is merchandise: anything odd in it and it is refused with a reason, since a price
-that is not understood must not become a bid. An *instance* row is a machine that bills us: whatever can be read of it
+Offers are parsed strictly, instances leniently. An *offer* row with anything odd in it is refused with a reason,
+since a price that is not understood must not become a bid. An *instance* row is a machine that bills us: whatever can be read of it
 is kept, since a row that is dropped is a machine that is forgotten.
 """
 

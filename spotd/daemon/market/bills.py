@@ -25,7 +25,7 @@ from spotd.store import Reads, StateError
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.provider import Bills, Clock, Logger, Provider
-from spotd_providers.contract.values import Charge, Power, ProviderName
+from spotd_providers.contract.values import Power, ProviderCharge, ProviderName
 
 EVERY: Final = timedelta(minutes=10)
 EVERY_FLOOR_S: Final = 5.0
@@ -83,7 +83,9 @@ class BillCheck:
             for item in due if charges is not None else ():
                 await self._compare(item, charges or ())
 
-    async def _ask(self, name: ProviderName, items: Sequence[Attempt], now: datetime) -> Sequence[Charge] | None:
+    async def _ask(
+        self, name: ProviderName, items: Sequence[Attempt], now: datetime
+    ) -> Sequence[ProviderCharge] | None:
         since = min(item.intended_at for item in items) - MARGIN
         try:
             with anyio.fail_after(DEADLINE_S):
@@ -92,7 +94,7 @@ class BillCheck:
             self._log.info("bills.unanswered", provider=name, error=str(exc) or type(exc).__name__)
         return None
 
-    async def _compare(self, item: Attempt, charges: Sequence[Charge]) -> None:
+    async def _compare(self, item: Attempt, charges: Sequence[ProviderCharge]) -> None:
         billed, former = _billed(item, charges), self._former.get(item.id)
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
@@ -112,7 +114,7 @@ def _can_be_asked(provider: Provider) -> bool:
     return power is not None and power.available and isinstance(provider, Bills)
 
 
-def _billed(item: Attempt, charges: Iterable[Charge]) -> MicroUsd | None:
+def _billed(item: Attempt, charges: Iterable[ProviderCharge]) -> MicroUsd | None:
     """The sum of what the provider billed for the attempt's machine; `None` where its books do not name it."""
     own = [c.amount for c in charges if item.ref is not None and c.instance_id == item.ref.instance_id]
     return MicroUsd(sum(own)) if own else None

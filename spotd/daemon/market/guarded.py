@@ -35,7 +35,6 @@ from spotd_providers.contract.values import (
     AttemptKey,
     Balance,
     Capability,
-    Charge,
     CheckLine,
     Instance,
     InstanceRef,
@@ -46,6 +45,7 @@ from spotd_providers.contract.values import (
     OfferPage,
     OfferQuery,
     Power,
+    ProviderCharge,
     ProviderName,
 )
 
@@ -191,7 +191,7 @@ class _Balance(GuardedProvider):
 
 
 class _Billing(GuardedProvider):
-    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         found = await self._in_time("charges", lambda: cast(Bills, self.inner).charges(since, until))
         good, odd = self._read("charges", lambda: plain.charges(found))
         self._complain("charges", "rows that cannot be used" if odd else "")

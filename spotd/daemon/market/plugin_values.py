@@ -23,7 +23,6 @@ from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
     AttemptKey,
     Balance,
-    Charge,
     CheckLine,
     HostId,
     Instance,
@@ -36,6 +35,7 @@ from spotd_providers.contract.values import (
     Market,
     Offer,
     OfferPage,
+    ProviderCharge,
     ProviderName,
     Rejected,
 )
@@ -432,14 +432,14 @@ def balance(value: Any) -> Balance:
     return Balance(available=MicroUsd(available), burn=None if burn is None else MicroUsdPerHour(burn))
 
 
-def charges(value: Any) -> tuple[tuple[Charge, ...], int]:
+def charges(value: Any) -> tuple[tuple[ProviderCharge, ...], int]:
     """The charges that can be used, and how many rows cannot.
 
     Raises:
         Malformed: it is no list.
     """
     rows, _ = _bounded(value, CHARGES_MAX, what="charges")
-    good: list[Charge] = []
+    good: list[ProviderCharge] = []
     for row in rows:
         try:
             good.append(_charge(row))
@@ -448,13 +448,13 @@ def charges(value: Any) -> tuple[tuple[Charge, ...], int]:
     return tuple(good), len(rows) - len(good)
 
 
-def _charge(row: Any) -> Charge:
-    if not isinstance(row, Charge):
+def _charge(row: Any) -> ProviderCharge:
+    if not isinstance(row, ProviderCharge):
         raise MalformedValue(f"a charge of the type {type(row).__name__}")
     start, end = instant(row.start), instant(row.end)
     if start is None or end is None or end < start:
         raise MalformedValue("start, end: not a span of time")
-    return Charge(
+    return ProviderCharge(
         key=None if row.key is None else AttemptKey(_identity(row.key, "key")),
         instance_id=InstanceId(_identity(row.instance_id, "instance_id")),
         start=start,

@@ -29,11 +29,11 @@ from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.market.refusals import Refusal, Refused
 from spotd_providers.local.server.bodies import (
     BidBody,
-    Call,
     FaultBody,
     KnobsBody,
     LaunchBody,
     MachineOrHost,
+    MarketCall,
     PreemptBody,
     PriceBody,
     StockOutBody,
@@ -76,7 +76,7 @@ class MarketApp:
         self._one = anyio.CapacityLimiter(1)
         door = self.door = FrontDoor()
 
-        def customer(call: Call, handle: Callable[[Request], Awaitable[Response]]) -> Any:
+        def customer(call: MarketCall, handle: Callable[[Request], Awaitable[Response]]) -> Any:
             async def answer(request: Request) -> Response:
                 return await door.answer(call, request, handle)
 
@@ -85,13 +85,13 @@ class MarketApp:
         routes = [
             Route("/health", self._health),
             Route("/v1/status", self._status),
-            Route("/v1/offers", customer(Call.OFFERS, self._offers)),
-            Route("/v1/machines", customer(Call.LIST, self._list)),
-            Route("/v1/machines", customer(Call.LAUNCH, self._launch), methods=["POST"]),
-            Route("/v1/machines/{machine}", customer(Call.TERMINATE, self._terminate), methods=["DELETE"]),
+            Route("/v1/offers", customer(MarketCall.OFFERS, self._offers)),
+            Route("/v1/machines", customer(MarketCall.LIST, self._list)),
+            Route("/v1/machines", customer(MarketCall.LAUNCH, self._launch), methods=["POST"]),
+            Route("/v1/machines/{machine}", customer(MarketCall.TERMINATE, self._terminate), methods=["DELETE"]),
             Route("/v1/machines/{machine}/bid", self._bid, methods=["PUT"]),
             Route("/v1/machines/{machine}/log", self._log),
-            Route("/v1/charges", customer(Call.CHARGES, self._charges)),
+            Route("/v1/charges", customer(MarketCall.CHARGES, self._charges)),
             Route("/control/preempt", self._preempt, methods=["POST"]),
             Route("/control/crash", self._crash, methods=["POST"]),
             Route("/control/stock-out", self._stock_out, methods=["POST"]),

@@ -51,7 +51,7 @@ class PriceBody(_Body):
     lasting: Duration
 
 
-class Call(StrEnum):
+class MarketCall(StrEnum):
     """The calls of a customer that can be made to fail."""
 
     OFFERS = "offers"
@@ -64,7 +64,7 @@ class Call(StrEnum):
 class FaultBody(_Body):
     """The next `times` calls of this kind fail, or with `slow_s` are late. With `lose`, the connection breaks."""
 
-    call: Call
+    call: MarketCall
     status: int = Field(default=503, ge=400, le=599)
     retry_after_s: int | None = Field(default=None, ge=0)
     lose: bool = False

@@ -10,7 +10,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from spotd_providers.local.server.bodies import Call, FaultBody
+from spotd_providers.local.server.bodies import FaultBody, MarketCall
 
 _PROMISED_BYTES = "1000000"
 
@@ -25,7 +25,7 @@ class FrontDoor:
     """Answers truly unless a fault is waiting for this kind of call."""
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[Call, deque[_Waiting]] = defaultdict(deque)
+        self._waiting: defaultdict[MarketCall, deque[_Waiting]] = defaultdict(deque)
 
     def add(self, fault: FaultBody) -> None:
         """The next calls of the fault's kind fail as it says."""
@@ -35,7 +35,9 @@ class FrontDoor:
         """Every answer is true again."""
         self._waiting.clear()
 
-    async def answer(self, call: Call, request: Request, do: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def answer(
+        self, call: MarketCall, request: Request, do: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
         """The true answer, or what a waiting fault makes of it."""
         fault = self._next(call)
         if fault is None:
@@ -50,7 +52,7 @@ class FrontDoor:
         headers = {"retry-after": str(fault.retry_after_s)} if fault.retry_after_s is not None else None
         return JSONResponse({"error": "injected", "message": "a fault was asked for"}, fault.status, headers=headers)
 
-    def _next(self, call: Call) -> FaultBody | None:
+    def _next(self, call: MarketCall) -> FaultBody | None:
         queue = self._waiting[call]
         if not queue:
             return None

@@ -18,7 +18,7 @@ from spotd.daemon.commits import cycle_points
 from spotd.daemon.market.bills import BillCheck
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsd
-from spotd_providers.contract.values import Capability, Charge, InstanceState, Power
+from spotd_providers.contract.values import Capability, InstanceState, Power, ProviderCharge
 from tests.unit.core.builders import NOW, instance, listing, report, world_with
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig
@@ -39,14 +39,14 @@ class Bookkeeper(Shop):
     def capabilities(self) -> dict[Power, Capability]:
         return {**super().capabilities, Power.BILLING: Capability(available=True)}
 
-    async def charges(self, since: datetime, until: datetime) -> Sequence[Charge]:
+    async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         self.asked += 1
         if self.away:
             raise Unavailable("the books are closed")
         (machine,) = self.machines.values()
         amounts = [] if self.bill is None else [self.bill - 1_000, 1_000]
         return tuple(
-            Charge(
+            ProviderCharge(
                 key=machine.key,
                 instance_id=machine.ref.instance_id,
                 start=since,

@@ -22,7 +22,6 @@ from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, KnowsBalance, ProviderTraits, ReadsLogs
 from spotd_providers.contract.values import (
     Balance,
-    Charge,
     CheckLine,
     Instance,
     InstanceRef,
@@ -33,6 +32,7 @@ from spotd_providers.contract.values import (
     Offer,
     OfferPage,
     OfferQuery,
+    ProviderCharge,
     ProviderName,
     Rejected,
 )
@@ -426,7 +426,7 @@ class Rich(Shop):
         return self.answer
 
 
-CHARGE = Charge(
+CHARGE = ProviderCharge(
     key=None,
     instance_id="m1",  # type: ignore[arg-type]  # a NewType
     start=NOW,
@@ -463,7 +463,7 @@ async def test_odd_money_is_no_balance_and_no_charge(value: Any) -> None:
             assert not await ask() or value in ([], {})
         except errors.Unavailable:
             continue
-    for field in Charge.__dataclass_fields__:
+    for field in ProviderCharge.__dataclass_fields__:
         if isinstance(value, Nasty):
             continue
         shop.answer = [replace(CHARGE, **{field: value}), CHARGE]

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.server.app import MarketApp
-from spotd_providers.local.server.bodies import Call, FaultBody, KnobsBody, PreemptBody
+from spotd_providers.local.server.bodies import FaultBody, KnobsBody, MarketCall, PreemptBody
 from spotd_providers.local.settings import (
     CsvPrice,
     EventSpec,
@@ -39,7 +39,7 @@ def test_every_key_is_explained(model: type[LocalSettings]) -> None:
 
 
 def test_every_event_and_every_fault_is_named() -> None:
-    missing = [word for word in (*Happening, *Call) if word not in PAGE]
+    missing = [word for word in (*Happening, *MarketCall) if word not in PAGE]
     assert not missing
 
 
