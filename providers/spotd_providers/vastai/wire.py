@@ -1,8 +1,8 @@
 """What vast.ai sends, validated at the edge: strict, finite, bounded, and one row at a time.
 
 Offers are parsed strictly, instances leniently. An *offer* row with anything odd in it is refused with a reason,
-since a price that is not understood must not become a bid. An *instance* row is a machine that bills us: whatever can be read of it
-is kept, since a row that is dropped is a machine that is forgotten.
+since a price that is not understood must not become a bid. An *instance* row is a machine that bills us:
+whatever can be read of it is kept, since a row that is dropped is a machine that is forgotten.
 """
 
 from __future__ import annotations
