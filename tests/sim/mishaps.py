@@ -19,6 +19,7 @@ from tests.sim.records import Records
 from tests.sim.restoring import Backup, backup_of, restore
 
 if TYPE_CHECKING:
+    from tests.sim.daemon import Daemon
     from tests.sim.weather import Weather
 
 MINUTE = timedelta(minutes=1)
@@ -160,7 +161,12 @@ class Mishaps:
 
     def give_up(self, cloud: Cloud, *, all_of_it: bool) -> None:
         """What runs on may be left to end by itself."""
-        daemon = self.daemon
+        twin = self.weather.twin
+        for daemon in (self.daemon,) if twin is None else (self.daemon, twin.daemon):
+            self.give_up_of(daemon, cloud, all_of_it=all_of_it)
+        self.later(HOUR, lambda: self.give_up(cloud, all_of_it=all_of_it))
+
+    def give_up_of(self, daemon: Daemon, cloud: Cloud, *, all_of_it: bool) -> None:
         if daemon.open and daemon.surveyed:
             for identity, item in sorted(daemon.world.attempts.items(), key=lambda kv: kv[1].key):
                 if item.provider == cloud.name and (all_of_it or not item.state.counts):
@@ -168,7 +174,6 @@ class Mishaps:
             for intent in list(daemon.world.intents.values()):
                 if intent.provider == cloud.name and intent.kind is IntentKind.TERMINATE and intent.attempt is None:
                     daemon.forget(intent)
-        self.later(HOUR, lambda: self.give_up(cloud, all_of_it=all_of_it))
 
     def hasty(self, job: JobId) -> None:
         if not self.weather.is_calm and self.luck.random() < 0.5:

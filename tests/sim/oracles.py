@@ -234,6 +234,8 @@ def jobs_lost(result: Result) -> Iterator[str]:
             may |= {JobState.SUCCEEDED, JobState.FAILED}  # a retry by the user forgives errors
         if mute_to_the_last(result, job):
             may |= {JobState.FAILED}
+        if Hazard.REFUSALS in result.shape.hazards and end.reason.startswith("the image did not start: rejected"):
+            may |= {JobState.FAILED}
         if end.state not in may:
             yield f"{identity} ended {end.state}: {end.reason}"
 
