@@ -239,7 +239,12 @@ class Cloud(Nature):
 
     def _row(self, m: Machine) -> Instance:
         shown = self._shown(m)
-        return shown if self.spoil is None else self.spoil(shown)
+        if self.spoil is None:
+            return shown
+        spoilt = self.spoil(shown)
+        if spoilt.state is not shown.state:
+            m.lacking.append(self.now)  # a list that does not know its state is as good as one that lacks it
+        return spoilt
 
     def terminate(self, ref: InstanceRef) -> None:
         if ref.instance_id.startswith("foreign"):

@@ -133,6 +133,7 @@ class Daemon:
         self.can_read = True
         """Whether the daemon can read the store."""
         self.can_write = True
+        self.unwritable_at: datetime | None = None
         self.hostile: Callable[[Machine], dict[str, Any]] | None = None
         """What a host states that cannot be, if hosts are hostile."""
         self.calls_at_once = CALLS_AT_ONCE
@@ -415,7 +416,7 @@ class Daemon:
         return HostStatus(
             attempt=item.id,
             looked_at=self.now,
-            store_takes_no_writes=not self.can_write,
+            store_takes_no_writes=self.writes_fail(),
             notice_at=odd.get("notice_at"),
             stored_bytes=0 if self.records is None else m.task.bytes * sum(save.at <= self.true for save in m.saved),
             restored_bytes=odd.get("restored_bytes", 0),
@@ -428,6 +429,13 @@ class Daemon:
             exit_cause=m.exit_cause,
             exit_code=m.task.exit_code if m.exit_cause is m.task.cause is ExitCause.FINISHED else None,
         )
+
+    def writes_fail(self) -> bool:
+        """Whether the store took no writes when it was tried last, or has taken them for too short a time."""
+        if not self.can_write:
+            self.unwritable_at = self.true
+        since = self.unwritable_at
+        return since is not None and self.true - since < self.world.policy.silence_max
 
     def newest_known(self, item: Attempt) -> timedelta:
         """Only what an attempt published after its newest accepted checkpoint is news."""

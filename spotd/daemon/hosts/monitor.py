@@ -92,7 +92,7 @@ class HostMonitor:
         """Whose host a thread is reading at this moment."""
         self._auditing = False
         self._probed_at: datetime | None = None
-        self._writes_fail = False
+        self._writes_failed_at: datetime | None = None
         self._busy_lock = threading.Lock()
         self._limiter: anyio.CapacityLimiter | None = None
         self.last_error = ""
@@ -145,7 +145,7 @@ class HostMonitor:
             pass_.last_error = f"the checkpoint store did not answer within {self._deadline_s:.0f} s"
         if pass_.last_error or pass_.asked:
             self._note(pass_.last_error)
-        if self._writes_fail:
+        if self._writes_failed_at is not None:
             return {i: replace(report, store_takes_no_writes=True) for i, report in pass_.reports.items()}
         return dict(pass_.reports)
 
@@ -188,7 +188,7 @@ class HostMonitor:
         started = {n: pass_.at - rules.provision_timeout / 2 for n, rules in world.policy.providers.items()}
         items = world.attempts.values()
         if not any(self._is_late(item, late) or _starts_long(item, started) for item in items):
-            self._writes_fail = False
+            self._writes_failed_at = None
             return
         if self._probed_at is not None and pass_.real - self._probed_at < PROBE_EVERY:
             return
@@ -196,9 +196,15 @@ class HostMonitor:
         try:
             self._objects.put(PROBE_KEY, b"spotd")
         except StoreError:
-            self._writes_fail = True
+            self._writes_failed_at = pass_.at
         else:
-            self._writes_fail = False
+            self._forget_failed_write(pass_, world)
+
+    def _forget_failed_write(self, pass_: _Pass, world: World) -> None:
+        """Hosts could not write either, and none has had its turn to beat just after the store takes writes again."""
+        failed_at = self._writes_failed_at
+        if failed_at is not None and pass_.at - failed_at >= world.policy.silence_max:
+            self._writes_failed_at = None
 
     def _is_late(self, item: Attempt, late: datetime) -> bool:
         view = self._views.get(item.id)

@@ -37,6 +37,26 @@ async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(
     assert rig.kinds().count("silence.trusted") == 1
 
 
+async def test_a_host_has_time_to_be_heard_once_the_store_takes_writes_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise StoreUnavailable("503")
+
+    async with rig.running():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.objects, "put", full)
+            await rig.clock.sleep(timedelta(minutes=50))
+        await rig.clock.sleep(timedelta(seconds=20))
+        host.beat("run")
+        await rig.until(lambda: not rig.brain.doubts)
+        assert [a.end_reason for a in rig.attempts(name)] == [None]
+        await rig.clock.sleep(timedelta(minutes=40))
+        assert rig.attempts(name)[0].end_reason is EndReason.HOST_LOST, "a silence of its own ends it"
+
+
 async def test_a_machine_that_starts_while_the_store_takes_no_writes_is_not_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
