@@ -292,6 +292,8 @@ def _judge(
     stopped = mine is not None and mine.state in _STOPPED
     if absent and item.ref is None and item.heartbeat_seen_at is not None and not witnesses.is_silent(item):
         absent = False  # the machine speaks, so the launch took effect, whatever the lists lack
+    elif absent and listing is not None and item.ref is None and witnesses.hosts_cannot_write:
+        absent = _is_missing_for_long(builder, item, listing)
     if report is not None and report.liveness_check and (stopped or (absent and attempt_id not in held)):
         builder.look_closer(attempt_id)
     elif mine is not None and stopped and looked:
@@ -303,6 +305,24 @@ def _judge(
         builder.end_attempt(attempt_id, EndReason.LAUNCH_UNKNOWN, why)
     else:
         _watch_clocks(builder, attempt_id, report, witnesses.patience(item, mine, listing), witnesses)
+
+
+def _is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
+    """Whether lists lack the machine of an unanswered launch for as long as they may lag.
+
+    If it exists, its host cannot be heard at the moment, so that one wrong list is all that would speak against it.
+    """
+    if item.missing_since is None:
+        item = replace(item, missing_since=listing.at)
+        builder.put_attempt(item)
+    believed_at = (item.missing_since or listing.at) + list_lag(builder, item)
+    if listing.at >= believed_at:
+        return True
+    if builder.now < believed_at:
+        builder.wake(believed_at)
+    else:
+        builder.look_again(item.provider)
+    return False
 
 
 def _is_unanswerable(builder: PlanBuilder, item: Attempt, listing: Listing | None, *, looked: bool) -> bool:

@@ -41,8 +41,17 @@ def launches_bounded(result: Result) -> Iterator[str]:
         if work.never is None and not work.no_secrets:
             continue
         for tries in between_retries(result, job):
-            for rule in in_vain(spec.spec, tries):
-                yield f"{job} can never start and {rule}"
+            for of_one_life in by_life(result, tries):
+                for rule in in_vain(spec.spec, of_one_life):
+                    yield f"{job} can never start and {rule}"
+
+
+def by_life(result: Result, tries: list[Attempt]) -> list[list[Attempt]]:
+    """A restored state does not know how often the job had failed."""
+    found: defaultdict[int, list[Attempt]] = defaultdict(list)
+    for item in tries:
+        found[sum(at < item.intended_at for _, at in result.daemon.told.restored)].append(item)
+    return [*found.values()]
 
 
 def in_vain(spec: JobSpec, tries: list[Attempt]) -> Iterator[str]:

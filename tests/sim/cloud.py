@@ -184,21 +184,21 @@ class Cloud(Nature):
         busy = any(m.host is host and m.alive for m in self.active.values())
         if busy or self.rng.random() < self.faults.refuse_launch or host.price > price_max:
             raise Refused
-        machine = self._made(key, host, price_max, task, lease)
+        machine = self._made(key, host, offer, price_max, task, lease)
         if self.rng.random() < self.faults.lose_launch_after:
             self.lost_answers.append(machine)
             self.lost()
             raise LostAnswer
         return self._shown(machine)
 
-    def _made(self, key: AttemptKey, host: Host, price_max: int, task: Task, lease: timedelta) -> Machine:
+    def _made(self, key: AttemptKey, host: Host, offer: Offer, price_max: int, task: Task, lease: timedelta) -> Machine:
         self._count += 1
         ref = InstanceRef(provider=self.name, instance_id=InstanceId(f"{self.name}-m{self._count}"))
         machine = Machine(
             ref=ref,
             key=key,
             host=host,
-            offer=host.offer,
+            offer=offer,
             bid=price_max,
             born=self.now,
             since=self.now,

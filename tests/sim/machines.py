@@ -109,7 +109,7 @@ class Machine:
     key: AttemptKey
     host: Host
     offer: Offer
-    """As it was when the machine was bought."""
+    """As its buyer knew it: what traffic costs was agreed with it."""
     bid: int
     born: datetime
     visible_at: datetime

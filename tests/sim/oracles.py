@@ -107,6 +107,8 @@ def needed_machines_ended(result: Result) -> Iterator[str]:
             if any(at <= back for _, back in daemon.told.restored) or any(a <= at <= b for a, b in daemon.told.full):
                 continue  # a life that is forgotten ended it, or nothing could be written
             owner = next((a for a in daemon.attempts_of.get(job_of(m.key), {}).values() if a.key == m.key), None)
+            if owner is not None and owner.stop is not None and owner.stop.deadline <= at:
+                continue  # it was told to save and to stop, and had its time for that
             if owner is None or owner.ended_at is None or owner.ended_at > at:
                 yield f"{m.key} was ended at {at} although its attempt went on"
 

@@ -306,6 +306,27 @@ def test_a_machine_that_starts_while_hosts_cannot_write_is_given_up_only_once_it
     assert watch.alive == {1, 2, 3}, "it was not heard although it could have been"
 
 
+def test_one_list_ends_no_launch_of_unknown_outcome_while_no_host_can_be_heard() -> None:
+    watch = Watch(world_with(AttemptState.INTENDED))
+    watch.unheard, watch.store_takes_no_writes = {1}, True
+    watch.run(timedelta(seconds=30))
+    assert watch.alive == {1}, "its host cannot speak against a list that lacks it"
+    found = machines(watch.world, 1)
+    watch.run(timedelta(seconds=10), *found)
+    assert watch.world.attempts[number(1)].ref == found[0].ref
+
+
+@pytest.mark.parametrize("takes_no_writes", [True, False])
+def test_a_launch_that_lists_lack_for_as_long_as_they_may_lag_never_took_effect(*, takes_no_writes: bool) -> None:
+    watch = Watch(world_with(AttemptState.INTENDED))
+    watch.unheard, watch.store_takes_no_writes = {1}, takes_no_writes
+    lag = watch.world.policy.providers[SHOP].reconcile_window
+    watch.run(lag + timedelta(seconds=30) if takes_no_writes else timedelta(seconds=10))
+    assert watch.alive == set()
+    reasons = {item.end_reason for plan in watch.plans for item in plan.attempts.values()}
+    assert EndReason.NEVER_LAUNCHED in reasons
+
+
 def test_a_machine_that_is_heard_after_the_outage_goes_on() -> None:
     watch = Watch(fleet(4))
     rows = machines(watch.world, *range(1, 5))
