@@ -172,6 +172,13 @@ def redated_hold(held: Cooldown, now: datetime) -> datetime:
     return min(held.until, _begins_anew(held.subject, now))
 
 
+def renewed_at(kind: VerdictKind, now: datetime) -> datetime | None:
+    """When the budget that this verdict waits for begins anew; `None` where it never does by itself."""
+    if kind not in {VerdictKind.BUDGET_DAY, VerdictKind.BUDGET_MONTH}:
+        return None
+    return _begins_anew(_subject(kind, MicroUsd(0)), now)
+
+
 def _begins_anew(subject: str, now: datetime) -> datetime:
     today = now.astimezone(UTC).date()
     if subject.startswith("month:"):

@@ -138,6 +138,8 @@ class RequirementKeys:
         self.quotes: dict[int, Quote] = {}
         self.walked = 0
         """Entries before this one were taken or cooling for every job of the shape."""
+        self.blocked: Counter[str] = Counter()
+        """Why, and how many of them."""
         self._groups = groups
         self._next: list[tuple[int, int, int]] = []
         self._priced: list[tuple[int, int, str, str, Offer]] = []
@@ -192,14 +194,14 @@ class CandidateCatalogue:
         self._lists: dict[RequirementKey, RequirementKeys] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
         self._lows = market.lows
-        self._cooling: dict[tuple[ProviderName, CooldownScope, str], str] = {}
+        self._cooling: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
         self.waits: list[datetime] = []
         """When something that cools down may be tried again."""
         newest = {(c.provider, c.scope, c.subject): c for c in cooldowns}
         for subject, cooldown in newest.items():
             ends_at = cooling_until(cooldown, market.offer_cache.get(cooldown.provider))
             if ends_at > now:
-                self._cooling[subject] = cooldown.reason
+                self._cooling[subject] = (cooldown.reason, ends_at)
                 self.waits.append(ends_at)
         self._taken: set[tuple[ProviderName, HostId]] = set()
         self._buying = {
@@ -268,12 +270,15 @@ class CandidateCatalogue:
             made = offers.quotes[index] = quote(offer, offers.shape.needs, fee, self._now)
         return made
 
-    def ranked(self, offers: RequirementKeys) -> Iterator[Quote]:
-        """Every quote of the shape that is neither cooling nor taken, best first."""
+    def ranked(self, offers: RequirementKeys, passed_over: Counter[str] | None = None) -> Iterator[Quote]:
+        """Every quote of the shape that is neither cooling nor taken, best first; counts the others if asked to."""
         index = offers.walked
         while (offer := offers.at(index)) is not None:
-            if not self.blocked(offer):
+            why = self.blocked(offer)
+            if not why:
                 yield self.quote_at(offers, index)
+            elif passed_over is not None:
+                passed_over[why] += 1
             index += 1
 
     def ranked_total(self, offers: RequirementKeys, offer: Offer) -> int:
@@ -284,8 +289,10 @@ class CandidateCatalogue:
     def first_free(self, offers: RequirementKeys) -> Quote | None:
         """The best quote that is neither cooling nor taken; moves the shared mark past what is blocked."""
         while (offer := offers.at(offers.walked)) is not None:
-            if not self.blocked(offer):
+            why = self.blocked(offer)
+            if not why:
                 return self.quote_at(offers, offers.walked)
+            offers.blocked[why] += 1
             offers.walked += 1
         return None
 
@@ -295,9 +302,14 @@ class CandidateCatalogue:
             if self._fits_gpu(wanted, gpu, count):
                 yield price
 
-    def paused(self) -> str:
-        """Why nothing can be launched anywhere for now, or an empty string."""
-        return self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""), "")
+    def pause(self) -> tuple[str, datetime] | None:
+        """Why nothing can be launched anywhere for now, and until when."""
+        return self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""))
+
+    def free_at(self, offers: RequirementKeys) -> datetime | None:
+        """When the first of these offers cools down no more, `None` where none of them cools down."""
+        ends = (self._cooldown(offer) for offer in offers.entries)
+        return min((end[1] for end in ends if end is not None), default=None)
 
     def blocked(self, offer: Offer) -> str:
         """Why this offer may not be bought in this decision, or an empty string."""
@@ -305,19 +317,27 @@ class CandidateCatalogue:
             return "taken by another job in this decision"
         if (offer.provider, offer.host_id) in self._buying:
             return "a launch on this host has no answer yet"
+        found = self._cooldown(offer)
+        return "" if found is None else found[0]
+
+    def _cooldown(self, offer: Offer) -> tuple[str, datetime] | None:
+        """What keeps this offer from being bought for a while, in words, and until when."""
         cooling = self._cooling
         if not cooling:
-            return ""
-        if offer.host_id is not None and (offer.provider, CooldownScope.HOST, offer.host_id) in cooling:
-            return "host cools down after a loss"
-        if (offer.provider, CooldownScope.POOL, offer.pool) in cooling:
-            return "a machine was lost or refused there a moment ago"
-        if any((offer.provider, CooldownScope.QUOTA, quota) in cooling for quota in offer.quotas):
-            return "a quota of the account is used up"
-        if (offer.provider, CooldownScope.OFFER, offer.offer_id) in cooling:
-            return "offer was refused a moment ago"
-        why = cooling.get((offer.provider, CooldownScope.PROVIDER, ""))
-        return "" if why is None else f"{offer.provider} is left alone for a while: {why}"
+            return None
+        provider = offer.provider
+        if offer.host_id is not None and (found := cooling.get((provider, CooldownScope.HOST, offer.host_id))):
+            return "host cools down after a loss", found[1]
+        if found := cooling.get((provider, CooldownScope.POOL, offer.pool)):
+            return "a machine was lost or refused there a moment ago", found[1]
+        for quota in offer.quotas:
+            if found := cooling.get((provider, CooldownScope.QUOTA, quota)):
+                return "a quota of the account is used up", found[1]
+        if found := cooling.get((provider, CooldownScope.OFFER, offer.offer_id)):
+            return "offer was refused a moment ago", found[1]
+        if found := cooling.get((provider, CooldownScope.PROVIDER, "")):
+            return f"{provider} is left alone for a while: {found[0]}", found[1]
+        return None
 
     def take(self, offer: Offer) -> None:
         """This offer, and everything else on its host, is spoken for. Where hosts have no names, there may be more."""

@@ -9,16 +9,17 @@ budget. The launch leaves here as an attempt and an intent; the call is made aft
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.backoff import pause_left
 from spotd.core.billing import words_over_ceiling
-from spotd.core.budgets import BudgetGuard, hold
+from spotd.core.budgets import BudgetGuard, hold, renewed_at
 from spotd.core.candidates import (
     RISK_PREMIUM_PPM_MAX,
     TOO_LITTLE_DISK,
@@ -50,6 +51,10 @@ from spotd.core.words import passed_over_words, per_gpu_words, quote_words, span
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu, whole_machine
 from spotd_providers.contract.values import Market, ProviderName
+
+ABOVE_CEILING: Final = "above the ceiling"
+NO_CEILING: Final = "no ceiling for this GPU"
+NOT_COMPARED: Final = "ranked behind those, not compared"
 
 _WAITS_FOR_PRICE = frozenset(
     {VerdictKind.ABOVE_CEILING, VerdictKind.NO_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS}
@@ -212,21 +217,25 @@ class _Decision:
             return
         offers, best = self._free_offers(job)
         if not offers.entries:
-            self._wait(job, *self._nothing_fits(job, offers))
+            self._wait(job, *self._nothing_fits(job, offers), passed_over=_most_frequent_first(offers.mismatches))
             return
         if best is None:
-            self._wait(job, VerdictKind.COOLING, self._all_blocked(offers))
+            passed_over = _most_frequent_first(offers.mismatches + offers.blocked)
+            until = self.catalogue.free_at(offers)
+            self._wait(job, VerdictKind.COOLING, self._all_blocked(offers), until, passed_over=passed_over)
             return
-        chosen, ceiling = self._admissible(job, offers)
+        compared: Counter[str] = Counter()
+        chosen, ceiling = self._admissible(job, offers, compared)
         if chosen is None:
-            self._wait(job, *self._too_dear(job, best), best=best, ceiling=ceiling)
+            passed_over = self._all_too_expensive(offers, compared)
+            self._wait(job, *self._too_expensive(job, best), best=best, ceiling=ceiling, passed_over=passed_over)
             return
         if ceiling is None:
             return
         agreed, price_max = self._agree(job, chosen, ceiling, self._runner_up(job, offers, chosen))
         refusal = self.budget_guard.refusal(job, agreed)
         if refusal is not None:
-            self._wait(job, *refusal, best=chosen, ceiling=ceiling)
+            self._wait(job, *refusal, renewed_at(refusal[0], self.now), best=chosen, ceiling=ceiling)
             return
         self._launch(job, agreed, ceiling, price_max)
 
@@ -247,17 +256,17 @@ class _Decision:
         best = self.catalogue.first_free(fallback)
         return (fallback, best) if fallback.entries else (offers, None)
 
-    def _gate(self, job: Job) -> tuple[VerdictKind, str] | None:
-        """What keeps any machine from being bought for this job, whatever it costs."""
+    def _gate(self, job: Job) -> tuple[VerdictKind, str, datetime | None] | None:
+        """What keeps any machine from being bought for this job, whatever it costs, and until when."""
         if self.policy.launches_paused:
-            return VerdictKind.PAUSED, self.policy.launches_paused
-        if paused := self.catalogue.paused():
-            return VerdictKind.PAUSED, f"no launch can be prepared: {paused}"
+            return VerdictKind.PAUSED, self.policy.launches_paused, None
+        if pause := self.catalogue.pause():
+            return VerdictKind.PAUSED, f"no launch can be prepared: {pause[0]}", pause[1]
         longest = self.policy.lease + job.spec.checkpoint.stop_grace + self.policy.save_allowance
         left = pause_left(job, self.now, longest)
         if left:
             self.builder.wake(self.now + left)
-            return VerdictKind.BACKING_OFF, f"tried again in {span_words(left)}: {job.reason}"
+            return VerdictKind.BACKING_OFF, f"tried again in {span_words(left)}: {job.reason}", self.now + left
         for item in self.attempts_by_job[job.id]:
             # A host may have read its last grant a little after we ended it, and it saves once the lease is over.
             saving = job.spec.checkpoint.stop_grace + self.policy.save_allowance
@@ -269,29 +278,34 @@ class _Decision:
                 return (
                     VerdictKind.RECONCILING,
                     f"waits until {item.provider} confirms that the machine of attempt {item.id.number} has ended",
+                    None if item.state.counts else released_at,
                 )
         if self.machines >= self.policy.machines_max:
-            return VerdictKind.MACHINES, f"all {self.policy.machines_max} machines of [budget] machines are in use"
+            sentence = f"all {self.policy.machines_max} machines of [budget] machines are in use"
+            return VerdictKind.MACHINES, sentence, None
         if self.launches >= self.policy.launches_per_cycle_max:
-            return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next"
+            return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next", None
         return None
 
-    def _admissible(self, job: Job, offers: RequirementKeys) -> tuple[Quote | None, MicroUsdPerGpuHour | None]:
+    def _admissible(
+        self, job: Job, offers: RequirementKeys, passed_over: Counter[str]
+    ) -> tuple[Quote | None, MicroUsdPerGpuHour | None]:
         """The cheapest free quote at or under its ceiling; else nothing, and the ceiling of the cheapest."""
         first: MicroUsdPerGpuHour | None = None
         highest = self._highest_ceiling(job)
-        for candidate in self.catalogue.ranked(offers):
+        for candidate in self.catalogue.ranked(offers, passed_over):
             offer = candidate.offer
             ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
             first = ceiling if first is None else first
             if is_admissible(candidate, ceiling, job.spec.price):
                 return candidate, ceiling
+            passed_over[NO_CEILING if ceiling is None else ABOVE_CEILING] += 1
             if highest is not None and candidate.price.total > highest * self._ranks_behind_ppm // PPM:
                 break  # no later one is admissible either, however much it ranks behind its price
         return None, first
 
     def _highest_ceiling(self, job: Job) -> int | None:
-        """No machine dearer than this per hour can be admitted, so the walk may stop there."""
+        """No machine that costs more than this per hour can be admitted, so the walk may stop there."""
         price = job.spec.price
         counts = [g.count for g in job.spec.resources.gpu] or [job.spec.resources.gpu_count]
         if price is not None and price.machine_hour is not None:
@@ -394,11 +408,22 @@ class _Decision:
         job: Job,
         kind: VerdictKind,
         sentence: str,
+        until: datetime | None = None,
         *,
         best: Quote | None = None,
         ceiling: MicroUsdPerGpuHour | None = None,
+        passed_over: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        self._verdict(job, kind, sentence, best=best, ceiling=ceiling)
+        self.verdicts[job.id] = Verdict(
+            job=job.id,
+            kind=kind,
+            sentence=sentence,
+            at=self.now,
+            best=best,
+            ceiling=ceiling,
+            passed_over=passed_over,
+            until=until,
+        )
         if self.builder.job(job.id).state.is_final:
             return
         if kind in _WAITS_FOR_PRICE and not (
@@ -426,7 +451,13 @@ class _Decision:
         reasons = sorted({self.catalogue.blocked(offer) for offer in offers.entries})
         return f"all {len(offers.entries)} offers that fit are out for now: {'; '.join(reasons)}"
 
-    def _too_dear(self, job: Job, best: Quote) -> tuple[VerdictKind, str]:
+    def _all_too_expensive(self, offers: RequirementKeys, compared: Counter[str]) -> tuple[tuple[str, int], ...]:
+        """Every offer and why it is not taken; those that rank behind the last one compared are not read at all."""
+        read = offers.mismatches + offers.blocked + compared
+        unread = self.catalogue.size - read.total()
+        return _most_frequent_first(read + Counter({NOT_COMPARED: unread}))
+
+    def _too_expensive(self, job: Job, best: Quote) -> tuple[VerdictKind, str]:
         offer = best.offer
         ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
         if ceiling is None:
@@ -453,6 +484,10 @@ class _Decision:
         self.verdicts[job.id] = Verdict(
             job=job.id, kind=kind, sentence=sentence, at=self.now, best=best, ceiling=ceiling
         )
+
+
+def _most_frequent_first(counts: Counter[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(counts.items(), key=lambda row: (-row[1], row[0])))
 
 
 def _serving_order(jobs: Iterable[Job]) -> list[Job]:

@@ -37,8 +37,8 @@ class Verdict:
 
     Attributes:
         sentence: what `spotctl why` prints.
-        passed_over: reason and number of offers, most frequent first.
-        until: when the answer can change by itself.
+        passed_over: why offers were not taken and how many, most frequent first; empty where none were compared.
+        until: when what the job waits for ends by itself; `None` where no time is known.
     """
 
     job: JobId
