@@ -17,7 +17,7 @@ _MAIN: Final = b"from spotd_jobs.runner.main import run\n\nrun()\n"
 
 @cache
 def build_runner() -> bytes:
-    """The zipapp's bytes: the same sources give the same bytes, on every machine."""
+    """Return the zipapp's bytes: the same sources give the same bytes, on every machine."""
     root = Path(spotd_jobs.__file__).parent
     # The other modules of `wire` are the daemon's: they need more than the standard library.
     sources = {"__main__.py": _MAIN, "spotd_jobs/__init__.py": b"", "spotd_jobs/wire/__init__.py": b""}

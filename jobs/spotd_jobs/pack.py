@@ -3,7 +3,7 @@
 `.gitignore` files count as they do for git: nested ones, negations, and those of the repository above the folder; so do
 `.spotdignore` files, whose rules come after those of the `.gitignore` beside them. What is likely to hold keys is
 refused unless it is included by name. `.git` never travels. Links may point around inside the folder but not out of
-it, since what they point to would be missing, or somebody else's, on the host.
+it, since what they point to would be missing, or another file, on the host.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Rules:
 
 
 def pack(workdir: Path, *, bytes_max: int, include: Sequence[str] = ()) -> Packed:
-    """The folder's content as an archive that depends on names, contents, links and the executable bit only.
+    """Pack the folder's content as an archive that depends on names, contents, links and the executable bit only.
 
     Args:
         include: files and folders, relative to the workdir, that travel in any case: ignored ones, and such as are
@@ -147,7 +147,7 @@ def _walk(workdir: Path) -> Iterator[tuple[str, int]]:
 
 
 def _rules_above(workdir: Path) -> tuple[str, list[_Rules]]:
-    """The folder's path from the top of its repository, and the rules of the folders above it up to there."""
+    """Return the folder's path from the top of its repository, and the rules of the folders above it up to there."""
     folder = workdir.resolve()
     above = [folder, *folder.parents]
     top = next((candidate for candidate in above if (candidate / _NEVER).exists()), None)
@@ -161,7 +161,7 @@ def _rules_above(workdir: Path) -> tuple[str, list[_Rules]]:
 
 
 def _included(workdir: Path, name: str) -> str:
-    """The name, as the archive has it.
+    """Return the name, as the archive has it.
 
     Raises:
         PackError: there is no such file or folder in the workdir.
@@ -214,7 +214,7 @@ def _head(path: Path, mode: int) -> bytes:
         with path.open("rb") as file:
             return file.read(HEAD_BYTES)
     except OSError:
-        return b""  # packing it will say so
+        return b""  # packing it reports that
 
 
 def _rules_in(folder: Path, base: str) -> list[_Rules]:
@@ -239,7 +239,7 @@ def _rules_of(path: Path, base: str) -> list[_Rules]:
 
 
 def _is_ignored(path: str, rules: list[_Rules]) -> bool:
-    """Whether the last rule that says anything, deepest folder first, says that the path is ignored."""
+    """Whether the last rule that matches, deepest folder first, ignores the path."""
     for rule in reversed(rules):
         verdict = rule.spec.check_file(path[len(rule.base) :]).include
         if verdict is not None:
@@ -265,7 +265,7 @@ def _megabytes(size: int) -> str:
 
 
 def _add(archive: tarfile.TarFile, workdir: Path, name: str, mode: int, left: int) -> int:
-    """The member is in the archive; how many bytes of content it has."""
+    """Add the member to the archive; return how many bytes of content it has."""
     member = tarfile.TarInfo(name)  # owner, group and time stay 0
     member.mode = 0o755 if stat.S_ISDIR(mode) or mode & 0o100 else 0o644
     path = workdir / name
@@ -293,7 +293,7 @@ def _add(archive: tarfile.TarFile, workdir: Path, name: str, mode: int, left: in
 
 
 def _inner_target(workdir: Path, path: Path) -> str:
-    """The link's target, which lies inside the folder both as written and as the system follows it."""
+    """Return the link's target, which lies inside the folder both as written and as the system follows it."""
     target = str(path.readlink())
     relative = path.parent.relative_to(workdir)
     lexical = os.path.normpath(relative / target)

@@ -1,7 +1,8 @@
-"""Which files of a working folder are likely to hold somebody's keys, by their names and, where those can be harmless
-too, by their first bytes.
+"""Which files of a working folder are likely to hold keys.
 
-A rented machine is a stranger's computer: what travels there by mistake is public.
+They are recognised by their names and, where those can be harmless too, by their first bytes.
+
+What is sent to a rented machine by mistake must be counted as public.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 HEAD_BYTES: Final = 64 * 1024
-"""So much of a file is looked at."""
+"""So much of a file is read."""
 
 _HARMLESS: Final = (
     "*.pub",
@@ -60,7 +61,7 @@ _BY_CONTENT: Final[tuple[tuple[str, re.Pattern[bytes]], ...]] = (
 
 
 def holds_keys(path: str, head: Callable[[], bytes]) -> bool:
-    """Whether the file should not leave this computer unless its owner says so.
+    """Whether the file should not leave this computer unless its owner includes it by name.
 
     Args:
         path: relative, with `/`.

@@ -47,7 +47,7 @@ def spotctl() -> None:
 
 
 def main() -> int:
-    """The exit code of this process's command line."""
+    """Run this process's command line; return its exit code."""
     return run(spotctl, "spotctl")
 
 

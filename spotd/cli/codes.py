@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
     NOTHING_UNDER_CEILING = 3
     BUDGET = 4
     UNREACHABLE = 5
-    """The daemon does not run, does not answer, or cannot fulfil the wish now."""
+    """The daemon does not run, does not answer, or cannot do this now."""
     NOT_FOUND = 6
     SOFTWARE = 70
     """A defect of spotctl itself."""
@@ -37,10 +37,10 @@ _BY_STATE = {"SUCCEEDED": ExitCode.OK, "EXPIRED": ExitCode.BUDGET}
 
 
 def of_refusal(code: str) -> ExitCode:
-    """The exit code for a refusal of the daemon; what it cannot do now counts as unreachable."""
+    """Return the exit code for a refusal of the daemon; what it cannot do now counts as unreachable."""
     return _BY_REFUSAL.get(code, ExitCode.UNREACHABLE)
 
 
 def of_state(state: str) -> ExitCode:
-    """The exit code for the final state of a job that was waited for."""
+    """Return the exit code for the final state of a job that was waited for."""
     return _BY_STATE.get(state, ExitCode.JOB_FAILED)

@@ -29,7 +29,7 @@ def spotd() -> None:
 
 
 def main() -> int:
-    """The exit code of this process's command line."""
+    """Run this process's command line; return its exit code."""
     return run(spotd, "spotd")
 
 

@@ -86,7 +86,7 @@ class JobDraft:
         return {"data": self.data, "flags": self.flags, "source": self.source, "base_dir": self.base_dir}
 
     def check(self) -> None:
-        """Passes when the job is well written, before anything is asked of the daemon.
+        """Check that the job is well written, before anything is asked of the daemon.
 
         Raises:
             CommandFailed: naming every mistake and its place.
@@ -97,7 +97,7 @@ class JobDraft:
             raise self.refusal(exc.problems) from exc
 
     def refusal(self, problems: Sequence[_Problem], *, message: str = "the job was refused") -> CommandFailed:
-        """The mistakes with the flag, or file and line, that each is in."""
+        """Return the mistakes with the flag, or file and line, that each is in."""
         return CommandFailed(message, code=ExitCode.USAGE, rows=[self._placed(problem) for problem in problems])
 
     def _placed(self, problem: _Problem) -> tuple[str, str]:
@@ -123,7 +123,7 @@ class JobDraft:
 
 
 def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
-    """The draft of a job file, which may be absent or `-` for stdin, and flags.
+    """Return the draft of a job file, which may be absent or `-` for stdin, and flags.
 
     Raises:
         CommandFailed: the file cannot be read or is not TOML; an argument is not text.
@@ -162,7 +162,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_name(flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A job given by flags alone is named after its program, and after the minute so that it can be run again."""
+    """Name a job given by flags alone after its program, and after the time so that it can be run again."""
     if "name" in flags or not flags.get("run"):
         return flags
     words = [str(word) for word in flags["run"]]

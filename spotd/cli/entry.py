@@ -18,12 +18,12 @@ from spotd.cli.failures import CommandFailed
 
 
 def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the command line, everything worth saying being said."""
+    """Run the command line; print each error, and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if f"_{name.upper()}_COMPLETE" in os.environ:
         group.main(args=words, prog_name=name)  # the shell asks for completions; this call ends the process
     try:
-        # Not `group.main`: it writes an empty line on Ctrl-C, also where nobody watches.
+        # Not `group.main`: it writes an empty line on Ctrl-C, also where stdout is no terminal.
         with group.make_context(name, words) as ctx:
             code = group.invoke(ctx)
         sys.stdout.flush()
@@ -97,7 +97,7 @@ def _usage(exc: click.UsageError, name: str) -> int:
 
 
 def _sentence(message: str) -> str:
-    """click's message in the manner of ours: no capital for its own sake, no full stop."""
+    """Return click's message in the form of ours: no capital for its own sake, no full stop."""
     text = message.strip().removesuffix(".")
     first, _, rest = text.partition(" ")
     return f"{first.lower()} {rest}" if first in {"Missing", "Invalid", "Got", "No", "Option"} else text

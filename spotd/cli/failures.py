@@ -19,7 +19,7 @@ class CommandFailed(Exception):
         self.rows = tuple(rows)
 
     def show(self) -> None:
-        """The reason is on stderr."""
+        """Print the reason on stderr."""
         if self.rows:
             stderr.errors(self.rows, hint=self.hint)
         else:

@@ -33,11 +33,11 @@ def followed(
     is_last: Callable[[dict[str, Any]], bool],
     waiting: Waiting,
 ) -> Iterator[dict[str, Any]]:
-    """The records up to the last, none twice, though the daemon restarts meanwhile.
+    """Yield the records up to the last, none twice, though the daemon restarts meanwhile.
 
     Args:
         cursor: the record's key that is given back as `after`.
-        drop: parameters that say where to begin, and no longer hold once a record came.
+        drop: parameters that state where to begin, and no longer hold once a record came.
 
     Raises:
         DaemonUnreachable: it was not there at first, or did not come back.

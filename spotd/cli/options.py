@@ -13,7 +13,7 @@ TABLE, JSON, ID = "table", "json", "id"
 
 
 def output(*choices: str) -> Callable[[F], F]:
-    """The option `-o`; the first choice is the default. stdout holds nothing but what it asks for."""
+    """Return the option `-o`; the first choice is the default. stdout holds nothing but what it asks for."""
     return click.option(
         "-o",
         "--format",
@@ -26,5 +26,5 @@ def output(*choices: str) -> Callable[[F], F]:
 
 
 def job_argument(function: F) -> F:
-    """The argument `JOB`."""
+    """Add the argument `JOB`."""
     return click.argument("ref", metavar="JOB")(function)

@@ -30,7 +30,7 @@ _COLUMNS = (
 
 
 def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str:
-    """The whole plan, ending in its verdict."""
+    """Return the whole plan, ending in its verdict."""
     ceilings = ", ".join(f"{gpu} ${price(usd)}" for gpu, usd in plan["ceilings"].items())
     facts = [
         ("image", plan["image"]),

@@ -31,7 +31,7 @@ _PART_PREFIX: Final = ".spotd-part-"
 _OF_THE_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _MODE_FILE: Final = 0o600
 _MODE_MASK: Final = 0o755
-"""What a stranger's file may bring along: being executable, never set-user-id or writable by everyone."""
+"""The mode bits that a host's file may bring along: being executable, never set-user-id or writable by everyone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Pulled:
 
 
 def choose(files: Sequence[FileResponse], patterns: Sequence[str]) -> list[int]:
-    """The places in the list of those that match a pattern or lie below a folder of that name; all without patterns.
+    """Return the places of those in the list that match a pattern or lie below a folder of that name; all without any.
 
     Raises:
         CommandFailed: a pattern matches nothing.
@@ -113,7 +113,7 @@ def pull_into(
 
 
 def spans_of(listed: Sequence[FileResponse], places: Sequence[int]) -> list[tuple[int, int]]:
-    """The places of files with any content, as first and last of each span; what has none in between is included."""
+    """Return the places of files with any content, as first and last of each span, with what has none in between."""
     spans: list[tuple[int, int]] = []
     for place in places:
         if spans and spans[-1][1] == place - 1:
@@ -133,7 +133,7 @@ class _Content:
         self._left = 0
 
     def of(self, entry: FileResponse) -> Iterator[bytes]:
-        """The next file's bytes.
+        """Yield the next file's bytes.
 
         Raises:
             CommandFailed: there are fewer.
@@ -154,7 +154,7 @@ class _Content:
             yield piece
 
     def skip_rest(self) -> None:
-        """The file was given up before its end: what is left of it is read and forgotten."""
+        """Read and forget what is left of a file that was given up before its end."""
         while self._left:
             data = self._rest or next(self._chunks, b"")
             if not data:
@@ -176,13 +176,13 @@ class _Pulling:
         self._folder = folder
         self._force = force
         self._mine: dict[tuple[int, int], str] = {}
-        """What of this pull is on the disk: a name that leads to it again is one that this disk does not tell apart."""
+        """What of this pull is on the disk: a name that leads to it again is one that this disk cannot distinguish."""
         self.written = 0
         self.kept = 0
         self.failed: list[tuple[str, str]] = []
 
     def place(self, entry: FileResponse, chunks: Iterator[bytes]) -> None:
-        """The entry is in its place, or among the failed.
+        """Put the entry in its place, or among the failed.
 
         Raises:
             OSError, CommandFailed
@@ -226,7 +226,7 @@ class _Pulling:
 
 
 def _local(text: str) -> str:
-    """The name or path as this system's calls take it."""
+    """Return the name or path as this system's calls take it."""
     return os.fsdecode(raw_of(text))
 
 
@@ -301,7 +301,7 @@ def _refuse_loss(target: Path, *, force: bool) -> None:
 
 
 def _write(temporary: Path, entry: FileResponse, chunks: Iterator[bytes]) -> None:
-    """The temporary file holds the whole content."""
+    """Write the whole content to the temporary file."""
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE_FILE)
     with os.fdopen(descriptor, "wb") as file:
         for chunk in chunks:

@@ -19,7 +19,7 @@ _READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 def collect(names: Sequence[str], *, file: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """A value for each name; the file comes before the environment.
+    """Return a value for each name; the file comes before the environment.
 
     Raises:
         CommandFailed: a name has no value, or the file cannot be used.
@@ -45,7 +45,7 @@ def collect(names: Sequence[str], *, file: Path | None, environ: Mapping[str, st
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The values of a file of `NAME=value` lines; quotes around a value are taken off, `#` begins a comment line.
+    """Return the values of a file of `NAME=value` lines; quotes around a value are removed, `#` begins a comment line.
 
     Raises:
         CommandFailed: unreadable, or a line is none of these.

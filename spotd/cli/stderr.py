@@ -42,14 +42,14 @@ def _styled(text: str, style: str) -> str:
 
 
 def line(text: str = "") -> None:
-    """The text is on stderr, if anybody is there to read it: a closed stderr must not become an error of its own."""
+    """Print the text on stderr, if that is open: a closed stderr must not become an error of its own."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def block(text: str) -> None:
-    """Several lines, made safe by whoever composed them, since their layout and colours must survive."""
+    """Print several lines, made safe by the caller, since their layout and colours must survive."""
     line(text.removesuffix("\n"))
 
 
@@ -77,12 +77,12 @@ def warning(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """Something worth a look, dim on a terminal."""
+    """Print a note, dim on a terminal."""
     line(_styled(clean(message), _DIM))
 
 
 def ask(question: str) -> bool:
-    """Whether a person said yes. Anything else, the end of input included, means no."""
+    """Ask; only a yes is true. Anything else, the end of input included, means no."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     answer = sys.stdin.readline()
@@ -92,7 +92,7 @@ def ask(question: str) -> bool:
 
 
 class ProgressLine:
-    """How far something has come, on one line that is erased at the end; silent where nobody watches."""
+    """A line of progress that is erased at the end; silent where stderr is no terminal."""
 
     def __init__(self, verb: str, total: int | None) -> None:
         self._verb = verb

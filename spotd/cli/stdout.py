@@ -11,7 +11,7 @@ from typing import Any
 
 
 class OutputClosed(Exception):
-    """Nobody reads stdout any more (`spotctl ls | head -1`)."""
+    """The reader of stdout went away (`spotctl ls | head -1`)."""
 
 
 class OutputFailed(Exception):
@@ -33,7 +33,7 @@ def colour() -> bool:
 
 
 def write(text: str) -> None:
-    """The text is written; characters the terminal's encoding lacks are escaped.
+    """Write the text; characters the terminal's encoding lacks are escaped.
 
     Raises:
         OutputClosed, OutputFailed
@@ -43,7 +43,7 @@ def write(text: str) -> None:
 
 
 def write_bytes(data: bytes) -> None:
-    """The bytes are written and flushed.
+    """Write the bytes and flush.
 
     Raises:
         OutputClosed, OutputFailed
@@ -78,7 +78,7 @@ def record(body: Mapping[str, Any]) -> None:
 
 
 def document_bytes(raw: bytes) -> None:
-    """A JSON document as it came from the daemon, indented only for a person."""
+    """Print a JSON document as it came from the daemon, indented only for a person."""
     if is_terminal():
         document(json.loads(raw))
     else:

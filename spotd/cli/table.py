@@ -45,7 +45,7 @@ class Cell:
 Row = Sequence[str | Cell]
 
 SGR: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-"""What a terminal is told for each style: "select graphic rendition" of ECMA-48."""
+"""The terminal's code of each style: "select graphic rendition" of ECMA-48."""
 
 STATE_STYLE: Final = {
     "RUNNING": "green",
@@ -66,7 +66,7 @@ def state_cell(state: str) -> Cell:
 
 
 def show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """The table is on stdout; columns that found no room are named on stderr."""
+    """Print the table; columns that found no room are named on stderr."""
     if not stdout.is_terminal():
         stdout.write(plain(columns, rows))
         return
@@ -77,7 +77,7 @@ def show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
 
 
 def text(columns: Sequence[Column], rows: Sequence[Row], *, drawn_for: int | None, colour: bool = False) -> str:
-    """The table for a terminal of so many columns, or plain where that is `None`."""
+    """Return the table for a terminal of so many columns, or plain where that is `None`."""
     if drawn_for is None:
         return plain(columns, rows)
     return fitted(columns, rows, width=drawn_for, colour=colour)[0]
@@ -88,7 +88,7 @@ def _words(cell: str | Cell) -> str:
 
 
 def plain(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """The table as aligned text, never cut, so that a program can read it too."""
+    """Return the table as aligned text, never cut, so that a program can read it too."""
     texts = [[column.title for column in columns], *([_words(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(columns))]
     lines = []
@@ -102,7 +102,7 @@ def plain(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 
 def widths_for(columns: Sequence[Column], natural: Sequence[int], *, room: int) -> Mapping[int, int]:
-    """The width of each column that is shown, by its place."""
+    """Return the width of each column that is shown, by its place."""
     widths = dict(enumerate(natural))
     while True:
         excess = sum(widths.values()) + _gap(widths, room) * (len(widths) - 1) - room
@@ -121,7 +121,7 @@ def widths_for(columns: Sequence[Column], natural: Sequence[int], *, room: int) 
 
 
 def _squeezed(widths: Mapping[int, int], room: int) -> Mapping[int, int]:
-    """What must be shown is cut where nothing else is left: a line that wraps is worse."""
+    """Cut what must be shown where nothing else is left: a line that wraps is worse."""
     squeezed = dict(widths)
     while sum(squeezed.values()) + _GAP_NARROW * (len(squeezed) - 1) > room and max(squeezed.values()) > 1:
         squeezed[max(squeezed, key=lambda place: squeezed[place])] -= 1
@@ -133,7 +133,7 @@ def _gap(widths: Mapping[int, int], room: int) -> int:
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Row], *, width: int, colour: bool) -> tuple[str, tuple[str, ...]]:
-    """The table drawn for a terminal, and the titles of the columns that were left out."""
+    """Return the table drawn for a terminal, and the titles of the columns that were left out."""
     from rich.cells import cell_len, set_cell_size
 
     def sized(words: str, room: int, *, right: bool) -> str:

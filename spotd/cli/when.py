@@ -52,7 +52,7 @@ class SpanType(click.ParamType[timedelta]):
 
 
 def instants(daemon: Daemon, *moments: When | None) -> list[str | None]:
-    """The moments as the API reads them; spans count from the daemon's now, which may run ahead of ours."""
+    """Return the moments as the API reads them; spans count from the daemon's now, which may run ahead of ours."""
     now: datetime | None = None
     found: list[str | None] = []
     for moment in moments:

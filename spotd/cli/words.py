@@ -1,4 +1,4 @@
-"""Money, spans, sizes and instants as a person reads them, and text from strangers made harmless."""
+"""Money, spans, sizes and instants as a person reads them, and untrusted text made harmless."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSAFE: Final = re.compile(
 )
 _SPACES: Final = re.compile(r"\s+")
 # A string ends at the next control that could begin another sequence, as it does in a terminal. So no character is
-# looked at by more than two of the searches, and a text of nothing but beginnings costs no more than any other.
+# examined by more than two of the searches, and a text of nothing but beginnings costs no more than any other.
 _STRING: Final = "(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x18\x1a\x1b\x80-\x9f]*"  # OSC, DCS, SOS, PM, APC
 _SEQUENCE: Final = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
@@ -32,7 +32,7 @@ _HELD_MAX: Final = 4096
 
 
 def clean(text: str) -> str:
-    """The text on one line, without anything that a terminal would obey."""
+    """Return the text on one line, without anything that a terminal would obey."""
     return _SPACES.sub(" ", _UNSAFE.sub("", _SEQUENCE.sub("", text))).strip()
 
 
@@ -47,7 +47,7 @@ class AnsiStripper:
         self._after_return = False
 
     def feed(self, text: str) -> str:
-        """What may be shown of the text so far."""
+        """Return what may be shown of the text so far."""
         text = self._held + text
         self._held = ""
         text = _SEQUENCE.sub("", text)
@@ -58,7 +58,7 @@ class AnsiStripper:
         return self._lines(text)
 
     def end(self) -> str:
-        """What was held back in the hope of its end."""
+        """Return what was held back in case its end arrived."""
         rest, self._held = self._held, ""
         return self._lines(rest)
 
@@ -80,7 +80,7 @@ def money(usd: float | None) -> str:
 
 
 def dollars(usd: float | None) -> str:
-    """The same with its sign."""
+    """Return the same with its sign."""
     text = money(usd)
     if text.startswith("-") and usd is not None:
         return f"-${text[1:]}"
@@ -88,7 +88,7 @@ def dollars(usd: float | None) -> str:
 
 
 def price(usd_h: float | None) -> str:
-    """A price per hour, fine enough to tell cheap machines apart."""
+    """Return a price per hour, fine enough to distinguish cheap machines."""
     if usd_h is None:
         return NOTHING
     if 0 < usd_h < 0.00005:
@@ -130,18 +130,18 @@ def size_text(size: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """The number with its noun, in the plural where that is due."""
+    """Return the number with its noun, in the plural where that is due."""
     ending = "" if number == 1 else "ies" if noun.endswith("y") else "s"
     return f"{number} {noun.removesuffix('y') if ending == 'ies' else noun}{ending}"
 
 
 def instant(text: str | None) -> datetime | None:
-    """The instant of a JSON answer."""
+    """Return the instant of a JSON answer."""
     return None if text is None else datetime.fromisoformat(text)
 
 
 def local_text(text: str | None) -> str:
-    """The instant of a JSON answer on this machine's clock face."""
+    """Return the instant of a JSON answer in this machine's time zone."""
     moment = instant(text)
     return NOTHING if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 

@@ -53,7 +53,7 @@ class CredentialRef(BaseModel):
         if not isinstance(name, str) or not name.strip() or "\0" in name:
             raise hinted(f"must name the {given[0]} as text", HINT)
         if given[0] == "env" and not _ENV_NAME.fullmatch(name):
-            # not repeated in the message: somebody may have written the secret where its name belongs
+            # not repeated in the message: the secret may have been written where its name belongs
             raise hinted("env must be the name of an environment variable, not the secret", HINT)
         if given[0] == "credential" and not _CREDENTIAL_NAME.fullmatch(name):
             raise hinted("credential must be a plain name without /", HINT)
@@ -61,10 +61,10 @@ class CredentialRef(BaseModel):
 
 
 def resolve_credential(ref: CredentialRef, *, environ: Mapping[str, str] = os.environ) -> SecretStr:
-    """The secret, without the line break an editor leaves at its end.
+    """Return the secret, without the line break an editor leaves at its end.
 
     Raises:
-        CredentialMissing: it is not there or empty; says where it was looked for, never what was found.
+        CredentialMissing: it is not there or empty; names the place that was searched, never what was found.
     """
     if ref.inline is not None:
         return ref.inline

@@ -1,4 +1,4 @@
-"""`config.example.toml`, written from the model, so that it cannot say what is not true."""
+"""`config.example.toml`, generated from the model, so that it cannot differ from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CEILINGS: Final = ("H100 = 2.60", "RTX_4090 = 0.40")
 
 
 def example_text(plugins: Plugins | None = None) -> str:
-    """A configuration with every key of spotd and of the providers that come with it, its default and its meaning."""
+    """Return a configuration with every key of spotd and of the bundled providers, its default and its meaning."""
     found = plugins or InstalledPlugins()
     lines = [*_comment(_HEAD)]
     for name, model in SECTIONS.items():
@@ -89,7 +89,7 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def _toml(value: Any) -> str | None:
-    """The value as TOML spells it; `None` for what has no short form."""
+    """Return the value as TOML spells it; `None` for what has no short form."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Enum):

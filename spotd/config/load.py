@@ -65,7 +65,7 @@ class Loaded:
 def load(
     explicit: Path | None = None, *, environ: Mapping[str, str] = os.environ, plugins: Plugins | None = None
 ) -> Loaded:
-    """The configuration in force: of `--config`, `$SPOTD_CONFIG`, the user's file or the system's, in this order.
+    """Load the configuration in force: of `--config`, `$SPOTD_CONFIG`, the user's file or the system's, in this order.
 
     Raises:
         ConfigError: with every problem found, each with its place.
@@ -82,7 +82,7 @@ def load(
 
 
 def find(explicit: Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The configuration file in force, or `None` if there is none. One that was asked for by name must exist."""
+    """Return the configuration file in force, or `None`. One that was asked for by name must exist."""
     if explicit is not None:
         return explicit
     candidates = paths.config_candidates(environ)
@@ -92,7 +92,7 @@ def find(explicit: Path | None = None, *, environ: Mapping[str, str] = os.enviro
 
 
 def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Config:
-    """The configuration that the data describe.
+    """Return the configuration that the data describe.
 
     Raises:
         ConfigError: with every problem found.
@@ -121,7 +121,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
 
 
 def _section(model: type[S], data: Mapping[str, Any], name: str, problems: list[Problem]) -> S:
-    """The table as its model; the defaults where it is absent or, with its problems kept, wrong."""
+    """Return the table as its model; the defaults where it is absent or, with its problems kept, wrong."""
     value = data.get(name, {})
     if not isinstance(value, Mapping):
         problems.append(Problem(key=name, message="must be a table", hint=f"write [{name}] on a line of its own"))
@@ -134,7 +134,7 @@ def _section(model: type[S], data: Mapping[str, Any], name: str, problems: list[
 
 
 def _without_later_keys(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The data without the keys of a later version, which are refused unless they are empty."""
+    """Return the data without the keys of a later version, which are refused unless they are empty."""
     result = dict(data)
     for path, hint in NOT_YET.items():
         name, _, key = path.partition(".")
@@ -172,7 +172,7 @@ def _gpus(key: str) -> frozenset[str]:
 
 
 def _unknown_gpus(table: Any) -> list[Problem]:
-    """A problem for each key that names no GPU, whatever else is wrong in the table."""
+    """Return a problem for each key that names no GPU, whatever else is wrong in the table."""
     problems = []
     for key in table if isinstance(table, Mapping) else ():
         if key in CeilingsSection.model_fields:
@@ -259,12 +259,12 @@ def _contradictions(config: Config) -> list[Problem]:
 def _shares_files(provider: ProviderConfig) -> bool:
     try:
         return provider.plugin.traits(provider.settings).hosts_share_filesystem is True
-    except Exception:  # noqa: BLE001 - the daemon says what is wrong with this plugin, and goes on without it
+    except Exception:  # noqa: BLE001 - the daemon reports what is wrong with this plugin, and continues without it
         return False
 
 
 def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> list[Problem]:
-    """What does not stop the daemon: secrets that others can read, and enabled providers without a usable key."""
+    """Return what does not stop the daemon: secrets that others can read, enabled providers without a usable key."""
     warnings = _open_secrets(config, path)
     for provider in config.providers:
         ref = provider.common.api_key
@@ -321,7 +321,7 @@ def _file_of(ref: CredentialRef) -> Path | None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, ...], tuple[str, Any]]:
-    """The name and value of every variable that sets a key, by the key's path."""
+    """Return the name and value of every variable that sets a key, by the key's path."""
     found: dict[tuple[str, ...], tuple[str, Any]] = {}
     for name in sorted(environ):
         parts = name.removeprefix(_PREFIX).split(_LEVEL)
@@ -331,7 +331,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, ...], tuple
 
 
 def _as_toml(text: str) -> Any:
-    """The value as TOML would read it; plain text where it is no TOML, so that nobody has to quote twice."""
+    """Return the value as TOML would read it; plain text where it is no TOML, so that no value needs two quotes."""
     try:
         document = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -346,7 +346,7 @@ def _laid_over(data: Mapping[str, Any], overrides: Mapping[tuple[str, ...], tupl
         for key in path[:-1]:
             inner = table.get(key, {})
             if not isinstance(inner, Mapping):
-                break  # the file is wrong here, and says so when it is understood
+                break  # the file is wrong here, and that is reported when it is understood
             table[key] = dict(inner)
             table = table[key]
         else:
@@ -355,7 +355,7 @@ def _laid_over(data: Mapping[str, Any], overrides: Mapping[tuple[str, ...], tupl
 
 
 def _with_places(error: ConfigError, text: str, overrides: Mapping[tuple[str, ...], tuple[str, Any]]) -> ConfigError:
-    """The same refusal, each problem with the line it stands on or the variable that set it."""
+    """Return the same refusal, each problem with the line it stands on or the variable that set it."""
     names = {key_path(path): name for path, (name, _) in overrides.items()}
 
     def placed(problem: Problem) -> Problem:

@@ -232,7 +232,7 @@ class ProviderSection(Section):
     """Keys that every provider has; the others under its table are the provider's own."""
 
     enabled: bool = True
-    """Whether anything is launched there. Machines that run there already are looked after either way."""
+    """Whether anything is launched there. Machines that run there already are managed either way."""
 
     api_key: CredentialRef | None = None
     """Where its key is kept: in an environment variable (env), a file, or a systemd credential (credential)."""

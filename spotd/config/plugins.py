@@ -25,7 +25,7 @@ class Plugins(Protocol):
         ...
 
     def load(self, name: str) -> ProviderPlugin:
-        """The plugin, imported.
+        """Import the plugin.
 
         Raises:
             BadValue: none of that name is installed, or it cannot be imported.
@@ -57,7 +57,7 @@ class InstalledPlugins:
         )
 
     def load(self, name: str) -> ProviderPlugin:
-        """The plugin, imported.
+        """Import the plugin.
 
         Raises:
             BadValue: none of that name is installed, or it cannot be imported.
@@ -76,7 +76,7 @@ class InstalledPlugins:
 
 
 def unknown_provider(name: str, names: tuple[str, ...]) -> BadValue:
-    """A refusal that lists what is installed, the likely one first."""
+    """Return a refusal that lists what is installed, the likely one first."""
     match = nearest(name, names)
     guess = f'did you mean "{match}"? ' if match else ""
     return BadValue("no such provider is installed", hint=f"{guess}installed: {', '.join(names) or 'none'}")

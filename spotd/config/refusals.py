@@ -68,7 +68,7 @@ def _hint_for(model: type[BaseModel], place: Sequence[str | int]) -> str:
 
 
 def known_keys(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
-    """The keys of the table at a place below a model; those of the model itself where that cannot be told."""
+    """Return the keys of the table at a place below a model; those of the model itself where that is unknown."""
     current: type[BaseModel] = model
     for part in place:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""Types of configuration values: human strings in, exact values out, each refusal written for whoever made it."""
+"""Types of configuration values: human strings in, exact values out, each refusal with a way out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FEE_MOST: Final = Fraction(5)
 
 
 def hinted(message: str, hint: str) -> PydanticCustomError:
-    """An error that pydantic collects and the reader of problems turns back into message and hint."""
+    """Return an error that pydantic collects and the reader of problems turns back into message and hint."""
     return PydanticCustomError(HINTED, "{message}", {"message": message, "hint": hint})
 
 

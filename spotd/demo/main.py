@@ -26,7 +26,7 @@ CODE_BYTES_MAX: Final = 1_000_000
 
 
 def main(*, seed: int = 1, keep: bool = False, plain: bool = False, quick: bool = False) -> int:
-    """The exit code: 0 when every job finished and every hash equals that of its uninterrupted run."""
+    """Run the demo; return 0 when every job finished and every hash equals that of its uninterrupted run."""
     queue = jobs(seed)[:1] if quick else jobs(seed)
     try:
         proof.check_numpy()
@@ -65,7 +65,7 @@ def _submit(daemon: Daemon, queue: tuple[DemoJob, ...]) -> None:
 
 
 def _wait_for_verdict(daemon: Daemon, job: DemoJob) -> None:
-    """The job has a machine or waits for its price: the script's events count launches, so order matters."""
+    """Wait until the job has a machine or waits for its price: the script's events count launches, so order matters."""
     deadline = time.monotonic() + START_LIMIT_S
     while daemon.job(job.name)["job"]["state"] in {"QUEUED", "PROVISIONING"}:
         if time.monotonic() > deadline:
@@ -74,7 +74,7 @@ def _wait_for_verdict(daemon: Daemon, job: DemoJob) -> None:
 
 
 def _watch(running: Session, view: View, count: int) -> None:
-    """Tells the story until every job is final."""
+    """Print the progress until every job is final."""
     told: Queue[dict[str, Any] | DaemonRefused] = Queue(maxsize=10_000)
     threading.Thread(target=_listen, args=(running.daemon, told), name="events", daemon=True).start()
     deadline = time.monotonic() + TIME_LIMIT_S
@@ -132,7 +132,7 @@ def _receipts(daemon: Daemon) -> None:
 
 
 def _spending(running: Session) -> bool:
-    """What the market billed, from its own ledger, which the daemon cannot write."""
+    """Print what the market billed, from its own ledger, which the daemon cannot write; return whether none is left."""
     spans = segments(read_ledger(running.market / "ledger.jsonl"))
     left = sorted({span.machine_id for span in spans if span.end is None})
     billed = sum(span.amount(span.end or span.start) for span in spans)

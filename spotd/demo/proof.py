@@ -16,7 +16,7 @@ HASH_FILE = "weights.sha256"
 
 
 def training_folder() -> Path:
-    """The folder of the training script, in the wheel or in a checkout."""
+    """Return the folder of the training script, in the wheel or in a checkout."""
     packaged = Path(str(files("spotd.demo"))) / "example"
     checkout = Path(__file__).resolve().parents[2] / "examples" / "numpy"
     for folder in (packaged, checkout):
@@ -26,7 +26,7 @@ def training_folder() -> Path:
 
 
 def check_numpy() -> None:
-    """Raises DemoFailed with the way out when the training script could not run."""
+    """Raise DemoFailed with the way out when the training script could not run."""
     try:
         import numpy  # noqa: F401 - only whether it is there matters, and only here
     except ImportError:
@@ -42,7 +42,7 @@ class Reference:
     process: subprocess.Popen[bytes]
 
     def sha256(self) -> str:
-        """What the uninterrupted run ended with."""
+        """Return what the uninterrupted run ended with."""
         code = self.process.wait(timeout=60)
         if code != 0:
             raise DemoFailed(f"the uninterrupted run of {self.job.name} failed; see {self.folder}")
@@ -50,7 +50,7 @@ class Reference:
 
 
 def start_reference(job: DemoJob, folder: Path) -> Reference:
-    """The job's script runs once from start to end, without spotd and without pauses."""
+    """Start the job's script once from start to end, without spotd and without pauses."""
     folder.mkdir(parents=True)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -64,7 +64,7 @@ def start_reference(job: DemoJob, folder: Path) -> Reference:
 
 
 def delivered_sha256(daemon: Daemon, job: DemoJob) -> str:
-    """What the job delivered through the store."""
+    """Return what the job delivered through the store."""
     outputs = daemon.files(job.name, None)["files"]
     path = next((f["path"] for f in outputs if Path(f["path"]).name == HASH_FILE), None)
     if path is None:

@@ -1,7 +1,7 @@
-"""What the demo plays: an evening in a small market, and three jobs of different manners.
+"""What the demo plays: an evening in a small market, and three jobs that are interrupted in different ways.
 
-The evening runs 120 times faster than the wall. Two machines are taken away on cue, so that nobody has to wait for
-luck: the first launch's host is outbid without a word, the second's gives the two minutes' notice that AWS gives.
+The evening runs 120 times faster than the wall. Two machines are taken away at fixed times, so that a viewer need not
+rely on chance: the first launch's host is outbid without notice, the second's gives the two minutes' notice of AWS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DemoJob:
     pace: float
 
     def draft(self, workdir: Path) -> dict[str, Any]:
-        """The job in the shape of a job file."""
+        """Return the job in the shape of a job file."""
         command = [sys.executable, "train.py", *self.flags, "--pace", str(self.pace)]
         return {
             "name": self.name,
@@ -48,7 +48,7 @@ class DemoJob:
 
 
 def jobs(seed: int) -> tuple[DemoJob, ...]:
-    """The three jobs; the seed decides what they learn."""
+    """Return the three jobs; the seed decides what they learn."""
     return (
         DemoJob(
             name="numpy-net",
@@ -81,7 +81,7 @@ def jobs(seed: int) -> tuple[DemoJob, ...]:
 
 
 def config(folder: Path, seed: int) -> str:
-    """The demo's configuration; also writes the night tariff that it names."""
+    """Return the demo's configuration; also write the night tariff that it names."""
     rng = Random(seed)
     tariff = folder / "night-tariff.csv"
     tariff.write_text(f"time,price\n0,{2.45 + rng.random() / 10:.4f}\n{NIGHT_TARIFF_S},1.7900\n", encoding="utf-8")

@@ -25,7 +25,7 @@ STOP_TIMEOUT_S: Final = 20.0
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the message says why and where to look."""
+    """A failure of the demo; the message names the cause and where to search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Session:
         return market_folder(self.folder)
 
     def check_alive(self) -> None:
-        """Raises DemoFailed when the daemon has ended by itself."""
+        """Raise DemoFailed when the daemon has ended by itself."""
         code = self.process.poll()
         if code is not None:
             raise DemoFailed(f"the demo's daemon ended with code {code}; its log is {self.log}")
@@ -61,7 +61,7 @@ def market_folder(folder: Path) -> Path:
 
 @contextmanager
 def session(seed: int, *, keep: bool) -> Iterator[Session]:
-    """A daemon over a market of its own. At the end both are gone, and their files too unless `keep`."""
+    """Run a daemon over a market of its own. At the end both are gone, and their files too unless `keep`."""
     folder = Path(tempfile.mkdtemp(prefix="spotd-demo-")).resolve()
     process: subprocess.Popen[bytes] | None = None
     try:
@@ -122,7 +122,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def close_market(folder: Path) -> None:
-    """The market's server and every machine on it are gone."""
+    """Stop the market's server and every machine on it."""
     market = market_folder(folder)
     if market.is_dir():
         subprocess.run(

@@ -32,7 +32,7 @@ EVENTS_ON_SCREEN: Final = 14
 
 
 class View(Protocol):
-    """Where the demo's story is told."""
+    """The output of the demo's progress."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -67,7 +67,7 @@ class Lines:
             sys.stdout.flush()
 
     def jobs(self, now: str, jobs: list[dict[str, Any]]) -> None:
-        """Events say it all."""
+        """Print nothing: events are enough here."""
 
 
 class Screen:
@@ -137,7 +137,7 @@ _STYLES: Final = {
 
 
 def opening(jobs: list[str]) -> str:
-    """What the demo says before it begins."""
+    """Return the introduction that is printed before the demo begins."""
     night_s = NIGHT_TARIFF_S // TIME_SCALE
     return "\n".join(
         [

@@ -2,7 +2,7 @@
 
 Nothing here is worth a machine or a decision. So a file that is damaged, of another version or dated in the future is
 set aside and a new one begun, but for one that is ahead of the clock only after a day of it, since the clock may be
-what is wrong; a disk that is nearly full is left to the state, and every trouble is one sentence.
+what is wrong; a disk that is nearly full is left to the state, and every error is one sentence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class History:
     """The file is opened when it is first needed, so that no start waits for it.
 
     Attributes:
-        set_aside: why and under which name a file was set aside, newest last; whoever tells of it empties the list.
+        set_aside: why and under which name a file was set aside, newest last; the reader of the list empties it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class History:
         return self._guarded(work)
 
     def step(self, now: int) -> bool:
-        """A little of what is due was rolled up or let go; whether more is due.
+        """Roll up or delete a little of what is due; return whether more is due.
 
         Raises:
             HistoryUnavailable: nothing was written.
@@ -84,7 +84,12 @@ class History:
         return self._guarded(lambda: self._opened()[2].step(now))
 
     def ask(self, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
-        """Raises: HistoryUnavailable, TooManyBuckets."""
+        """Answer the question.
+
+        Raises:
+            HistoryUnavailable: the file cannot be used now.
+            TooManyBuckets: the buckets are too short for the range.
+        """
         return self._guarded(lambda: ask(self._opened()[0], question, terms))
 
     def gpus(self) -> set[str]:
@@ -96,11 +101,15 @@ class History:
         return self._guarded(lambda: kinds_sold(self._opened()[0]))
 
     def bytes_used(self) -> int:
-        """Raises: HistoryUnavailable."""
+        """Return the size of the file.
+
+        Raises:
+            HistoryUnavailable: the file cannot be used now.
+        """
         return self._guarded(lambda: pages_used(self._opened()[0]) * PAGE_BYTES)
 
     def close(self) -> None:
-        """The file is closed; another call opens it again."""
+        """Close the file; another call opens it again."""
         connection, self._connection = self._connection, None
         self._recorder = self._roller = None
         if connection is not None:
@@ -114,7 +123,7 @@ class History:
         return self._connection, self._recorder, self._roller
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """The work's result, if need be over a new file."""
+        """Return the work's result, if need be over a new file."""
         try:
             return self._tried(work)
         except FileUnusable as exc:

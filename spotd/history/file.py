@@ -59,7 +59,7 @@ class FileOfTheFuture(Exception):
 
 
 def open_file(path: Path, *, bytes_max: int) -> sqlite3.Connection:
-    """A connection to the file, which is made if it is not there, for its owner only.
+    """Open a connection to the file, which is made if it is not there, for its owner only.
 
     Raises:
         FileUnusable, sqlite3.Error, OSError
@@ -130,7 +130,7 @@ def pages_used(connection: sqlite3.Connection) -> int:
 
 
 def set_aside(path: Path) -> Path:
-    """The file has another name, under which at most one is kept, so that a bad disk does not fill itself.
+    """Rename the file; at most one is kept under that name, so that a bad disk does not fill itself.
 
     Raises:
         OSError

@@ -36,7 +36,7 @@ EXACT_S: Final = 2 * DAY_S
 
 
 class TooManyBuckets(Exception):
-    """The buckets are too short for the range; the message says which length would do."""
+    """Buckets that are too short for the range; the message names a length that is long enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def kinds_sold(connection: sqlite3.Connection) -> set[str]:
 
 
 def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
-    """The prices of the question, in buckets that are no finer than what was kept.
+    """Return the prices of the question, in buckets that are no finer than what was kept.
 
     Raises:
         TooManyBuckets: they are too short for the range.
@@ -116,7 +116,7 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
 def _counted(
     chosen: _Chosen, kinds: Mapping[int, _Kind], watches: _Watches, length: int, *, coarse: bool
 ) -> Iterator[_Row]:
-    """The changes as rows like those that are rolled up; for a coarse question, of what is not rolled up yet."""
+    """Return the changes as rows like those that are rolled up; for a coarse question, of what is not rolled up yet."""
     question = chosen.question
     counted: dict[int, dict[tuple[int, int], int]] = {}
     for kind, since, points in chosen.changes(after_rolled=coarse):
@@ -133,7 +133,7 @@ def _counted(
 
 
 def _fitted(question: SeriesQuery, changes_from: int) -> tuple[SeriesQuery, bool]:
-    """The question in spans that can be had, and whether those are whole slots.
+    """Return the question in spans that can be had, and whether those are whole slots.
 
     Raises:
         TooManyBuckets
@@ -218,7 +218,7 @@ class _Chosen:
         }
 
     def rolled(self, length: int) -> Iterator[_Row]:
-        """What the rolled-up past holds."""
+        """Yield what the rolled-up past holds."""
         number = f"t.slot / {length // SLOT_S}" if length else "0"
         if self._by_series:
             yield from self._connection.execute(

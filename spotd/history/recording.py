@@ -1,4 +1,4 @@
-"""Writes down what changed since the last poll, and that somebody looked.
+"""Recording of what changed since the last poll, and of the poll itself.
 
 What is compared with is what was last *committed*, so a poll that could not be written is made good by the next one.
 Only offers that are on sale are remembered; one that comes back is found again in the file.
@@ -51,9 +51,9 @@ class Recorder:
         at: int,
         whole: frozenset[tuple[str, int]] = frozenset(),
     ) -> int:
-        """One poll is in the file; returns how many points that took. Absence from an incomplete one says nothing.
+        """Record one poll; return how many points that took. Absence from an incomplete one proves nothing.
 
-        Where `whole` names GPUs and counts (0 for any), absence says something of these only.
+        Where `whole` names GPUs and counts (0 for any), absence proves something of these only.
 
         Raises:
             sqlite3.Error: nothing of it was written.
@@ -117,7 +117,7 @@ def _key(offer: Offer) -> _Key:
 def _compared(
     live: dict[_Key, _Live], present: dict[_Key, Offer]
 ) -> tuple[list[tuple[_Live, Offer]], dict[_Key, Offer]]:
-    """What is dearer or cheaper than it was, and what has come on sale."""
+    """Return the prices that rose or fell, and what has come on sale."""
     changed: list[tuple[_Live, Offer]] = []
     fresh: dict[_Key, Offer] = {}
     for key, offer in present.items():
@@ -130,7 +130,7 @@ def _compared(
 
 
 def _on_sale(connection: sqlite3.Connection, provider: ProviderName) -> dict[_Key, _Live]:
-    """What the file says was on sale at the last poll."""
+    """Return what was on sale at the last poll, as the file has it."""
     rows = connection.execute(
         "SELECT s.offer, k.gpu, k.gpu_count, s.id, s.storage,"
         " (SELECT price FROM points WHERE series = s.id ORDER BY at DESC LIMIT 1)"
@@ -177,7 +177,7 @@ def _enrolled(connection: sqlite3.Connection, provider: ProviderName, fresh: dic
 
 
 def _look(connection: sqlite3.Connection, provider: ProviderName, at: int) -> int:
-    """The watch reaches to this poll. Returns its instant, which is never before that of the last one."""
+    """Extend the watch to this poll. Return its instant, which is never before that of the last one."""
     row = connection.execute(
         "SELECT since, until FROM watched WHERE provider = ? ORDER BY since DESC LIMIT 1", (provider,)
     ).fetchone()

@@ -45,7 +45,7 @@ class _Pass:
 
 
 class Roller:
-    """`step` until it says that nothing is due."""
+    """Bounded steps of rolling up; `step` is called until nothing is due."""
 
     def __init__(self, connection: sqlite3.Connection, retained: Retained) -> None:
         self._connection = connection
@@ -90,7 +90,7 @@ class Roller:
         return True
 
     def _walk(self, current: _Pass) -> tuple[int, bool]:
-        """A few series are rolled up; returns the last of them, and whether it was the last of all."""
+        """Roll up a few series; return the last of them, and whether it was the last of all."""
         if not current.series:
             self._connection.execute("INSERT OR REPLACE INTO kept VALUES ('changes_from', ?)", (current.changes_from,))
         watches = self._watches()
@@ -143,7 +143,7 @@ class Roller:
         ).fetchall()
 
     def _prune(self, series: int, current: _Pass) -> None:
-        """What is too old of one series is gone, and the series too if nothing is left of it."""
+        """Delete what is too old of one series, and the series too if nothing is left of it."""
         held = self._connection.execute(
             "SELECT price FROM points WHERE series = ? AND at < ? ORDER BY at DESC LIMIT 1",
             (series, current.changes_from),
@@ -161,7 +161,7 @@ class Roller:
         )
 
     def _roll_kind(self, current: _Pass) -> int | None:
-        """The next kind has the distributions of its new slots; returns which it was, `None` after the last."""
+        """Store the distributions of the next kind's new slots; return which it was, `None` after the last."""
         kind = self._connection.execute("SELECT min(id) FROM kinds WHERE id > ?", (current.kind,)).fetchone()[0]
         if kind is None:
             return None

@@ -1,7 +1,7 @@
 """From changes of a price to how long each price held, and from that to slots, buckets and quantiles. Pure.
 
-Theory. A *point* says that from `at` on an offer cost `price`, or was not on offer (`None`). It holds until the next
-point, but only while somebody looked: a *watch* is a span in which its provider was polled without a long pause. What
+Theory. A *point* states that from `at` on an offer cost `price`, or was not on offer (`None`). It holds until the next
+point, but only while the provider was polled: a *watch* is a span in which it was polled without a long pause. What
 lies between two watches is not known and counts for nothing.
 """
 
@@ -27,7 +27,7 @@ _PACKED: Final = Struct(f">{PARTS}q")
 
 
 def spells(points: Sequence[Point], watches: Sequence[Watch], *, since: int, until: int) -> Iterator[Spell]:
-    """The spans in which the price is known, in order. Points and watches come in order; watches do not overlap."""
+    """Yield the spans in which the price is known. Points and watches come in order; watches do not overlap."""
     first = 0
     last = len(points) - 1
     for index, (at, price) in enumerate(points):
@@ -50,7 +50,7 @@ def spells(points: Sequence[Point], watches: Sequence[Watch], *, since: int, unt
 
 
 def divided(found: Iterable[Spell], length: int) -> Iterator[tuple[int, int, int]]:
-    """Number of the span of this length, seconds in it, price. Without a length all of time is span 0."""
+    """Yield number of the span of this length, seconds in it, price. Without a length all of time is span 0."""
     for start, end, price in found:
         if not length:
             yield 0, end - start, price
@@ -77,7 +77,7 @@ class Slot:
 
 
 def slots(found: Iterable[Spell], length: int) -> list[Slot]:
-    """What is kept of an offer's past: one row for each slot in which it was on offer."""
+    """Yield what is kept of an offer's past: one row for each slot in which it was on offer."""
     by_slot: dict[int, dict[int, int]] = {}
     for number, seconds, price in divided(found, length):
         prices = by_slot.setdefault(number, {})
@@ -89,7 +89,7 @@ def slots(found: Iterable[Spell], length: int) -> list[Slot]:
 
 
 def quantiles(seconds_by_price: Mapping[int, int], shares: Sequence[int], *, of: int = 100) -> tuple[int, ...]:
-    """The least price at or under which each share of the time was; there must be a price, shares ascend."""
+    """Return the least price at or under which each share of the time was; there must be a price, shares ascend."""
     total = sum(seconds_by_price.values())
     found: list[int] = []
     passed = 0
@@ -109,7 +109,7 @@ def unpacked(blob: bytes) -> tuple[int, ...]:
 
 
 def watched_s(watches: Sequence[Watch], start: int, end: int) -> int:
-    """For how many seconds of the span somebody looked."""
+    """Return for how many seconds of the span the provider was polled."""
     return sum(max(0, min(end, until) - max(start, since)) for since, until in watches)
 
 

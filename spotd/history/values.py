@@ -14,7 +14,7 @@ DAY_S: Final = 86_400
 SLOT_S: Final = DAY_S // 4
 """The past is rolled up into quarters of a day: a row for each offer, and one for all offers of a kind together."""
 DISK_GB: Final = 10
-"""Where no job says how much disk it needs, prices are for this much."""
+"""The disk for which prices are shown where no job states how much it needs."""
 STORAGE: Final = "(s.storage * :disk + 719) / 720"
 """In SQL: what the disk of a series costs an hour, rounded up, a month being 720 hours."""
 SHARES_PERCENT: Final = (10, 25, 50, 75, 90)

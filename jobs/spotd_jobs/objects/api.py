@@ -34,12 +34,12 @@ class Conflict(StoreError):
 
 
 class GrantsRefused(StoreError):
-    """This store enforces nothing on untrusted writers, so no grant may be given out for it."""
+    """A store that does not limit untrusted writers, so no grant may be given out for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What a listing or a look at one object tells.
+    """What a listing, or a query of one object, shows.
 
     Attributes:
         size: bytes.
@@ -103,7 +103,7 @@ class ObjectStore(Protocol):
     def put_file(self, key: str, path: Path) -> ObjectInfo: ...
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
-        """The object, refused when larger than `bytes_max`, of which no more than that is asked for.
+        """Return the object, refused when larger than `bytes_max`, of which no more than that is asked for.
 
         Args:
             version: one of `first_versions`.
@@ -114,7 +114,7 @@ class ObjectStore(Protocol):
         ...
 
     def get_file(self, key: str, path: Path) -> None:
-        """The object's bytes are in `path`, written all or not at all."""
+        """Write the object's bytes to `path`, all or not at all."""
         ...
 
     def head(self, key: str) -> ObjectInfo | None: ...
@@ -136,11 +136,11 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; absent ones do not matter."""
+        """Delete the objects; absent ones do not matter."""
         ...
 
     def delete_listed(self, key: str) -> None:
-        """The object is gone, also under a name that no key can have: hosts may write any below their prefix.
+        """Delete the object, also under a name that no key can have: hosts may write any below their prefix.
 
         Raises:
             StoreError: it is still there, since its name could mean another object too.
@@ -148,11 +148,11 @@ class ObjectStore(Protocol):
         ...
 
     def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
-        """A URL that reads exactly this object until then, without any other credential."""
+        """Return a URL that reads exactly this object until then, without any other credential."""
         ...
 
     def first_versions(self, prefix: str) -> Mapping[str, str]:
-        """What names each object below the prefix as it was first written; empty where the store keeps no versions."""
+        """Return the first version of each object below the prefix; empty where the store keeps no versions."""
         ...
 
     def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
@@ -168,7 +168,7 @@ class ObjectStore(Protocol):
         ...
 
     def revoke_upload(self, prefix: str) -> None:
-        """What can be taken back of the leave to write below `prefix` is; the rest runs out by itself.
+        """Revoke what can be revoked of the permission to write below `prefix`; the rest expires.
 
         Raises:
             StoreError: it could not be taken back now.
@@ -176,7 +176,7 @@ class ObjectStore(Protocol):
         ...
 
     def advice(self) -> Sequence[Advice]:
-        """What of the store's own settings costs money or checkpoints.
+        """Return what of the store's own settings costs money or checkpoints.
 
         Raises:
             StoreError

@@ -54,15 +54,15 @@ class Minter(Protocol):
     """Makes credentials of one maker's kind."""
 
     def mint(self, key_prefix: str, *, now: datetime, expires: datetime, also: str = "") -> MintedCredential:
-        """A new credential that may put objects below `key_prefix` of the bucket, and `also`, and do nothing else.
+        """Make a new credential that may put objects below `key_prefix` of the bucket, and `also`, and do nothing else.
 
         Raises:
-            StoreError: whoever makes them refuses or is away.
+            StoreError: the service that makes them refuses or is away.
         """
         ...
 
     def revoke(self, credential: MintedCredential) -> None:
-        """The credential is worth nothing any more, where the store has a way to say so.
+        """Revoke the credential, where the store has a way to do so.
 
         Raises:
             StoreError
@@ -80,7 +80,7 @@ class CredentialCache:
         self._lock = threading.Lock()
 
     def credential(self, key_prefix: str, *, expires: datetime, also: str = "") -> MintedCredential:
-        """A credential for this prefix that is good until about then, or for as long as its maker allows.
+        """Return a credential for this prefix that is good until about then, or for as long as its maker allows.
 
         Args:
             also: the one object beside the prefix that may be put, the same whenever this prefix is asked for.
@@ -104,7 +104,7 @@ class CredentialCache:
         return made
 
     def revoke(self, key_prefix: str) -> None:
-        """The newest credential of this prefix is given back; unknown ones run out by themselves."""
+        """Revoke the newest credential of this prefix; unknown ones expire."""
         with self._lock:
             held = self._held.pop(key_prefix, None)
         if held is not None and held.expires > self._clock():
@@ -188,7 +188,7 @@ class StsMinter:
 
 
 def put_policy(bucket: str, key_prefix: str, also: str = "") -> dict[str, Any]:
-    """The inline policy of one attempt: objects may be put below its prefix, which it need not be able to read."""
+    """Return the inline policy of one attempt: put objects below its prefix, which it need not be able to read."""
     below, one = (f"arn:aws:s3:::{bucket}/{place}" for place in (f"{key_prefix}*", also))
     statement = {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": [below, one] if also else below}
     return {"Version": "2012-10-17", "Statement": [statement]}

@@ -41,9 +41,9 @@ class B2Minter:
         *,
         now: datetime,
         expires: datetime,
-        also: str = "",  # noqa: ARG002  # a key has one name prefix, so nobody asks for more here
+        also: str = "",  # noqa: ARG002  # a key has one name prefix, so this is always empty here
     ) -> MintedCredential:
-        """A key that may write below the prefix.
+        """Make a key that may write below the prefix.
 
         Raises:
             StoreError: B2 refuses or is away.
@@ -68,7 +68,7 @@ class B2Minter:
         )
 
     def revoke(self, credential: MintedCredential) -> None:
-        """The key is deleted.
+        """Delete the key.
 
         Raises:
             StoreError: B2 refuses or is away.

@@ -1,4 +1,4 @@
-"""Which addresses of a store keep what is said to themselves: with TLS, or without leaving this computer."""
+"""Which addresses of a store are private: with TLS, or without leaving this computer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_private(url: str) -> bool:
-    """Whether nobody on the way can read what is sent there: grants hold the secrets of jobs."""
+    """Whether what is sent there cannot be read on the way: grants hold the secrets of jobs."""
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".").lower()
     if parts.scheme == "https" or host == "localhost":

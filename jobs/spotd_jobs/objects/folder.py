@@ -3,7 +3,7 @@
 Every object is one file whose path is its key. A write goes to a spool folder first, is flushed to disk, and appears
 under its name in one step, so that no reader ever sees half an object and an acknowledged one survives a power cut.
 
-Grants are honest but not enforced: whoever may use one can reach the folder anyway. What hosts wrote is therefore read
+Grants are honest but not enforced: their holders can reach the folder anyway. What hosts wrote is therefore read
 with care: links are never followed, only plain files are objects.
 """
 
@@ -41,13 +41,13 @@ _SPOOL_KEPT: Final = timedelta(days=1)
 _KEY_MAX: Final = 1024
 _NAME_MAX: Final = 255
 _MODIFIED_MAX_S: Final = INSTANT_MAX.timestamp()
-"""Whoever writes a file chooses its time of change, and no later one fits every calendar."""
+"""A writer chooses the time of change of its file, and no later one fits every calendar."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PASSING: Final = frozenset({errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.EAGAIN})
 
 
 def checked_key(key: str) -> str:
-    """The key, if it is a relative path that stays below the store and every file system can hold.
+    """Return the key, if it is a relative path that stays below the store and every file system can hold.
 
     Raises:
         StoreError: naming what is wrong with it.
@@ -79,7 +79,7 @@ def is_key(key: str) -> bool:
 
 
 def listed_key(key: str) -> str:
-    """The key as it was listed, if it means the same object to every store: no part of it can lead elsewhere.
+    """Return the key as it was listed, if it means the same object to every store: no part of it can lead elsewhere.
 
     Raises:
         StoreError
@@ -121,7 +121,7 @@ class FolderStore:
         return self._write(key, lambda file: file.write(data), create_only=create_only)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
-        """The object holds a copy of the file as it was read; durable when it returns.
+        """Store a copy of the file as it was read; durable when it returns.
 
         Raises:
             StoreError: the file cannot be read.
@@ -135,7 +135,7 @@ class FolderStore:
             return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), create_only=False)
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:  # noqa: ARG002  # a folder has none
-        """The object, refused when larger than `bytes_max`.
+        """Return the object, refused when larger than `bytes_max`.
 
         Raises:
             ObjectMissing, StoreError
@@ -147,7 +147,7 @@ class FolderStore:
         return data
 
     def get_file(self, key: str, path: Path) -> None:
-        """The object's bytes are in `path`, written all or not at all.
+        """Write the object's bytes to `path`, all or not at all.
 
         Raises:
             ObjectMissing, StoreError
@@ -163,7 +163,7 @@ class FolderStore:
                 spooled.unlink(missing_ok=True)
 
     def head(self, key: str) -> ObjectInfo | None:
-        """What is known of the object, or `None` if there is none."""
+        """Return what is known of the object, or `None` if there is none."""
         path = self._path(key)
         with self._translated("read"):
             try:
@@ -197,7 +197,7 @@ class FolderStore:
                             yield _info(key, path.lstat())
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; absent ones do not matter."""
+        """Delete the objects; absent ones do not matter."""
         paths = [self._path(key) for key in keys]
         with self._translated("delete"):
             for path in paths:
@@ -205,7 +205,7 @@ class FolderStore:
                     path.unlink()
 
     def delete_listed(self, key: str) -> None:
-        """The object is gone, also under a name that no key can have: a host may write any in its own folder."""
+        """Delete the object, also under a name that no key can have: a host may write any in its own folder."""
         path = self._root / listed_key(key)
         if os.path.realpath(path.parent) != str(path.parent):
             raise StoreError(f"the object {key[:100]!r} lies behind a link, which this store never follows")
@@ -219,11 +219,11 @@ class FolderStore:
         expires: datetime,  # noqa: ARG002  # a path does not expire
         version: str | None = None,  # noqa: ARG002  # and a folder keeps no versions
     ) -> str:
-        """A `file://` URL; whoever sees this file system can read it, at any time."""
+        """Return a `file://` URL; every reader of this file system can read it, at any time."""
         return self._path(key).as_uri()
 
     def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
-        """The folder below which the holder may write, already there.
+        """Make the folder below which the holder may write.
 
         Raises:
             StoreError: the prefix does not end in `/`, or is no place in this store.
@@ -311,7 +311,7 @@ class FolderStore:
             raise Conflict(f"the object {key} exists already in {self._root}") from exc
 
     def _below(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
-        """What lies below the folder, however deep: without recursion, whose depth a host could exhaust."""
+        """Yield what lies below the folder, however deep: without recursion, whose depth a host could exhaust."""
         waiting = [*self._names_in(folder)]
         while waiting:
             key = waiting.pop()
@@ -329,7 +329,7 @@ class FolderStore:
                     yield _info(key, found)
 
     def _names_in(self, folder: str) -> Sequence[str]:
-        """The keys of files and, with a `/`, of folders directly in this one, the last first."""
+        """Return the keys of files and, with a `/`, of folders directly in this one, the last first."""
         try:
             with os.scandir(self._root / folder) as scanned:
                 names = [
@@ -344,7 +344,7 @@ class FolderStore:
         return [folder + name for name in sorted(names, key=os.fsencode, reverse=True)]
 
     def _make_folders(self, folder: Path) -> None:
-        """The folder exists, and its name will after a power cut."""
+        """Make the folder, and its name durable."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)
@@ -354,7 +354,7 @@ class FolderStore:
             _flush_folder(path.parent)
 
     def _sweep_spool(self) -> None:
-        """Writes that a crash left unfinished are gone; young ones may be another process's and stay."""
+        """Delete writes that a crash left unfinished; young ones may be another process's and stay."""
         oldest = time.time() - _SPOOL_KEPT.total_seconds()
         for path in (self._root / _SPOOL).iterdir():
             with suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
-"""Finds out what a bucket's store really enforces, by trying what must be refused.
+"""A probe of what a bucket's store really enforces, by trying what must be refused.
 
 A store that accepts an upload outside a grant's prefix, above its size, after its end or with a forged signature
-would let any host overwrite every job's data: it gets no grants at all. Whatever merely lacks a feature is told apart
-from that and worked around: without forms, temporary credentials are tried where the store has them
+would let any host overwrite every job's data: it gets no grants at all. A store that only lacks a feature is
+distinguished and worked around: without forms, temporary credentials are tried where the store has them
 (`probe_credentials.py`). Costs about twenty requests below `.probe/`, all of which is deleted again.
 
 The uploads are sent by the very code that hosts run.
@@ -53,7 +53,7 @@ class Findings:
     Attributes:
         refusal: why it gets no grants, in one sentence; empty when it may have them.
         method: how grants are made where there is no refusal.
-        checksums: it verifies a SHA-256 sent with a form, and tells it afterwards.
+        checksums: it verifies a SHA-256 sent with a form, and states it afterwards.
         ordered: it lists keys in the order of their bytes.
     """
 
@@ -109,7 +109,7 @@ def _by_credential(store: S3Store, method: GrantMethod, place: str) -> Tried:
 
 
 def refusal_of_forms(store: S3Store, place: str) -> Tried:
-    """What speaks against signed forms."""
+    """Return what speaks against signed forms."""
     now = store.now()
     inside, outside = f"{place}inside/", f"{place}outside/"
 
@@ -152,7 +152,7 @@ def _refusal_of_urls(store: S3Store, key: str) -> str:
 
 
 def _verifies_checksums(store: S3Store, method: GrantMethod, place: str) -> bool:
-    """Whether wrong content is refused, and the hash of right content told."""
+    """Whether wrong content is refused, and the hash of right content stated."""
     folder = f"{place}inside/" if method is not GrantMethod.FORM else f"{place}checksums/"
     expires = store.now() + LIFE
     if method is GrantMethod.FORM:

@@ -32,7 +32,7 @@ _OTHERS: Final = b"another attempt's"
 
 
 def refusal_of_credentials(store: S3Store, method: GrantMethod, place: str) -> Tried:
-    """What speaks against credentials of this kind."""
+    """Return what speaks against credentials of this kind."""
     inside, outside = f"{place}inside/", f"{place}outside/"
     one = f"{place}beats/one"
     also = "" if method is GrantMethod.B2 else one

@@ -1,14 +1,14 @@
 """An object store in a bucket: AWS, and everything that speaks its protocol, by `endpoint_url`.
 
-boto3 is imported when a store is opened, so that nobody without a bucket pays for it or needs it.
+boto3 is imported when a store is opened, so that a user without a bucket neither waits for it nor needs it.
 
-Theory. Stores differ in what they enforce, and a store that ignores what a grant says would let a stranger write
+Theory. Stores differ in what they enforce, and a store that ignores what a grant states would let any host write
 anywhere. What this one does is found out by a probe (`probe.py`) and never assumed: until the probe has seen every
 forgery refused, `grant_upload` gives nothing. Grants are POST policies where the store has them (one signature that
 permits objects of limited size below one prefix until an instant, with no power to read, list or delete), else
 temporary credentials that may only put below the prefix (`s3_grants.py`).
 
-Retries are few and bounded, so that a store that is away is told about soon. Nothing here logs, and no error quotes a
+Retries are few and bounded, so that a store that is away is reported soon. Nothing here logs, and no error quotes a
 URL, a form or a key of the account.
 """
 
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from spotd_jobs.objects.probe import Findings
 
 URL_LIFE_MAX_S: Final = 7 * 86400
-"""A presigned URL cannot live longer, whatever it says."""
+"""A presigned URL cannot live longer, whatever it states."""
 DELETED_PER_CALL: Final = 1000
 CREATE_TRIES: Final = 5
 PART_BYTES_MAX: Final = 5 * 1024**3
 VERSIONS_MAX: Final = 200_000
-"""Of one prefix: how many there are was a stranger's choice."""
+"""Of one prefix: how many there are was an untrusted host's choice."""
 _KEY_MAX: Final = 1024
 _WRITER: Final = "spotd-writer"
 _XML_CARRIES: Final = re.compile("[\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*").fullmatch
@@ -94,11 +94,11 @@ class S3Store:
 
     @property
     def shared_with_hosts_by(self) -> str:
-        """`network`: whoever reaches the store can use a grant."""
+        """`network`: every computer that reaches the store can use a grant."""
         return "network"
 
     def findings(self) -> Findings:
-        """What this store enforces, found out once.
+        """Return what this store enforces, found out once.
 
         Raises:
             StoreError: it could not be found out.
@@ -124,7 +124,7 @@ class S3Store:
         return _info(key, len(data), answer)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
-        """The object holds a copy of the file as it was read; durable when it returns.
+        """Store a copy of the file as it was read; durable when it returns.
 
         Raises:
             StoreError: the file cannot be read.
@@ -142,7 +142,7 @@ class S3Store:
         return found
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
-        """The object, refused when larger than `bytes_max`, of which no more than that is asked for.
+        """Return the object, refused when larger than `bytes_max`, of which no more than that is asked for.
 
         Raises:
             ObjectMissing, StoreError
@@ -157,7 +157,7 @@ class S3Store:
         return data
 
     def get_file(self, key: str, path: Path) -> None:
-        """The object's bytes are in `path`, written all or not at all.
+        """Write the object's bytes to `path`, all or not at all.
 
         Raises:
             ObjectMissing, StoreError
@@ -176,16 +176,16 @@ class S3Store:
                 spooled.unlink(missing_ok=True)
 
     def head(self, key: str) -> ObjectInfo | None:
-        """What is known of the object, or `None` if there is none."""
+        """Return what is known of the object, or `None` if there is none."""
         return self._head(key, checksums=self._findings is not None and self._findings.checksums)
 
     def stored_sha256(self, key: str) -> str | None:
-        """What the store says the object's content hash is, for the probe to judge."""
+        """Return the object's content hash as the store states it, for the probe to judge."""
         found = self._head(key, checksums=True)
         return found.sha256 if found is not None else None
 
     def keys_as_listed(self, prefix: str) -> Iterator[str]:
-        """The keys in the order in which the store gives them, for the probe to judge."""
+        """Return the keys in the order in which the store gives them, for the probe to judge."""
         return (info.key for info in self._listed(prefix))
 
     def _head(self, key: str, *, checksums: bool) -> ObjectInfo | None:
@@ -236,7 +236,7 @@ class S3Store:
                     yield _listed_info(item, item["Key"].removeprefix(head))
 
     def _parts(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Parts that were sent of uploads that nobody has completed; none where the store has no such uploads."""
+        """List parts of uploads that were never completed; none where the store has no such uploads."""
         head = self.place.prefix
         try:
             with self._translated(prefix):
@@ -266,7 +266,7 @@ class S3Store:
             yield ObjectInfo(key=key, size=PART_BYTES_MAX, etag="", modified=self.now())
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; absent ones do not matter."""
+        """Delete the objects; absent ones do not matter."""
         every = [self._full(key) for key in keys]
         easy = [full for full in every if _XML_CARRIES(full)]
         for start in range(0, len(easy), DELETED_PER_CALL):
@@ -282,7 +282,7 @@ class S3Store:
             self.delete_listed(key)
 
     def delete_listed(self, key: str) -> None:
-        """The object is gone, also under a name that no key can have: whoever may write below a prefix may write any.
+        """Delete the object, also under a name that no key can have: a host may write any below its prefix.
 
         A list of keys is sent as XML, which cannot hold every character; an address can.
         """
@@ -291,7 +291,7 @@ class S3Store:
             self._client.delete_object(Bucket=self.place.bucket, Key=full)
 
     def first_versions(self, prefix: str) -> dict[str, str]:
-        """What names each object below the prefix as it was first written; empty where the store keeps no versions."""
+        """Return the first version of each object below the prefix; empty where the store keeps no versions."""
         head, first = self.place.prefix, {}
         if not self._keeps_versions():
             return {}
@@ -305,7 +305,7 @@ class S3Store:
         return first
 
     def _keeps_versions(self) -> bool:
-        """Whether an overwritten object can still be read; a store that will not say is taken to keep none."""
+        """Whether an overwritten object can still be read; a store that does not answer is taken to keep none."""
         if self._versioned is None:
             try:
                 with self._translated(""):
@@ -318,7 +318,7 @@ class S3Store:
         return self._versioned
 
     def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
-        """A URL that reads exactly this object until then, without any other credential."""
+        """Return a URL that reads exactly this object until then, without any other credential."""
         full = self._full(key)
         left = int((expires - self.now()).total_seconds())
         seconds = min(URL_LIFE_MAX_S, max(1, left))
@@ -350,11 +350,11 @@ class S3Store:
         return UploadGrant(method="sigv4", prefix=prefix, expires=until, size_max=size_max, fields=fields, beat=one)
 
     def advice(self) -> Sequence[Advice]:
-        """What of the bucket's own settings costs money or checkpoints, as far as the key may read them."""
+        """Return what of the bucket's own settings costs money or checkpoints, as far as the key may read them."""
         return advice(self._client, self.place)
 
     def revoke_upload(self, prefix: str) -> None:
-        """What can be taken back of the leave to write below `prefix` is; the rest runs out.
+        """Revoke what can be revoked of the permission to write below `prefix`; the rest expires.
 
         Raises:
             StoreError: it could not be taken back now.
@@ -363,17 +363,17 @@ class S3Store:
             self._grants.revoke(self._findings.method, prefix)
 
     def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
-        """A signed POST policy, as `UploadGrant.fields`; whether the store heeds it is for the probe to say."""
+        """Return a signed POST policy, as `UploadGrant.fields`; the probe decides whether the store heeds it."""
         return self._grants.form(prefix, expires=expires, size_max=size_max, checksums=checksums)
 
     def form_of(self, key: str, *, expires: datetime, size_max: int) -> dict[str, Any]:
-        """The same for exactly one object."""
+        """Return the same for exactly one object."""
         return self._grants.form_of(key, expires=expires, size_max=size_max)
 
     def credential(
         self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool, also: str = ""
     ) -> tuple[dict[str, Any], datetime]:
-        """A temporary credential, as `UploadGrant.fields`, and its end; whether it is limited is for the probe to say.
+        """Return a temporary credential, as `UploadGrant.fields`, and its end; the probe decides whether it is limited.
 
         Args:
             also: one object outside the prefix that may be put, too.
@@ -384,7 +384,7 @@ class S3Store:
         return self._grants.credential(method, prefix, expires=expires, checksums=checksums, also=also)
 
     def now(self) -> datetime:
-        """The present instant by the clock that dates whatever is signed here."""
+        """Return the present instant by the clock that dates what is signed here."""
         return self._clock()
 
     def _full(self, key: str) -> str:
@@ -394,7 +394,7 @@ class S3Store:
         return full
 
     def _create(self, key: str, full: str, data: bytes) -> ObjectInfo:
-        """Raises Conflict unless this very call made the object, also where its first answer was lost."""
+        """Raise Conflict unless this very call made the object, also where its first answer was lost."""
         writer = uuid.uuid4().hex
         for _ in range(CREATE_TRIES):
             try:
@@ -452,7 +452,7 @@ class S3Store:
 
 
 def open_bucket(place: S3Place) -> S3Store:
-    """The store, probed if it answers; one that is away now is probed before its first grant.
+    """Open the store, probed if it answers; one that is away now is probed before its first grant.
 
     Raises:
         StoreError: it answers, and cannot be used as it is configured.
@@ -477,7 +477,7 @@ def _info(key: str, size: int, answer: Any) -> ObjectInfo:
 
 
 def _hex(checksum: str | None) -> str | None:
-    """The SHA-256 of the whole object as hex; `None` for the checksum of a multipart upload's parts."""
+    """Return the SHA-256 of the whole object as hex; `None` for the checksum of a multipart upload's parts."""
     if checksum is None or "-" in checksum:
         return None
     try:

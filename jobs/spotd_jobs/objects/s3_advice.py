@@ -20,7 +20,7 @@ _EXPIRE_OLD = (
 
 
 def advice(client: S3Client, place: S3Place) -> list[Advice]:
-    """What is right or wrong with unfinished uploads, with what expires and with versions, as far as the key may read.
+    """Return what is right or wrong with unfinished uploads, with expiry and with versions, as far as the key may read.
 
     Raises:
         StoreUnavailable
@@ -37,7 +37,7 @@ def advice(client: S3Client, place: S3Place) -> list[Advice]:
 
 
 def _keeps_versions(client: S3Client, place: S3Place) -> bool:
-    """Whether what is deleted or written over stays; where that may not be asked, nothing is said of it."""
+    """Whether what is deleted or overwritten stays; where that may not be asked, it is left out."""
     try:
         with translated(place, ""):
             return client.get_bucket_versioning(Bucket=place.bucket).get("Status") == "Enabled"
@@ -81,7 +81,7 @@ def _of_versions(rules: list[Any], prefix: str) -> Advice:
 
 
 def _of_ends(rules: list[Any], prefix: str) -> list[Advice]:
-    """A rule that deletes by age deletes what a checkpoint on the list still refers to."""
+    """Warn of a rule that deletes by age: it deletes what a checkpoint on the list still refers to."""
     found = []
     for rule in rules:
         begin = _prefix_of(rule)

@@ -68,7 +68,7 @@ class Keys:
 
 
 def s3_keys(place: S3Place, access_key: str | None, secret_key: str | None) -> Callable[[], Keys]:
-    """What gives the keys that a client made of these would sign with, as they are at each moment."""
+    """Return what gives the keys that a client made of these would sign with, as they are at each moment."""
     if access_key is not None and secret_key is not None:
         given = Keys(access=access_key, secret=secret_key)
         return lambda: given
@@ -85,10 +85,10 @@ def s3_keys(place: S3Place, access_key: str | None, secret_key: str | None) -> C
 
 
 def s3_client(place: S3Place, access_key: str | None, secret_key: str | None) -> S3Client:
-    """A client that behaves the same in front of every maker's store.
+    """Return a client that behaves the same in front of every maker's store.
 
     Raises:
-        StoreError: boto3 is not installed, or what is sent would be open to everybody on the way.
+        StoreError: boto3 is not installed, or what is sent could be read on the way.
     """
     client: S3Client = _session(place, access_key, secret_key).client(
         "s3", region_name=_region(place), endpoint_url=place.endpoint_url, config=_config(place)
@@ -102,7 +102,7 @@ def s3_client(place: S3Place, access_key: str | None, secret_key: str | None) ->
 
 
 def sts_client(place: S3Place) -> STSClient:
-    """A client of the service that narrows the signer's rights for each host.
+    """Return a client of the service that narrows the signer's rights for each host.
 
     Raises:
         StoreError: boto3 is not installed.

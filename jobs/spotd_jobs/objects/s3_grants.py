@@ -1,6 +1,6 @@
 """What hosts are given in place of a bucket's keys: signed forms, or credentials that reach one prefix.
 
-Which of them a store can be trusted with is for the probe to say; here they are only made.
+The probe decides which of them a store can be trusted with; here they are only made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GrantMethod(StrEnum):
 
 
 def methods_for(place: S3Place) -> tuple[GrantMethod, ...]:
-    """What is worth trying with this store, best first.
+    """Return what is worth trying with this store, best first.
 
     A form is best: it limits the size of each object, and cannot read, list or delete whatever the store thinks.
     """
@@ -69,7 +69,7 @@ class S3Grants:
         self._purses: dict[GrantMethod, CredentialCache] = {}
 
     def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
-        """A signed POST policy, as `UploadGrant.fields`."""
+        """Return a signed POST policy, as `UploadGrant.fields`."""
         key_prefix = self._place.prefix + prefix
         conditions: list[Any] = [["content-length-range", 0, size_max]]
         if checksums:
@@ -81,7 +81,7 @@ class S3Grants:
         return {"url": url, "form": form, "key_prefix": key_prefix}
 
     def form_of(self, key: str, *, expires: datetime, size_max: int) -> dict[str, Any]:
-        """A signed POST policy that names the one key it is good for."""
+        """Return a signed POST policy that names the one key it is good for."""
         full = self._place.prefix + key
         with self._translated(key):
             conditions = [["content-length-range", 0, size_max]]
@@ -91,13 +91,13 @@ class S3Grants:
     def credential(
         self, method: GrantMethod, prefix: str, *, expires: datetime, checksums: bool, also: str = ""
     ) -> tuple[dict[str, Any], datetime]:
-        """A credential as `UploadGrant.fields`, and until when it is good, which may be another instant than asked for.
+        """Return a credential as `UploadGrant.fields`, and its end, which may be another instant than asked for.
 
         Args:
             also: one object outside the prefix that may be put, too.
 
         Raises:
-            StoreError: whoever makes them refuses or is away.
+            StoreError: the service that makes them refuses or is away.
         """
         key_prefix = self._place.prefix + prefix
         made = self._credential_cache(method).credential(
@@ -117,7 +117,7 @@ class S3Grants:
         return fields, made.expires
 
     def revoke(self, method: GrantMethod, prefix: str) -> None:
-        """What can be taken back of a prefix's newest credential is."""
+        """Revoke what can be revoked of a prefix's newest credential."""
         if method is not GrantMethod.FORM:
             self._credential_cache(method).revoke(self._place.prefix + prefix)
 

@@ -1,6 +1,6 @@
 """Upload forms and URLs that read one object, signed here (signature version 4) by a clock that is given.
 
-boto3 can make both, but only by the clock of the process: nobody could then say what was signed for which instant, and
+boto3 can make both, but only by the clock of the process: the instant of a signature could not be chosen, and
 a test of an expiry would have to wait for it. What is sent to the store at once, boto3 goes on signing itself.
 """
 
@@ -52,7 +52,7 @@ class Signer:
     def form(
         self, key_prefix: str, *, expires: datetime, conditions: Sequence[Any] = (), exact: bool = False
     ) -> tuple[str, dict[str, str]]:
-        """A URL and the fields of a form that uploads below the prefix until then, under those conditions too.
+        """Return a URL and the fields of a form that uploads below the prefix until then, under those conditions too.
 
         Args:
             exact: the prefix is one whole key.
@@ -82,7 +82,7 @@ class Signer:
         return self.bucket_url if self.path_style else f"{self.bucket_url}/", fields
 
     def url(self, key: str, *, seconds: int, version: str | None = None) -> str:
-        """A URL that reads the object with exactly this key, from now on for so long.
+        """Return a URL that reads the object with exactly this key, from now on for so long.
 
         Raises:
             StoreError: there is no key to sign with.

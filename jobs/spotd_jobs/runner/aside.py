@@ -10,7 +10,7 @@ _ASIDE = TEMPORARY + "before-"
 
 
 def clear_aside(folder: str, boot: int) -> None:
-    """The folder exists and is empty: a checkpoint of unknown state is never resumed from.
+    """Make the folder, empty: a checkpoint of unknown state is never resumed from.
 
     What was there is not deleted but moved beside the folder, until the next start of the runner. (Some training
     scripts refuse a folder that holds anything, so it stays inside, hidden, only where there is no other way.)

@@ -2,7 +2,7 @@
 
 The order of things: code and checkpoint come in side by side, the setup runs as soon as the code is there, the command
 as soon as both are done. While it runs this thread only waits, for the job's end or for a reason to stop it. Then what
-is complete goes to the store, and last of all the report that says so.
+is complete goes to the store, and last of all the report of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
 _FULL_BYTES = 16 * 1024 * 1024
-"""A disk with less room than this was full for whoever wrote to it."""
+"""A disk with less room than this was full for every process that wrote to it."""
 
 
 class _Halt(Exception):
@@ -53,7 +53,7 @@ class _Halt(Exception):
 
 
 def _failure(error: OSError, what: str) -> _Halt:
-    """The end that an error of this machine's own disk makes."""
+    """Return the end that an error of this machine's own disk makes."""
     return _Halt("disk_full" if is_full(error) else "runner_error", "%s: %s" % (what, reason_of(error)))
 
 
@@ -100,7 +100,7 @@ class AttemptRun:
     # --- the course of an attempt -----------------------------------------------------------------------------------
 
     def carry(self) -> str:
-        """The attempt is over and reported as far as the store allows; returns its outcome."""
+        """Carry the attempt until it is over and reported as far as the store allows; return its outcome."""
         grant = self._keeper.grant
         self._heartbeat.start()
         self._store.events.start()
@@ -114,7 +114,7 @@ class AttemptRun:
             halt = _Halt(stop.outcome, stop.reason, ended) if stop is not None else self._judged(ended)
         except _Halt as early:
             halt = early
-        except Exception as error:  # noqa: BLE001 - whatever broke, the daemon must be told and the machine must end
+        except Exception as error:  # noqa: BLE001 - whatever broke, it must be reported and the machine must end
             log_line("the runner failed: " + reason_of(error))
             halt = _Halt("disk_full" if is_full(error) else "runner_error", reason_of(error))
         self._cancel.set()
@@ -272,7 +272,7 @@ class AttemptRun:
     def _run_group(
         self, argv: list[str], env: dict[str, str], on_start: Callable[[int], None] | None = None
     ) -> process.ProcessEnd:
-        """The command has run to its end, or was stopped; nothing of it is left."""
+        """Run the command to its end, or stop it; nothing of it is left."""
         stop = self._shutdown_watch.poll()
         if stop is not None:
             raise _Halt(stop.outcome, stop.reason)
@@ -331,14 +331,14 @@ class AttemptRun:
         if stop.outcome == "not_current":
             self._flush_until = steady() + _WITHDRAWN_FLUSH_S
         elif stop.at is not None:
-            # The machine may live longer than it was told: go on until it really dies, within reason.
+            # The machine may live longer than announced: go on until it really dies, within reason.
             self._flush_until = steady() + max(0.0, stop.at - CLOCK.now()) + _FLUSH_MAX_S
         else:
             self._flush_until = steady() + min(max(lease_s, _FLUSH_MIN_S), _FLUSH_MAX_S)
         return stop.flush
 
     def _finish(self, halt: _Halt) -> str:
-        """What is complete is stored and the end is reported. Whatever fails in one step, all later ones are taken."""
+        """Store what is complete and report the end. Whatever fails in one step, all later ones are taken."""
         phase, ended = self._last_phase, halt.ended
         may_flush = bool(self._step("the time for uploads", self._limit_flush))
         oom = self._step("the cause of death", lambda: ended is not None and self._oom.happened(ended))
@@ -371,7 +371,7 @@ class AttemptRun:
         return halt.outcome
 
     def _step(self, what: str, work: Callable[[], Any]) -> Any:
-        """What one step of the end gives, `None` if it failed."""
+        """Return what one step of the end gives, `None` if it failed."""
         try:
             return work()
         except Exception as error:  # noqa: BLE001 - the report and the end of the machine must come in any case
@@ -405,7 +405,7 @@ class AttemptRun:
         places = (self._workdir, patterns, self._output_dir, os.path.join(self._home, "gathered"))
         try:
             stored = outputs.store_outputs(self._store, self._known, progress, self._chunk_bytes, places, left_out)
-        except Exception as error:  # noqa: BLE001 - the job is done, and what became of its outputs must be said
+        except Exception as error:  # noqa: BLE001 - the job is done, and what became of its outputs must be reported
             left_out.add("all outputs", reason_of(error))
             left_out.count = max(left_out.count, outputs.count_of(places))
             stored = None

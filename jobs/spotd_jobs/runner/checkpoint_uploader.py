@@ -1,6 +1,6 @@
 """Finds complete checkpoints while the job runs, and brings them to the store without ever being in its way.
 
-Two threads. The *watcher* looks at the checkpoint folder, judges each entry, and puts a stage of every complete one
+Two threads. The *watcher* scans the checkpoint folder, judges each entry, and puts a stage of every complete one
 into a short queue. The *uploader* takes the newest of the queue, since that is the one worth having when the machine
 goes away, and sends it. An entry counts as new whenever its tree differs from the one that was taken last under its
 name, so a file that is written over and over is a new checkpoint each time. But what has only lost files since then is
@@ -30,7 +30,7 @@ PUBLISHED = "published"
 """A file in the runner's home: this attempt has stored a checkpoint, whatever starts here next."""
 _POLL_MAX_S = 1.0
 _POLL_MIN_S = 0.02
-_SCAN_SHARE = 20  # a look that takes long makes looks rarer, so that watching stays under 5 % of one core
+_SCAN_SHARE = 20  # a scan that takes long makes scans rarer, so that watching stays under 5 % of one core
 _NAME_MAX = 150
 _ODD_MAX = 1000
 _SMALL_BYTES = 16 * 1024 * 1024
@@ -96,7 +96,7 @@ class CheckpointUploader:
         self._whole: dict[str, tree.Tree] = {}
         """Of each entry that is there, the last state that was complete, whatever became of its upload."""
         self._odd: dict[str, str] = {}
-        """Of entries that could not even be looked at: what was said of each."""
+        """Of entries that could not even be read: what was reported of each."""
         self._published: set[str] = set()
         self._names_are_free = True
         self._pointed: set[str] = set()
@@ -140,7 +140,7 @@ class CheckpointUploader:
             thread.start()
 
     def look_now(self) -> None:
-        """The next look comes at once."""
+        """Scan again at once."""
         self._wake.set()
 
     @property
@@ -148,13 +148,13 @@ class CheckpointUploader:
         return len(self._queue)
 
     def hurry(self) -> None:
-        """The machine will go away: the newest complete checkpoint goes first, whatever is under way."""
+        """Upload the newest complete checkpoint first, whatever is under way: the machine will go away."""
         self._urgent = True
         self._store.hurry()
         self._wake.set()
 
     def drain(self, give_up_at: float, *, ended_cleanly: bool, died_at: float) -> bool:
-        """The job has ended, nothing writes any more: what is complete is stored, newest first, until `give_up_at`.
+        """Store what is complete, newest first, until `give_up_at`: the job has ended, nothing writes any more.
 
         Returns whether all of it is stored.
         """
@@ -184,7 +184,7 @@ class CheckpointUploader:
             began = steady()
             try:
                 self._look(None)
-            except Exception as error:  # noqa: BLE001 - a folder in a strange state now may be well at the next look
+            except Exception as error:  # noqa: BLE001 - a folder in an unusable state now may be well at the next scan
                 log_line("looking for checkpoints failed: " + reason_of(error))
             pause_s = max(self._poll_s, (steady() - began) * _SCAN_SHARE)
 
@@ -198,7 +198,7 @@ class CheckpointUploader:
                     candidate = self._candidate(name, end)
                     if candidate is not None:
                         found.append((self._age(candidate), candidate))
-                except Exception as error:  # noqa: BLE001 - whatever is odd about one entry, the others are looked at
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with one entry, the others are read
                     self._refuse(name, "it can not be looked at: " + reason_of(error))
             for _, candidate in sorted(found, key=_first):
                 try:
@@ -263,7 +263,7 @@ class CheckpointUploader:
         try:
             stage = tree.stage(self._folder, candidate, os.path.join(self._stages, str(serial)))
         except tree.Vanished:
-            return  # it changed after all; the next look sees the new state
+            return  # it changed after all; the next scan sees the new state
         self._taken[candidate.name] = self._whole[candidate.name] = candidate
         step = complete.step_of(self._folder, candidate)
         taken = _Taken(stage, serial, step, now_text())
@@ -341,8 +341,8 @@ class CheckpointUploader:
         """How far the upload under way gives way to the job: not at all once the job or its machine ends."""
         if self._urgent:
             return Priority.NOT
-        # What is small is in nobody's way for long, and may be written over soon. Slow is either starved, or needs so
-        # little of the processor that nobody misses it.
+        # What is small uses the processor only briefly, and may be written over soon. Slow is either starved, or needs
+        # so little of the processor that the training does not miss it.
         small = self.progress.total <= _SMALL_BYTES
         slow = self.progress.seconds > _PATIENCE_S and self.progress.pace < _SLOW_BYTES_PER_S
         return Priority.MOSTLY if small or slow else Priority.WHOLLY
@@ -404,7 +404,7 @@ class CheckpointUploader:
             del self._taken[taken.stage.tree.name]
 
     def _unique_name(self, entry: str, serial: int) -> str:
-        """What this checkpoint is called for good, fit to be part of a key. None is ever published twice."""
+        """Return the final name of this checkpoint, fit to be part of a key. None is ever published twice."""
         safe = safe_name(entry)
         if not self._names_are_free:
             return "%s~%d" % (safe, serial)
@@ -415,7 +415,7 @@ class CheckpointUploader:
 
 
 def safe_name(entry: str) -> str:
-    """A name for an entry that is fit to be part of a key, and no other entry's."""
+    """Return a name for an entry that is fit to be part of a key, and no other entry's."""
     safe = "".join(character if character in _SAFE else "_" for character in entry)
     if safe != entry or len(safe) > _NAME_MAX:
         safe = safe[:_NAME_MAX] + "-" + hashlib.sha256(os.fsencode(entry)).hexdigest()[:12]

@@ -22,7 +22,7 @@ WINDOW = 3
 
 
 def new_mark() -> str:
-    """What the names of an upload's chunks end in: no other upload of any attempt ends in the same."""
+    """Return what the names of an upload's chunks end in: no other upload of any attempt ends in the same."""
     return "-" + os.urandom(4).hex()
 
 
@@ -41,7 +41,7 @@ class ChunkIndex:
         self._load()
 
     def claim(self, sha256: str) -> str | None:
-        """The key, if the store has the chunk; `None` gives the caller the duty to send it and then call `sent`.
+        """Return the key, if the store has the chunk; `None` gives the caller the duty to send it and then call `sent`.
 
         Waits while another thread sends the same chunk.
         """
@@ -57,7 +57,7 @@ class ChunkIndex:
             under_way.wait()
 
     def sent(self, sha256: str, key: str) -> None:
-        """The claimed chunk is in the store."""
+        """Record that the claimed chunk is in the store."""
         with self._lock:
             self._keys[sha256] = key
             self._last[sha256] = self._count
@@ -71,12 +71,12 @@ class ChunkIndex:
             return  # it only saves sending again after a restart
 
     def failed(self, sha256: str) -> None:
-        """The claimed chunk was not sent; another may try."""
+        """Record that the claimed chunk was not sent; another thread may try."""
         with self._lock:
             self._under_way.pop(sha256).set()
 
     def publishing(self) -> None:
-        """A manifest is about to be published: what is too old to be counted on after it is forgotten.
+        """Forget what is too old to be counted on once the next manifest is published.
 
         Raises:
             OSError: this could not be made to last, so the manifest must not be published. A full disk is no such case:
@@ -92,7 +92,7 @@ class ChunkIndex:
                 os.remove(self._path)
 
     def published(self, files: list[dict[str, Any]]) -> None:
-        """The manifest of these files is in the store: what it names is young again."""
+        """Record that the manifest of these files is in the store: what it names counts as new again."""
         with self._lock:
             for entry in files:
                 for chunk in entry["chunks"]:
@@ -102,7 +102,7 @@ class ChunkIndex:
             try:
                 self._rewrite()
             except OSError:
-                return  # the file says less than is true, which only costs sending again
+                return  # the file holds less than is true, which only costs sending again
 
     def _rewrite(self) -> None:
         write_whole(self._path, "".join(self._line(sha256) for sha256 in self._last).encode())

@@ -3,9 +3,9 @@
 Theory. Three things must hold. It is not marked as unfinished: no temporary name, no `checkpoint-is-incomplete.txt`,
 and where it is plainly the work of a framework that ends with a mark of its own, that mark is there (a quiet writer
 that is not done must not pass for a finished one). What can be checked cheaply is sound: indexes name existing shards,
-archives have their ends. And it is finished: its mark says so, or nothing in it has changed for the settle time, or the
-job ended with exit code 0, which leaves nobody to write. A process that was killed or failed proves nothing: it may
-have died writing (of a full disk, say). What it left counts only by its mark, by having settled before, or if it is a
+archives have their ends. And it is finished: its mark shows it, or nothing in it has changed for the settle time, or
+the job ended with exit code 0, after which no process writes. A process that was killed or failed proves nothing: it
+may have died writing (of a full disk). What it left counts only by its mark, by having settled before, or if it is a
 single archive with its end in place.
 """
 
@@ -36,7 +36,7 @@ _STEP_MAX = 2**53
 _POINTER_BYTES_MAX = 255
 _MAY_BE_WRITTEN = "it may still be written"
 AFTER_DEATH = {_MAY_BE_WRITTEN: "the job died before it was certainly complete"}
-"""How a verdict reads once nobody writes any more."""
+"""The verdict on an entry to which nothing writes any more."""
 _SOUND_FILES_MAX = 2000
 _JSON_BYTES_MAX = 64 * 1024 * 1024
 _SAFETENSORS_HEADER_MAX = 100 * 1024 * 1024
@@ -101,7 +101,7 @@ def needs_pointer(tree: Tree) -> bool:
 
 
 def pointed_names(text: str) -> frozenset[str]:
-    """The entries that the content of a pointer file names: a DeepSpeed tag, or a Megatron iteration."""
+    """Return the entries that the content of a pointer file names: a DeepSpeed tag, or a Megatron iteration."""
     word = text.strip()
     if word.isdigit():
         return frozenset((word, "iter_%07d" % int(word))) if len(word) < 20 else frozenset()
@@ -136,7 +136,7 @@ def _not_yet(why: str) -> Completeness:
 
 
 def _missing_mark(tree: Tree, inside: dict[str, Node], around: CompletenessContext) -> str:
-    """What a framework's own checkpoint lacks; empty if nothing."""
+    """Return what a framework's own checkpoint lacks; empty if nothing."""
     for path in inside:
         if path.endswith(".distcp"):
             beside = path.rsplit("/", 1)[0] + "/" if "/" in path else ""
@@ -176,7 +176,7 @@ def _has_many_ranks(inside: dict[str, Node]) -> bool:
 
 
 def _unsound(folder: str, tree: Tree, inside: dict[str, Node]) -> str:
-    """What shows that the content is cut short; empty if nothing does."""
+    """Return what shows that the content is cut short; empty if nothing does."""
     for path in inside:
         if path.endswith(".index.json"):
             lacking = _lacks_shards(_place(folder, tree, path), path, inside)
@@ -240,7 +240,7 @@ def _trainer_state(folder: str, tree: Tree) -> dict[str, object] | None:
 
 
 def _has_its_end(place: str) -> bool:
-    """Whether a zip archive (`torch.save`, numpy) or a safetensors file ends where it says. Others pass."""
+    """Whether a zip archive (`torch.save`, numpy) or a safetensors file ends where its header states. Others pass."""
     try:
         with open(place, "rb") as stream:
             start = stream.read(8)
@@ -256,7 +256,7 @@ def _has_its_end(place: str) -> bool:
 
 
 def _is_archive(place: str) -> bool:
-    """Whether `_has_its_end` can really tell of this file."""
+    """Whether `_has_its_end` can really judge this file."""
     try:
         with open(place, "rb") as stream:
             return place.endswith(".safetensors") or stream.read(4) == b"PK\x03\x04"
@@ -277,7 +277,7 @@ def _safetensors_size(start: bytes, read: Callable[[int], bytes]) -> int:
 
 
 def step_of(folder: str, tree: Tree) -> int | None:
-    """The training step of the checkpoint, where its content or its name tells."""
+    """Return the training step of the checkpoint, where its content or its name shows it."""
     if "trainer_state.json" in tree.inside():
         step = (_trainer_state(folder, tree) or {}).get("global_step")
         if isinstance(step, int) and 0 <= step < _STEP_MAX:

@@ -1,4 +1,4 @@
-"""How a machine ends itself once its attempt is over, so that it costs nothing when nobody is there to end it.
+"""The machine's own end once its attempt is over, so that it costs nothing while the daemon is away.
 
 The credentials are the host's own, scoped by its provider to this one instance; they come from its environment and are
 never handed to the job.
@@ -27,9 +27,9 @@ _RUNPOD = "https://api.runpod.io"
 
 
 def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TRY_FOR_S) -> bool:
-    """The provider accepted that this machine ends, or there is no way to ask it.
+    """Ask the provider to end this machine; return whether it accepted, or there is no way to ask it.
 
-    False after half an hour of refusals: the process then ends, and whoever restarts it comes here again. Where a
+    False after half an hour of refusals: the process then ends, and its next start comes here again. Where a
     provider starts a container again as soon as it ends (RunPod, on a wiped disk), returning would be the worst that
     can be done: so this waits to be killed, for a while.
     """

@@ -12,7 +12,7 @@ _HIDDEN = (*INSTANCE_KEYS, GRANT_URL_VARIABLE)
 
 
 def job_environment(grant: RunnerGrant, places: dict[str, str]) -> dict[str, str]:
-    """Later ones win: nothing of the image, the job file or the secrets can change what `SPOTD_*` says.
+    """Later ones win: nothing of the image, the job file or the secrets can change the value of `SPOTD_*`.
 
     The host's keys over this machine, and the URL of the grant, are not in it.
     """

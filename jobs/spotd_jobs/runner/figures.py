@@ -1,4 +1,4 @@
-"""Figures about the machine for the heartbeat: graphics cards, processor, memory, disk. What is not told is None."""
+"""Figures about the machine for the heartbeat: graphics cards, processor, memory, disk. Unknown ones are None."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ _FIRST_TRY_S = 900.0
 
 
 class NotCurrent(Exception):
-    """This machine has no leave to run anything. The text says why.
+    """No permission to run anything on this machine. The text states why.
 
     Attributes:
-        end: how the machine may end itself, where a grant still told.
+        end: how the machine may end itself, where a grant still named a way.
     """
 
     def __init__(self, why: str, end: dict[str, Any] | None = None) -> None:
@@ -65,7 +65,7 @@ class RunnerGrant:
 
 
 def read_grant(url: str) -> RunnerGrant:
-    """The grant at this URL.
+    """Return the grant at this URL.
 
     Raises:
         web.WebError: nothing that is a grant can be read there now.
@@ -79,10 +79,10 @@ def read_grant(url: str) -> RunnerGrant:
 
 
 def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = False) -> RunnerGrant:
-    """A grant that permits to run now.
+    """Return a grant that permits to run now.
 
     Args:
-        wait: sleeps, and tells whether to give up.
+        wait: sleeps, and returns whether to give up.
         published: this attempt has stored a checkpoint from this machine before.
 
     Raises:
@@ -155,7 +155,7 @@ class GrantKeeper:
 
     @property
     def withdrawn(self) -> bool:
-        """The place of the grant says that this attempt is no longer the current one."""
+        """Whether the place of the grant shows that this attempt is no longer the current one."""
         return self._foreign or self._missing >= MISSING_MAX
 
     def lease_left_s(self) -> float:
@@ -170,7 +170,7 @@ class GrantKeeper:
                 log_line("reading the grant failed: " + reason_of(error))
 
     def refresh(self) -> None:
-        """The grant was asked for once, and taken if it is a newer one of this attempt."""
+        """Ask for the grant once, and take it if it is a newer one of this attempt."""
         asked_at = steady()
         try:
             grant = read_grant(self._grant.url)

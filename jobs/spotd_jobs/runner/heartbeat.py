@@ -1,8 +1,8 @@
-"""heartbeat.json: the attempt's state in one small object, written at a steady beat and at every change of phase.
+"""heartbeat.json: the attempt's state in one small object, written at a steady pace and at every change of phase.
 
-After each of them comes the beat: a second, tiny object in one folder with those of all other attempts, so that a
-listing of a thousand tells the daemon who lives. Its size is a count of what there is to read: it changes when the
-heartbeat says something new or an event was stored, and not with figures of the machine. So the daemon reads a host's
+After each of them comes the liveness marker: a second, tiny object in one folder with those of all other attempts, so
+that a listing of a thousand shows which hosts live. Its size is a count of what there is to read: it changes when the
+heartbeat has something new or an event was stored, and not with figures of the machine. So the daemon reads a host's
 documents only when there is news in them.
 """
 
@@ -31,7 +31,7 @@ _PROGRESS_BEATS = 4
 
 
 class Status:
-    """What the heartbeat tells; written by the attempt, read by the beat. Single assignments, so no lock."""
+    """What the heartbeat holds; written by the attempt, read by its thread. Single assignments, so no lock."""
 
     def __init__(self, boot: int) -> None:
         self.boot = boot
@@ -47,7 +47,7 @@ class Status:
 
 
 class HeartbeatWriter:
-    """The thread that beats."""
+    """The thread that writes heartbeats and liveness markers."""
 
     def __init__(self, store: RunnerStore, status: Status, home: str, every_s: Callable[[], float]) -> None:
         self._store = store
@@ -69,11 +69,11 @@ class HeartbeatWriter:
         self._thread.start()
 
     def soon(self) -> None:
-        """Something changed that is worth telling before the next beat."""
+        """Write the next heartbeat soon: something changed that is worth it."""
         self._now.set()
 
     def last(self) -> None:
-        """The final state is stored, and no older one will be written over it.
+        """Store the final state; no older one will be written over it.
 
         Raises:
             store.GivenUp
@@ -85,7 +85,7 @@ class HeartbeatWriter:
             self._store.put(NAME, json.dumps(document).encode())
             try:
                 self._put_beat(document)
-            except Exception as error:  # noqa: BLE001 - a host that falls silent is looked at all the same
+            except Exception as error:  # noqa: BLE001 - the documents of a host that falls silent are read all the same
                 log_line("the last beat could not be stored: " + reason_of(error))
 
     def _beat(self) -> None:
@@ -100,8 +100,8 @@ class HeartbeatWriter:
                     self._store.put_once(NAME, json.dumps(document).encode())
                     self._put_beat(document)
                 except SinkError:
-                    pass  # the next beat says more than this one would have
-                except Exception as error:  # noqa: BLE001 - a beat that fails must not be the last
+                    pass  # the next heartbeat holds more than this one would have
+                except Exception as error:  # noqa: BLE001 - a heartbeat that fails must not be the last
                     log_line("a heartbeat failed: " + reason_of(error))
             every_s = self._every_s()
             # At least a little apart: some stores take one write a second to one name.
@@ -112,7 +112,7 @@ class HeartbeatWriter:
                 time.sleep(left_s)
 
     def _put_beat(self, document: dict[str, Any]) -> None:
-        """Comes after what it speaks of is stored: whoever sees the new size finds the news."""
+        """Comes after what it announces is stored: a reader that sees the new size finds the news."""
         stored = self._store.events.stored
         told = json.dumps([stored, _news_of(document, _PROGRESS_BEATS * self._every_s())])
         if told != self._told:
@@ -167,7 +167,7 @@ class HeartbeatWriter:
 
 
 def _news_of(document: dict[str, Any], progress_s: float) -> dict[str, Any]:
-    """What of a heartbeat is worth reading it for."""
+    """Return what of a heartbeat is worth reading it for."""
     news = {name: value for name, value in document.items() if name not in _NO_NEWS}
     for name in ("upload", "restore"):
         transfer = dict(document[name] or {})
@@ -188,5 +188,5 @@ def _seen(uploader: Any, which: str) -> dict[str, Any] | None:
 
 
 def notice_row(source: str, reason: str, at: str | None) -> dict[str, Any]:
-    """A notice as the heartbeat shows it."""
+    """Return a notice as the heartbeat shows it."""
     return {"source": clean(source), "reason": clean(reason), "at": at}

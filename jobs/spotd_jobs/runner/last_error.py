@@ -10,7 +10,7 @@ _REPORT_S = 30.0
 
 
 def report_end(grant: RunnerGrant, boot: int, outcome: str, reason: str) -> None:
-    """The end of an attempt that could not even begin is in the store, or this gave up after a while."""
+    """Store the end of an attempt that could not even begin, or give up after a while."""
     give_up_at = steady() + _REPORT_S
     store = RunnerStore(lambda: grant, boot, lambda: steady() > give_up_at)
     store.events.start()

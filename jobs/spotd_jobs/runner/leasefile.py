@@ -17,7 +17,7 @@ _LIMIT_MAX_S = 999_999
 
 
 class LeaseFile:
-    """Says how long this machine may go on without another mark."""
+    """The file that shows how long this machine may go on without another mark."""
 
     def __init__(self, *, wanted: bool) -> None:
         self._path = os.path.join(os.getcwd(), MACHINE_LEASE) if wanted else ""
@@ -25,7 +25,7 @@ class LeaseFile:
         self._failed = False
 
     def mark(self, lease_s: float, grace_s: float) -> None:
-        """The lease was renewed now. Failing is no reason to stop anything."""
+        """Record that the lease was renewed now. Failing is no reason to stop anything."""
         if not self._path:
             return
         self._marks += 1

@@ -1,7 +1,7 @@
 """What the job prints, brought to the store as bounded numbered objects.
 
 The pipe is emptied at once, always: a job never waits for the store. What may be stored is bounded by an allowance per
-hour; beyond it the oldest waiting output is left out, and a line says how much.
+hour; beyond it the oldest waiting output is left out, and a line states how much.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LogShipper:
         self._send_thread.start()
 
     def say(self, text: str) -> None:
-        """A line of the runner's own among the job's."""
+        """Add a line of the runner's own among the job's."""
         self._take(("[spotd] " + text + "\n").encode("utf-8", "replace"))
 
     def close(self, timeout_s: float) -> bool:
@@ -159,5 +159,5 @@ class LogShipper:
 
 
 def patience_s(heartbeat_s: float) -> float:
-    """How long output may wait to be stored: a fresh heartbeat beside stale output would look odd."""
+    """How long output may wait to be stored: stale output beside a fresh heartbeat would mislead."""
     return max(0.05, min(heartbeat_s / 2, 5.0))

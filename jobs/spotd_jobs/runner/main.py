@@ -38,7 +38,7 @@ BOOT_MAX = 8 * 10**9
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code of the whole program."""
+    """Run the whole program; return its exit code."""
     parser = argparse.ArgumentParser(prog="spotd-runner", description="Carries one attempt of a job on this machine.")
     parser.add_argument("--grant-url", default=os.environ.get(GRANT_URL_VARIABLE), help="where grant.json is")
     parser.add_argument("--home", default=os.environ.get("SPOTD_HOME") or "spotd", help="a folder of the runner's own")
@@ -135,7 +135,7 @@ def _next_boot(home: str) -> tuple[bool, int]:
 
 
 def _kill_leftovers(home: str) -> None:
-    """Processes of a runner that was killed here do not go on beside the new one."""
+    """Kill processes of a runner that was killed here, so that they do not go on beside the new one."""
     mark = (read_text(os.path.join(home, MARK_FILE), 256) or "").strip()
     if not mark:
         return
@@ -169,7 +169,7 @@ def run() -> None:
     """Never returns: the process ends with `main`'s exit code, daemon threads or not."""
     try:
         code = main()
-    except Exception as error:  # noqa: BLE001 - a traceback on a console that nobody reads helps nobody
+    except Exception as error:  # noqa: BLE001 - a traceback on a console without readers helps no user
         log_line("this machine can not be used: " + reason_of(error))
         code = 1
     sys.stderr.flush()

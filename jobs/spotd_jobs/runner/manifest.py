@@ -41,7 +41,7 @@ def text_bytes(nodes: Iterable[Node], chunks: int) -> int:
 
 
 def too_much(chunks: int, text: int) -> str:
-    """Why no manifest can say this; empty if one can."""
+    """Why no manifest can hold this; empty if one can."""
     if chunks > CHUNKS_MAX:
         return "it would be more than %d chunks" % CHUNKS_MAX
     if text > TEXT_MAX:
@@ -50,7 +50,7 @@ def too_much(chunks: int, text: int) -> str:
 
 
 def written(store: RunnerStore, **fields: Any) -> bytes:
-    """The manifest as it is stored; `files` has the chunks of each file with it.
+    """Return the manifest as it is stored; `files` has the chunks of each file with it.
 
     Raises:
         Unfit: it is larger than the daemon reads.
@@ -78,7 +78,7 @@ def written(store: RunnerStore, **fields: Any) -> bytes:
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """The manifest, with names as this system has them, and of each file where in which chunk its bytes are.
+    """Return the manifest, with names as this system has them, and of each file where in which chunk its bytes are.
 
     Raises:
         Unreadable: there is none.

@@ -14,11 +14,11 @@ _ENCODED = re.compile(rb"%([0-9A-F]{2})")
 
 
 def encoded(name: str) -> str:
-    """The name or path, as the system's calls give it, as text."""
+    """Return the name or path, as the system's calls give it, as text."""
     return _ODD.sub(lambda found: b"%%%02X" % found[0][0], os.fsencode(name)).decode("ascii")
 
 
 def decoded(text: str) -> str:
-    """The name or path that the text stands for, as the system's calls take it."""
+    """Return the name or path that the text stands for, as the system's calls take it."""
     raw = text.encode("utf-8", "surrogateescape")
     return os.fsdecode(_ENCODED.sub(lambda found: bytes((int(found[1], 16),)), raw))

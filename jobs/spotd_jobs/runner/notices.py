@@ -1,6 +1,6 @@
-"""Early warnings: where they come from, and how the job is told.
+"""Early warnings: where they come from, and how the job learns of them.
 
-Sources: SIGTERM to the runner, an order in the grant, `$SPOTD_HOME/notice` (written by whoever owns the machine), and
+Sources: SIGTERM to the runner, an order in the grant, `$SPOTD_HOME/notice` (written by the machine's owner), and
 the AWS instance metadata service. A *rebalance* recommendation only asks for a checkpoint; all others end the attempt.
 """
 
@@ -43,7 +43,7 @@ class JobFile:
         self._seq = 0
 
     def tell(self, kind: str, reason: str, at: float | None) -> None:
-        """The file holds this notice."""
+        """Write this notice to the file."""
         self._seq += 1
         content = {
             "schema": 1,
@@ -59,7 +59,7 @@ class JobFile:
 
 
 def from_file(path: str) -> Notice | None:
-    """The notice that the machine's owner left at this path. Half a file is no notice yet."""
+    """Return the notice that the machine's owner left at this path. Half a file is no notice yet."""
     text = read_text(path, 65536)
     if text is None:
         return None
@@ -151,7 +151,7 @@ class ImdsWatch:
 
 
 def _time_of(action: dict[str, Any]) -> float:
-    """When the machine is taken; as soon as AWS ever takes one where the announcement does not say it legibly."""
+    """When the machine is taken; as soon as AWS ever takes one where the announcement does not state it legibly."""
     try:
         return as_epoch(str(action["time"]))
     except (KeyError, ValueError, OverflowError) as error:
@@ -163,5 +163,5 @@ def _time_of(action: dict[str, Any]) -> float:
 
 
 def imds_url(wanted: str | None) -> str | None:
-    """Where to ask: as the grant says, or the setting that AWS's own tools read."""
+    """Where to ask: as the grant states, or the setting that AWS's own tools read."""
     return wanted or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or None

@@ -1,7 +1,7 @@
 """Whether the kernel killed something of the job for want of memory, by whatever this machine lets be read.
 
-The count of the own control group is best: a container's is its own, and it tells of a worker that was killed while the
-command itself ended with an ordinary exit code. Without it, a hard kill is looked up in the log of the kernel, and
+The count of the own control group is best: a container's is its own, and it counts a worker that was killed while the
+command itself ended with an ordinary exit code. Without it, a hard kill is searched for in the kernel's log, and
 where even that is closed, a count of the whole machine that did not rise still proves that it was not the memory.
 """
 
@@ -34,7 +34,7 @@ class OomWatch:
         self._log = _open_at_end(log)
 
     def happened(self, ended: ProcessEnd) -> bool | None:
-        """`None`: the job was killed hard and nothing here tells by whom."""
+        """`None`: the job was killed hard and nothing here shows by what."""
         if ended.succeeded:
             return False
         now = _first_count(self._groups)
@@ -78,7 +78,7 @@ def _first_count(places: Sequence[str]) -> int | None:
 
 
 def _open_at_end(log: str) -> int | None:
-    """The kernel's log after its last record; `None` where it may not be read."""
+    """Open the kernel's log after its last record; `None` where it may not be read."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
     except OSError:

@@ -47,7 +47,7 @@ class StoredOutputs(NamedTuple):
 
 
 def find_outputs(folder: str, patterns: list[str], left_out: LeftOut) -> list[str]:
-    """The files (and links) below the work directory that a pattern matches, relative to it, each once."""
+    """Return the files (and links) below the work directory that a pattern matches, relative to it, each once."""
     found: set[str] = set()
     for pattern in patterns:
         if pattern.startswith("/") or ".." in pattern.split("/"):
@@ -172,7 +172,7 @@ def store_outputs(
     places: tuple[str, list[str], str, str],
     left_out: LeftOut,
 ) -> StoredOutputs | None:
-    """The outputs in the store, or `None` if there are none.
+    """Store the outputs; return `None` if there are none.
 
     Args:
         places: work directory, patterns, output folder, and a folder of the runner's own.
@@ -212,7 +212,7 @@ def count_of(places: tuple[str, list[str], str, str]) -> int:
 def upload_outputs(
     store: RunnerStore, known: ChunkIndex, progress: Progress, chunk_bytes: int, found: tree.Tree, into: str
 ) -> StoredOutputs:
-    """These files are in the store.
+    """Upload these files.
 
     Raises:
         store.GivenUp, tree.Vanished, tree.Unfit

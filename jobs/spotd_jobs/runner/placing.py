@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 
 class DiskFailed(Exception):
-    """This machine's own disk failed. (As an OSError it would pass for the store's, which is asked again.)"""
+    """A failure of this machine's own disk.
+
+    As an OSError it would pass for the store's, which is asked again.
+    """
 
     def __init__(self, error: OSError) -> None:
         super().__init__()
@@ -33,11 +36,11 @@ class Places:
         self.written = 0
 
     def begin(self) -> None:
-        """The next bytes are the chunk's first."""
+        """Begin a chunk: the next bytes are its first."""
         self.written = 0
 
     def write(self, data: memoryview) -> None:
-        """The next bytes of the chunk are in all files they belong to.
+        """Write the next bytes of the chunk to all files they belong to.
 
         Raises:
             DiskFailed

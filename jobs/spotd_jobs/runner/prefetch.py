@@ -2,7 +2,7 @@
 
 Where a machine pulls the job's image itself, it starts the runner once more beside that (`SPOTD_AHEAD`): each chunk,
 verified, goes to a file that bears its hash. The restore takes what it finds, verifies it again and fetches the rest.
-This reports nothing, shuts nobody out and ends nothing; whatever goes wrong here only leaves more to the restore.
+This reports nothing, locks nothing and ends nothing; whatever goes wrong here only leaves more to the restore.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Prefetch:
-    """What was fetched ahead into this home, for whoever restores."""
+    """What was prefetched into this home, for the restore."""
 
     def __init__(self, home: str) -> None:
         self._home = home
@@ -77,7 +77,7 @@ class Prefetch:
 
 
 def fetch_ahead(grant_url: str, home: str) -> None:
-    """What could be fetched of the newest checkpoint is there for the restore, unless that has begun meanwhile."""
+    """Fetch what can be had of the newest checkpoint for the restore, unless that has begun meanwhile."""
     held = lock(os.path.join(home, _LOCK))
     if held is None or _is_over(home):
         return
@@ -92,7 +92,7 @@ def fetch_ahead(grant_url: str, home: str) -> None:
     os.makedirs(os.path.join(home, _FOLDER), mode=0o700, exist_ok=True)
     Fetching(offers[0], home, int(grant.transfer.get("connections") or _CONNECTIONS)).run()
     if _is_over(home):
-        # The restore is at work or done: what was on its way here when it began serves nobody.
+        # The restore is at work or done: what was on its way here when it began is of no use to it.
         remove(os.path.join(home, _FOLDER))
 
 
@@ -121,12 +121,12 @@ class Fetching:
             log_line("nothing is fetched ahead: its manifest: %s" % error)
             return
         if hashlib.sha256(data).hexdigest() != self._offer["manifest"]["sha256"]:
-            return  # the restore will say so
+            return  # the restore reports it
         seen = set()
         try:
             files = manifest.read(data)["files"]
         except manifest.Unreadable:
-            return  # the restore will say so, too
+            return  # the restore reports it, too
         for entry in files:
             for chunk in entry["chunks"]:
                 if chunk["sha256"] not in seen and _SHA256.fullmatch(chunk["sha256"]):

@@ -24,11 +24,11 @@ class Priority(enum.IntEnum):
     MOSTLY = 1
     """It gets about a tenth of what a thread of the training gets on the same processor."""
     WHOLLY = 2
-    """It gets what nobody else wants, and three thousandths of a processor that is never idle."""
+    """It gets what no other process uses, and three thousandths of a processor that is never idle."""
 
 
 def lower_priority(how: Priority) -> None:
-    """The calling thread yields processor and disk so far, where the system lets single threads do so."""
+    """Let the calling thread yield processor and disk so far, where the system lets single threads do so."""
     if how is Priority.NOT or not hasattr(threading, "get_native_id") or not sys.platform.startswith("linux"):
         return
     thread = threading.get_native_id()

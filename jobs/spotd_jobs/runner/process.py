@@ -1,7 +1,7 @@
 """The job's own processes: started in one group, stopped as one, and none left behind.
 
-The group stays in the runner's session, so that whoever kills the machine by its session kills the job too. Who kills
-only the runner, or the runner's group, must not leave a job behind that computes for nobody, or beside its successor:
+The group stays in the runner's session, so that a signal to the machine's session kills the job too. A signal to
+the runner alone, or to its group, must not leave a job behind that computes in vain, or beside its successor:
 a guard in the job's group waits on a pipe that breaks when the runner is gone, however that happened, and then kills
 the group. Processes that leave the group are found by a mark in their environment.
 """
@@ -53,7 +53,7 @@ class JobProcess:
     """A command that runs in its own process group."""
 
     def __init__(self, argv: list[str], env: dict[str, str], folder: str, output: int) -> None:
-        """It runs, with nothing to read and everything it says going to `output`.
+        """Start the command, with nothing to read and all its output going to `output`.
 
         Raises:
             OSError: this machine can start nothing any more.
@@ -95,7 +95,7 @@ class JobProcess:
         return self.ended
 
     def is_over(self) -> bool:
-        """It has ended, and what it was running has, too, if a signal killed it.
+        """Whether it has ended, and what it was running has, too, if a signal killed it.
 
         A shell dies of the signal at once, while the program it was running still saves: `cd src && python train.py`.
         One that ends in its own way has decided itself that nothing is left to be waited for.
@@ -104,7 +104,7 @@ class JobProcess:
         return ended is not None and (ended.signal is None or not _members(self.pid) - {self._guard})
 
     def send(self, number: int) -> None:
-        """The whole group has the signal. Only while its leader is not reaped: later the number may be another's."""
+        """Send the signal to the whole group, while its leader is not reaped: later the number may be another's."""
         if self.ended is None:
             try:
                 os.killpg(self.pid, number)
@@ -115,7 +115,7 @@ class JobProcess:
         """Nothing of the job runs any more, neither in its group nor anywhere else with its mark."""
         give_up_at = steady() + timeout_s
         if not os.path.isdir("/proc/self"):
-            _kill(-self.pid)  # the group as a whole: without /proc nobody can say who is in it
+            _kill(-self.pid)  # the group as a whole: without /proc its members are unknown
             return
         while True:
             rest = _members(self.pid) | marked(mark)
@@ -129,7 +129,7 @@ class JobProcess:
 
 
 def _guard(group: int) -> int:
-    """A process in this group that kills it when the runner is gone; 0 if there is no such group any more."""
+    """Start a process in this group that kills it when the runner is gone; 0 if there is no such group any more."""
     try:
         return os.posix_spawn(
             "/bin/sh",
@@ -150,7 +150,7 @@ def _guard(group: int) -> int:
 
 @functools.lru_cache(maxsize=None)
 def _lifeline() -> int:
-    """The end to read of a pipe that nobody writes to: it is at its end when this process is gone, and not before.
+    """Return the end to read of a pipe without a writer: it is at its end when this process is gone, and not before.
 
     No other process that is started here inherits the end to write.
     """
@@ -158,13 +158,13 @@ def _lifeline() -> int:
 
 
 def signal_number(name: str) -> int:
-    """The signal of that name on this system; SIGTERM where it has none."""
+    """Return the signal of that name on this system; SIGTERM where it has none."""
     number = getattr(signal, name, None)
     return int(number) if isinstance(number, signal.Signals) else int(signal.SIGTERM)
 
 
 def marked(mark: str) -> set[int]:
-    """The processes that carry the mark in their environment, this one left out. Empty without /proc."""
+    """Return the processes that carry the mark in their environment, this one left out. Empty without /proc."""
     wanted = ("%s=%s" % (MARK, mark)).encode()
     found = set()
     for name in _proc_numbers():
@@ -201,7 +201,7 @@ def _is_dead(pid: int) -> bool:
 
 
 def _stat(name: str) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name: state, parent, group ..."""
+    """Return the fields of /proc/PID/stat after the name: state, parent, group ..."""
     try:
         with open("/proc/%s/stat" % name, "rb") as stream:
             text = stream.read()

@@ -1,4 +1,4 @@
-"""Brings back the newest checkpoint whose every chunk is what its hash says, or the next older one, or none.
+"""The restore: the newest checkpoint whose every chunk matches its hash, or the next older one, or none.
 
 The bytes are gathered in a hidden folder beside their place, and only when every chunk of an entry was verified is it
 renamed to its real name: whatever kills this in between, no framework finds half a checkpoint or an unverified byte.
@@ -46,11 +46,11 @@ class Cancelled(Exception):
 
 
 class BadCheckpoint(Exception):
-    """This checkpoint can not be restored as it was saved. The text says why."""
+    """A checkpoint that can not be restored as it was saved. The text states why."""
 
 
 class NoRoom(BadCheckpoint):
-    """This checkpoint does not fit on this machine's disk; on another it will."""
+    """A checkpoint that does not fit on this machine's disk; on another it will."""
 
 
 class Restored(NamedTuple):
@@ -84,8 +84,8 @@ class RestoreRun:
     """One try at everything a grant offers to restore, newest first.
 
     Args:
-        stopped: asked between chunks; `pause` sleeps and tells the same.
-        permitted: whether the grant should still be good. While it is not, a refusal says nothing about a checkpoint.
+        stopped: asked between chunks; `pause` sleeps and returns the same.
+        permitted: whether the grant should still be good. While it is not, a refusal proves nothing about a checkpoint.
         ahead: what was fetched before this began.
     """
 
@@ -115,7 +115,7 @@ class RestoreRun:
         self.fallbacks: list[RestoreFallback] = []
 
     def run(self) -> Restored | None:
-        """The newest good one is in place, or there was none.
+        """Put the newest good one in place, or return that there was none.
 
         Raises:
             Cancelled
@@ -183,7 +183,7 @@ class RestoreRun:
         )
 
     def _require_room(self, document: dict[str, Any]) -> None:
-        """It fits on the disk, as far as that can be told before.
+        """Require that it fits on the disk, as far as that can be known before.
 
         Raises:
             NoRoom
@@ -211,7 +211,7 @@ class RestoreRun:
                     made.add(folder)
                     os.makedirs(folder, exist_ok=True)
                 if entry["type"] == FILE:
-                    # Never over another: some disks do not tell all names apart that others do.
+                    # Never over another: some disks do not distinguish all names that others do.
                     with open(place, "xb") as stream:
                         stream.truncate(entry["size"])
             except OSError as error:
@@ -235,7 +235,7 @@ class RestoreRun:
                 os.utime(place, ns=(entry["mtime_ns"], entry["mtime_ns"]))
 
     def _move_in(self, work: str, entry_name: str) -> None:
-        # The entry itself comes last: pointers to something absent harm nobody.
+        # The entry itself comes last: pointers to something absent do no harm.
         for name in sorted(os.listdir(work), key=lambda name: name == entry_name):
             target = os.path.join(self._folder, name)
             remove(target)
@@ -275,7 +275,7 @@ class RestoreRun:
             web.drop_connections()
 
     def _bring(self, load: _Load, block: memoryview) -> None:
-        """The chunk is in all its places, and what its hash says."""
+        """Bring the chunk to all its places, verified by its hash."""
         size, sha256 = load.chunk["size"], load.chunk["sha256"]
         places = Places(load.places)
         try:
@@ -317,7 +317,7 @@ class RestoreRun:
         raise BadCheckpoint("the grant has no leave to read one of its chunks")
 
     def _fetch(self, what: str, get: Callable[[_Hash], _Got], sha256: str) -> _Got:
-        """What `get` got when all it hashed has this hash.
+        """Return what `get` got when all it hashed has this hash.
 
         Absence and wrong content are believed after a few tries, silence is not.
         """
@@ -336,7 +336,7 @@ class RestoreRun:
             except web.TooLarge:
                 why, bad = "%s is larger than its manifest says" % what, bad + 1
             except web.Denied:
-                # A store that does not let its objects be listed says "refused" of absent ones, too.
+                # A store that does not let its objects be listed answers "refused" for absent ones, too.
                 why, denied = "%s may not be read" % what, denied + (1 if self._permitted() else 0)
             except web.WebError as error:
                 why = "%s: %s" % (what, error)
@@ -348,7 +348,7 @@ class RestoreRun:
 
 
 def _checked(data: bytes, name: str) -> dict[str, Any]:
-    """The manifest, if writing it out stays inside. The daemon has checked far more; this host trusts nobody either."""
+    """Return the manifest, if writing it out stays inside. The daemon has checked far more; this host checks again."""
     try:
         document = manifest.read(data)
         for entry in document["files"]:

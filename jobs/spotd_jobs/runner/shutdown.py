@@ -1,4 +1,4 @@
-"""Everything that can end an attempt from outside, looked at in one place by one thread.
+"""All reasons from outside to end an attempt, polled in one place by one thread.
 
 The first stop that is seen decides how the attempt ends; later ones can only shorten the time it has for that.
 """
@@ -51,7 +51,7 @@ class Wakeups:
         for name in ("SIGTERM", "SIGINT"):
             signal.signal(getattr(signal, name), self._note)
         signal.signal(signal.SIGCHLD, _ignore)  # a handler, so that it wakes; ignoring would lose exit codes
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # whoever started this may log out
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session that started this may end
 
     def _note(self, number: int, frame: Any) -> None:
         del number, frame
@@ -78,7 +78,7 @@ def _ignore(number: int, frame: Any) -> None:
 
 
 class ShutdownWatch:
-    """Looks for reasons to stop; `poll` is called every tick by the main thread alone."""
+    """A watch for reasons to stop; `poll` is called every tick by the main thread alone."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class ShutdownWatch:
             notices.ImdsWatch(base, self._on_imds, self._on_rebalance).start()
 
     def poll(self) -> Stop | None:
-        """The reason to stop, if there is one by now."""
+        """Return the reason to stop, if there is one by now."""
         if self.stop is None:
             self._pass_on_wishes()
             self.stop = self._look()
@@ -137,9 +137,9 @@ class ShutdownWatch:
         return kill_at
 
     def _latest_kill(self, at: float) -> float:
-        """When the job must be gone if the machine goes at `at`: fixed when that is first heard of.
+        """When the job must be gone if the machine goes at `at`: fixed when that is first known.
 
-        An end that should have come already tells of a wrong clock, not of a dead machine.
+        An end that should have come already shows a wrong clock, not a dead machine.
         """
         if at not in self._latest_kills:
             left_s = at - CLOCK.now()

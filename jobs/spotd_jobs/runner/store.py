@@ -76,21 +76,21 @@ class RunnerStore:
         return max(1, min(asked, self._writer().parallel))
 
     def document(self, **fields: Any) -> dict[str, Any]:
-        """A document of this attempt, as every kind begins."""
+        """Return a document of this attempt, as every kind begins."""
         grant = self._grant()
         return dict({"schema": 1, "job": grant.job_id, "attempt": grant.attempt}, **fields)
 
     @staticmethod
     def sealed(document: dict[str, Any]) -> bytes:
-        """The document as JSON whose last key, `seal`, is the SHA-256 of all bytes before it.
+        """Return the document as JSON whose last key, `seal`, is the SHA-256 of all bytes before it.
 
-        Until the daemon has pinned a manifest's hash, nothing else would tell a rotten bit in a mode or a time.
+        Until the daemon has pinned a manifest's hash, nothing else would show a rotten bit in a mode or a time.
         """
         body = json.dumps(document, separators=(",", ":")).encode()[:-1]
         return body + b',"seal":"%s"}' % hashlib.sha256(body).hexdigest().encode()
 
     def put_once(self, name: str, data: bytes | memoryview, sha256: str | None = None) -> None:
-        """The object is stored.
+        """Store the object.
 
         Raises:
             SinkError: it is not, now.
@@ -104,10 +104,10 @@ class RunnerStore:
         sha256: str | None = None,
         give_up: Callable[[], bool] | None = None,
     ) -> None:
-        """The object is stored, however long the store was away.
+        """Store the object, however long the store was away.
 
         Raises:
-            GivenUp: time ran out, or `give_up` said so.
+            GivenUp: time ran out, or `give_up` was true.
         """
         pause_s, failures = _PAUSE_S, 0
         while True:
@@ -128,7 +128,7 @@ class RunnerStore:
                 return
 
     def put_beat(self, data: bytes) -> None:
-        """The attempt's beat holds these bytes. Without leave for one, or where it was refused, nothing happens.
+        """Write the attempt's liveness marker. Without permission for one, or where it was refused, nothing happens.
 
         Raises:
             SinkError: it does not, now.
@@ -179,13 +179,13 @@ class Events:
         self._thread.start()
 
     def add(self, kind: str, **data: str | int | float | bool | None) -> None:
-        """The event will be stored, as soon as the store takes it. Nothing comes after the exit event."""
+        """Queue the event until the store takes it. Nothing comes after the exit event."""
         tidy = {name: clean(value) if isinstance(value, str) else value for name, value in data.items()}
         with self._change:
             if self._is_over:
                 return
             self._is_over = kind == "exit"
-            # Numbered and queued in one breath: a reader that saw a number never looks for a lower one.
+            # Numbered and queued under one lock: a reader that saw a number never expects a lower one.
             seq = self._store.numbers.take()
             document = self._store.document(seq=seq, at=now_text(), kind=kind, data=tidy)
             # When the store is away for days the oldest are the least interesting, except that order must hold.

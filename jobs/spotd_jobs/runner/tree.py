@@ -1,7 +1,7 @@
 """What lies below one entry of the checkpoint folder, at one moment, and a copy of it that rotation can not take away.
 
 A `Tree` is compared as a whole: two equal ones mean that nothing was added, removed, replaced or written in between, as
-far as names, sizes, times and inodes tell.
+far as names, sizes, times and inodes show.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FILE, DIR, LINK = "file", "dir", "link"
 
 
 class Unfit(Exception):
-    """The entry can not be stored as a checkpoint. The text says why."""
+    """An entry that can not be stored as a checkpoint. The text states why."""
 
 
 class Vanished(Exception):
-    """The entry went away or changed while it was looked at."""
+    """An entry that went away or changed while it was read."""
 
 
 class Node(NamedTuple):
@@ -67,17 +67,17 @@ class Tree(NamedTuple):
 
 
 def is_remnant(now: Tree, whole: Tree) -> bool:
-    """Whether something of the whole tree is missing and nothing new is there: somebody is removing it."""
+    """Whether something of the whole tree is missing and nothing new is there: it is being removed."""
     left = {node for node in now.nodes if node.kind != DIR}
     return left < {node for node in whole.nodes if node.kind != DIR}
 
 
 def look(folder: str, name: str) -> Tree:
-    """The entry as it is now.
+    """Read the entry as it is now.
 
     Raises:
         Vanished: something went away meanwhile.
-        Unfit: it holds what no manifest can say.
+        Unfit: it holds what no manifest can hold.
     """
     nodes: list[Node] = []
     waiting = [name]
@@ -95,7 +95,7 @@ def look(folder: str, name: str) -> Tree:
 
 
 def _look_at(folder: str, path: str, nodes: list[Node]) -> list[str]:
-    """What lies directly below this path and is still to be looked at. Recursion would end where folders are deep."""
+    """Read what lies directly below this path and is still to be read. Recursion would end where folders are deep."""
     if path.count("/") >= DEPTH_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise Unfit("it is more than %d folders deep, or a path in it is too long" % DEPTH_MAX)
     full = os.path.join(folder, path)
@@ -120,7 +120,7 @@ def _file(path: str, facts: os.stat_result) -> Node:
 
 
 def _link(path: str, full: str, facts: os.stat_result) -> Node | None:
-    """A link that stays inside its entry is stored as a link, one that leads out to a file as that file."""
+    """Store a link that stays inside its entry as a link, one that leads out to a file as that file."""
     target = os.readlink(full)
     if leads_inside(path, target):
         return Node(path, LINK, 0, facts.st_mtime_ns, facts.st_ino, 0o777, target)
@@ -148,7 +148,7 @@ def leads_inside(path: str, target: str) -> bool:
 class Stage:
     """A tree whose bytes stay readable: hard links where the file system has them, else the files themselves.
 
-    A hard link shares its bytes with the original, so whoever rewrites a file in place still changes it here: readers
+    A hard link shares its bytes with the original, so a file that is rewritten in place still changes here: readers
     compare `Node` with what they opened, before and after.
     """
 
@@ -158,10 +158,10 @@ class Stage:
         self._folder = folder
 
     def open(self, node: Node) -> int:
-        """A descriptor of the node's bytes.
+        """Open a descriptor of the node's bytes.
 
         Raises:
-            Vanished: they are not what they were when the tree was looked at.
+            Vanished: they are not what they were when the tree was read.
             Unfit: they may not be read.
         """
         try:
@@ -178,7 +178,7 @@ class Stage:
         return descriptor
 
     def release(self) -> None:
-        """The disk space of what was rotated away is free again."""
+        """Free the disk space of what was rotated away."""
         if self._folder is not None:
             remove(self._folder)
 
@@ -190,7 +190,7 @@ def is_same(descriptor: int, node: Node) -> bool:
 
 
 def stage(checkpoint_dir: str, tree: Tree, folder: str) -> Stage:
-    """The tree, held in `folder` by hard links, or read in place where links do not work.
+    """Hold the tree in `folder` by hard links, or read it in place where links do not work.
 
     Raises:
         Vanished: it is no longer what it was.

@@ -20,11 +20,11 @@ _TRY_FOR_S = 900.0
 
 
 class CodeUnusable(Exception):
-    """There is no code to run. The text says why."""
+    """Code that cannot be run. The text states why."""
 
 
 def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool]) -> None:
-    """The archive lies at `archive` and is the one the grant names.
+    """Fetch the archive that the grant names to `archive`.
 
     Raises:
         CodeUnusable, Cancelled
@@ -66,7 +66,7 @@ def _download(code: dict[str, Any], archive: str) -> str:
 
 
 def unpack(archive: str, folder: str) -> None:
-    """The archive's content, and nothing else, is in `folder`.
+    """Unpack the archive's content, and nothing else, into `folder`.
 
     Raises:
         CodeUnusable: it is damaged, or holds what could leave the folder.

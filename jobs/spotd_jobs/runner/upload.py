@@ -6,7 +6,7 @@ Whether all of it fits into a manifest is known before the first byte goes out.
 Each worker holds at most one chunk in memory, so memory is bounded by workers x chunk size, and a slow store slows the
 reading and nothing else. Hashing and writing leave the interpreter's lock, so workers really run side by side.
 
-Workers give way to the training as far as they are told. Once they must do so less, others take their place, and each
+Workers run at the priority they are given. Once that must be higher, others take their place, and each
 of the first ones ends with the chunk it is at.
 """
 
@@ -87,7 +87,7 @@ class _Load(NamedTuple):
 
 
 def loads_of(files: tuple[Node, ...], chunk_bytes: int, packed_below: int) -> list[_Load]:
-    """The files cut into chunks of at most so many bytes, those below a size put together in their order."""
+    """Return the files cut into chunks of at most so many bytes, those below a size put together in their order."""
     loads: list[_Load] = []
     together: list[_Part] = []
     size = 0
@@ -158,7 +158,7 @@ class TreeUpload:
         self._error: BaseException | None = None
 
     def run(self, workers: int) -> list[dict[str, Any]]:
-        """The manifest's `files`; every chunk they name is in the store.
+        """Send every chunk; return the manifest's `files`, which name only chunks that are in the store.
 
         Raises:
             Vanished: the content changed while it was read; nothing of it counts.

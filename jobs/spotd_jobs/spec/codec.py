@@ -31,7 +31,7 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def spec_from_json(document: Mapping[str, Any]) -> JobSpec:
-    """The job spec a document holds.
+    """Return the job spec that a document holds.
 
     Raises:
         SpecDocumentError: naming the field that cannot be understood.

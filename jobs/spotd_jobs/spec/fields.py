@@ -24,7 +24,7 @@ _RESERVED_PREFIX: Final = "SPOTD_"
 
 
 def kind(value: object) -> str:
-    """What a person would call this value."""
+    """Return what a person would call this value."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, str):
@@ -39,7 +39,7 @@ def kind(value: object) -> str:
 
 
 def shown(value: object, *, length_max: int = 60) -> str:
-    """The value as TOML would spell it, cut short."""
+    """Return the value as TOML would spell it, cut short."""
     if isinstance(value, bool):
         return "true" if value else "false"
     text = f'"{value}"' if isinstance(value, str) else repr(value)
@@ -48,7 +48,7 @@ def shown(value: object, *, length_max: int = 60) -> str:
 
 
 def text(*, length_max: int, example: str, pattern: str | None = None, rule: str = "") -> Convert[str]:
-    """A converter for text that is not blank, holds no NUL and matches the whole pattern; `rule` says it in words."""
+    """Return a converter for text that is not blank, holds no NUL and matches the pattern; `rule` describes it."""
 
     def convert(value: object) -> str:
         if not isinstance(value, str):
@@ -67,7 +67,7 @@ def text(*, length_max: int, example: str, pattern: str | None = None, rule: str
 
 
 def integer(*, least: int, most: int, example: str) -> Convert[int]:
-    """A converter for a whole number within bounds."""
+    """Return a converter for a whole number within bounds."""
 
     def convert(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -81,7 +81,7 @@ def integer(*, least: int, most: int, example: str) -> Convert[int]:
 
 
 def fraction(*, example: str) -> Convert[float]:
-    """A converter for a number from 0 to 1."""
+    """Return a converter for a number from 0 to 1."""
 
     def convert(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -95,7 +95,7 @@ def fraction(*, example: str) -> Convert[float]:
 
 
 def choice(members: type[E]) -> Convert[E]:
-    """A converter for one member of a closed set."""
+    """Return a converter for one member of a closed set."""
     names = [str(member) for member in members]
 
     def convert(value: object) -> E:
@@ -109,7 +109,7 @@ def choice(members: type[E]) -> Convert[E]:
 
 
 def bounded(convert: Convert[T], *, least: T, most: T, words: str) -> Convert[T]:
-    """The converter, refusing what lies outside; `words` names both bounds."""
+    """Return the converter, refusing what lies outside; `words` names both bounds."""
 
     def within(value: object) -> T:
         result = convert(value)
@@ -121,7 +121,7 @@ def bounded(convert: Convert[T], *, least: T, most: T, words: str) -> Convert[T]
 
 
 def env_name(value: object) -> str:
-    """The name of an environment variable that the job may choose itself.
+    """Return the name of an environment variable that the job may choose itself.
 
     Raises:
         BadValue: not a portable name, or one of those that spotd sets.
@@ -158,7 +158,7 @@ class Table:
             self.report(key, "is missing", hint)
 
     def take(self, key: str, convert: Convert[T], default: T) -> T:
-        """The converted value; `default` where the key is absent or, with a problem kept, wrong."""
+        """Return the converted value; `default` where the key is absent or, with a problem kept, wrong."""
         if key not in self._data:
             return default
         return self._converted((key,), self._data[key], convert, default)
@@ -195,7 +195,7 @@ class Table:
         return tuple(results)
 
     def take_env(self, key: str, *, count_max: int, length_max: int) -> tuple[tuple[str, str], ...]:
-        """A table of environment variables as sorted pairs."""
+        """Return a table of environment variables as sorted pairs."""
         value = self._data.get(key, {})
         if not isinstance(value, Mapping):
             self.report(key, f"must be a table, not {kind(value)}", 'write env = { HF_HOME = "/workspace/hf" }')
@@ -219,7 +219,7 @@ class Table:
         return tuple(sorted(pairs))
 
     def table(self, key: str, *, example: str) -> Table:
-        """The table below `key`; an empty one if it is absent or, with a problem kept, no table."""
+        """Return the table below `key`; an empty one if it is absent or, with a problem kept, no table."""
         value = self._data.get(key, {})
         if not isinstance(value, Mapping):
             self.report(key, f"must be a table, not {kind(value)}", f"write {example}")

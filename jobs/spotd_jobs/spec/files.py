@@ -16,7 +16,7 @@ _PLACE: Final = re.compile(
 
 
 def read_toml(path: Path, *, refusal: type[FileProblems]) -> tuple[dict[str, Any], str]:
-    """The data of a TOML file and the text it was read from.
+    """Return the data of a TOML file and the text it was read from.
 
     Raises:
         FileProblems: of the class `refusal`; the file is missing, unreadable, too large, not UTF-8 or not TOML.
@@ -41,7 +41,7 @@ def read_toml(path: Path, *, refusal: type[FileProblems]) -> tuple[dict[str, Any
 
 
 def parse_toml(raw: bytes, *, source: str, refusal: type[FileProblems]) -> tuple[dict[str, Any], str]:
-    """The data of a TOML document and its text.
+    """Return the data of a TOML document and its text.
 
     Raises:
         FileProblems: of the class `refusal`; not UTF-8 or not TOML.

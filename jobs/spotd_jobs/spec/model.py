@@ -63,7 +63,7 @@ class CheckpointPolicy:
 
     Attributes:
         keep: so many of the newest.
-        metric: a number that the checkpoints tell; the one where it is `best` is kept beside the newest.
+        metric: a number that the checkpoints hold; the one where it is `best` is kept beside the newest.
     """
 
     path: str | None = None

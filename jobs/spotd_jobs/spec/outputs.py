@@ -14,7 +14,7 @@ _EVERYWHERE: Final = "**"
 
 
 def unmatched_patterns(patterns: Iterable[str], paths: Collection[str]) -> tuple[str, ...]:
-    """The patterns that match none of these paths, in their order."""
+    """Return the patterns that match none of these paths, in their order."""
     split = [path.split("/") for path in paths]
     return tuple(
         pattern
@@ -36,7 +36,7 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 
 
 def _after(pattern: Sequence[str], places: set[int], name: str) -> set[int]:
-    """The places in the pattern that are reached by one more part of the path."""
+    """Return the places in the pattern that are reached by one more part of the path."""
     reached: set[int] = set()
     for at in places:
         if at == len(pattern):
@@ -51,7 +51,7 @@ def _after(pattern: Sequence[str], places: set[int], name: str) -> set[int]:
 
 
 def _with_empty(pattern: Sequence[str], places: set[int]) -> set[int]:
-    """The same with those that `**` reaches by standing for nothing."""
+    """Return the same with those that `**` reaches by standing for nothing."""
     found = set(places)
     for at in sorted(places):
         while at < len(pattern) and pattern[at] == _EVERYWHERE:

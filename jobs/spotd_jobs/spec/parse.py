@@ -61,7 +61,7 @@ _EXCLUSIVE: Final = ((("resources", "gpu"),), (("resources", "min_vram"), ("reso
 
 
 def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None) -> JobSpec:
-    """The job that the data describe; `workdir` is taken from `base`, else from the current folder.
+    """Return the job that the data describe; `workdir` is taken from `base`, else from the current folder.
 
     Raises:
         SpecError: with every problem found.
@@ -97,7 +97,7 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
 
 
 def merge(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's data with the flags laid over it: tables are merged key by key, anything else is replaced.
+    """Return the file's data with the flags laid over it: tables are merged key by key, anything else is replaced.
 
     A flag that is `None` was not given. A flag that names one of two alternatives (GPU names or a minimum of VRAM)
     puts the other one out of the file.
@@ -120,7 +120,7 @@ def _merged(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]
             continue
         if isinstance(value, Mapping):
             below = result.get(key, {})
-            if isinstance(below, Mapping):  # else the file is wrong here, and parse_job will say so
+            if isinstance(below, Mapping):  # else the file is wrong here, and parse_job reports it
                 merged = _merged(below, value)
                 if merged or key in result:
                     result[key] = merged
@@ -206,7 +206,7 @@ def _workdir(top: Table, base: Path | None) -> str | None:
     if given is None:
         return None
     start = str(base) if base is not None else ""
-    # normpath and not realpath: nothing here looks at the disk, packing does
+    # normpath and not realpath: nothing here reads the disk, packing does
     return os.path.normpath(os.path.join(os.path.abspath(start), os.path.expanduser(given)))  # noqa: PTH100, PTH111, PTH118  # pathlib has no lexical normpath
 
 
@@ -235,7 +235,7 @@ def _budget(value: object) -> int:
 
 
 def parse_gpu(value: object) -> GpuAlternative:
-    """The name and count of `H100:8`; the name is not looked up here.
+    """Return the name and count of `H100:8`; the name is not resolved here.
 
     Raises:
         BadValue: not such a text, or a count that no machine has.

@@ -1,4 +1,4 @@
-"""What is wrong with a file a person wrote, said so that a tired person can mend it.
+"""What is wrong with a file that a person wrote, with its place and a way out.
 
 Shared by job files and the daemon's configuration: a `Problem` names the key, what is wrong and a way out; all
 problems of a file are reported together.
@@ -22,7 +22,7 @@ class Problem:
     """One thing that is wrong.
 
     Attributes:
-        key: full path, say `resources.gpu[1]`; empty where the file as a whole is meant.
+        key: full path, as in `resources.gpu[1]`; empty where the file as a whole is meant.
         message: what is wrong, a clause that reads on after the key.
         hint: what to do about it; may be empty.
         line: where in the file, counted from one, if known.
@@ -56,7 +56,7 @@ class FileProblems(Exception):
         super().__init__("\n".join(_with_hint(problem, source) for problem in self.problems))
 
     def located(self, toml_text: str) -> Self:
-        """The same refusal with the line of each problem filled in from the text that was read."""
+        """Return the same refusal with the line of each problem filled in from the text that was read."""
         problems = [
             problem if problem.line is not None else replace(problem, line=line_of(toml_text, problem.key))
             for problem in self.problems
@@ -74,7 +74,7 @@ def _with_hint(problem: Problem, source: str) -> str:
 
 
 def key_path(parts: Iterable[str | int]) -> str:
-    """The path as a person writes it: dotted keys, quoted where TOML demands it, `[n]` for the place in a list."""
+    """Return the path as a person writes it: dotted keys, quoted where TOML demands it, `[n]` for a place in a list."""
     text = ""
     for part in parts:
         if isinstance(part, int):
@@ -86,7 +86,7 @@ def key_path(parts: Iterable[str | int]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word a person most likely meant, or `None` when nothing is close.
+    """Return the known word a person most likely meant, or `None` when nothing is close.
 
     Case and the difference between `-` and `_` do not count.
     """
@@ -96,7 +96,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_key(path: Sequence[str | int], known: Iterable[str], *, elsewhere: str | None = None) -> Problem:
-    """A refusal of a key nobody knows, with the nearest known one or the whole list.
+    """Return a refusal of an unknown key, with the nearest known one or the whole list.
 
     `elsewhere` is the full path of a known key of the same name in another table.
     """

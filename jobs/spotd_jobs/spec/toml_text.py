@@ -1,7 +1,7 @@
 """Reading TOML so that errors can name a line.
 
-`tomllib` parses; it does not say where a key stood. `line_of` finds that out afterwards with a small scanner over text
-that is already known to be valid TOML, and only when there is an error to report.
+`tomllib` parses and does not report where a key stood. `line_of` finds that out afterwards with a small scanner over
+text that is already known to be valid TOML, and only when there is an error to report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Lost(Exception):
 
 
 def line_of(toml_text: str, key: str) -> int | None:
-    """The line, counted from one, where the key stands; else that of the nearest table or list that holds it.
+    """Return the line, counted from one, where the key stands; else that of the nearest table or list that holds it.
 
     `key` is a path as `problems.key_path` writes it: `resources.gpu[1]`, `env."a.b"`.
     """
@@ -121,7 +121,7 @@ def _walk(text: str) -> Iterator[tuple[_Path, int]]:
 
 
 def _in_newest_element(names: list[str], counts: dict[_Path, int]) -> _Path:
-    """The path of a header, led through the newest element of every array of tables above it."""
+    """Return the path of a header, led through the newest element of every array of tables above it."""
     path: _Path = ()
     for number, name in enumerate(names):
         path = (*path, name)

@@ -2,7 +2,7 @@
 
 Nothing here rounds silently in the wrong direction: a size that a machine must have is rounded up to the unit the
 core counts in, a figure of money finer than a micro-dollar is refused, a number without a unit is refused where the
-unit is not obvious. Every error says what was wrong and shows how to write it.
+unit is not obvious. Every error names what was wrong and shows how to write it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _shown(value: object) -> str:
 
 
 def parse_duration(value: object) -> timedelta:
-    """The duration a text like "1h30m" names, exact to the microsecond, at most ten years.
+    """Return the duration a text like "1h30m" names, exact to the microsecond, at most ten years.
 
     Raises:
         UnitError: no unit, an unknown one, one given twice or out of order, too fine or too long.
@@ -112,7 +112,7 @@ def parse_duration(value: object) -> timedelta:
 
 
 def format_duration(duration: timedelta) -> str:
-    """The text that `parse_duration` turns back into the same value, say `1h30m`."""
+    """Return the text that `parse_duration` turns back into the same value, like `1h30m`."""
     rest = duration // timedelta(microseconds=1)
     if rest < 0:
         raise ValueError("a negative duration has no text")
@@ -130,7 +130,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def parse_size(value: object) -> int:
-    """The bytes a text like "100GB" (decimal) or "40GiB" (binary) names, rounded up.
+    """Return the bytes a text like "100GB" (decimal) or "40GiB" (binary) names, rounded up.
 
     Raises:
         UnitError: no unit, an ambiguous or unknown one, too large.
@@ -162,17 +162,17 @@ def parse_size(value: object) -> int:
 
 
 def parse_size_mb(value: object) -> int:
-    """The decimal megabytes that hold this size."""
+    """Return the decimal megabytes that hold this size."""
     return -(-parse_size(value) // 10**6)
 
 
 def parse_size_gb(value: object) -> int:
-    """The decimal gigabytes that hold this size."""
+    """Return the decimal gigabytes that hold this size."""
     return -(-parse_size(value) // 10**9)
 
 
 def format_size(size: int) -> str:
-    """The shortest text that `parse_size` turns back into the same number of bytes."""
+    """Return the shortest text that `parse_size` turns back into the same number of bytes."""
     if size < 0:
         raise ValueError("a negative size has no text")
     for unit in ("PB", "TB", "GB", "MB", "KB"):
@@ -182,7 +182,7 @@ def format_size(size: int) -> str:
 
 
 def parse_money(value: object) -> int:
-    """The micro-dollars of a figure like 2.40, "2.40", "$2.40" or 120.
+    """Return the micro-dollars of a figure like 2.40, "2.40", "$2.40" or 120.
 
     Raises:
         UnitError: not a number, not finite, negative, too large or finer than a micro-dollar.
@@ -222,7 +222,7 @@ def format_money(amount: int) -> str:
 
 
 def parse_price(value: object) -> PriceLimit:
-    """The price limit of a figure: per GPU-hour as it stands, "19.20/h" for the whole machine.
+    """Return the price limit of a figure: per GPU-hour as it stands, "19.20/h" for the whole machine.
 
     Raises:
         UnitError: not money, not above zero, or an unknown unit after the slash.
@@ -249,7 +249,7 @@ def parse_price(value: object) -> PriceLimit:
 
 
 def format_price(limit: PriceLimit) -> str:
-    """The text that `parse_price` turns back into the same limit."""
+    """Return the text that `parse_price` turns back into the same limit."""
     if limit.machine_hour is not None:
         return f"{format_money(limit.machine_hour)}/h"
     if limit.per_gpu_hour is not None:

@@ -1,14 +1,14 @@
-"""Builds the start script.
+"""The start script of a host.
 
-Whatever it leaves on the machine lies below `$SPOTD_HOME`: a folder of this attempt's own below the working directory,
-or below the temporary one where nobody may write there.
+All that it leaves on the machine lies below `$SPOTD_HOME`: a folder of this attempt's own below the working directory,
+or below the temporary one where the working directory is not writable.
 
 It must fit the narrowest provider (vast: 4,096 characters), run under any POSIX shell in images that may have neither
 curl nor wget, and be harmless when it is started twice. So the shell only finds a Python of 3.8 or later; that Python
 reads grant.json at the one URL the script holds, fetches the runner the grant names, verifies it, and becomes it.
 
-A Python that is missing is told on stdout and stderr, and through curl or wget, where the image has them, as the plain
-fact and nothing else. That report needs a URL of its own that may be written, which costs nothing secret: it is a
+A Python that is missing is reported on stdout and stderr, and through curl or wget, where the image has them, as the
+plain fact and nothing else. That report needs a URL of its own that may be written, which costs nothing secret: it is a
 presigned PUT of one small object.
 """
 
@@ -82,7 +82,7 @@ fi
 
 
 class ScriptTooLong(ValueError):
-    """The script does not fit the provider's limit. The text says by how much."""
+    """A script that does not fit the provider's limit. The text states by how much."""
 
 
 def start_script(
@@ -92,10 +92,10 @@ def start_script(
     *,
     report_url: str | None = None,
 ) -> str:
-    """A POSIX shell script that carries the attempt of the grant at this URL.
+    """Return a POSIX shell script that carries the attempt of the grant at this URL.
 
     Args:
-        extra_env: not secret: providers show scripts to whoever owns the machine.
+        extra_env: not secret: providers show scripts to the owner of the machine.
         report_url: where the fact that the image has no Python may be PUT, by curl or wget, if there.
 
     Raises:
@@ -119,7 +119,7 @@ def start_script(
 
 
 def _tag(grant_url: str) -> str:
-    """Tells attempts apart that meet in one folder: what one left there must not end or lock out the other."""
+    """Distinguish attempts that meet in one folder: what one left there must not end or lock out the other."""
     parts = urlsplit(grant_url)
     return hashlib.sha256(f"{parts.netloc}{parts.path}".encode()).hexdigest()[:8]
 

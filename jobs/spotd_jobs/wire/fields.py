@@ -1,6 +1,6 @@
 """The field types that every document between daemon and hosts is made of, and the one error they fail with.
 
-What a host wrote is a stranger's text. Each type here is bounded, so that a model built from them bounds the document.
+What a host wrote is untrusted text. Each type here is bounded, so that a model built from them bounds the document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATH_BYTES_MAX: Final = 4096
 OBJECT_BYTES_MAX: Final = 5 * 1000**3
 """The largest single object that every S3-compatible store takes in one request."""
 BYTES_MAX: Final = 10**15
-"""No sum of bytes that a host states is larger: a thousand times the largest disk that anybody rents out."""
+"""No sum of bytes that a host states is larger: a thousand times the largest disk that is rented out."""
 INSTANT_MIN: Final = datetime(2000, 1, 1, tzinfo=UTC)
 INSTANT_MAX: Final = datetime(2200, 1, 1, tzinfo=UTC)
 _MILLISECONDS: Final = 3
@@ -30,7 +30,7 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 class WireError(ValueError):
-    """A document does not say what its kind must say. The message holds no content that could be a secret."""
+    """A document that does not hold what its kind must. The message holds no content that could be a secret."""
 
 
 class WireModel(BaseModel):
@@ -54,7 +54,7 @@ def _job_id(text: str) -> str:
 
 
 def _instant(instant: datetime) -> datetime:
-    """The instant, held to a range in which sums of instants and spans cannot overflow.
+    """Return the instant, held to a range in which sums of instants and spans cannot overflow.
 
     It is moved and not refused: the clock of a healthy host may be centuries off, and its reports still count.
     """
@@ -69,7 +69,7 @@ def _whole_milliseconds(seconds: float) -> float:
 
 
 def relative_path(text: str) -> str:
-    """The text itself, if it names something below a folder on every system.
+    """Return the text itself, if it names something below a folder on every system.
 
     Raises:
         ValueError: it is empty, absolute, climbs, or holds a backslash, NUL or control character.
@@ -127,7 +127,7 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 def attempt_prefix(job_id: str, attempt: int) -> str:
-    """The only place of the store where an attempt may write, apart from its beat."""
+    """Return the only place of the store where an attempt may write, apart from its liveness marker."""
     return f"jobs/{job_id}/attempts/{attempt}/"
 
 
@@ -137,12 +137,12 @@ BEAT_BYTES_MAX: Final = 4096
 
 
 def beat_name(job_id: str, attempt: int) -> str:
-    """What the attempt's beat is called below `BEATS_PREFIX`: all of them are names in one folder."""
+    """Return the name of the attempt's liveness marker below `BEATS_PREFIX`: all of them are names in one folder."""
     return f"{job_id}.{attempt}"
 
 
 def beat_of(key: str) -> tuple[str, int] | None:
-    """Whose beat this is; `None` for what is no beat."""
+    """Whose liveness marker this is; `None` for any other object."""
     job, _, number = key.removeprefix(BEATS_PREFIX).rpartition(".")
     if not key.startswith(BEATS_PREFIX) or _JOB_ID.fullmatch(job) is None or _NUMBER.fullmatch(number) is None:
         return None

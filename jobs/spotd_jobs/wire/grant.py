@@ -174,7 +174,7 @@ class NoticeSources(WireModel):
     """Where early warnings come from, besides SIGTERM and orders.
 
     Attributes:
-        imds: base URL of the AWS instance metadata service, asked every few seconds; `None` asks nobody.
+        imds: base URL of the AWS instance metadata service, asked every few seconds; `None`: nothing is asked.
         file: `$SPOTD_HOME/notice` is watched.
     """
 
@@ -233,7 +233,7 @@ class Grant(WireModel):
     """The whole of grant.json. See the module for when a grant renews the lease.
 
     Attributes:
-        beat: `None` where the store cannot limit a host to its prefix and one name beside it.
+        beat: the liveness marker; `None` where the store cannot limit a host to its prefix and one name beside it.
         seen_running: the daemon has seen this attempt's command run. A runner that starts fresh under such a grant was
             started again by its provider, maybe on a wiped disk: unless `restore` is given too, it runs nothing, since
             starting over would put the job back.
@@ -274,12 +274,12 @@ class Grant(WireModel):
         return self
 
     def to_bytes(self) -> bytes:
-        """The document as it is written to the store."""
+        """Return the document as it is written to the store."""
         return self.model_dump_json(by_alias=True).encode()
 
 
 def parse_grant(data: bytes) -> Grant:
-    """The grant these bytes hold.
+    """Return the grant these bytes hold.
 
     Raises:
         WireError: they hold none.

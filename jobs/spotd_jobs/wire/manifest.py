@@ -63,7 +63,7 @@ or was published before it was sent. The rest may be deleted while the attempt l
 
 
 class StoredObject(Protocol):
-    """What a look at one object tells; `objects.api.ObjectInfo` is one."""
+    """What a query of one object shows; `objects.api.ObjectInfo` is one."""
 
     @property
     def size(self) -> int: ...
@@ -120,10 +120,10 @@ def verify_manifest(
     *,
     parsed: Manifest | None = None,
 ) -> AcceptedManifest | BadManifest:
-    """Accepted exactly when everything the module's theory asks for holds. Raises only what `head` raises.
+    """Accept the manifest exactly when everything the module's theory asks for holds. Raise only what `head` raises.
 
     Args:
-        head: tells of an object of the store; `None` where the manifest was accepted before, so that nothing is asked
+        head: describes an object of the store; `None` where the manifest was accepted before, so that nothing is asked
             for again and chunks of earlier attempts are no reason to refuse it.
         parsed: what `parse_manifest` made of these very bytes before.
     """
@@ -181,7 +181,7 @@ def restore_of(
     *,
     chunks_base: str | None = None,
 ) -> Restore:
-    """The grant's leave to restore this checkpoint. With `chunks_base` no URL is made for any chunk."""
+    """Return the grant's permission to restore this checkpoint. With `chunks_base` no URL is made for any chunk."""
     return Restore(
         name=accepted.name,
         manifest=ManifestBlob(url=url_of(manifest_key), key=manifest_key, sha256=accepted.sha256, size=accepted.size),
@@ -245,7 +245,7 @@ def _check_paths(manifest: Manifest) -> None:
 def _check_places(files: tuple[Entry, ...]) -> None:
     """No path is there twice, and nothing lies below a file or a link.
 
-    Sorted by their parts, everything below a path comes right behind it, so neighbours tell it all.
+    Sorted by their parts, everything below a path comes right behind it, so comparing neighbours is enough.
     """
     placed = sorted(files, key=lambda entry: entry.path.replace("/", "\0"))
     for one, after in pairwise(placed):
@@ -256,7 +256,7 @@ def _check_places(files: tuple[Entry, ...]) -> None:
 
 
 def _check_link(path: str, target: str | None) -> None:
-    """The target stays inside, whatever other links there are: it may climb only at its beginning."""
+    """Check that the target stays inside, whatever other links there are: it may climb only at its beginning."""
     if target is None:
         raise _Unfit("a link has no target")
     parts = target.split("/")

@@ -83,7 +83,7 @@ class Chunk:
     length: int
 
     def part_of(self, content: bytes) -> bytes:
-        """What is meant, out of the content of the whole chunk."""
+        """Cut this part out of the content of the whole chunk."""
         return content if self.length == len(content) else content[self.offset : self.offset + self.length]
 
 
@@ -128,12 +128,12 @@ class Manifest:
     text_bytes: int
 
     def chunk_sizes(self) -> dict[str, int]:
-        """The size of every chunk that it names, by key."""
+        """Return the size of every chunk that it names, by key."""
         return {chunk.key: chunk.size for entry in self.files for chunk in entry.chunks}
 
 
 def parts_of(text: str) -> list[bytes]:
-    """The very names along a path that was written as text.
+    """Return the very names along a path that was written as text.
 
     Raises:
         ValueError: it is empty, absolute or climbs, or no file system holds it.
@@ -234,10 +234,10 @@ _READER: Final[TypeAdapter[_Manifest1 | _Manifest2]] = TypeAdapter(
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """The manifest that these bytes hold.
+    """Return the manifest that these bytes hold.
 
     Raises:
-        WireError: they hold none within the limits, or are not what their own seal says.
+        WireError: they hold none within the limits, or do not match their own seal.
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise WireError(f"manifest of {len(data)} bytes is larger than {MANIFEST_BYTES_MAX}")

@@ -23,7 +23,7 @@ def is_printable(text: str) -> bool:
 
 
 def shown(raw: bytes) -> str:
-    """The name as printable text."""
+    """Return the name as printable text."""
     if _PLAIN.fullmatch(raw):
         return raw.decode("ascii")
     text = raw.decode("utf-8", "surrogateescape")
@@ -31,7 +31,7 @@ def shown(raw: bytes) -> str:
 
 
 def raw_of(text: str) -> bytes:
-    """The name that the text stands for."""
+    """Return the name that the text stands for."""
     return _ENCODED.sub(lambda found: bytes((int(found[1], 16),)), text.encode("utf-8", "surrogateescape"))
 
 

@@ -1,6 +1,6 @@
-"""heartbeat.json, events/<seq>.json: what a runner says of itself, as the daemon dares to read it.
+"""heartbeat.json, events/<seq>.json: what a runner reports of itself, as the daemon parses it.
 
-A host is a stranger's computer. These parsers take any bytes, of any length and content, and either return a bounded,
+A host is an untrusted computer. These parsers take any bytes, of any length and content, and either return a bounded,
 strictly typed value or raise `WireError`, nothing else. All instants are the host's own word, good for display only.
 Every number and instant is in a range in which sums, rates and spans of them stay finite. Figures of the machine that
 are out of range are unknown; any other value out of range makes the document unusable.
@@ -99,7 +99,7 @@ class StoredCheckpoint(SeenCheckpoint):
 
 
 class UploadProgress(WireModel):
-    """The upload under way. `failing` says why it does not advance; `queued` counts those behind it."""
+    """The upload under way. `failing` states why it does not advance; `queued` counts those behind it."""
 
     name: EntryName | None
     bytes_done: Size
@@ -118,7 +118,7 @@ class RestoreProgress(WireModel):
 
 
 class Gpu(WireModel):
-    """One line of nvidia-smi; what it does not tell is `None`."""
+    """One line of nvidia-smi; what it leaves out is `None`."""
 
     index: Annotated[int, Field(ge=0, le=1024)]
     name: Line
@@ -141,7 +141,7 @@ class HostFigures(WireModel):
 
 
 class NoticeSeen(WireModel):
-    """An early warning that reached the host. `at` is when the machine goes, where that was told."""
+    """An early warning that reached the host. `at` is when the machine goes, where that was announced."""
 
     source: Line
     reason: Line
@@ -149,7 +149,7 @@ class NoticeSeen(WireModel):
 
 
 class Exit(WireModel):
-    """How it ended. `oom` is `None` where nothing on the host could tell."""
+    """How it ended. `oom` is `None` where nothing on the host shows it."""
 
     outcome: Outcome
     phase: Phase
@@ -228,7 +228,7 @@ class HostEvent(WireModel):
     data: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], Scalar], Field(max_length=32)]
 
     def exit(self) -> Exit | None:
-        """How the attempt ended, if this is the exit event and says so in full."""
+        """How the attempt ended, if this is the exit event and is complete."""
         if self.kind is not EventKind.EXIT:
             return None
         try:
@@ -241,7 +241,7 @@ _Document = TypeVar("_Document", Heartbeat, HostEvent)
 
 
 def parse_heartbeat(data: bytes, *, job_id: str, attempt: int) -> Heartbeat:
-    """What this attempt's runner last said of itself.
+    """Return the newest report of this attempt's runner.
 
     Raises:
         WireError: the bytes are no heartbeat, or another attempt's.
@@ -274,7 +274,7 @@ def _parse(model: type[_Document], data: bytes, bytes_max: int, job_id: str, att
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where the first problem is and what it is, without what the stranger wrote there."""
+    """Where the first problem is and what it is, without the untrusted text that was there."""
     row = error.errors(include_url=False, include_context=False, include_input=False)[0]
     known = [str(part) for part in row["loc"] if isinstance(part, int) or str(part).isidentifier()]
     return f"{'.'.join(known)[:80] or 'document'}: {row['msg'][:120]}"

@@ -96,7 +96,7 @@ def checkpoints(
 def _refuse_strays(
     ctx: click.Context, action: str, *, every: bool, folder: Path | None, force: bool, yes: bool
 ) -> None:
-    """Passes when every option given belongs to the action: one that would be ignored misleads."""
+    """Refuse options that do not belong to the action: one that would be ignored misleads."""
     for flag, given, belongs in (
         ("--all", every, "verify"),
         ("--to", folder is not None, "pull"),
@@ -134,7 +134,7 @@ def _row(row: KeptCheckpointResponse) -> tuple[str, ...]:
 
 
 def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
-    """The exit code: whether every byte is what was saved."""
+    """Verify the checkpoints; return the exit code: whether every byte is what was saved."""
     verified: list[VerificationResponse] = []
     unfinished = ""
     query: dict[str, Any] = {"checkpoint": [*names], "all": int(every)}

@@ -81,7 +81,7 @@ def cost(*, ref: str | None, output: str) -> None:
 
 
 def show_receipt(receipt: ReceiptResponse) -> None:
-    """The receipt of one job is on stdout."""
+    """Print the receipt of one job."""
     saved, on_demand = receipt["saved_usd"], receipt["on_demand_usd"]
     facts = [
         ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
@@ -141,7 +141,7 @@ def _ran(line: AttemptCostResponse) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """A loss of time in minutes, the unit of a receipt."""
+    """Return a loss of time in minutes, the unit of a receipt."""
     return f"{seconds / 60:.1f} minutes"
 
 

@@ -90,7 +90,7 @@ def example() -> None:
 
 
 def _loaded(path: Path | None) -> Loaded:
-    """The configuration in force.
+    """Return the configuration in force.
 
     Raises:
         CommandFailed: with every mistake and its place.

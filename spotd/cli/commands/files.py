@@ -56,7 +56,7 @@ def fetch(
     force: bool,
     output: str,
 ) -> int | None:
-    """The files are in the folder, or listed where that is wished; the exit code says whether any are missing.
+    """Fetch the files into the folder, or list them; return the exit code, which shows whether any are missing.
 
     Raises:
         CommandFailed: one is in the way, or the disk refuses.
@@ -118,7 +118,7 @@ def fetch(
 
 
 def _code_of(shape: FilesResponse) -> int | None:
-    """What is there is fetched all the same; that some is missing shows on the terminal and in the exit code."""
+    """Return the exit code. What is there is fetched in any case; what is missing is on the terminal too."""
     warning = shape.get("warning", "")
     if not warning:
         return None

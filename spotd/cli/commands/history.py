@@ -100,7 +100,7 @@ def history(
 
 
 def show(answer: HistoryResponse, *, asked_s: int | None) -> None:
-    """The prices as a table on stdout, and on stderr what keeps them from being the whole answer."""
+    """Print the prices as a table, and on stderr what keeps them from being the whole answer."""
     rows = [row(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
     if rows:
         show_table(COLUMNS, rows)

@@ -93,7 +93,7 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
 
 
 def warning_of(job: JobResponse) -> str:
-    """What is wrong with a job that succeeded: its reason says it behind how its command ended."""
+    """Return what is wrong with a job that succeeded, which its reason holds behind how its command ended."""
     return job["reason"].partition("; ")[2] if job["state"] == "SUCCEEDED" else ""
 
 
@@ -116,24 +116,24 @@ def job_row(job: JobResponse, now: str) -> Row:
 
 
 def gpu_text(machine: Mapping[str, Any]) -> str:
-    """The GPUs of a job, an attempt or a quote, as a job file would ask for them."""
+    """Return the GPUs of a job, an attempt or a quote, as a job file would ask for them."""
     return f"{machine['gpu']}:{machine['gpu_count']}" if machine["gpu"] else NOTHING
 
 
 def where_text(machine: Mapping[str, Any]) -> str:
-    """Provider and host, as far as there is one."""
+    """Return provider and host, as far as there is one."""
     return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
 
 
 def checkpoint_text(job: JobResponse) -> str:
-    """The step of the newest checkpoint, or its name where no step is known, and what is on its way now."""
+    """Return the step of the newest checkpoint, or its name where no step is known, and what is on its way now."""
     newest, moving = job["checkpoint"], job["transfer"]
     text = NOTHING if newest is None else newest["name"] if newest["step"] is None else str(newest["step"])
     return text if moving is None else f"{text} {_moving_text(moving)}"
 
 
 def _moving_text(moving: TransferResponse) -> str:
-    """A transfer for a narrow column: `up 30% 80 MB/s 35s`."""
+    """Return a transfer for a narrow column: `up 30% 80 MB/s 35s`."""
     parts = ["up" if moving["kind"] == "upload" else "down", f"{_percent(moving)}%"]
     if moving["failing"]:
         return " ".join([*parts, "failing"])
@@ -149,7 +149,7 @@ def _percent(moving: TransferResponse) -> int:
 
 
 def transfer_text(moving: TransferResponse | None) -> str:
-    """A transfer in a sentence, with rate and time left where they are known."""
+    """Return a transfer in a sentence, with rate and time left where they are known."""
     if moving is None:
         return ""
     parts = [
@@ -189,7 +189,7 @@ def show(*, ref: str, output: str) -> None:
 
 
 def _facts(detail: JobDetailResponse) -> list[tuple[str, str]]:
-    """What there is to say, in reading order; what does not apply is left out."""
+    """Return the facts in reading order; what does not apply is left out."""
     job = detail["job"]
     facts = [
         ("id", job["id"]),
@@ -241,7 +241,7 @@ def _spent_text(detail: JobDetailResponse) -> str:
 
 
 def _value_text(value: object) -> str:
-    """A setting as one line; a command's argv is shown as a shell would take it."""
+    """Return a setting as one line; a command's argv is shown as a shell would take it."""
     if isinstance(value, list):
         from shlex import join
 
@@ -290,7 +290,7 @@ def why(*, ref: str, output: str) -> None:
     lines += [f"  {_last_error(row)}" for row in shape["boards"] if row["error"] or row["note"]]
     if shape["events"]:
         lines.append("  lately:")
-        # A job and its attempt change for one reason at one instant: the person is told once.
+        # A job and its attempt change for one reason at one instant: it is printed once.
         told = dict.fromkeys((local_text(event["at"]), clean(event["message"])) for event in shape["events"])
         lines += [f"    {at}  {message}" for at, message in told]
     stdout.write("".join(f"{line}\n" for line in lines))
@@ -304,7 +304,7 @@ def _last_error(provider_offers: BoardResponse) -> str:
 
 
 def quote_text(quote: QuoteResponse) -> str:
-    """An offer in one line."""
+    """Return an offer in one line."""
     where = where_text(quote) + (f" ({quote['region']})" if quote["region"] else "")
     floor, bid = quote["floor_usd_gpu_h"], quote["bid_usd_gpu_h"]
     wins = "" if floor is None else f"; lowest winning bid ${price(floor)}, ours ${price(bid)}"

@@ -93,7 +93,7 @@ def follow_to_end(
     *,
     waiting: Waiting | None = None,
 ) -> int:
-    """The exit code of the job's final state, all of its output being printed.
+    """Print all of the job's output; return the exit code of its final state.
 
     Raises:
         DaemonUnreachable: it was not there at first, or went away and did not come back.

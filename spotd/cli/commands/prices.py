@@ -71,7 +71,7 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, 
 
 
 def show_quotes(quotes: Sequence[QuoteResponse], *, explain: bool) -> None:
-    """The quotes as a table on stdout."""
+    """Print the quotes as a table."""
     if explain:
         stderr.note(FORMULA)
         show_table(EXPLAIN_COLUMNS, [explained_row(quote) for quote in quotes])
@@ -80,7 +80,7 @@ def show_quotes(quotes: Sequence[QuoteResponse], *, explain: bool) -> None:
 
 
 def show_silent_boards(offer_cache: Sequence[BoardResponse]) -> None:
-    """A warning for each provider whose prices are missing, so that their absence is not taken for an answer."""
+    """Warn of each provider whose prices are missing, so that their absence is not taken for an answer."""
     for provider_offers in offer_cache:
         if provider_offers["error"]:
             since = "" if provider_offers["at"] is None else f" since {local_text(provider_offers['at'])}"

@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _WithCommand(click.Command):
-    """Keeps what stands behind the first `--`, so that a job file and a command can be told apart."""
+    """A command that keeps what stands behind the first `--`, so that job file and command can be distinguished."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -49,7 +49,7 @@ class _WithCommand(click.Command):
 
 
 def _job_options(function: F) -> F:
-    """The flags that stand for keys of a job file; the parameter's name is the key with `__` for its dot."""
+    """Add the flags that stand for keys of a job file; the parameter's name is the key with `__` for its dot."""
     number, text = click.INT, click.STRING
     rows: list[tuple[str, str, Any, bool, str, str]] = [
         ("--name", "name", text, False, "NAME", "Name of the job."),
@@ -148,7 +148,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
 
 
 def _flags(ctx: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags in the shape of a job file."""
+    """Return the flags in the shape of a job file."""
     values = {name.replace("__", "."): value for name, value in given.items() if name in _KEYS}
     values["resources.gpu"] = [part for text in given["resources__gpu"] for part in text.split(",")] or None
     if given["workdir"] is not None:
@@ -166,7 +166,7 @@ def _variable(ctx: click.Context, text: str) -> tuple[str, str]:
 
 
 def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
-    """The draft with these secrets beside those of its file."""
+    """Return the draft with these secrets beside those of its file."""
     if not names:
         return draft
     filed = draft.data.get("secrets", [])
@@ -176,7 +176,7 @@ def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
 
 
 def _asked(draft: JobDraft, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The daemon's answer; what it finds wrong in the job is shown at its place in the draft."""
+    """Return the daemon's answer; what it finds wrong in the job is shown at its place in the draft."""
     try:
         return call()
     except DaemonRefused as exc:
@@ -186,7 +186,7 @@ def _asked(draft: JobDraft, call: Callable[[], dict[str, Any]]) -> dict[str, Any
 
 
 def _show_plan(plan: PlanResponse, answer: Mapping[str, Any], output: str, *, dry_run: bool, quiet: bool) -> None:
-    """The plan is data when it is all that was asked for, else something to read before the answer."""
+    """Show the plan: as data when it is all that was asked for, else as something to read before the answer."""
     if dry_run and output == JSON:
         stdout.document(answer)
     elif dry_run:
@@ -203,7 +203,7 @@ def _lowest(plan: PlanResponse) -> str:
 
 
 def _packed(workdir: Path, include: tuple[str, ...]) -> Packed:
-    """The workdir as it would be sent.
+    """Pack the workdir as it would be sent.
 
     Raises:
         CommandFailed: it cannot be packed, or holds what must not be sent.
@@ -222,7 +222,7 @@ def _packed(workdir: Path, include: tuple[str, ...]) -> Packed:
 
 
 def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
-    """The hash under which the store holds the packed workdir."""
+    """Upload the packed workdir; return the hash under which the store holds it."""
     packed = _packed(workdir, include)
     if daemon.has_code(packed.sha256):
         return packed.sha256
@@ -233,7 +233,7 @@ def _upload(daemon: Daemon, workdir: Path, include: tuple[str, ...]) -> str:
 
 
 class _Watched(io.BytesIO):
-    """Bytes that tell how far they were read."""
+    """A stream that reports how far it was read."""
 
     def __init__(self, data: bytes, progress: stderr.ProgressLine) -> None:
         super().__init__(data)
@@ -260,7 +260,7 @@ def _submitted(
 
 
 def _after(daemon: Daemon, job: JobResponse, output: str, *, wait: bool, detach: bool) -> int:
-    """The id is out, and the job was waited for if that was wished."""
+    """Print the id and, where that was asked for, wait for the job."""
     if output == JSON and not wait:
         stdout.document(daemon.job(job["id"]))
     elif output != JSON:
@@ -281,7 +281,7 @@ class _Quiet(TextPrinter):
     """Waits without a word."""
 
     def show(self, record: LogResponse) -> None:
-        """The record is passed over."""
+        """Ignore the record."""
 
 
 _KEYS: Final = frozenset(key.replace(".", "__") for key in FLAGS)

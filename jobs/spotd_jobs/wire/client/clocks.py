@@ -13,7 +13,7 @@ _START_TOOK_MAX_S = 3600.0
 
 
 def steady() -> float:
-    """Seconds that never go back, and go on while the machine is suspended where the kernel can tell."""
+    """Seconds that never go back, and go on while the machine is suspended where the kernel counts that."""
     if _BOOTTIME is None:
         return time.monotonic()
     return time.clock_gettime(_BOOTTIME)
@@ -34,7 +34,7 @@ def process_began() -> float:
 
 
 class _StoreClock:
-    """The wall clock, corrected by what the store's answers say. A host's own clock may be hours off."""
+    """The wall clock, corrected by the dates of the store's answers. A host's own clock may be hours off."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0
@@ -59,12 +59,12 @@ CLOCK = _StoreClock()
 
 
 def now_text() -> str:
-    """The present instant as it is written into documents."""
+    """Return the present instant as it is written into documents."""
     return as_text(CLOCK.now())
 
 
 def as_text(epoch_s: float) -> str:
-    """An instant in UTC, ISO 8601 with `Z`."""
+    """Return an instant in UTC, ISO 8601 with `Z`."""
     moment = datetime.fromtimestamp(epoch_s, timezone.utc)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
 

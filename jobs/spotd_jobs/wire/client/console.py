@@ -1,4 +1,4 @@
-"""What the runner tells the machine's own console, and how text becomes fit for documents."""
+"""Lines of the runner for the machine's own console, and text made fit for documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINE_CHARACTERS_MAX = 480
 
 
 def log_line(text: str) -> None:
-    """One line on stderr, for whoever reads the machine's console. Never holds a URL or a secret."""
+    """Print one line on stderr, for readers of the machine's console. It never holds a URL or a secret."""
     try:
         sys.stderr.write("spotd: " + text + "\n")
         sys.stderr.flush()
@@ -18,7 +18,7 @@ def log_line(text: str) -> None:
 
 
 def clean(text: str) -> str:
-    """The text as one bounded line without control or invisible characters, as the daemon demands."""
+    """Return the text as one bounded line without control or invisible characters, as the daemon demands."""
     text = text.encode("utf-8", "replace").decode("utf-8")[:LINE_CHARACTERS_MAX]
     if text.isascii():
         return "".join(character if " " <= character <= "~" else " " for character in text)

@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 
 class DiskFull(Exception):
-    """This machine's disk has no room for what must be on it. The text says for what."""
+    """No room on this machine's disk for what must be on it. The text names what."""
 
 
 def is_full(error: BaseException) -> bool:
@@ -24,7 +24,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def free_bytes(folder: str) -> int | None:
-    """How much may still be written to the disk that holds the folder; `None` where that can not be told."""
+    """How much may still be written to the disk that holds the folder; `None` where that is unknown."""
     try:
         facts = os.statvfs(folder)
     except OSError:
@@ -33,7 +33,7 @@ def free_bytes(folder: str) -> int | None:
 
 
 def write_whole(path: str, data: bytes | bytearray | memoryview, *, durable: bool = False, mode: int = 0o600) -> None:
-    """The file holds exactly `data`. A reader sees the old content or this, never a part.
+    """Write exactly `data` to the file. A reader sees the old content or this, never a part.
 
     Args:
         durable: it is on the disk, name and all, when this returns.
@@ -64,7 +64,7 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """The folder's names are on the disk, where the file system can promise it."""
+    """Make the folder's names durable, where the file system can promise it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -144,7 +144,7 @@ def folder_lock_path(folder: str) -> str:
 
 
 def read_text(path: str, size_max: int = 1 << 20) -> str | None:
-    """The file's text, or `None` when there is none to read."""
+    """Return the file's text, or `None` when there is none to read."""
     try:
         with open(path, "rb") as stream:
             return stream.read(size_max).decode("utf-8", "replace")

@@ -37,7 +37,7 @@ class Credential:
         query: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[str, dict[str, str]]:
-        """The URL and the headers of a request that the store believes, with every header in `headers` signed."""
+        """Return the URL and the headers of a request that the store accepts, with every header in `headers` signed."""
         place = urlsplit(self.endpoint)
         host, path = place.netloc, "/" + quote(key, safe="/-_.~")
         if self.path_style:
@@ -68,13 +68,13 @@ class Credential:
 
 
 def signature_of(secret_key: str, moment: str, scope: str, canonical: str) -> str:
-    """The signature of a request in its canonical form."""
+    """Return the signature of a request in its canonical form."""
     to_sign = "\n".join(["AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(canonical.encode()).hexdigest()])
     return signature(secret_key, scope, to_sign)
 
 
 def signature(secret_key: str, scope: str, text: str) -> str:
-    """The signature of a text by the key of that day, region and service."""
+    """Return the signature of a text by the key of that day, region and service."""
     key = ("AWS4" + secret_key).encode()
     for part in scope.split("/"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()

@@ -31,7 +31,7 @@ class Sink:
     parallel = 1
 
     def put(self, name: str, data: bytes | memoryview, sha256: str | None = None) -> None:
-        """The object `name` below the prefix holds exactly `data`.
+        """Write exactly `data` to the object `name` below the prefix.
 
         Raises:
             SinkError
@@ -40,7 +40,7 @@ class Sink:
 
 
 def checked_name(name: str) -> str:
-    """The name itself, if it stays below the prefix.
+    """Return the name itself, if it stays below the prefix.
 
     Raises:
         ValueError: it does not; a fault of the runner, never of the store.
@@ -74,7 +74,7 @@ class FolderSink(Sink):
             try:
                 write_whole(path, data, durable=durable)
             except FileNotFoundError:
-                self._made.clear()  # somebody removed the folder since
+                self._made.clear()  # the folder was removed since
                 self._make_folder(os.path.dirname(path))
                 write_whole(path, data, durable=durable)
         except OSError as error:
@@ -95,7 +95,7 @@ class FolderSink(Sink):
 
 
 def sink_of(upload: dict[str, Any], *, fleeting: bool = False) -> Sink:
-    """The writer that a grant's `upload` or `beat` describes.
+    """Return the writer that a grant's `upload` or `beat` describes.
 
     Args:
         fleeting: what is put may be lost in a power cut.

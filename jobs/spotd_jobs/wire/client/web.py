@@ -1,4 +1,4 @@
-"""Reading and sending over `file://`, `http://` and `https://`, with errors that say what to do next.
+"""Reading and sending over `file://`, `http://` and `https://`, with errors that name the next step.
 
 URLs are secrets here (they are presigned): no message ever holds one. HTTP connections are kept open per thread,
 since a restore reads thousands of chunks from one place.
@@ -38,7 +38,7 @@ class TooLarge(WebError):
 
 
 def read(url: str, size_max: int) -> bytes:
-    """The bytes at the URL.
+    """Return the bytes at the URL.
 
     Raises:
         WebError
@@ -128,7 +128,7 @@ def _with_source(url: str, use: Callable[[Any], None]) -> None:
             raise error_of(answer.status)
         use(answer)
         if answer.length:
-            raise WebError("the answer was cut short")  # http.client itself says nothing when blocks are read
+            raise WebError("the answer was cut short")  # http.client itself reports nothing when blocks are read
     except OSError as error:
         drop_connections()
         raise WebError(reason_of(error)) from None
@@ -143,7 +143,7 @@ def _with_source(url: str, use: Callable[[Any], None]) -> None:
 
 
 def path_of(url: str) -> str:
-    """The path a `file://` URL names."""
+    """Return the path a `file://` URL names."""
     from urllib.parse import unquote
 
     rest = url[len("file://") :]
@@ -151,7 +151,7 @@ def path_of(url: str) -> str:
 
 
 def error_of(status: int) -> WebError:
-    """What an HTTP status means here."""
+    """Return what an HTTP status means here."""
     if status in (404, 410):
         return Missing("HTTP %d" % status)
     if status in (400, 401, 403):
@@ -185,7 +185,7 @@ def request(
 
 
 def drop_connections() -> None:
-    """This thread holds no open connection, whose state may be unknown."""
+    """Close this thread's open connections, whose state may be unknown."""
     for connection in getattr(_local, "connections", {}).values():
         connection.close()
     _local.connections = {}
@@ -288,7 +288,7 @@ def _tls(context: Any) -> Any:
             import certifi  # type: ignore[import-not-found,unused-ignore]  # only where the image happens to have it
 
             context.load_verify_locations(certifi.where())
-        except Exception:  # noqa: BLE001 - a broken certifi of a strange image must not stop what may work without
+        except Exception:  # noqa: BLE001 - a broken certifi of an image must not stop what may work without
             return context
     return context
 
