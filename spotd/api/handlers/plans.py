@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from spotd.core.prospects import used_up
 from spotd.core.quotes import Quote
 from spotd.core.requests import submit
 from spotd.core.states import JobState
-from spotd.core.verdicts import Verdict, VerdictKind
+from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.parse import merge, parse_job
@@ -106,20 +106,15 @@ def new_job(job_id: JobId, spec: JobSpec, now: datetime, *, code_sha256: str | N
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What the next decision would say about a job that is not there yet."""
-
-    job: Job
-    verdict: Verdict | None
-    plan: PlanResponse
-    too_poor: str
-    """Why its budget can never pay for a useful run; empty if it may."""
+def budget_problem(spec: JobSpec, world: World, market: MarketSnapshot, now: datetime) -> str:
+    """Why the budget of this job can never pay for a useful run; empty if it may."""
+    job = new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0)
+    return used_up(world, market, job, now, unspent=True)
 
 
 def outlook(
     spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...] = ()
-) -> Outlook:
+) -> PlanResponse:
     """The decision that would follow if this job were queued now, with these checkpoints to begin from."""
     job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
     with_job = applied(world, submit(world, job, now))
@@ -143,36 +138,31 @@ def outlook(
         (fitting if fits else others).append((quote, blocked))
     shown = (fitting + list(islice(others, max(3, CANDIDATES_MAX - len(fitting)))))[:CANDIDATES_MAX]
     kind = verdict.kind if verdict is not None else VerdictKind.NO_OFFERS
-    return Outlook(
-        job=job,
-        verdict=verdict,
-        too_poor=used_up(with_job, market, job, now, unspent=True),
-        plan=PlanResponse(
-            name=spec.name,
-            spec=spec_response(spec),
-            run=run_words(spec),
-            image=spec.image,
-            workdir=spec.workdir,
-            secrets=list(spec.secrets),
-            ceilings=_ceilings(spec, world),
-            budget_usd=usd(spec.job_budget),
-            resume_from=None,
-            candidates=[
-                quote_response(
-                    q,
-                    ceiling_for(q.offer.gpu, q.offer.gpu_count, spec.price, world.policy),
-                    blocked,
-                    world.policy.bid_headroom_ppm,
-                )
-                for q, blocked in shown
-            ],
-            passed_over=passed_over_responses(request_counts.items()),
-            boards=offers_responses(market),
-            fits=bool(fitting),
-            verdict_kind=kind.value,
-            verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
-            warnings=_warnings(spec, fitting, others),
-        ),
+    return PlanResponse(
+        name=spec.name,
+        spec=spec_response(spec),
+        run=run_words(spec),
+        image=spec.image,
+        workdir=spec.workdir,
+        secrets=list(spec.secrets),
+        ceilings=_ceilings(spec, world),
+        budget_usd=usd(spec.job_budget),
+        resume_from=None,
+        candidates=[
+            quote_response(
+                q,
+                ceiling_for(q.offer.gpu, q.offer.gpu_count, spec.price, world.policy),
+                blocked,
+                world.policy.bid_headroom_ppm,
+            )
+            for q, blocked in shown
+        ],
+        passed_over=passed_over_responses(request_counts.items()),
+        boards=offers_responses(market),
+        fits=bool(fitting),
+        verdict_kind=kind.value,
+        verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
+        warnings=_warnings(spec, fitting, others),
     )
 
 

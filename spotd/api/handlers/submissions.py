@@ -13,7 +13,7 @@ from pathlib import Path
 from spotd.api.errors import ApiUnavailable, InputProblem, Invalid, OverBudget
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.jobs import JobHandlers, require_free_name
-from spotd.api.handlers.plans import Outlook, new_job, outlook, read_spec
+from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec
 from spotd.api.handlers.resume_source import find_origin, origin_response
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
@@ -46,10 +46,10 @@ class SubmissionHandlers:
         spec = self._spec(draft)
         origin = await find_origin(self._context, resume_from)
         if origin is None:
-            return self._outlook(spec).plan
+            return self._outlook(spec)
         world = self._context.world()
         taken = await self._context.read(lambda reads: origin.taken(reads, world))
-        plan = self._outlook(spec, taken).plan
+        plan = self._outlook(spec, taken)
         plan["resume_from"] = origin_response(origin, taken[0])
         return plan
 
@@ -57,7 +57,7 @@ class SubmissionHandlers:
         known = frozenset(self._context.providers)
         return read_spec(draft, self._context.offer_cache.snapshot(), known)
 
-    def _outlook(self, spec: JobSpec, checkpoints: tuple[Checkpoint, ...] = ()) -> Outlook:
+    def _outlook(self, spec: JobSpec, checkpoints: tuple[Checkpoint, ...] = ()) -> PlanResponse:
         now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
         return outlook(spec, self._context.world(), market, now, checkpoints)
 
@@ -109,9 +109,9 @@ class SubmissionHandlers:
         _require_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
         origin = await find_origin(context, submission.resume_from)
-        too_poor = self._outlook(spec).too_poor
-        if too_poor:
-            raise OverBudget(too_poor, hint="raise [budget] job, or lower max_price")
+        problem = budget_problem(spec, context.world(), context.offer_cache.snapshot(), context.clock.now())
+        if problem:
+            raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
         job_id = await self._free_id(spec.name)
         context.secrets.write(job_id, submission.secrets)
 
