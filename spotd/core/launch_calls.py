@@ -15,18 +15,62 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from spotd.core.attempts import Attempt, MachineState
+from spotd.core.billing import first_meter
 from spotd.core.billing_limits import proven_until
 from spotd.core.ids import AttemptId, IntentId
 from spotd.core.intents import Intent, IntentState, launch_intent_id
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import quarantine
-from spotd.core.states import EndReason, JobState
+from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
 from spotd_providers.contract.values import Instance, ProviderName
 
 WINDOW_DEFAULT: Final = timedelta(minutes=3)
 RESTARTED: Final = "spotd was restarted before its turn came"
+
+
+def record_instance(
+    builder: PlanBuilder,
+    item: Attempt,
+    instance: Instance,
+    *,
+    launched_at: datetime,
+    billed_since: datetime,
+    found: bool,
+) -> None:
+    """Record that the launch of this attempt took effect as this instance, known by the provider's answer or `found`.
+
+    Nothing else makes an attempt launched. A machine whose attempt ended meanwhile is ended.
+    """
+    starts = item.state is AttemptState.INTENDED
+    builder.put_attempt(
+        replace(
+            item,
+            ref=instance.ref,
+            outcome_unknown=False,
+            launched_at=launched_at,
+            machine=MachineState.LIVE,
+            state=AttemptState.STARTING if starts else item.state,
+            meter=first_meter(item, instance.state, billed_since, builder),
+        )
+    )
+    finish_launch(builder, item, instance)
+    kind, sentence = "machine.launched", f"the machine exists at {item.provider}"
+    if found:
+        kind, sentence = "machine.adopted", "the machine was found by its key"
+    builder.event(kind, sentence, attempt=item.id, instance=instance.ref.instance_id, provider=item.provider)
+    if starts and builder.job(item.id.job).state is JobState.PROVISIONING:
+        builder.move_job(item.id.job, JobState.STARTING, f"the machine starts at {item.provider}")
+    if not item.state.counts:
+        builder.owe_termination(instance.ref, instance.key, item.id, why="its attempt ended before it was launched")
+
+
+def finish_launch(builder: PlanBuilder, item: Attempt, instance: Instance) -> None:
+    """Record that the launch that was owed has taken effect."""
+    intent = builder.intent(launch_intent_id(item.key))
+    if intent is not None:
+        builder.put_intent(replace(intent, state=IntentState.DONE, ref=instance.ref))
 
 
 def launch_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:

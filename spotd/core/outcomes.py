@@ -8,15 +8,23 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from spotd.core.attempts import Attempt, MachineState
-from spotd.core.billing import began, first_meter
+from spotd.core.billing import began
 from spotd.core.bounds import span_within
 from spotd.core.cooldowns import EVERYWHERE, CooldownEnd, CooldownScope
 from spotd.core.ids import AttemptId, IntentId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.launch_calls import RESTARTED, doubt_launch, not_sent, tell_doubt, window_end
+from spotd.core.launch_calls import (
+    RESTARTED,
+    doubt_launch,
+    finish_launch,
+    not_sent,
+    record_instance,
+    tell_doubt,
+    window_end,
+)
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import POOL_COOLDOWNS_MAX, PlanBuilder
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.states import EndReason
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance
@@ -66,43 +74,14 @@ def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datet
         builder.owe_termination(instance.ref, instance.key, None, why="its attempt has ended meanwhile")
         return builder.plan()
     item = builder.attempt(attempt_id)
-    _launch_done(builder, item, instance)
-    if item.ref is not None and item.ref != instance.ref:
+    if item.ref is None:
+        since = began(item, instance.created_at, now, now)
+        record_instance(builder, item, instance, launched_at=now, billed_since=since, found=False)
+        return builder.plan()
+    finish_launch(builder, item, instance)
+    if item.ref != instance.ref:
         builder.owe_termination(instance.ref, instance.key, None, why="its attempt has another machine already")
-        return builder.plan()
-    if item.ref is not None:
-        return builder.plan()
-    since = began(item, instance.created_at, now, now)
-    builder.put_attempt(
-        replace(
-            item,
-            ref=instance.ref,
-            outcome_unknown=False,
-            launched_at=now,
-            machine=MachineState.LIVE,
-            state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
-            meter=first_meter(item, instance.state, since, builder),
-        )
-    )
-    builder.event(
-        "machine.launched",
-        f"the machine exists at {item.provider}",
-        attempt=attempt_id,
-        instance=instance.ref.instance_id,
-        provider=item.provider,
-    )
-    if item.state is AttemptState.INTENDED:
-        if builder.job(attempt_id.job).state is JobState.PROVISIONING:
-            builder.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
-    else:
-        builder.owe_termination(instance.ref, instance.key, attempt_id, why="its attempt ended before it was launched")
     return builder.plan()
-
-
-def _launch_done(builder: PlanBuilder, item: Attempt, instance: Instance) -> None:
-    intent = builder.intent(launch_intent_id(item.key))
-    if intent is not None:
-        builder.put_intent(replace(intent, state=IntentState.DONE, ref=instance.ref))
 
 
 def launch_refused(

@@ -33,7 +33,6 @@ from spotd.core.billing import (
     began_unseen,
     bill_until_ended,
     book_unseen,
-    first_meter,
     is_starting,
     look_for_start,
     note_ceiling,
@@ -48,6 +47,7 @@ from spotd.core.ids import AttemptId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id, terminate_intent_id
 from spotd.core.interruption_credit import free_of
 from spotd.core.keys import is_own_key
+from spotd.core.launch_calls import record_instance
 from spotd.core.loss_evidence import LossEvidence, list_lag
 from spotd.core.orphans import note_stray, stray_cost
 from spotd.core.plan import Plan
@@ -55,7 +55,7 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
 from spotd.core.starting import heard_by
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.states import AttemptState, EndReason
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import (
@@ -390,26 +390,7 @@ def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     if item.meter.settled:
         # What came before is booked by its host's word; a machine that still runs has billed ever since.
         since = builder.now if mine.state in _STOPPED else min(builder.now, item.ended_at or builder.now)
-    item = replace(
-        item,
-        ref=mine.ref,
-        outcome_unknown=False,
-        launched_at=since,
-        machine=MachineState.LIVE,
-        state=AttemptState.STARTING if item.state is AttemptState.INTENDED else item.state,
-        meter=first_meter(item, mine.state, since, builder),
-    )
-    builder.put_attempt(item)
-    for intent in builder.intents():
-        if intent.attempt == attempt_id and intent.kind is IntentKind.LAUNCH:
-            builder.put_intent(replace(intent, state=IntentState.DONE, ref=mine.ref))
-    builder.event(
-        "machine.adopted", "the machine was found by its key", attempt=attempt_id, instance=mine.ref.instance_id
-    )
-    if item.state is AttemptState.STARTING and builder.job(attempt_id.job).state is JobState.PROVISIONING:
-        builder.move_job(attempt_id.job, JobState.STARTING, f"the machine starts at {item.provider}")
-    if not item.state.counts:
-        builder.owe_termination(mine.ref, mine.key, attempt_id, why="it was launched after its attempt had ended")
+    record_instance(builder, item, mine, launched_at=since, billed_since=since, found=True)
 
 
 def _observe(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:

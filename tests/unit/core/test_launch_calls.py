@@ -9,14 +9,15 @@ import pytest
 from spotd.core.applied import applied
 from spotd.core.attempts import MachineState
 from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import IntentState, launch_intent_id
+from spotd.core.intents import IntentKind, IntentState, launch_intent_id
 from spotd.core.launch_calls import launch_sent
-from spotd.core.outcomes import after_restart
+from spotd.core.outcomes import after_restart, launched
 from spotd.core.recovery import recover, unsent
 from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
-from tests.unit.core.builders import NOW, world_with
+from spotd_providers.contract.values import InstanceState
+from tests.unit.core.builders import NOW, REF, instance, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
 
@@ -84,3 +85,23 @@ def test_after_a_restart_only_what_was_sent_is_unknown() -> None:
     assert sent.attempts[FIRST].outcome_unknown
     [intent] = sent.intents.values()
     assert (intent.id, intent.state) == (launch_intent_id(intent.key), IntentState.UNKNOWN)
+
+
+@pytest.mark.parametrize("state", [AttemptState.INTENDED, AttemptState.RUNNING, AttemptState.STOPPING])
+def test_the_answer_to_a_launch_ends_no_machine_whose_attempt_counts_however_early_its_host_was_heard(
+    state: AttemptState,
+) -> None:
+    world = world_with(state, ref=None, launched_at=None)
+    (item,) = world.attempts.values()
+    plan = launched(world, item.id, instance(InstanceState.RUNNING), NOW)
+    assert not [i for i in plan.intents.values() if i.kind is IntentKind.TERMINATE]
+    assert plan.attempts[item.id].ref == REF
+    assert plan.attempts[item.id].state is (AttemptState.STARTING if state is AttemptState.INTENDED else state)
+
+
+def test_the_answer_to_a_launch_whose_attempt_has_ended_ends_the_machine() -> None:
+    world = world_with(AttemptState.ENDING, ref=None, launched_at=None)
+    world = replace(world, intents={i: t for i, t in world.intents.items() if t.kind is IntentKind.LAUNCH})
+    (item,) = world.attempts.values()
+    plan = launched(world, item.id, instance(InstanceState.RUNNING), NOW)
+    assert [i.ref for i in plan.intents.values() if i.kind is IntentKind.TERMINATE] == [REF]
