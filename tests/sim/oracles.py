@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Final
 
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
@@ -36,30 +37,7 @@ ENDED_WITHIN = timedelta(minutes=10)
 
 def broken_rules(result: Result) -> list[str]:
     """Every rule that did not hold, in words; empty when all held."""
-    checks = (
-        said_by_the_core,
-        forgotten_machines,
-        foreign_machines,
-        launches,
-        doubles,
-        healthy_machines_killed,
-        needed_machines_ended,
-        resumes,
-        jobs_lost,
-        cancels_lost,
-        late,
-        machines_max,
-        launches_bounded,
-        rows_bounded,
-        ambiguous_cost,
-        spending,
-        paid_for_nothing,
-        above_ceiling,
-        budgets,
-        expired_too_soon,
-        full_disk,
-    )
-    found = [f"{check.__name__}: {rule}" for check in checks for rule in check(result)]
+    found = [f"{check.__name__}: {rule}" for check in CHECKS for rule in check(result)]
     return found if result.twin is None else found + broken_rules(result.twin)
 
 
@@ -284,3 +262,28 @@ def machines_max(result: Result) -> Iterator[str]:
             strays = sum(m.born < call.at and (m.died is None or call.at <= m.died) for m in unknown)
             if call.alive_before - strays >= most:
                 yield f"{call.key} was bought while {call.alive_before} machines lived, {most} are allowed"
+
+
+CHECKS: Final = (
+    said_by_the_core,
+    forgotten_machines,
+    foreign_machines,
+    launches,
+    doubles,
+    healthy_machines_killed,
+    needed_machines_ended,
+    resumes,
+    jobs_lost,
+    cancels_lost,
+    late,
+    machines_max,
+    launches_bounded,
+    rows_bounded,
+    ambiguous_cost,
+    spending,
+    paid_for_nothing,
+    above_ceiling,
+    budgets,
+    expired_too_soon,
+    full_disk,
+)

@@ -96,7 +96,7 @@ LIVES: Mapping[str, Bug] = {
         patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=1
     ),
     "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=5),
-    "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("books",), shape=REVOKED),
+    "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,
         rule=("launches_bounded",),

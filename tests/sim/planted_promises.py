@@ -156,7 +156,7 @@ PROMISES: Mapping[str, Bug] = {
     "take bytes for a length of time": Bug(
         patch=sizes_in_timedeltas, rule=("said_by_the_core",), shape=holding(Hazard.SIZES), limit=timedelta(hours=6)
     ),
-    "meter no traffic": Bug(patch=traffic_is_free, rule=("books",), shape=holding(Hazard.TRAFFIC, Hazard.SIZES)),
+    "meter no traffic": Bug(patch=traffic_is_free, rule=("spending",), shape=holding(Hazard.TRAFFIC, Hazard.SIZES)),
     "keep a machine that bills more than agreed": Bug(
         patch=fixed_prices_stay,
         rule=("above_ceiling",),
@@ -180,14 +180,17 @@ PROMISES: Mapping[str, Bug] = {
         patch=ends_when_told, rule=("forgotten_machines",), shape=holding(Hazard.RETRY_AFTER)
     ),
     "believe when a machine says it was made": Bug(
-        patch=believes_when_it_was_made, rule=("books",), shape=holding(Hazard.BORN_LONG_AGO), limit=timedelta(hours=5)
+        patch=believes_when_it_was_made,
+        rule=("spending",),
+        shape=holding(Hazard.BORN_LONG_AGO),
+        limit=timedelta(hours=5),
     ),
     "hold whole machines to the ceiling of a GPU": Bug(
         patch=ceilings_of_whole_machines, rule=("launches",), shape=holding(Hazard.GPUS)
     ),
-    "meter one GPU of a machine": Bug(patch=meters_one_gpu, rule=("books",), shape=holding(Hazard.GPUS)),
-    "meter what was agreed and not what is listed": Bug(patch=meters_what_was_agreed, rule=("books",), shape=CALM),
-    "meter the day before midnight twice": Bug(patch=meters_the_day_twice, rule=("books",), shape=MIDNIGHT),
+    "meter one GPU of a machine": Bug(patch=meters_one_gpu, rule=("spending",), shape=holding(Hazard.GPUS)),
+    "meter what was agreed and not what is listed": Bug(patch=meters_what_was_agreed, rule=("spending",), shape=CALM),
+    "meter the day before midnight twice": Bug(patch=meters_the_day_twice, rule=("spending",), shape=MIDNIGHT),
     "take an order for an end": Bug(
         patch=an_accepted_order_is_an_end, rule=("forgotten_machines", "doubles"), shape=ROUGH, seed=6
     ),
@@ -196,7 +199,7 @@ PROMISES: Mapping[str, Bug] = {
         patch=one_label_is_one_owner, rule=("foreign_machines",), shape=holding(Hazard.TWIN), limit=timedelta(hours=5)
     ),
     "meter by a clock that was set": Bug(
-        patch=meters_follow_the_clock, rule=("books",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))
+        patch=meters_follow_the_clock, rule=("spending",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))
     ),
     "end nothing on a full disk": Bug(daemon=LeavesOnFullDisk, rule=("full_disk",), shape=QUIET_DISK, seed=1),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim import planted, planted_lives, planted_promises
-from tests.sim.oracles import broken_rules
+from tests.sim.oracles import CHECKS, broken_rules
 from tests.sim.planted import Bug
 from tests.sim.run import run_world
 from tests.sim.worlds import Shape
@@ -27,6 +27,11 @@ def test_a_planted_bug_is_found_within_a_few_seeds(name: str) -> None:
         if rules_broken(bug, seed) & set(bug.rule):
             return
     pytest.fail(f"no oracle of {bug.rule} noticed {name!r} in {len(SEEDS)} worlds")
+
+
+def test_each_bug_names_oracles_that_there_are() -> None:
+    known = {check.__name__ for check in CHECKS}
+    assert [name for name, bug in BUGS.items() if not bug.rule or not set(bug.rule) <= known] == []
 
 
 WORLDS = {f"{bug.seed} {bug.shape}": (bug.shape, bug.seed) for bug in BUGS.values()}
