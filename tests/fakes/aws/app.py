@@ -7,24 +7,25 @@ The metadata service of each instance answers below `/imds/<instance id>`.
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import count
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from spotd_providers.testkit.faults import Call
-from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send
+from spotd_providers.testkit.serve import RecordedRequest
 from tests.fakes.aws.actions import ACTIONS, AMIS
 from tests.fakes.aws.cloud import Ec2Cloud
 from tests.fakes.aws.imds import metadata
 from tests.fakes.aws.pricelist import get_products
 from tests.fakes.aws.wire import Params, Refusal, answer, error, signer
+from tests.fakes.cloud import FakeApi
 
 _CALLS = {
     "DescribeSpotPriceHistory": Call.OFFERS,
@@ -50,45 +51,34 @@ def classify(request: RecordedRequest) -> Call:
     return _CALLS.get(params.get("Action"), Call.ACCOUNT)
 
 
-class Ec2Api:
-    """The ASGI application. `advance()` of the cloud runs before every request.
+class Ec2Api(FakeApi[Ec2Cloud]):
+    """The ASGI application.
 
     Attributes:
         asked: every API call that was made, as IAM names it (`ec2:RunInstances`).
     """
 
     def __init__(self, cloud: Ec2Cloud) -> None:
-        self.cloud = cloud
         self.asked: list[str] = []
         self._request_ids = count(1)
-        routes = [
-            Route("/", self._endpoint(self._api), methods=["POST"]),
-            Route("/imds/{id}/{path:path}", self._endpoint(self._imds), methods=["GET", "PUT"]),
-        ]
-        self._app: AsgiApp = Starlette(routes=routes)
+        super().__init__(cloud)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+    def _built(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/", self._dated(self._api), methods=["POST"]),
+                Route("/imds/{id}/{path:path}", self._dated(self._imds), methods=["GET", "PUT"]),
+            ]
+        )
 
-    def _endpoint(self, handle: Any) -> Any:
-        async def endpoint(request: Request) -> Response:
-            content = await request.body()
-            if not self.cloud.base_url:
-                self.cloud.base_url = str(request.base_url).rstrip("/")
-
-            def locked() -> Response:
-                with self.cloud.lock:
-                    self.cloud.advance()
-                    response: Response = handle(request, content)
-                    return response
-
-            response = await run_in_threadpool(locked)
-            response.headers["date"] = format_datetime(
-                self.cloud.clock.now() + self.cloud.quirks.clock_ahead, usegmt=True
-            )
+    def _dated(self, handle: Callable[[Request, bytes], Response]) -> Callable[[Request], Awaitable[Response]]:
+        def answer(request: Request, content: bytes) -> Response:
+            response = handle(request, content)
+            now = self.cloud.clock.now() + self.cloud.quirks.clock_ahead
+            response.headers["date"] = format_datetime(now, usegmt=True)
             return response
 
-        return endpoint
+        return self.endpoint(answer)
 
     def _api(self, request: Request, content: bytes) -> Response:
         request_id = f"req-{next(self._request_ids):08d}"

@@ -1,48 +1,40 @@
-"""The state of the fake: spot prices, instances, their processes and the books, moved along by virtual time.
-
-Nothing happens between requests by itself. Whatever should have happened by now (a boot, an announced interruption, a
-process that ended) is made up for at the next look, in order and dated to the moment it was due. A server that runs
-for long calls `advance()` from a timer.
-"""
+"""The state of the fake: spot prices, instances and their processes."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 from spotd_providers.contract.money import MicroUsdPerHour, cost, micro_usd
-from spotd_providers.local.hosts import HostClock, HostMachineState, Ledger, Machines, read_ledger, segments
+from spotd_providers.local.hosts import HostClock, HostMachineState, read_ledger, segments
 from tests.fakes.aws.catalog import KINDS, ZONES, Kind, Zone
 from tests.fakes.aws.quirks import Quirks
 from tests.fakes.aws.records import FakeInstance, Phase, SpotRequest
 from tests.fakes.aws.volumes import Volumes
 from tests.fakes.aws.wire import Refusal
+from tests.fakes.cloud import NOTHING, FakeCloud
 
 ACCESS_KEY: Final = "AKIAFAKEFAKEFAKEFAKE"
 NOTICE: Final = timedelta(minutes=2)
 GP3_MICRO_USD_PER_GB_MONTH: Final = 80_000
 GP3_MICRO_USD_PER_MB_PER_S_MONTH: Final = 40_000
 ADDRESS_MICRO_USD_PER_HOUR: Final = 5_000
-_NOTHING: Final = MicroUsdPerHour(0)
 # What a machine calls to end itself; a process of this computer must never reach the real one.
 _OFF: Final = "powered-off"
 _SHUTDOWN: Final = f'#!/bin/sh\nmkdir -p "$SPOTD_HOME" && : >"$SPOTD_HOME/{_OFF}"\n'
 
 
-class Ec2Cloud:
-    """One account at a fake AWS. Methods may be called from any thread.
+class Ec2Cloud(FakeCloud):
+    """One account at a fake AWS.
 
     Attributes:
-        base_url: where instances find their metadata service; the API fills it in from the first request.
         prices: by pool (`type:zone`), every change of the spot price, oldest first; an unlisted pool is not sold.
         offered: pools that exist on-demand.
         quotas: vCPUs by Service Quotas code; `quotas_in` where a region has others.
@@ -51,10 +43,14 @@ class Ec2Cloud:
     def __init__(
         self, root: Path, *, clock: HostClock, quirks: Quirks | None = None, access_key: str = ACCESS_KEY
     ) -> None:
-        self.clock = clock
+        binaries = root / "bin"
+        binaries.mkdir(parents=True, exist_ok=True)
+        for name in ("shutdown", "poweroff", "halt", "systemctl"):
+            (binaries / name).write_text(_SHUTDOWN)
+            (binaries / name).chmod(0o755)
+        super().__init__(root, clock=clock, path=_path_beginning_with(binaries))
         self.quirks = quirks or Quirks()
         self.access_key = access_key
-        self.base_url = ""
         self.kinds: dict[str, Kind] = {}
         self.zones: dict[str, Zone] = {}
         self.prices: dict[str, list[tuple[datetime, str]]] = {}
@@ -70,17 +66,6 @@ class Ec2Cloud:
         self.quotas_in: dict[tuple[str, str], float] = {}
         self.volumes = Volumes()
         self.tokens: dict[tuple[str, str], tuple[object, str]] = {}
-        binaries = root / "bin"
-        binaries.mkdir(parents=True, exist_ok=True)
-        for name in ("shutdown", "poweroff", "halt", "systemctl"):
-            (binaries / name).write_text(_SHUTDOWN)
-            (binaries / name).chmod(0o755)
-        self.machines = Machines(root / "machines", clock=clock, path=_path_beginning_with(binaries))
-        self.ledger_path = root / "ledger.jsonl"
-        self.ledger = Ledger(self.ledger_path)
-        self.lock = threading.RLock()
-        self._events: list[tuple[datetime, int, Callable[[datetime], None]]] = []
-        self._order = count()
         self._ids = count(0x0A1B2C3D4E5F60001)
 
     # --- what the market does -------------------------------------------------------------------------------------
@@ -100,11 +85,6 @@ class Ec2Cloud:
             self.zones[zone.name] = zone
             self.offered.add(f"{kind.name}:{zone.name}")
             self.prices[f"{kind.name}:{zone.name}"] = [(since, usd)]
-
-    def at(self, instant: datetime, happens: Callable[[datetime], None]) -> None:
-        """`happens` is called with its own instant once that has come."""
-        with self.lock:
-            heappush(self._events, (instant, next(self._order), happens))
 
     def set_price(self, pool: str, usd: str, *, at: datetime | None = None) -> None:
         """The spot price moves: running machines pay it, and those capped below it are taken away."""
@@ -130,7 +110,7 @@ class Ec2Cloud:
         """What the instance costs per hour while it runs."""
         if instance.spot is None:
             return MicroUsdPerHour(micro_usd(self.on_demand_usd(instance.kind, instance.zone.region)))
-        return self.price_now(instance.pool, at) or _NOTHING
+        return self.price_now(instance.pool, at) or NOTHING
 
     def on_demand_usd(self, kind: Kind, region: str) -> Decimal:
         """The list price per hour: a tenth dearer outside us-east-1."""
@@ -175,21 +155,14 @@ class Ec2Cloud:
 
     # --- what time does -------------------------------------------------------------------------------------------
 
-    def advance(self) -> None:
-        """Everything that was due by now has happened."""
-        with self.lock:
-            now = self.clock.now()
-            while self._events and self._events[0][0] <= now:
-                instant, _, happens = heappop(self._events)
-                happens(instant)
-            known = set(self.machines.ids())
-            for instance in list(self.instances.values()):
-                if instance.phase is Phase.RUNNING and instance.instance_id in known:
-                    status = self.machines.status(instance.instance_id)
-                    # A script that ends leaves its machine running, unless it shut the machine down.
-                    off = (self.machines.home(instance.instance_id) / _OFF).exists()
-                    if off or status.state is HostMachineState.LOST:
-                        self.shut_down_from_inside(instance.instance_id, at=status.ended_at or now)
+    def _settle_processes(self, known: set[str], now: datetime) -> None:
+        for instance in list(self.instances.values()):
+            if instance.phase is Phase.RUNNING and instance.instance_id in known:
+                status = self.machines.status(instance.instance_id)
+                # A script that ends leaves its machine running, unless it shut the machine down.
+                off = (self.machines.home(instance.instance_id) / _OFF).exists()
+                if off or status.state is HostMachineState.LOST:
+                    self.shut_down_from_inside(instance.instance_id, at=status.ended_at or now)
 
     def shut_down_from_inside(self, instance_id: str, *, at: datetime | None = None) -> None:
         """The machine's own `shutdown` was called."""
@@ -202,12 +175,6 @@ class Ec2Cloud:
                 self.ledger.paused(instance_id, at=at or self.clock.now(), note="stopped")
                 return
             self._end(instance, at or self.clock.now(), reason, request_code="instance-terminated-by-user")
-
-    def shut_down(self) -> None:
-        """No process of any machine is left; the books stay."""
-        with self.lock:
-            self.machines.kill_all()
-            self.ledger.close()
 
     # --- what the customer does -----------------------------------------------------------------------------------
 
@@ -358,7 +325,7 @@ class Ec2Cloud:
         monthly = volume_gb * GP3_MICRO_USD_PER_GB_MONTH + throughput
         disk = MicroUsdPerHour(-(-monthly // 720) + ADDRESS_MICRO_USD_PER_HOUR)
         label = instance.label or ""
-        self.ledger.open(instance.instance_id, label, at=instance.launched_at, compute=_NOTHING, storage=disk)
+        self.ledger.open(instance.instance_id, label, at=instance.launched_at, compute=NOTHING, storage=disk)
         return instance
 
     def _request(self, tags: Mapping[str, str], at: datetime) -> SpotRequest:

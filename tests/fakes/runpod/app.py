@@ -21,7 +21,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from spotd_providers.testkit.faults import Call
-from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send
+from spotd_providers.testkit.serve import RecordedRequest
+from tests.fakes.cloud import FakeApi
 from tests.fakes.runpod.billing import billed
 from tests.fakes.runpod.cloud import RunpodCloud
 from tests.fakes.runpod.pods import Pod
@@ -50,12 +51,14 @@ def classify(request: RecordedRequest) -> Call:
     return Call.OTHER
 
 
-class RunpodApi:
-    """The ASGI application. `advance()` of the cloud runs before every request."""
+class RunpodApi(FakeApi[RunpodCloud]):
+    """The ASGI application."""
 
     def __init__(self, cloud: RunpodCloud) -> None:
-        self.cloud = cloud
         self._asked: list[datetime] = []
+        super().__init__(cloud)
+
+    def _built(self) -> Starlette:
         routes = [
             self._path("GET", "/v2/catalog/gpus", self._gpus),
             self._path("GET", "/v2/catalog/gpus/{id}", self._gpu),
@@ -77,31 +80,22 @@ class RunpodApi:
             Path("/v2/pods/{id}/logs", self._logs, methods=["GET"]),
             Path("/v1/{rest:path}", self._retired, methods=["GET", "POST", "DELETE", "PATCH"]),
         ]
-        self._app: AsgiApp = Starlette(routes=routes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        return Starlette(routes=routes)
 
     # --- every request --------------------------------------------------------------------------------------------
 
     def _path(self, method: str, path: str, handler: Handler, *, pod_key: bool = False) -> Path:
-        async def endpoint(request: Request) -> Response:
-            content = await request.body()
+        def answer(request: Request, content: bytes) -> Response:
             agent = request.headers.get("user-agent", "").lower()
             if self.cloud.quirks.refuses_agents and (not agent or agent.startswith(_SCRIPTING_AGENTS)):
                 return Response("error code: 1010", status_code=403, media_type="text/plain")
-            return await run_in_threadpool(answer, request, content)
+            try:
+                self._admit(request, pod_key=pod_key)
+                return self._json(*handler(request, content))
+            except Refusal as refusal:
+                return self._json(refusal.status, refusal.body, refusal.headers)
 
-        def answer(request: Request, content: bytes) -> Response:
-            with self.cloud.lock:
-                self.cloud.advance()
-                try:
-                    self._admit(request, pod_key=pod_key)
-                    return self._json(*handler(request, content))
-                except Refusal as refusal:
-                    return self._json(refusal.status, refusal.body, refusal.headers)
-
-        return Path(path, endpoint, methods=[method])
+        return Path(path, self.endpoint(answer), methods=[method])
 
     def _admit(self, request: Request, *, pod_key: bool) -> None:
         found = re.fullmatch(r"Bearer\s+(\S+)", request.headers.get("authorization", ""))

@@ -1,32 +1,19 @@
-"""The state of the fake: stock, pods, processes and books, moved along by virtual time.
-
-Nothing happens between requests by itself. Whatever should have happened by now is made up for at the next look, in
-order and dated to the moment it was due. A server that runs for long calls `advance()` from a timer.
-"""
+"""The state of the fake: stock, pods and their processes."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from spotd_providers.contract.money import MICRO, MicroUsdPerHour, micro_usd
-from spotd_providers.local.hosts import (
-    HostClock,
-    HostMachineState,
-    Ledger,
-    Machines,
-    read_ledger,
-    segments,
-    total_by_machine,
-)
+from spotd_providers.local.hosts import HostClock, HostMachineState
+from tests.fakes.cloud import FOR_EVER, FakeCloud
 from tests.fakes.runpod.belongings import Belongings
 from tests.fakes.runpod.gpus import Gpu
 from tests.fakes.runpod.pods import BILLED, Failure, Phase, Pod
@@ -34,14 +21,12 @@ from tests.fakes.runpod.quirks import Quirks
 from tests.fakes.runpod.refusal import Refusal, no_such_pod
 
 ACCOUNT_KEY: Final = "fake-runpod-account-key"
-NOTHING: Final = MicroUsdPerHour(0)
 DISK_PRICE: Final = 0.10
 HOURS_PER_MONTH: Final = 720
-_FOR_EVER: Final = "exec sleep 2147483647"
 
 
-class RunpodCloud:
-    """One account at a fake RunPod. Methods may be called from any thread."""
+class RunpodCloud(FakeCloud):
+    """One account at a fake RunPod."""
 
     def __init__(
         self,
@@ -52,22 +37,16 @@ class RunpodCloud:
         balance_usd: float = 100.0,
         api_key: str = ACCOUNT_KEY,
     ) -> None:
-        self.clock = clock
+        super().__init__(root, clock=clock)
         self.quirks = quirks or Quirks()
         self.balance_usd = balance_usd
         self.api_key = api_key
         self.gpus: dict[str, Gpu] = {}
         self.pods: dict[str, Pod] = {}
         self.belongings = Belongings()
-        self.machines = Machines(root / "machines", clock=clock)
-        self.ledger_path = root / "ledger.jsonl"
-        self.ledger = Ledger(self.ledger_path)
-        self.lock = threading.RLock()
         self.logs_open = 0
         self.logs_open_most = 0
         self._failures: dict[str, Failure] = {}
-        self._events: list[tuple[datetime, int, Callable[[datetime], None]]] = []
-        self._order = count()
         self._numbers = count(1)
 
     # --- what the market does -------------------------------------------------------------------------------------
@@ -82,11 +61,6 @@ class RunpodCloud:
         with self.lock:
             gpu = self.gpus[gpu_id]
             gpu.free = dict.fromkeys(gpu.free, 0)
-
-    def at(self, instant: datetime, happens: Callable[[datetime], None]) -> None:
-        """`happens` is called with its own instant once that has come."""
-        with self.lock:
-            heappush(self._events, (instant, next(self._order), happens))
 
     def fail_next_start(self, gpu_id: str, failure: Failure) -> None:
         """The next pod of this GPU does not come up."""
@@ -117,25 +91,12 @@ class RunpodCloud:
 
     # --- what time does -------------------------------------------------------------------------------------------
 
-    def advance(self) -> None:
-        """Everything that was due by now has happened."""
-        with self.lock:
-            now = self.clock.now()
-            while self._events and self._events[0][0] <= now:
-                instant, _, happens = heappop(self._events)
-                happens(instant)
-            known = set(self.machines.ids())
-            for pod in self.pods.values():
-                if pod.phase is Phase.RUNNING and pod.pod_id in known:
-                    status = self.machines.status(pod.pod_id)
-                    if status.state is not HostMachineState.RUNNING:
-                        self._process_ended(pod, now)
-
-    def shut_down(self) -> None:
-        """No process of any pod is left; the books stay."""
-        with self.lock:
-            self.machines.kill_all()
-            self.ledger.close()
+    def _settle_processes(self, known: set[str], now: datetime) -> None:
+        for pod in self.pods.values():
+            if pod.phase is not Phase.RUNNING or pod.pod_id not in known:
+                continue
+            if self.machines.status(pod.pod_id).state is not HostMachineState.RUNNING:
+                self._process_ended(pod, now)
 
     # --- what the customer does -----------------------------------------------------------------------------------
 
@@ -235,8 +196,7 @@ class RunpodCloud:
 
     def balance_left(self) -> float:
         """What the account can still spend, $."""
-        spent = total_by_machine(segments(read_ledger(self.ledger_path)), self.clock.now())
-        return self.balance_usd - sum(spent.values()) / MICRO
+        return self.balance_usd - self.spent_usd()
 
     def spend_now(self) -> float:
         """What all pods cost per hour now, $."""
@@ -383,4 +343,4 @@ def _script(body: Mapping[str, Any]) -> str:
         words = shlex.split(args)
     except ValueError:
         raise Refusal(422, "args: unbalanced quotes") from None
-    return f"exec {shlex.join(words)}" if words else _FOR_EVER
+    return f"exec {shlex.join(words)}" if words else FOR_EVER

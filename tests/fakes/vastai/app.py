@@ -13,13 +13,13 @@ from secrets import token_hex
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as Path
 
 from spotd_providers.testkit.faults import Call
-from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send
+from spotd_providers.testkit.serve import Receive, RecordedRequest, Scope, Send
+from tests.fakes.cloud import FakeApi
 from tests.fakes.vastai.accounts import charges_page, instances_page, user_row
 from tests.fakes.vastai.asks import selected, unknown_columns
 from tests.fakes.vastai.cloud import VastCloud
@@ -48,12 +48,14 @@ def classify(request: RecordedRequest) -> Call:
     return Call.OTHER
 
 
-class VastApi:
-    """The ASGI application. `advance()` of the cloud runs before every request."""
+class VastApi(FakeApi[VastCloud]):
+    """The ASGI application."""
 
     def __init__(self, cloud: VastCloud) -> None:
-        self.cloud = cloud
         self._limits = Limits(cloud.quirks)
+        super().__init__(cloud)
+
+    def _built(self) -> Starlette:
         routes = [
             self._path("POST", "/api/v0/bundles/", self._search, Route.SEARCH, public=True),
             self._path("PUT", "/api/v0/search/asks/", self._search_asks, Route.SEARCH, public=True),
@@ -75,10 +77,7 @@ class VastApi:
         app.router.redirect_slashes = False
         app.router.default = self._elsewhere
         self._paths = routes
-        self._app: AsgiApp = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        return app
 
     # --- every request --------------------------------------------------------------------------------------------
 
@@ -92,27 +91,19 @@ class VastApi:
         public: bool = False,
         instance_key: bool = False,
     ) -> Path:
-        async def endpoint(request: Request) -> Response:
-            content = await request.body()
-            if not self.cloud.base_url:
-                self.cloud.base_url = str(request.base_url).rstrip("/")
-            return await run_in_threadpool(answer, request, content)
-
         def answer(request: Request, content: bytes) -> Response:
-            with self.cloud.lock:
-                self.cloud.advance()
-                try:
-                    who = self._who(request, public=public, instance_key=instance_key)
-                    self._limits.admit(route, who, self.cloud.clock.now())
-                    return self._json(200, handler(request, _decoded(content)))
-                except Refusal as refusal:
-                    if isinstance(refusal.body, str):
-                        return Response(
-                            refusal.body, status_code=refusal.status, headers=refusal.headers, media_type="text/plain"
-                        )
-                    return self._json(refusal.status, refusal.body, refusal.headers)
+            try:
+                who = self._who(request, public=public, instance_key=instance_key)
+                self._limits.admit(route, who, self.cloud.clock.now())
+                return self._json(200, handler(request, _decoded(content)))
+            except Refusal as refusal:
+                if isinstance(refusal.body, str):
+                    return Response(
+                        refusal.body, status_code=refusal.status, headers=refusal.headers, media_type="text/plain"
+                    )
+                return self._json(refusal.status, refusal.body, refusal.headers)
 
-        return Path(path, endpoint, methods=[method])
+        return Path(path, self.endpoint(answer), methods=[method])
 
     def _who(self, request: Request, *, public: bool, instance_key: bool) -> str:
         key = key_of(request.headers, request.query_params)

@@ -1,32 +1,18 @@
-"""The state of the fake: asks, contracts, processes and books, moved along by virtual time.
-
-Nothing happens between requests by itself. Whatever should have happened by now (a boot that is finished, a price
-that moved, a process that ended) is made up for at the next look, in order and dated to the moment it was due, so that
-the books are right however rarely somebody looks. A server that runs for long calls `advance()` from a timer.
-"""
+"""The state of the fake: asks, contracts and their processes."""
 
 from __future__ import annotations
 
 import shlex
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from spotd_providers.contract.money import MICRO, MicroUsdPerHour, micro_usd
-from spotd_providers.local.hosts import (
-    HostClock,
-    HostMachineState,
-    Ledger,
-    Machines,
-    read_ledger,
-    segments,
-    total_by_machine,
-)
+from spotd_providers.local.hosts import HostClock, HostMachineState
+from tests.fakes.cloud import FOR_EVER, NOTHING, FakeCloud
 from tests.fakes.vastai.asks import Ask
 from tests.fakes.vastai.contracts import Contract, Failure, Phase
 from tests.fakes.vastai.quirks import Quirks
@@ -35,15 +21,12 @@ from tests.fakes.vastai.refusal import no_such_ask, no_such_instance, said
 ACCOUNT_KEY: Final = "fake-vast-account-key"
 ARGUMENTS_CHARS_MAX: Final = 4096
 BID_USD_MAX: Final = 128.0
-NOTHING: Final = MicroUsdPerHour(0)
-_FOR_EVER: Final = "exec sleep 2147483647"
 
 
-class VastCloud:
-    """One account at a fake vast.ai. Methods may be called from any thread.
+class VastCloud(FakeCloud):
+    """One account at a fake vast.ai.
 
     Attributes:
-        base_url: what containers are told as `VAST_URL`; the API fills it in from the first request.
         credit_usd: what the account was charged with.
     """
 
@@ -56,20 +39,13 @@ class VastCloud:
         credit_usd: float = 100.0,
         api_key: str = ACCOUNT_KEY,
     ) -> None:
-        self.clock = clock
+        super().__init__(root, clock=clock)
         self.quirks = quirks or Quirks()
         self.credit_usd = credit_usd
-        self.base_url = ""
         self.api_key = api_key
         self.asks: dict[int, Ask] = {}
         self.contracts: dict[int, Contract] = {}
-        self.machines = Machines(root / "machines", clock=clock)
-        self.ledger_path = root / "ledger.jsonl"
-        self.ledger = Ledger(self.ledger_path)
-        self.lock = threading.RLock()
         self._failures: dict[int, Failure] = {}
-        self._events: list[tuple[datetime, int, Callable[[datetime], None]]] = []
-        self._order = count()
         self._contract_ids = count(27_000_001)
 
     # --- what the market does -------------------------------------------------------------------------------------
@@ -83,11 +59,6 @@ class VastCloud:
         """The ask is no longer for sale."""
         with self.lock:
             self.asks.pop(ask_id, None)
-
-    def at(self, instant: datetime, happens: Callable[[datetime], None]) -> None:
-        """`happens` is called with its own instant once that has come."""
-        with self.lock:
-            heappush(self._events, (instant, next(self._order), happens))
 
     def set_min_bid(self, ask_id: int, usd: float, *, at: datetime | None = None) -> None:
         """The lowest winning bid of an ask moves: contracts below it lose their GPU, those above may get it back."""
@@ -135,26 +106,13 @@ class VastCloud:
 
     # --- what time does -------------------------------------------------------------------------------------------
 
-    def advance(self) -> None:
-        """Everything that was due by now has happened."""
-        with self.lock:
-            now = self.clock.now()
-            while self._events and self._events[0][0] <= now:
-                instant, _, happens = heappop(self._events)
-                happens(instant)
-            known = set(self.machines.ids())
-            for contract in self.contracts.values():
-                if contract.phase is Phase.RUNNING and contract.machine in known:
-                    status = self.machines.status(contract.machine)
-                    if status.state is not HostMachineState.RUNNING:
-                        contract.phase = Phase.EXITED
-                        self.ledger.price(contract.machine, at=status.ended_at or now, compute=NOTHING)
-
-    def shut_down(self) -> None:
-        """No process of any machine is left; the books stay."""
-        with self.lock:
-            self.machines.kill_all()
-            self.ledger.close()
+    def _settle_processes(self, known: set[str], now: datetime) -> None:
+        for contract in self.contracts.values():
+            if contract.phase is Phase.RUNNING and contract.machine in known:
+                status = self.machines.status(contract.machine)
+                if status.state is not HostMachineState.RUNNING:
+                    contract.phase = Phase.EXITED
+                    self.ledger.price(contract.machine, at=status.ended_at or now, compute=NOTHING)
 
     # --- what the customer does -----------------------------------------------------------------------------------
 
@@ -255,8 +213,7 @@ class VastCloud:
 
     def credit_left(self) -> float:
         """What the account can still spend, $."""
-        spent = total_by_machine(segments(read_ledger(self.ledger_path)), self.clock.now())
-        return self.credit_usd - sum(spent.values()) / MICRO
+        return self.credit_usd - self.spent_usd()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -387,5 +344,5 @@ def _script(body: Mapping[str, Any]) -> str:
     """What the container runs: in the `args` style `onstart` is the entrypoint, in the ssh styles a script."""
     onstart, args = body.get("onstart") or "", list(body.get("args") or [])
     if body.get("runtype") == "args" or args:
-        return f"exec {shlex.join([onstart, *args])}" if onstart else _FOR_EVER
-    return f"(\n{onstart}\n)\n{_FOR_EVER}"
+        return f"exec {shlex.join([onstart, *args])}" if onstart else FOR_EVER
+    return f"(\n{onstart}\n)\n{FOR_EVER}"
