@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from spotd_providers.aws.provider import AwsProvider
 from spotd_providers.contract.errors import OutcomeUnknown, ProviderError
-from spotd_providers.contract.values import AttemptKey, OfferQuery
 from spotd_providers.testkit.faults import Call, Canned
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import cheapest, play
+from tests.unit.providers.odd_answers import absence_proofs, end_after, readings
 
 XML = {"content-type": "text/xml;charset=UTF-8"}
 ROWS = '<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">%s</DescribeInstancesResponse>'
@@ -38,21 +36,8 @@ ODD_BODIES = {
 def test_a_body_that_is_no_answer_costs_its_reading_and_nothing_else(body: bytes, tmp_path: Path) -> None:
     async def story(h: AwsHarness, provider: AwsProvider) -> None:
         made = await provider.launch(h.request(await cheapest(h, provider)))
-        asks: list[tuple[Call, Callable[[], Any]]] = [
-            (Call.OFFERS, lambda: provider.offers(OfferQuery())),
-            (Call.LIST, provider.instances),
-            (Call.LIST, lambda: provider.find(AttemptKey("spotd-lab-7f3a-1"))),
-        ]
-        for call, ask in asks:
-            h.faults.answer(call, Canned(status=200, body=body, headers=XML), times=20)
-            try:
-                answer = await ask()
-            except ProviderError:
-                continue
-            finally:
-                h.faults.clear()
-            if call is Call.LIST:
-                assert not getattr(answer, "complete", True), "it proves that something is gone"
+        found = await readings(h, provider, Canned(status=200, body=body, headers=XML))
+        assert not absence_proofs(found), "it proves that something is gone"
         listing = await provider.instances()
         assert listing.complete
         assert [machine.ref for machine in listing.instances] == [made.instance.ref]
@@ -76,13 +61,8 @@ def test_an_end_that_was_throttled_is_sent_at_the_next_call(tmp_path: Path) -> N
 
     async def story(h: AwsHarness, provider: AwsProvider) -> None:
         made = await provider.launch(h.request(await cheapest(h, provider)))
-        h.faults.answer(Call.TERMINATE, Canned(status=503, body=busy, headers={**XML, "retry-after": "86400"}), times=5)
-        with pytest.raises(ProviderError):
-            await provider.terminate(made.instance.ref)
-        h.faults.clear()
-        began = h.clock.now()
-        await provider.terminate(made.instance.ref)
-        assert h.clock.now() - began <= timedelta(seconds=30)
+        throttle = Canned(status=503, body=busy, headers={**XML, "retry-after": "86400"})
+        assert await end_after(h, provider, made.instance.ref, throttle, ProviderError) <= timedelta(seconds=30)
         assert not [machine for machine in h.machines() if machine.running]
 
     play(tmp_path, story)

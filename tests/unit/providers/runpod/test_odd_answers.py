@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spotd_providers.contract.errors import OutcomeUnknown, ProviderError, RateLimited
-from spotd_providers.contract.values import AttemptKey, OfferQuery
+from spotd_providers.contract.errors import OutcomeUnknown, RateLimited
+from spotd_providers.contract.values import OfferQuery
 from spotd_providers.runpod.provider import RunpodProvider
 from spotd_providers.testkit.faults import Call, Canned
+from tests.unit.providers.odd_answers import absence_proofs, end_after, readings
 from tests.unit.providers.runpod.harness import RunpodHarness
 from tests.unit.providers.runpod.stories import cheapest, play
 
@@ -38,22 +38,8 @@ ODD_BODIES = {
 @pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES)
 def test_a_body_that_is_no_answer_costs_its_reading_and_nothing_else(body: bytes, tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
-        asks: list[tuple[Call, Callable[[], Any]]] = [
-            (Call.OFFERS, lambda: provider.offers(OfferQuery())),
-            (Call.LIST, provider.instances),
-            (Call.LIST, lambda: provider.find(AttemptKey("spotd-lab-7f3a-1"))),
-            (Call.ACCOUNT, lambda: provider.charges(h.clock.now() - timedelta(days=1), h.clock.now())),
-        ]
-        for call, ask in asks:
-            h.faults.answer(call, Canned(status=200, body=body, headers=JSON), times=9)
-            try:
-                answer = await ask()
-            except ProviderError:
-                continue
-            finally:
-                h.faults.clear()
-            if call is Call.LIST:
-                assert not answer.complete, "it proves that something is gone"
+        found = await readings(h, provider, Canned(status=200, body=body, headers=JSON))
+        assert not absence_proofs(found), "it proves that something is gone"
         assert (await provider.instances()).complete
 
     play(tmp_path, story)
@@ -114,13 +100,8 @@ def test_an_odd_answer_to_a_create_is_an_unknown_outcome(body: bytes, tmp_path: 
 def test_an_end_that_is_told_to_wait_a_day_is_sent_again_at_the_next_call(wait: str, tmp_path: Path) -> None:
     async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
         made = await provider.launch(h.request(await cheapest(h, provider)))
-        h.faults.answer(Call.TERMINATE, Canned(status=429, body=b"{}", headers={"retry-after": wait}), times=4)
-        with pytest.raises(RateLimited):
-            await provider.terminate(made.instance.ref)
-        h.faults.clear()
-        began = h.clock.now()
-        await provider.terminate(made.instance.ref)
-        assert h.clock.now() - began <= timedelta(minutes=1)
+        throttle = Canned(status=429, body=b"{}", headers={"retry-after": wait})
+        assert await end_after(h, provider, made.instance.ref, throttle, RateLimited) <= timedelta(minutes=1)
         assert not [machine for machine in h.machines() if machine.exists]
 
     play(tmp_path, story)

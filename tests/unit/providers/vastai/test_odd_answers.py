@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, ProviderError, RateLimited, Unavailable
-from spotd_providers.contract.values import AttemptKey, Market, OfferQuery
+from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, RateLimited, Unavailable
+from spotd_providers.contract.values import Market, OfferQuery
 from spotd_providers.testkit.faults import Call, Canned
 from spotd_providers.vastai.provider import VastProvider
 from tests.fakes.vastai import Failure, Quirks
+from tests.unit.providers.odd_answers import end_after, readings
 from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.stories import cheapest, play
 
@@ -45,23 +45,8 @@ ODD_BODIES = {
 @pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES)
 def test_a_body_that_is_no_answer_costs_its_reading_and_nothing_else(body: bytes, tmp_path: Path) -> None:
     async def story(h: VastHarness, provider: VastProvider) -> None:
-        asks: list[tuple[Call, Callable[[], Any]]] = [
-            (Call.OFFERS, lambda: provider.offers(OfferQuery())),
-            (Call.LIST, provider.instances),
-            (Call.LIST, lambda: provider.find(AttemptKey("spotd-lab-7f3a-1"))),
-            (Call.ACCOUNT, provider.balance),
-            (Call.ACCOUNT, lambda: provider.charges(h.clock.now() - timedelta(days=1), h.clock.now())),
-        ]
-        for call, ask in asks:
-            h.faults.answer(call, Canned(status=200, body=body, headers=JSON), times=9)
-            try:
-                answer = await ask()
-            except ProviderError:
-                h.faults.clear()
-                continue
-            h.faults.clear()
-            if call is Call.LIST:
-                raise AssertionError(f"{answer} proves that something is gone")
+        found = await readings(h, provider, Canned(status=200, body=body, headers=JSON))
+        assert Call.LIST not in {call for call, _ in found}, "it proves that something is gone"
         assert (await provider.instances()).complete
 
     play(tmp_path, story)
@@ -134,13 +119,8 @@ def test_an_odd_answer_to_a_purchase_is_an_unknown_outcome(body: bytes, tmp_path
 def test_an_end_that_is_told_to_wait_a_day_is_sent_again_within_a_minute(wait: str, tmp_path: Path) -> None:
     async def story(h: VastHarness, provider: VastProvider) -> None:
         made = await provider.launch(h.request(await cheapest(h, provider)))
-        h.faults.answer(Call.TERMINATE, Canned(status=429, body=b"slow down", headers={"retry-after": wait}), times=5)
-        with pytest.raises(RateLimited):
-            await provider.terminate(made.instance.ref)
-        h.faults.clear()
-        began = h.clock.now()
-        await provider.terminate(made.instance.ref)
-        assert h.clock.now() - began <= timedelta(seconds=30)
+        throttle = Canned(status=429, body=b"slow down", headers={"retry-after": wait})
+        assert await end_after(h, provider, made.instance.ref, throttle, RateLimited) <= timedelta(seconds=30)
         assert not [machine for machine in h.machines() if machine.exists]
 
     play(tmp_path, story)
