@@ -19,9 +19,9 @@ from spotd_providers.aws.volumes import Volumes, named
 from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
+from spotd_providers.kit.checks import CLOCK_HINT, clock_line
 from spotd_providers.kit.http import AnswerLost
 
-SKEW_MAX: Final = timedelta(seconds=5)
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
 POLICY_HINT: Final = "attach the policy of docs/providers/aws.md to this user or role"
 DISKS_HINT: Final = "spotd deletes them within an hour where the policy lets it; otherwise: aws ec2 delete-volume"
@@ -184,14 +184,12 @@ async def _quota(region: Region, code: str) -> float:
 def _clock(answer: Mapping[str, Any], now: datetime) -> list[CheckLine]:
     headers = (answer.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
     try:
-        told = parsedate_to_datetime(str(headers.get("date", ""))).astimezone(UTC)
+        theirs = parsedate_to_datetime(str(headers.get("date", ""))).astimezone(UTC)
     except (ValueError, TypeError):
         return []
-    # The header tells whole seconds: their clock shows some instant of the second that begins with it.
-    skew = max(told - now, now - told - timedelta(seconds=1), timedelta(0))
-    well = skew <= SKEW_MAX
-    hint = "" if well else "synchronise this computer's clock; AWS refuses requests that are five minutes off"
-    return [CheckLine(name="clock", ok=well, detail=f"{skew.total_seconds():.0f} s from AWS's", hint=hint)]
+    # The header holds whole seconds: their clock shows some instant of the second that begins with it.
+    skew = max(theirs - now, now - theirs - timedelta(seconds=1), timedelta(0))
+    return [clock_line(skew, who="AWS", hint=f"{CLOCK_HINT}; AWS refuses requests that are five minutes off")]
 
 
 async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> CheckLine:

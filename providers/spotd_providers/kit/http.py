@@ -9,22 +9,23 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import anyio
 
-# httpx imports its command line, and with it rich, click and pygments, wherever they are installed; nobody calls it
-# here, and it is two thirds of what the import costs.
+# httpx imports its command line, and with it rich, click and pygments, wherever they are installed; it is not
+# used here, and it is two thirds of what the import costs.
 _absent = "httpx" not in sys.modules
 if _absent:
-    sys.modules["httpx._main"] = None  # type: ignore[assignment]  # how Python is told that a module cannot be imported
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]  # marks the module as one that cannot be imported
 import httpx  # noqa: E402 - after the lines above, which are the point
 
 if _absent:
@@ -38,6 +39,7 @@ BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 DEADLINE_EXTRA_S: Final = 15.0
 """How much longer than one silence a whole answer may take: a byte now and then keeps a connection alive for ever."""
 USER_AGENT: Final = "spotd/0.1"
+_SECONDS: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
 logging.getLogger("httpx").setLevel(logging.WARNING)
 logging.getLogger("httpcore").setLevel(logging.WARNING)
@@ -76,6 +78,12 @@ class HttpAnswer:
             raise Unavailable(f"the answer is not JSON ({len(self.body)} bytes, HTTP {self.status})") from exc
 
     @property
+    def retry_after(self) -> timedelta | None:
+        """The wait of the `Retry-After` header, if it is a number of seconds."""
+        header = self.headers.get("retry-after", "")
+        return timedelta(seconds=float(header)) if _SECONDS.fullmatch(header) else None
+
+    @property
     def date(self) -> datetime | None:
         """The server's clock, from the `Date` header."""
         try:
@@ -102,7 +110,7 @@ def _refuse_constant(name: str) -> float:
 
 
 class Http:
-    """A pooled client for one provider. `send` tells apart what certainly failed from what may have taken effect."""
+    """A pooled client for one provider. `send` distinguishes what certainly failed from what may have taken effect."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client

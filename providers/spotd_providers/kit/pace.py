@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime, timedelta
+from random import Random
+from typing import Final
 
 import anyio
 
+from spotd_providers.contract.errors import RateLimited
 from spotd_providers.contract.provider import Clock
+
+RETRY_AFTER_MAX: Final = timedelta(days=1)
+
+
+def too_often(who: str, what: str, wait: timedelta, rng: Random) -> RateLimited:
+    """The error of a 429 that asks for this wait, within a bound and with some jitter."""
+    jitter = timedelta(seconds=0.1 + 0.4 * rng.random())
+    return RateLimited(f"{who} is asked too often ({what})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
 
 
 class Rest:

@@ -15,12 +15,11 @@ from urllib.parse import urlsplit
 
 from spotd_providers.contract.errors import AuthFailed, NoBalance, RateLimited, Unavailable
 from spotd_providers.kit.http import HttpAnswer
+from spotd_providers.kit.pace import too_often
 from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
 from spotd_providers.runpod.wire import decoded, problem_of
 
-RETRY_AFTER_MAX: Final = timedelta(days=1)
 PENALTY: Final = timedelta(seconds=12)
-_SECONDS: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 _WINDOW: Final = re.compile(r'"?([a-z]+)"?\s*;\s*r=(\d{1,9})\s*;\s*t=(\d{1,6})')
 _POLICY: Final = re.compile(r'"?([a-z]+)"?\s*;\s*q=(\d{1,9})')
 KEPT_SHARE: Final = 4
@@ -102,10 +101,8 @@ def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: 
 
 def too_many(answer: HttpAnswer, *, what: str, rng: Random) -> RateLimited:
     """How long a 429 asks to wait: `Retry-After`, else the reset of the window that is used up."""
-    header = answer.headers.get("retry-after", "")
-    wait = timedelta(seconds=float(header)) if _SECONDS.fullmatch(header) else used_up(answer) or PENALTY
-    jitter = timedelta(seconds=0.1 + 0.4 * rng.random())
-    return RateLimited(f"RunPod is asked too often ({what})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
+    wait = answer.retry_after
+    return too_often("RunPod", what, (used_up(answer) or PENALTY) if wait is None else wait, rng)
 
 
 def used_up(answer: HttpAnswer) -> timedelta | None:

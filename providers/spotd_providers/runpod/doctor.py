@@ -9,12 +9,12 @@ from typing import Final
 from spotd_providers.contract.errors import AuthFailed, ProviderError
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
+from spotd_providers.kit.checks import clock_line
 from spotd_providers.kit.http import AnswerLost, HttpAnswer
 from spotd_providers.runpod.answers import RunpodRefused
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.settings import RunpodSettings
 
-SKEW_MAX: Final = timedelta(seconds=5)
 _KEY: Final = "create a key with read and write access at console.runpod.io/user/settings and put it in api_key"
 _ANSWERS: Final = "look at the network, at base_url and at RunPod's status page; the key was not judged"
 _SCOPES: Final = "give the key read and write access to pods and read access to billing"
@@ -44,7 +44,8 @@ async def examine(client: RunpodClient, settings: RunpodSettings, services: Serv
     lines.append(await _line("key", key, hint=_ANSWERS))
     if not answers:
         return tuple(lines)  # whatever is wrong would only be found again and again, each time after its time-out
-    lines.extend(_clock(answers[0], services))
+    if answers[0].date is not None:
+        lines.append(clock_line(abs(answers[0].date - services.clock.now()), who="RunPod"))
     lines.extend(await _creates(client))
     lines.append(await _line("market", market, hint="RunPod's catalogue does not answer; see its status page"))
     lines.append(await _line("billing", billing, hint=_SCOPES))
@@ -61,20 +62,6 @@ async def _creates(client: RunpodClient) -> list[CheckLine]:
     except (ProviderError, AnswerLost):
         pass  # nothing was found out about it, and whatever is wrong is found by the next line
     return []
-
-
-def _clock(answer: HttpAnswer, services: Services) -> list[CheckLine]:
-    if answer.date is None:
-        return []
-    skew = abs(answer.date - services.clock.now())
-    return [
-        CheckLine(
-            name="clock",
-            ok=skew <= SKEW_MAX,
-            detail=f"{skew.total_seconds():.0f} s from RunPod's",
-            hint="" if skew <= SKEW_MAX else "synchronise this computer's clock",
-        )
-    ]
 
 
 async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> CheckLine:

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Unavailable
 from spotd_providers.kit.http import HttpAnswer
+from spotd_providers.kit.pace import too_often
 from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
 from spotd_providers.vastai.wire import decoded
 
-RETRY_AFTER_MAX: Final = timedelta(days=1)
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
 _AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
 _ABOUT_THE_KEY: Final = re.compile(r"api key|user key|permission|scope|login|log in|auth|access denied")
@@ -116,11 +116,8 @@ def too_many(
     wait = penalty
     if (found := _THRESHOLD.search(answer.text)) is not None:
         wait = max(penalty, timedelta(seconds=min(float(found[1]), 3600.0)))
-    header = answer.headers.get("retry-after", "")
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", header):
-        wait = timedelta(seconds=float(header))
-    jitter = timedelta(seconds=0.1 + 0.4 * rng.random())
-    return RateLimited(f"vast.ai is asked too often ({endpoint})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
+    header = answer.retry_after
+    return too_often("vast.ai", endpoint, wait if header is None else header, rng)
 
 
 def _text(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine, Market, OfferQuery
+from spotd_providers.kit.checks import clock_line
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
@@ -17,7 +18,6 @@ from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import UserReply
 
 CREDIT_LOW_USD: Final = 5.0
-SKEW_MAX: Final = timedelta(seconds=5)
 _SCOPES: Final = "give the key the permissions misc, user_read, instance_read, instance_write and billing_read"
 
 _LATER: Final = "vast.ai cannot be asked now; try again in a minute"
@@ -71,13 +71,7 @@ def _of_account(account: tuple[UserReply, HttpAnswer], services: Services) -> li
         money = CheckLine(name="balance", ok=True, detail=f"${credit:.2f} left")
     if answer.date is None:
         return [money, _quota(reply)]
-    skew = abs(answer.date - services.clock.now())
-    clock = CheckLine(
-        name="clock",
-        ok=skew <= SKEW_MAX,
-        detail=f"{skew.total_seconds():.0f} s from vast.ai's",
-        hint="" if skew <= SKEW_MAX else "synchronise this computer's clock",
-    )
+    clock = clock_line(abs(answer.date - services.clock.now()), who="vast.ai")
     return [money, _quota(reply), clock]
 
 
