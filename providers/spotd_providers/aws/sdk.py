@@ -19,7 +19,7 @@ from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.text import quoted
-from spotd_providers.kit.threads import SdkThreads
+from spotd_providers.kit.threads import BlockingCalls
 
 CONNECT_TIMEOUT_S: Final = 10
 READ_TIMEOUT_S: Final = 45
@@ -53,7 +53,7 @@ class Sdk:
             AuthFailed: the client is not installed, or the key is not of the right form.
         """
         self._settings = settings
-        self._threads = SdkThreads(AT_ONCE)
+        self._threads = BlockingCalls(AT_ONCE)
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
         self._session = _session(settings, credential)

@@ -11,7 +11,7 @@ import anyio.to_thread
 T = TypeVar("T")
 
 
-class SdkThreads:
+class BlockingCalls:
     """At most `count` blocking calls of one adapter at a time."""
 
     def __init__(self, count: int = 4) -> None:

@@ -16,7 +16,7 @@ from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import AttemptKey
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
 from spotd_providers.kit.retry import retry_read
-from spotd_providers.kit.threads import SdkThreads
+from spotd_providers.kit.threads import BlockingCalls
 from spotd_providers.local.hosts import HostClock
 from spotd_providers.local.launcher import START_TIMEOUT_S, spec_text, start_server
 from spotd_providers.local.server.files import ServedEndpoint, find_endpoint, spec_hash
@@ -36,7 +36,7 @@ class MarketClient:
         self._settings = settings
         self._services = services
         self.folder: Path = settings.directory or services.state_dir
-        self._threads = SdkThreads(1)
+        self._threads = BlockingCalls(1)
         self._starting = anyio.Lock()
         self._endpoint: ServedEndpoint | None = None
 
