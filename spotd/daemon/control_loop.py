@@ -35,6 +35,7 @@ from spotd.core.verdicts import Verdict
 from spotd.core.world import World
 from spotd.daemon.clock import virtual_at_least
 from spotd.daemon.commits import Commits, Committed, Decide, cycle_points
+from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.executor import Executor
 from spotd.daemon.grants.writer import GrantWriter
@@ -70,7 +71,7 @@ class LoopState:
 
 
 class ControlLoop:
-    """One cycle at a time; `cycle` is all of it, `run` repeats it."""
+    """Decides and has done what follows; `reconcile_once` is one pass."""
 
     def __init__(
         self,
@@ -109,8 +110,9 @@ class ControlLoop:
         self._inhabited = WatchedProviders()
         self._closely: frozenset[AttemptId] = frozenset()
         """Whose hosts the next cycle looks at completely, since something about them cannot be decided otherwise."""
-        self.held = ""
-        """Why nothing is decided, empty while decisions are made."""
+        self._outage = Outage(log, "state.held", "state.back", each_error=True, is_severe=True)
+        # No deadline: a commit must not be cut off from the calls that it owes. The watchdog ends a pass that hangs.
+        self.controller = Controller("control-loop", self._reconcile_or_hold, interval_s=HOLD_S, wake_event=wake_event)
         self._adopted = False
         self._contained: frozenset[Contained] = frozenset()
         self.doubts: tuple[str, ...] = ()
@@ -142,24 +144,24 @@ class ControlLoop:
         if machines:
             self._log.info("daemon.adopted", attempts=machines, intents=len(committed.world.intents))
 
-    async def run(self) -> None:
-        """Cycles follow each other until this is cancelled.
+    @property
+    def held(self) -> str:
+        """Why nothing is decided, empty while decisions are made."""
+        return self._outage.error
 
-        A cycle that raises is held like one that cannot be written: what runs is looked after by the next.
-        """
-        while True:
-            try:
-                pause_s = max(PAUSE_FLOOR_S, await self.cycle())
-            except Exception as exc:  # noqa: BLE001 - the outermost loop: to end would leave every machine alone
-                self._log.error("cycle.failed", exc_info=exc)
-                self._hold(f"a cycle failed with {type(exc).__name__}: {exc}", "report this with the log")
-                pause_s = HOLD_S
-            self._alive()
-            await anyio.sleep(CYCLE_GAP_S)
-            await self._wake_event.wait(seconds=pause_s)
+    async def _reconcile_or_hold(self) -> Pause:
+        """Reconcile; a pass that raises is held like one that cannot be written, and what runs is kept by the next."""
+        try:
+            pause_s = max(PAUSE_FLOOR_S, await self.reconcile_once())
+        except Exception as exc:  # noqa: BLE001 - the outermost loop: to end would leave every machine alone
+            self._log.error("cycle.failed", exc_info=exc)
+            self._hold(f"a cycle failed with {type(exc).__name__}: {exc}", "report this with the log")
+            pause_s = HOLD_S
+        self._alive()
+        return Pause(gap_s=CYCLE_GAP_S, seconds=pause_s, error=self.held)
 
     async def whole_cycle(self, *, seconds: float) -> bool:
-        """Whether a cycle that began after this call has ended within so many seconds."""
+        """Return whether a pass that began after this call has ended within so many seconds."""
         target = self.cycles + 2
         with anyio.move_on_after(seconds):
             while self.cycles < target:
@@ -167,8 +169,8 @@ class ControlLoop:
                 await anyio.sleep(CYCLE_GAP_S)
         return self.cycles >= target
 
-    async def cycle(self) -> float:
-        """The world was looked at and what follows is durable and under way. Returns seconds until the next is due."""
+    async def reconcile_once(self) -> float:
+        """Observe, decide, write it down and hand over what is owed; return the seconds until the next pass."""
         if not self._adopted:
             await self.adopt()
         listings = self._offer_cache.listings()
@@ -296,14 +298,10 @@ class ControlLoop:
         self._executor.end_unsaved(self._unsaved)
 
     def _hold(self, error: str, hint: str) -> None:
-        if self.held != error:
-            self._log.error("state.held", error=error, hint=hint)
-        self.held = error
+        self._outage.update(error, hint=hint)
 
     def _resume(self) -> None:
-        if self.held:
-            self._log.info("state.back")
-        self.held = ""
+        self._outage.update("")
         self._unsaved = self._durable = None
 
     def _tell(

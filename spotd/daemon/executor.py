@@ -31,6 +31,7 @@ from spotd.core.quarantine import in_words
 from spotd.core.retention import passed_over
 from spotd.core.world import World
 from spotd.daemon.commits import Commits, Committed, Decide, Points
+from spotd.daemon.controllers import backoff_s
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.launch_failures import LaunchRefusal, refusal_of
@@ -399,26 +400,23 @@ class Executor:
         Args:
             otherwise: what is written instead if the outcome cannot be judged.
         """
-        wait_s, told = COMMIT_RETRY_FIRST_S, False
+        failures = 0
         committed: Committed | None = None
         while committed is None:
             try:
                 committed = await self._commits.commit(decide, points, contain=True)
             except StateError as exc:
-                if not told:
+                if not failures:
                     self._log.error("state.cannot_write_outcome", error=exc.message, hint=exc.hint)
-                    told = True
-                await anyio.sleep(wait_s)
-                wait_s = min(COMMIT_RETRY_MAX_S, wait_s * 2)
             except Exception as exc:  # noqa: BLE001 - one outcome must not end the daemon while machines bill
-                if not told or otherwise is not None:
+                if not failures or otherwise is not None:
                     self._log.error("outcome.not_judged", exc_info=exc)
-                    told = True
                 if otherwise is not None:
                     decide, otherwise = otherwise, None
                     continue
-                await anyio.sleep(wait_s)
-                wait_s = min(COMMIT_RETRY_MAX_S, wait_s * 2)
+            if committed is None:
+                failures += 1
+                await anyio.sleep(backoff_s(COMMIT_RETRY_FIRST_S, failures, max_s=COMMIT_RETRY_MAX_S))
         for provider in committed.plan.look_again:
             self._look_again(provider)
         self._loop_wake.notify()

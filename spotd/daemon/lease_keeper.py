@@ -90,7 +90,8 @@ class LeaseKeeper:
             outage=self._outage,
             is_first_run_late=True,
         )
-        self._strangers = ""
+        self._foreign = Outage(log, "install.strange_machines", "install.strange_machines_gone", is_severe=True)
+        """Machines of another install under our label."""
 
     # --- what it means for the rest of the daemon ---
 
@@ -123,7 +124,7 @@ class LeaseKeeper:
         if silent_s > DOUBT_S:
             why = self._outage.error or "it was not renewed in time"
             return f"this install's lease was renewed last {int(silent_s / 60)} min ago, so nothing is bought: {why}"
-        return self._strangers
+        return self._foreign.error
 
     def owned(self, policy: Policy) -> Policy:
         """The policy of this very install."""
@@ -144,12 +145,7 @@ class LeaseKeeper:
             and key_parts(self._install, machine.key) is not None
             and not is_own_key(policy, machine.key)
         ]
-        words = self._strange_words(strange)
-        if words and not self._strangers:
-            self._log.error("install.strange_machines", error=words)
-        elif self._strangers and not words:
-            self._log.info("install.strange_machines_gone")
-        self._strangers = words
+        self._foreign.update(self._strange_words(strange))
 
     def _strange_words(self, strange: list[Instance]) -> str:
         if not strange:

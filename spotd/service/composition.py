@@ -168,7 +168,6 @@ class App:
             group.start_soon(_serving, api, sock, started, closing, closed, name="api")
             group.start_soon(daemon.executor.run, name="executor")
             group.start_soon(daemon.surveyor.run, name="recovery-survey")
-            group.start_soon(daemon.control_loop.run, name="brain")
             group.start_soon(daemon.price_recorder.run, name="price-recorder")
             for controller in daemon.controllers:
                 group.start_soon(controller.run, name=controller.name)
@@ -340,7 +339,7 @@ class _Daemon:
         self.bills = BillCheck(
             self.hosting.live, commits=commits, database=database, clock=clock, log=logs.get("bills")
         )
-        parts = (self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
+        parts = (self.control_loop, self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
         self.controllers = [part.controller for part in parts]
         spool = settings.state_dir / "spool"
         spool.mkdir(mode=0o700, exist_ok=True)

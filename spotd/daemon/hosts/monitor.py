@@ -25,7 +25,6 @@ from functools import partial
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from spotd.core.attempts import Attempt
 from spotd.core.host_status import HostStatus
@@ -33,12 +32,14 @@ from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
 from spotd.core.world import World
 from spotd.daemon import object_keys
+from spotd.daemon.controllers import Outage
 from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.liveness import STILL_SHARE, STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
 from spotd.daemon.hosts.outputs import unreadable
 from spotd.daemon.hosts.reader import HostReader, look_at_checkpoints, look_at_news, report_of, told, with_job
 from spotd.daemon.hosts.transfers import HostTransfer
+from spotd.daemon.threads import Threads
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import Heartbeat
 from spotd_providers.contract.provider import Clock, Logger
@@ -94,9 +95,13 @@ class HostMonitor:
         self._probed_at: datetime | None = None
         self._writes_failed_at: datetime | None = None
         self._busy_lock = threading.Lock()
-        self._limiter: anyio.CapacityLimiter | None = None
-        self.last_error = ""
-        """Why the last look was not complete, empty when it was."""
+        self._threads = Threads(THREADS)
+        self._outage = Outage(log, "checkpoint_store.away", "checkpoint_store.back")
+
+    @property
+    def last_error(self) -> str:
+        """Why the last pass was not complete, empty when it was."""
+        return self._outage.error
 
     def heartbeat(self, attempt: AttemptId) -> Heartbeat | None:
         """The newest sign of life of a host, as it was written."""
@@ -125,7 +130,7 @@ class HostMonitor:
         counting = [a for a in world.attempts.values() if a.state.counts]
         self._forget({a.id for a in world.attempts.values()})
         if not counting:
-            self._note("")
+            self._outage.update("")
             return {}
         pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock))
         with self._busy_lock:
@@ -136,7 +141,7 @@ class HostMonitor:
             self._list(pass_, world)
             for batch in self._batches(pass_, free, world, closely):
                 self._work(pass_, batch, world.jobs)
-            self._audits(pass_, free, world.jobs)
+            self._audits(pass_, free)
         else:
             await self._in_threads(pass_, free, world, closely)
         self._judge_odd(pass_)
@@ -144,7 +149,7 @@ class HostMonitor:
         if not pass_.last_error and len(pass_.reports) + len(pass_.odd) < len(counting):
             pass_.last_error = f"the checkpoint store did not answer within {self._deadline_s:.0f} s"
         if pass_.last_error or pass_.asked:
-            self._note(pass_.last_error)
+            self._outage.update(pass_.last_error)
         if self._writes_failed_at is not None:
             return {i: replace(report, store_takes_no_writes=True) for i, report in pass_.reports.items()}
         return dict(pass_.reports)
@@ -246,24 +251,14 @@ class HostMonitor:
     async def _in_threads(
         self, pass_: _Pass, free: Sequence[Attempt], world: World, closely: frozenset[AttemptId]
     ) -> None:
-        if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(THREADS)
         with anyio.move_on_after(self._deadline_s):
-            await anyio.to_thread.run_sync(self._list, pass_, world, abandon_on_cancel=True, limiter=self._limiter)
+            await self._threads.run(partial(self._list, pass_, world))
             batches = self._batches(pass_, free, world, closely)
             async with anyio.create_task_group() as group:
                 for number, batch in enumerate(batches):
-                    group.start_soon(self._one_thread, self._work, pass_, batch, world.jobs, name=f"look-{number}")
-                group.start_soon(self._one_thread, self._audits, pass_, free, world.jobs, name="audits")
-
-    async def _one_thread(
-        self,
-        work: Callable[[_Pass, Sequence[Attempt], Mapping[JobId, Job]], None],
-        pass_: _Pass,
-        batch: Sequence[Attempt],
-        jobs: Mapping[JobId, Job],
-    ) -> None:
-        await anyio.to_thread.run_sync(work, pass_, batch, jobs, abandon_on_cancel=True, limiter=self._limiter)
+                    work = partial(self._work, pass_, batch, world.jobs)
+                    group.start_soon(self._threads.run, work, name=f"hosts-{number}")
+                group.start_soon(self._threads.run, partial(self._audits, pass_, free), name="audits")
 
     def _work(self, pass_: _Pass, batch: Sequence[Attempt], jobs: Mapping[JobId, Job]) -> None:
         """One thread's part of the look: first what is short of every host, then a share of what each published."""
@@ -336,7 +331,7 @@ class HostMonitor:
                     view.outputs = unreadable(error)
                 self._report(pass_, attempt, job, liveness_check=False)
 
-    def _audits(self, pass_: _Pass, free: Sequence[Attempt], _jobs: Mapping[JobId, Job]) -> None:
+    def _audits(self, pass_: _Pass, free: Sequence[Attempt]) -> None:
         """Count what hosts wrote, where it is time; what a long count finds is told in the next look."""
         with self._busy_lock:
             if self._auditing:
@@ -371,14 +366,6 @@ class HostMonitor:
             gone = [i for i in self._views if i not in known and i not in self._busy]
         for attempt in gone:
             del self._views[attempt]
-
-    def _note(self, last_error: str) -> None:
-        """One log line when the store goes away and one when it returns."""
-        if last_error and not self.last_error:
-            self._log.warning("checkpoint_store.away", error=last_error)
-        elif self.last_error and not last_error:
-            self._log.info("checkpoint_store.back")
-        self.last_error = last_error
 
 
 class _Pass:

@@ -1,6 +1,6 @@
 """One poller per provider: what it sells, and which of our machines it lists, each at its own pace.
 
-Theory. Pollers share nothing but the boards, so one that hangs delays nobody. Every call has a deadline in real
+Theory. Pollers share nothing but the offer cache, so one that hangs delays nobody. Every call has a deadline in real
 seconds, since a dead connection does not know of an accelerated clock. A listing is dated by the moment it was asked
 for, not answered: a machine bought in between is then never taken for missing.
 
@@ -21,13 +21,13 @@ from typing import Final, TypeVar
 
 import anyio
 
-from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.clock import real_seconds_at_least
+from spotd.daemon.controllers import Controller, Pause, backoff_s
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.refusal_causes import CauseWatch
 from spotd.daemon.market.request_counts import RequestCounts
-from spotd.daemon.wake import WakeEvent
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, KnowsAccount, Logger, Provider
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, Power, ProviderName
@@ -78,7 +78,7 @@ class PollPace:
 
 
 class Poller:
-    """Keeps one provider's board and listing fresh for as long as its two loops run."""
+    """Keeps the offers and the machines of one provider current while its controllers run."""
 
     def __init__(
         self,
@@ -98,71 +98,41 @@ class Poller:
         self._provider = guarded(provider, clock=clock, log=log)
         self.name: ProviderName = self._provider.name
         self._offer_cache = offer_cache
-        self._causes = CauseWatch(self._provider, offer_cache=offer_cache, clock=clock, ask_again=self.ask_again)
+        causes = CauseWatch(self._provider, offer_cache=offer_cache, clock=clock, ask_again=self.ask_again)
         self._clock = clock
         self._rng = rng
         self._log = log
         self._query = query
         self._crash = crash
-        self._offers_wake = WakeEvent()
-        self._machines_wake = WakeEvent()
         self._offers_failures = 0
         self._machines_failures = 0
         self._listing_done = anyio.Event()
-        self._resting = False
-        """The provider asked for a rest, or refuses the key: no request to list comes through."""
         self._asked_for = OfferQuery()
         self.request_counts = RequestCounts()
         self.pace = pace
+        self.offers = Controller(
+            f"offers-{self.name}", self.poll_offers, interval_s=clock.real_seconds(pace.poll_every)
+        )
+        self.machines = Controller(
+            f"machines-{self.name}", self.poll_machines, interval_s=clock.real_seconds(pace.machines)
+        )
+        self.controllers = (causes.controller, self.offers, self.machines)
 
     def look_again(self) -> None:
-        """The machines are listed again as soon as the provider may be asked."""
-        self._machines_wake.notify()
+        """Have the machines listed as soon as the provider may be asked."""
+        self.machines.wake_event.notify()
 
     def ask_again(self) -> None:
-        """The offers are asked for as soon as the provider may be asked."""
-        self._offers_wake.notify()
+        """Have the offers listed as soon as the provider may be asked."""
+        self.offers.wake_event.notify()
 
     async def first_listing(self, *, deadline_s: float) -> None:
-        """Returns when the machines were listed once, tried or not, or at the deadline."""
+        """Return when the machines were listed once, successfully or not, or at the deadline."""
         with anyio.move_on_after(deadline_s):
             await self._listing_done.wait()
 
-    async def offers_loop(self) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._causes.run, name=f"causes-{self.name}")
-            await self._poll_offers_for_ever()
-
-    async def _poll_offers_for_ever(self) -> None:
-        while True:
-            wait = await self.poll_offers()
-            deaf = min(self.pace.offers_every_min, wait)
-            await self._clock.sleep(deaf)
-            await self._pause_offers(wait - deaf)
-
-    async def _pause_offers(self, wait: timedelta) -> None:
-        """Waits for the next poll. A new job ends the wait where the newest answer did not hold the whole market."""
-        while wait > timedelta(0):
-            page = self._offer_cache.page(self.name)
-            narrow = page is not None and (page.whole or not page.complete) and not self._offers_failures
-            step = min(wait, NEWS_EVERY) if narrow else wait
-            # On an accelerated clock a pause is longer than asked for: what passed counts, or many short ones add up.
-            step = virtual_at_least(self._clock, step, real_s=POLL_FLOOR_REAL_S)
-            if await self._offers_wake.wait(seconds=self._real_pause(step)):
-                return
-            wait -= step
-            if narrow and _wants_more(self._query(), self._asked_for):
-                return
-
-    async def machines_loop(self) -> None:
-        while True:
-            wait = await self.poll_machines()
-            deaf = wait if self._resting else min(self.pace.machines_gap, wait)
-            await self._clock.sleep(virtual_at_least(self._clock, deaf, real_s=POLL_FLOOR_REAL_S))
-            await self._pause_machines(wait - deaf)
-
-    async def poll_offers(self) -> timedelta:
-        """The board shows the newest answer, or what is wrong. Returns the pause until the next poll."""
+    async def poll_offers(self) -> Pause:
+        """Take the newest answer into the offer cache, or what is wrong."""
         asked_at = self._clock.now()
         self._crash(CrashPoint.BEFORE_OFFERS)
         self._offer_cache.offers_asked(self.name, at=asked_at)
@@ -173,7 +143,9 @@ class Poller:
             self._offers_failures += 1
             self._offer_cache.offers_failed(self.name, _sentence(exc), at=asked_at)
             self._went_away("offers", exc, asked_at)
-            return self._after_failure(exc, self._offers_failures, self.pace.poll_every)
+            return self._pause_offers(
+                self._after_failure(exc, self._offers_failures, self.pace.poll_every), _sentence(exc)
+            )
         finally:
             self._note_requests()
             self._offer_cache.offers_answered(self.name, at=self._clock.now())
@@ -184,10 +156,10 @@ class Poller:
             self.name, page, asked_at=asked_at, sells_spot=spot is not None and spot.available
         )
         self._came_back()
-        return max(self._at_pace(self.pace.poll_every), self.pace.offers_every_min)
+        return self._pause_offers(max(self._at_pace(self.pace.poll_every), self.pace.offers_every_min))
 
-    async def poll_machines(self) -> timedelta:
-        """The newest listing is on the board, or what is wrong. Returns the pause until the next one."""
+    async def poll_machines(self) -> Pause:
+        """Take the newest listing into the offer cache, or what is wrong."""
         asked_at = self._clock.now()
         wanted = self._offer_cache.wanted.get(self.name, frozenset())
         self._crash(CrashPoint.BEFORE_INSTANCES)
@@ -200,16 +172,16 @@ class Poller:
             self._machines_failures += 1
             self._offer_cache.machines_failed(self.name, _sentence(exc), at=asked_at)
             self._went_away("instances", exc, asked_at)
-            self._resting = isinstance(exc, RateLimited | AuthFailed)
             wait = self._after_failure(exc, self._machines_failures, self.pace.machines)
-            return min(wait, MACHINES_REST_MAX) if isinstance(exc, RateLimited) else wait
+            wait = min(wait, MACHINES_REST_MAX) if isinstance(exc, RateLimited) else wait
+            return self._pause_machines(wait, _sentence(exc), is_rest=isinstance(exc, RateLimited | AuthFailed))
         finally:
             self._note_requests()
             self._listing_done.set()
-        self._machines_failures, self._resting = 0, False
+        self._machines_failures = 0
         self._offer_cache.machines_listed(self.name, _merged(listing, found, asked_at))
         self._came_back()
-        return self._at_pace(self.pace.machines)
+        return self._pause_machines(self._at_pace(self.pace.machines))
 
     async def _learn_account(self) -> None:
         """Ask once whose machines the listings show, before the first of them is believed."""
@@ -247,24 +219,43 @@ class Poller:
         except TimeoutError as exc:
             raise _Silent(f"no answer within {self.pace.deadline_s:.0f} s") from exc
 
-    async def _pause_machines(self, wait: timedelta) -> None:
-        """Waits for the next listing; where nothing of ours can be, only the sweep or a request ends the wait."""
-        if self.name in self._offer_cache.watched or self._machines_failures:
-            await self._machines_wake.wait(seconds=self._real_pause(wait))
-            return
-        await self._machines_wake.wait(seconds=self._real_pause(max(wait, self.pace.sweep_every)))
+    def _pause_offers(self, wait: timedelta, error: str = "") -> Pause:
+        """Pause until the next poll. A new job ends it where the newest answer did not hold the whole market."""
+        gap = min(self.pace.offers_every_min, wait)
+        page = self._offer_cache.page(self.name)
+        is_narrow = page is not None and bool(page.whole or not page.complete) and not error
+        return Pause(
+            gap_s=self._clock.real_seconds(gap),
+            seconds=self._real_pause(wait - gap) if wait > gap else 0.0,
+            is_over=(lambda: _wants_more(self._query(), self._asked_for)) if is_narrow else None,
+            asked_every_s=self._real_pause(NEWS_EVERY),
+            error=error,
+        )
+
+    def _pause_machines(self, wait: timedelta, error: str = "", *, is_rest: bool = False) -> Pause:
+        """Pause until the next listing; where nothing of ours can be, only the sweep or a request ends it.
+
+        Args:
+            is_rest: the provider asked for a rest, or refuses the key: no request to list shortens it.
+        """
+        gap = wait if is_rest else min(self.pace.machines_gap, wait)
+        rest = wait - gap
+        if self.name not in self._offer_cache.watched and not error:
+            rest = max(rest, self.pace.sweep_every)
+        return Pause(gap_s=self._real_pause(gap), seconds=self._real_pause(rest), error=error)
 
     def _note_requests(self) -> None:
         self.request_counts.note(self._provider.requests_sent, at=self._clock.now())
 
     def _real_pause(self, wait: timedelta) -> float:
-        return self._clock.real_seconds(virtual_at_least(self._clock, wait, real_s=POLL_FLOOR_REAL_S))
+        return real_seconds_at_least(self._clock, wait, real_s=POLL_FLOOR_REAL_S)
 
     def _at_pace(self, every: timedelta) -> timedelta:
         return every * (1 - JITTER * self._rng.random())
 
     def _after_failure(self, failure: ProviderError, failures: int, every: timedelta) -> timedelta:
-        wait: timedelta = min(every * 2 ** min(failures - 1, 16), max(every, self.pace.poll_every * BACKOFF_MAX))
+        most_s = max(every, self.pace.poll_every * BACKOFF_MAX).total_seconds()
+        wait = timedelta(seconds=backoff_s(every.total_seconds(), failures, max_s=most_s))
         if isinstance(failure, RateLimited):
             wait = max(every, failure.retry_after)
         elif isinstance(failure, AuthFailed):

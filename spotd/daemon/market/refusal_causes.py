@@ -9,7 +9,8 @@ from typing import Final
 import anyio
 
 from spotd.core.cooldowns import CooldownEnd
-from spotd.daemon.clock import virtual_at_least
+from spotd.daemon.clock import real_seconds_at_least
+from spotd.daemon.controllers import Controller, Pause
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
 from spotd_providers.contract.provider import Clock, KnowsBalance, Provider
@@ -23,7 +24,7 @@ REST_MAX: Final = timedelta(minutes=5)
 
 
 class CauseWatch:
-    """One provider's; costs nothing while it refuses nothing."""
+    """The causes of one provider's refusals; makes no call while it refuses nothing."""
 
     def __init__(
         self, provider: Provider, *, offer_cache: OfferCache, clock: Clock, ask_again: Callable[[], None]
@@ -34,14 +35,19 @@ class CauseWatch:
         self._ask_again = ask_again
         """The offers are out of date after a while without a key."""
         self._is_refused = False
+        self._is_fresh = True
+        self.controller = Controller(
+            f"causes-{provider.name}", self.reconcile_once, interval_s=ASK_EVERY.total_seconds()
+        )
 
-    async def run(self) -> None:
-        """Ask about what is awaited until this is cancelled."""
-        # Whatever was wrong with the account may have been set right in the config that it was opened with.
-        self._offer_cache.evidence.key_taken(self._provider.name, self._clock.now())
-        while True:
-            wait = await self.ask()
-            await self._clock.sleep(virtual_at_least(self._clock, wait, real_s=ASK_FLOOR_REAL_S))
+    async def reconcile_once(self) -> Pause:
+        """Ask about what is awaited."""
+        if self._is_fresh:
+            # What was wrong with the account may have been set right in the config that it was opened with.
+            self._offer_cache.evidence.key_taken(self._provider.name, self._clock.now())
+            self._is_fresh = False
+        wait = await self.ask()
+        return Pause(seconds=real_seconds_at_least(self._clock, wait, real_s=ASK_FLOOR_REAL_S))
 
     async def ask(self) -> timedelta:
         """Ask once about each cause that is awaited. Returns the pause until the next time."""

@@ -1,13 +1,14 @@
 """Keeps every provider open in a task of its own: its context, its poller, and what is known of its health.
 
-One that does not open is tried again for ever and delays nobody. A disabled one is opened all the same while the state
-knows machines there: disabled means "buy nothing", not "forget what runs".
+One that does not open is tried again for ever and delays no other. A disabled one is opened all the same while the
+state knows machines there: disabled means "buy nothing", not "forget what runs".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -16,6 +17,7 @@ import anyio.abc
 
 from spotd.core.world import World
 from spotd.daemon import log as logs
+from spotd.daemon.controllers import Controller
 from spotd.daemon.crash import CrashPoints
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
@@ -33,6 +35,10 @@ from spotd_providers.contract.values import OfferQuery, ProviderName
 OPEN_DEADLINE_S: Final = 30.0
 OPEN_AGAIN_FIRST_S: Final = 1.0
 OPEN_AGAIN_MAX_S: Final = 60.0
+
+
+class _NotOpen(Exception):
+    """The provider could not be opened, or is open no more."""
 
 
 class ProviderSupervisor:
@@ -94,7 +100,14 @@ class ProviderSupervisor:
             return
         self._tried[one.name] = anyio.Event()
         self._offer_cache.open(one.name)
-        group.start_soon(self._keep_open, one, one.plugin, name=f"provider-{one.name}")
+        controller = Controller(
+            f"provider-{one.name}",
+            partial(self._keep_open, one, one.plugin),
+            interval_s=OPEN_AGAIN_FIRST_S,
+            retry_max_s=OPEN_AGAIN_MAX_S,
+            expected=(_NotOpen,),
+        )
+        group.start_soon(controller.run, name=controller.name)
 
     def look_again(self, provider: ProviderName) -> None:
         entry = self.entries.get(provider)
@@ -133,17 +146,19 @@ class ProviderSupervisor:
         )
 
     async def _keep_open(self, one: ProviderSettings, plugin: ProviderPlugin) -> None:
-        pause_s = OPEN_AGAIN_FIRST_S
-        while True:
-            last_error = await self._open(one, plugin)
-            entry = self.entries[one.name]
-            if entry.last_error != last_error:
-                self._log.warning("provider.not_open", provider=one.name, error=last_error)
-            self.entries[one.name] = replace(entry, last_error=last_error)
-            self._offer_cache.offers_failed(one.name, last_error, at=self._clock.now())
-            self._tried[one.name].set()
-            await anyio.sleep(pause_s)
-            pause_s = min(OPEN_AGAIN_MAX_S, pause_s * 2)
+        """Open the provider and poll it.
+
+        Raises:
+            _NotOpen: it did not open, or has closed.
+        """
+        last_error = await self._open(one, plugin)
+        entry = self.entries[one.name]
+        if entry.last_error != last_error:
+            self._log.warning("provider.not_open", provider=one.name, error=last_error)
+        self.entries[one.name] = replace(entry, last_error=last_error)
+        self._offer_cache.offers_failed(one.name, last_error, at=self._clock.now())
+        self._tried[one.name].set()
+        raise _NotOpen(last_error)
 
     async def _open(self, one: ProviderSettings, plugin: ProviderPlugin) -> str:
         """Runs while the provider is open; returns why it could not be opened."""
@@ -212,8 +227,8 @@ class ProviderSupervisor:
         self.entries[one.name] = replace(self.entries[one.name], provider=provider, poller=poller, last_error="")
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(poller.offers_loop, name=f"offers-{one.name}")
-                group.start_soon(poller.machines_loop, name=f"machines-{one.name}")
+                for controller in poller.controllers:
+                    group.start_soon(controller.run, name=controller.name)
                 await poller.first_listing(deadline_s=OPEN_DEADLINE_S)
                 self._tried[one.name].set()
         finally:

@@ -83,14 +83,14 @@ class Place:
             for poller in self.rig.pollers.values():
                 await poller.poll_offers()
                 await poller.poll_machines()
-            await self.rig.control_loop.cycle()
+            await self.rig.control_loop.reconcile_once()
 
         self.call(work)
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
         """The control loop runs until the block ends."""
-        loop = self._portal.start_task_soon(self.rig.control_loop.run)
+        loop = self._portal.start_task_soon(self.rig.control_loop.controller.run)
         try:
             yield
         finally:

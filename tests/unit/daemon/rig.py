@@ -207,11 +207,11 @@ class Rig:
         await self.control_loop.adopt()
         async with anyio.create_task_group() as group:
             for poller in self.pollers.values():
-                group.start_soon(poller.offers_loop, name=f"offers-{poller.name}")
-                group.start_soon(poller.machines_loop, name=f"machines-{poller.name}")
+                for controller in poller.controllers:
+                    group.start_soon(controller.run, name=controller.name)
             group.start_soon(self.executor.run, name="executor")
             group.start_soon(self.grant_writer.controller.run, name="granter")
-            group.start_soon(self.control_loop.run, name="brain")
+            group.start_soon(self.control_loop.controller.run, name="brain")
             try:
                 yield self
             finally:

@@ -226,9 +226,9 @@ async def test_a_state_that_refuses_what_a_start_writes_is_held_and_adopted_once
         await reborn.control_loop.adopt()
     async with anyio.create_task_group() as group:
         group.start_soon(reborn.executor.run)
-        group.start_soon(reborn.control_loop.run)
+        group.start_soon(reborn.control_loop.controller.run)
         for poller in reborn.pollers.values():
-            group.start_soon(poller.machines_loop)
+            group.start_soon(poller.machines.run)
         await reborn.until(lambda: bool(reborn.control_loop.held))
         corrupt(reborn, "DROP TRIGGER refuses")
         await reborn.until(lambda: reborn.attempts(first)[0].ref is not None)

@@ -395,7 +395,7 @@ async def test_a_launch_that_is_owed_before_the_executor_runs_is_made_when_it_do
     await rig.control_loop.adopt()
     await rig.pollers[rig.shop.name].poll_offers()
     name = await rig.submit()
-    await rig.control_loop.cycle()
+    await rig.control_loop.reconcile_once()
     assert not rig.shop.requests
     async with anyio.create_task_group() as group:
         group.start_soon(rig.executor.run)

@@ -99,7 +99,7 @@ async def test_a_new_jobs_gpu_is_asked_for_within_seconds_where_the_last_answer_
         crash=never,
     )
     async with anyio.create_task_group() as group:
-        group.start_soon(poller.offers_loop)
+        group.start_soon(poller.offers.run)
         await anyio.sleep(20)
         query[0] = OfferQuery(gpus=("RTX_4090", "L40S"))
         submitted = anyio.current_time()

@@ -65,7 +65,7 @@ async def pauses_s(shop: Asked, *, hours: float, pace: PollPace = EVERY_MINUTE) 
         if pace.offers_every_min:
             group.start_soon(ring_often, poller)
         with anyio.move_on_after(hours * 3600):
-            await poller.offers_loop()
+            await poller.offers.run()
         group.cancel_scope.cancel()
     return [after - before for before, after in pairwise(shop.asked_s)]
 
@@ -144,7 +144,7 @@ async def lists_s(
         if rings_every_s:
             group.start_soon(lambda: ring_for_machines(poller, every_s=rings_every_s))
         with anyio.move_on_after(minutes * 60):
-            await poller.machines_loop()
+            await poller.machines.run()
         group.cancel_scope.cancel()
     return [after - before for before, after in pairwise(shop.listed_s)]
 
