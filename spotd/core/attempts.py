@@ -43,6 +43,8 @@ class StopOrder:
     """Up to when the deadline may move while an upload advances; `None` where it may not."""
     progress: str = ""
     """How far the upload was when the deadline moved last."""
+    flush: bool = True
+    """Whether it saves once more; not where that upload would cost more than a budget has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,28 @@
 """Money that may still be promised.
 
 Theory. Every machine that may compute has money set aside: what it costs until it can be noticed, told to save, and
-ended (`commit_horizon` plus the job's stop_grace). As long as spent plus set aside stays within a budget, stopping
-everything at that moment keeps the budget; when it no longer does, that moment has come.
+ended (`commit_horizon` plus the job's stop_grace), and what it may move meanwhile. That is the rest of its restore, a
+checkpoint that is under way at that moment, and the one that it saves at the stop; each is taken to be as large as the
+largest that is kept, and nothing is known of the first. As long as spent plus set aside stays within a budget, stopping
+everything at that moment keeps the budget; when it no longer does, that moment has come. A stop uploads once more only
+where that fits: it does not if the first checkpoint was larger than the budget bears.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spotd.core.attempts import Attempt
+from spotd.core.attempts import Attempt, StopOrder
 from spotd.core.billing_limits import is_past_lease
 from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope
-from spotd.core.ids import JobId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
 from spotd.core.metering import day_start, job_spent, spent_in_month, spent_on_day
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.pricing import restore_cost, save_cost, traffic_cost
 from spotd.core.quotes import Quote
 from spotd.core.usefulness import useful_run
 from spotd.core.verdicts import VerdictKind
@@ -27,7 +31,10 @@ from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
 from spotd_providers.contract.values import Offer
 
+MINUTE: Final = timedelta(minutes=1)
 MONTH: Final = timedelta(days=32)
+SAVES: Final = 2
+"""Uploads that are promised for each machine: one may be under way when it is stopped, and it saves at the stop."""
 BUDGET_NOISE: Final = 100
 """A budget that grew by no more than one part in so many is taken for the same."""
 
@@ -36,8 +43,36 @@ def committed(world: World, item: Attempt, now: datetime) -> MicroUsd:
     """What is set aside to end this machine safely; nothing for one that can compute no more."""
     if not item.machine.may_compute or is_past_lease(item, now):
         return MicroUsd(0)
-    rate = max(item.meter.rate, item.quote.price.total)
-    return cost(MicroUsdPerHour(rate), _horizon(world, world.jobs[item.id.job]))
+    job = world.jobs[item.id.job]
+    return MicroUsd(cost(_rate(item), _horizon(world, job)) + _traffic_to_end(job, item))
+
+
+def _rate(item: Attempt) -> MicroUsdPerHour:
+    return MicroUsdPerHour(max(item.meter.rate, item.quote.price.total))
+
+
+def _saving_time(world: World, item: Attempt) -> timedelta:
+    """How long a machine that is told to save and stop now may take."""
+    return world.jobs[item.id.job].spec.checkpoint.stop_grace + world.policy.save_allowance
+
+
+def _traffic_to_end(job: Job, item: Attempt) -> MicroUsd:
+    """What the machine may still move until it has ended."""
+    if not item.state.counts:
+        return MicroUsd(0)
+    if item.stop is not None:
+        return _last_save(job, item, item.stop)
+    offer = item.quote.offer
+    restore = 0
+    if item.running_at is None:
+        restore = max(0, restore_cost(job, offer) - traffic_cost(offer, 0, item.restored_bytes))
+    return MicroUsd(restore + SAVES * save_cost(job, offer))
+
+
+def _last_save(job: Job, item: Attempt, stop: StopOrder) -> MicroUsd:
+    """What the save at the stop costs, until it has come."""
+    has_saved = any(c.attempt == item.id.number and c.at >= stop.ordered_at for c in job.checkpoints)
+    return MicroUsd(0) if has_saved or not stop.flush else save_cost(job, item.quote.offer)
 
 
 def _horizon(world: World, job: Job) -> timedelta:
@@ -66,6 +101,8 @@ class BudgetGuard:
             self._committed += aside
             self._committed_by_job[item.id.job] += aside
             self._promised += aside + still_to_run(world, item, now)
+        self._to_save: dict[AttemptId, int] = {}
+        """What each save at a stop costs that may still come."""
         self._held = {c.subject for c in world.cooldowns if c.scope is CooldownScope.BUDGET and c.until > now}
 
     def shortage(self) -> tuple[VerdictKind, str] | None:
@@ -87,6 +124,41 @@ class BudgetGuard:
             return ""
         return _used("job", budget, total)
 
+    def carries_save(self, item: Attempt) -> bool:
+        """Whether every budget carries the save of this machine, which is stopped in this decision.
+
+        Then it is set aside. All machines are stopped where a budget of all jobs is short; else what the others have
+        set aside is within it. No work is lost for what a minute of the machine costs.
+        """
+        job = self._world.jobs[item.id.job]
+        save = save_cost(job, item.quote.offer)
+        if save <= cost(_rate(item), MINUTE):
+            return True
+        rooms = [left - self._to_end() for left in self._left_of_all()] if self.shortage() else []
+        if job.budget is not None:
+            rooms.append(job.budget - job_spent(self._world, job, self._now) - self._to_end(job.id))
+        if any(save > room for room in rooms):
+            return False
+        self._to_save[item.id] = save
+        return True
+
+    def _left_of_all(self) -> Iterator[int]:
+        policy = self._world.policy
+        if policy.budget_day is not None:
+            yield policy.budget_day - self._day
+        if policy.budget_month is not None:
+            yield policy.budget_month - self._month
+
+    def _to_end(self, job: JobId | None = None) -> int:
+        """What it takes to end all machines, or those of the job, with the saves that are promised."""
+        total = 0
+        for item in self._world.attempts.values():
+            if job in {None, item.id.job} and committed(self._world, item, self._now):
+                total += cost(_rate(item), _saving_time(self._world, item))
+                is_former = item.stop is not None and item.stop.ordered_at < self._now
+                total += _traffic_to_end(self._world.jobs[item.id.job], item) if is_former else 0
+        return total + sum(save for i, save in self._to_save.items() if job in {None, i.job})
+
     def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str] | None:
         """Why this launch may not be made now."""
         policy = self._world.policy
@@ -96,6 +168,7 @@ class BudgetGuard:
             total = job_spent(self._world, job, self._now)
             if total + needed > budget:
                 why = f"{_used('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
+                why += _traffic_words(job, quote.offer)
                 return VerdictKind.BUDGET_JOB, f"{why}; waits for a lower price, or for spotctl budget {job.name} +USD"
         for kind, what, limit, spent, until in (
             (VerdictKind.BUDGET_DAY, "day", policy.budget_day, self._day, "midnight UTC"),
@@ -107,7 +180,10 @@ class BudgetGuard:
             if self.is_held(kind, limit):
                 return kind, f"{why}, and machines were stopped for it; waits for {until}, or for a larger budget"
             if spent + self._promised + needed > limit:
-                return kind, f"{why}, ${as_usd(self._promised):.4f} promised; waits for {until}"
+                why = f"{why}, ${as_usd(self._promised):.4f} promised"
+                if words := _traffic_words(job, quote.offer):
+                    why = f"{why}; a launch needs ${as_usd(needed):.4f}{words}"
+                return kind, f"{why}; waits for {until if needed <= limit else 'a larger budget, or less traffic'}"
         return None
 
     def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:
@@ -140,14 +216,25 @@ class BudgetGuard:
         return f"{_used('job', budget, total)}; a useful run needs ${as_usd(needed):.4f} even at a low price"
 
     def _needed(self, job: Job, offer: Offer | None, rate: MicroUsdPerHour) -> MicroUsd:
-        return cost(rate, _horizon(self._world, job) + useful_run(job, offer, self._world.policy))
+        time = cost(rate, _horizon(self._world, job) + useful_run(job, offer, self._world.policy))
+        return time if offer is None else MicroUsd(time + traffic_of_a_run(job, offer))
 
     def commit(self, job: Job, quote: Quote) -> None:
         """A launch was admitted: its money is promised."""
-        aside = cost(quote.price.total, _horizon(self._world, job))
+        aside = cost(quote.price.total, _horizon(self._world, job)) + traffic_of_a_run(job, quote.offer)
         self._committed += aside
         self._committed_by_job[job.id] += aside
         self._promised += self._needed(job, quote.offer, quote.price.total)
+
+
+def traffic_of_a_run(job: Job, offer: Offer) -> MicroUsd:
+    """What a machine moves at the least: its restore, and the checkpoints that are promised."""
+    return MicroUsd(restore_cost(job, offer) + SAVES * save_cost(job, offer))
+
+
+def _traffic_words(job: Job, offer: Offer) -> str:
+    traffic = traffic_of_a_run(job, offer)
+    return f", ${as_usd(traffic):.4f} of it for its restore and uploads" if traffic else ""
 
 
 def still_to_run(world: World, item: Attempt, now: datetime) -> MicroUsd:

@@ -10,7 +10,7 @@ budget. The launch leaves here as an attempt and an intent; the call is made aft
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Final
 from spotd.core.attempts import Attempt
 from spotd.core.backoff import pause_left
 from spotd.core.billing import words_over_ceiling
-from spotd.core.budgets import BudgetGuard, hold, renewed_at
+from spotd.core.budgets import BudgetGuard, hold, renewed_at, traffic_of_a_run
 from spotd.core.candidates import (
     RISK_PREMIUM_PPM_MAX,
     TOO_LITTLE_DISK,
@@ -44,7 +44,7 @@ from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, repriced,
 from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, guarded, in_words
 from spotd.core.quotes import Quote
-from spotd.core.requests import stop_attempt
+from spotd.core.requests import SAVES_NO_MORE, stop_attempt, without_save
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.verdicts import Verdict, VerdictKind
 from spotd.core.words import passed_over_words, per_gpu_words, quote_words, span_words, wanted_words, witness_words
@@ -119,10 +119,12 @@ class _Decision:
             stop_attempt(self.builder, item, EndReason.PRICE_ROSE, over)
 
     def _enforce_budgets(self) -> None:
-        running = self._running()
+        running = sorted(self._running(), key=self._saved_at)
         shortage = self.budget_guard.shortage()
         for item in self.world.attempts.values():
             contain(self.builder, item.id.job, partial(self._end_saving, item, shortage), "its stop cannot be judged")
+        for item in self._stopped_now():
+            contain(self.builder, item.id.job, partial(self._hold_save, item), "its stop cannot be judged")
         for item in running:
             step = partial(self._enforce_budget, item, shortage)
             contain(self.builder, item.id.job, step, "its budget cannot be judged")
@@ -132,6 +134,24 @@ class _Decision:
             if limit is not None and not self.budget_guard.is_held(kind, limit):
                 hold(self.builder, kind, limit, why)
                 self.budget_guard.held_now(kind, limit)
+
+    def _saved_at(self, item: Attempt) -> tuple[datetime, JobId]:
+        """Up to when its work is safe: the machine with most to lose comes first."""
+        own = [c.at for c in self.world.jobs[item.id.job].checkpoints if c.attempt == item.id.number]
+        return max(own, default=item.intended_at), item.id.job
+
+    def _stopped_now(self) -> list[Attempt]:
+        """Those whose stop was ordered in the reading before this decision, for whatever reason."""
+        orders = [a for a in self.world.attempts.values() if a.stop is not None and a.stop.ordered_at == self.now]
+        return sorted(orders, key=self._saved_at)
+
+    def _hold_save(self, item: Attempt) -> None:
+        """A machine that stops uploads no more than the budgets have left."""
+        stop = item.stop
+        if stop is None or not stop.flush or not item.state.counts or self.budget_guard.carries_save(item):
+            return
+        self.builder.put_attempt(replace(item, stop=without_save(self.builder, stop)))
+        self.builder.event("attempt.stopping", f"told to {SAVES_NO_MORE}", attempt=item.id, reason=stop.reason.value)
 
     def _end_saving(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
         """A host that goes on uploading beyond its first deadline does so only while every budget allows it."""
@@ -144,10 +164,10 @@ class _Decision:
 
     def _enforce_budget(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
         own = self.budget_guard.job_shortage(self.world.jobs[item.id.job])
-        if own:
-            stop_attempt(self.builder, item, EndReason.OVER_BUDGET, own)
-        elif shortage:
-            stop_attempt(self.builder, item, EndReason.BUDGET_PAUSED, shortage[1])
+        if own or shortage:
+            reason = EndReason.OVER_BUDGET if own else EndReason.BUDGET_PAUSED
+            why = own or (shortage[1] if shortage else "")
+            stop_attempt(self.builder, item, reason, why, flush=self.budget_guard.carries_save(item))
 
     def _explain_running(self, job: Job) -> None:
         item = next((a for a in self.attempts_by_job[job.id] if a.state.counts), None)
@@ -234,10 +254,31 @@ class _Decision:
             return
         agreed, price_max = self._agree(job, chosen, ceiling, self._runner_up(job, offers, chosen))
         refusal = self.budget_guard.refusal(job, agreed)
-        if refusal is not None:
-            self._wait(job, *refusal, renewed_at(refusal[0], self.now), best=chosen, ceiling=ceiling)
+        if refusal is None:
+            self._launch(job, agreed, ceiling, price_max)
             return
-        self._launch(job, agreed, ceiling, price_max)
+        for other, accepted in self._with_less_traffic(job, offers, chosen):
+            agreed, price_max = self._agree(job, other, accepted, None)
+            if self.budget_guard.refusal(job, agreed) is None:
+                self._launch(job, agreed, accepted, price_max)
+                return
+        self._wait(job, *refusal, renewed_at(refusal[0], self.now), best=chosen, ceiling=ceiling)
+
+    def _with_less_traffic(
+        self, job: Job, offers: RequirementKeys, chosen: Quote
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Other offers under their ceiling, best first, each of which moves its bytes for less than the one before.
+
+        The best offer by the hour may take more for one checkpoint than a budget has left.
+        """
+        least = traffic_of_a_run(job, chosen.offer)
+        for candidate, ceiling in self._admissible_quotes(job, offers, Counter()):
+            if not least:
+                return
+            traffic = traffic_of_a_run(job, candidate.offer)
+            if traffic < least:
+                least = traffic
+                yield candidate, ceiling
 
     def _free_offers(self, job: Job) -> tuple[RequirementKeys, Quote | None]:
         """What fits the job, and the best of it that is free.
@@ -291,18 +332,27 @@ class _Decision:
         self, job: Job, offers: RequirementKeys, passed_over: Counter[str]
     ) -> tuple[Quote | None, MicroUsdPerGpuHour | None]:
         """The cheapest free quote at or under its ceiling; else nothing, and the ceiling of the cheapest."""
-        first: MicroUsdPerGpuHour | None = None
+        for candidate, ceiling in self._admissible_quotes(job, offers, passed_over):
+            return candidate, ceiling
+        best = self.catalogue.first_free(offers)
+        if best is None:
+            return None, None
+        return None, ceiling_for(best.offer.gpu, best.offer.gpu_count, job.spec.price, self.policy)
+
+    def _admissible_quotes(
+        self, job: Job, offers: RequirementKeys, passed_over: Counter[str]
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Each free quote at or under its ceiling, best first."""
         highest = self._highest_ceiling(job)
         for candidate in self.catalogue.ranked(offers, passed_over):
             offer = candidate.offer
             ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, self.policy)
-            first = ceiling if first is None else first
-            if is_admissible(candidate, ceiling, job.spec.price):
-                return candidate, ceiling
+            if ceiling is not None and is_admissible(candidate, ceiling, job.spec.price):
+                yield candidate, ceiling
+                continue
             passed_over[NO_CEILING if ceiling is None else ABOVE_CEILING] += 1
             if highest is not None and candidate.price.total > highest * self._ranks_behind_ppm // PPM:
-                break  # no later one is admissible either, however much it ranks behind its price
-        return None, first
+                return  # no later one is admissible either, however much it ranks behind its price
 
     def _highest_ceiling(self, job: Job) -> int | None:
         """No machine that costs more than this per hour can be admitted, so the walk may stop there."""

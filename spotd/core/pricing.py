@@ -180,6 +180,17 @@ def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> Micr
     return MicroUsd(min(exact, MOVED_COST_MAX))
 
 
+def save_cost(job: Job, offer: Offer) -> MicroUsd:
+    """What the upload of the job's next checkpoint costs, as far as those that are kept show its size."""
+    return traffic_cost(offer, max((bytes_within(saved.bytes) for saved in job.checkpoints), default=0), 0)
+
+
+def restore_cost(job: Job, offer: Offer) -> MicroUsd:
+    """What a new machine of this offer downloads before it works."""
+    newest = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
+    return traffic_cost(offer, 0, newest + bytes_within(job.code_bytes))
+
+
 def halted_rate(agreed: Quote) -> MicroUsdPerHour:
     """What a machine that does not run still costs: its disk, with the fee."""
     storage = agreed.price.storage

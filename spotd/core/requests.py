@@ -30,12 +30,16 @@ def submit(world: World, job: Job, now: datetime) -> Plan:
 
 LOOK_IS_FRESH: Final = timedelta(minutes=1)
 """A machine that had not spoken so long ago has saved nothing yet."""
+SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
 _FOR_MONEY: Final = frozenset({EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED})
 """What was set aside for the end of such a machine is not to be exceeded."""
 
 
-def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str) -> None:
-    """The runner is told to save and stop; a machine that is not known yet is let go as soon as it is."""
+def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str, *, flush: bool = True) -> None:
+    """The runner is told to save and stop; a machine that is not known yet is let go as soon as it is.
+
+    Without `flush` it stops at once and uploads nothing more.
+    """
     if item.stop is not None:
         return
     grace = builder.job(item.id.job).spec.checkpoint.stop_grace
@@ -46,6 +50,7 @@ def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail:
         deadline=builder.now + grace + builder.policy.save_allowance,
         limit=None if reason in _FOR_MONEY else builder.now + grace + builder.policy.save_limit,
     )
+    order = order if flush else without_save(builder, order)
     if item.running_at is None and not _may_have_run(item, builder.now):
         builder.put_attempt(replace(item, stop=order))
         builder.end_attempt(item.id, reason, detail)
@@ -54,11 +59,16 @@ def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail:
     builder.put_attempt(replace(item, stop=order, state=state))
     builder.event(
         "attempt.stopping",
-        f"told to save and stop: {reason.traits.sentence.format(detail=detail)}",
+        f"told to {'save and stop' if flush else SAVES_NO_MORE}: {reason.traits.sentence.format(detail=detail)}",
         attempt=item.id,
         reason=reason.value,
     )
     builder.wake(order.deadline)
+
+
+def without_save(builder: PlanBuilder, order: StopOrder) -> StopOrder:
+    """The same order for a machine that stops at once and uploads nothing more."""
+    return replace(order, flush=False, deadline=builder.now + builder.policy.save_allowance, limit=None)
 
 
 def _may_have_run(item: Attempt, now: datetime) -> bool:

@@ -418,7 +418,7 @@ class Daemon:
             looked_at=self.now,
             store_takes_no_writes=self.writes_fail(),
             notice_at=odd.get("notice_at"),
-            stored_bytes=0 if self.records is None else m.task.bytes * sum(save.at <= self.true for save in m.saved),
+            stored_bytes=m.task.bytes * sum(save.at <= self.true for save in m.saved),
             restored_bytes=odd.get("restored_bytes", 0),
             seq=m.seq,
             phase="run" if m.seq >= 0 else "",
@@ -569,6 +569,7 @@ class Daemon:
                 continue
             m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
+            m.saves_no_more = m.saves_no_more or (item.stop is not None and not item.stop.flush)
 
     def look_again(self, name: ProviderName) -> None:
         if name not in self.polling:

@@ -136,6 +136,8 @@ class Machine:
     alive_at: datetime | None = None
     """When it last wrote a heartbeat."""
     stop_ordered: bool = False
+    saves_no_more: bool = False
+    """It was told to stop at once and to upload nothing."""
     ended_by_us: datetime | None = None
     end_taken: datetime | None = None
     """When an order to end it was first answered, be it gone already."""

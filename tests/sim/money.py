@@ -15,7 +15,7 @@ from spotd_providers.contract.money import MicroUsdPerHour, cost
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
-from tests.sim.machines import DISK_GB, OWED_UNIT, Machine
+from tests.sim.machines import DISK_GB, GB, OWED_UNIT, Machine
 from tests.sim.run import Result
 
 UNIT = timedelta(minutes=1)
@@ -182,16 +182,21 @@ def stormy_ends(cloud: Cloud) -> bool:
 def budgets(result: Result) -> Iterator[str]:
     """R8. By the daemon's books and by the providers' own.
 
-    Whoever cannot reach a machine cannot end it either, so this is for worlds where everything can be reached.
+    Whoever cannot reach a machine cannot end it either, so this is for worlds where everything can be reached. Nor can
+    anybody know what the first checkpoint of a job costs before it is there.
     """
     if not result.shape.reachable:
         return
     daemon, limits = result.daemon, result.shape.limits
+    lifted = Hazard.SIZES in result.shape.hazards
+    unknown = first_uploads(result)
     by_day: defaultdict[date, int] = defaultdict(int)
     by_month: defaultdict[date, int] = defaultdict(int)
     for charge in daemon.told.charges:
-        by_day[charge.day] += charge.amount
-        if charge.end <= result.calm_at:  # in the calm its owner lets it go on
+        in_time = charge.end <= result.calm_at  # in the calm its owner lets it go on
+        if in_time or not lifted:
+            by_day[charge.day] += charge.amount
+        if in_time:
             by_month[charge.day.replace(day=1)] += charge.amount
     for name, budget, booked in (
         ("day", limits.get("budget_day"), by_day),
@@ -200,15 +205,40 @@ def budgets(result: Result) -> Iterator[str]:
         if not isinstance(budget, int):
             continue
         for day, amount in sorted(booked.items()):
-            if amount > budget + unit(result):
+            month = name == "month"
+            surprise = sum(cost for _, at, cost in unknown if reaches(at, day, result.daemon.pace, month=month))
+            if amount > budget + unit(result) + surprise:
                 yield f"{amount} was spent in the {name} of {day}, the budget is {budget}"
         for day, amount in sorted(billed_by_day(result).items()):
-            if amount > budget + unit(result) and not result.shape.faults:
+            if lifted and day >= result.calm_at.date():
+                continue
+            surprise = sum(cost for _, at, cost in unknown if reaches(at, day, result.daemon.pace, month=False))
+            if amount > budget + unit(result) + surprise and not result.shape.faults:
                 yield f"{amount} was billed on {day}, the budget of the {name} is {budget}"
     for identity, end in sorted(daemon.done.items()):
         own = end.spec.job_budget
-        if own is not None and end.spent > own + unit(result):
+        surprise = sum(cost for job, _, cost in unknown if job == identity)
+        if own is not None and end.spent > own + unit(result) + surprise:
             yield f"{identity} cost {end.spent}, its budget is {own}"
+
+
+def first_uploads(result: Result) -> list[tuple[JobId, datetime, int]]:
+    """When each job uploaded anything up to its first complete checkpoint, and what that cost."""
+    first: dict[JobId, datetime] = {}
+    saves = []
+    for cloud in result.clouds:
+        for m in cloud.machines.values():
+            for save in m.saved:
+                saves.append((job_of(m.key), save.at, -(-m.offer.upload_price * m.task.bytes // GB)))
+                if save.sound:
+                    first[job_of(m.key)] = min(save.at, first.get(job_of(m.key), save.at))
+    return [(job, at, cost) for job, at, cost in saves if job not in first or at <= first[job]]
+
+
+def reaches(at: datetime, day: date, pace: timedelta, *, month: bool) -> bool:
+    """Whether what was uploaded then is booked in this day, or in the month that begins with it."""
+    days = {at.date(), (at + 3 * pace).date()}
+    return day in ({other.replace(day=1) for other in days} if month else days)
 
 
 def expired_too_soon(result: Result) -> Iterator[str]:

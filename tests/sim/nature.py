@@ -161,7 +161,8 @@ class Nature:
         if work >= m.task.need:
             self._exit(m, m.task.cause, m.ran_from + (m.task.need - m.ran_work))
         elif m.stop_ordered or until < self.now:
-            self._save(m, work, max(until, m.mute_until or until), sound=True)
+            if not m.saves_no_more:
+                self._save(m, work, max(until, m.mute_until or until), sound=True)
             self._exit(m, ExitCause.STOPPED if m.stop_ordered else ExitCause.LEASE, until)
         elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
             self._save(m, work, until, sound=True)

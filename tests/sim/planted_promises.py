@@ -8,7 +8,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import backoff, decide, host_reports, metering, outcomes, plan_builder, pricing, reconcile, timeline
+from spotd.core import (
+    backoff,
+    budgets,
+    decide,
+    host_reports,
+    metering,
+    outcomes,
+    plan_builder,
+    pricing,
+    reconcile,
+    timeline,
+)
 from spotd.core.backoff import Setback
 from spotd.core.keys import key_belongs_to
 from spotd.core.plan import Plan
@@ -39,6 +50,11 @@ def sizes_in_timedeltas() -> AbstractContextManager[None]:
 
 def traffic_is_free() -> AbstractContextManager[None]:
     return patched((host_reports, "meter_traffic", lambda _draft, _attempt, _report: None))
+
+
+def saves_are_not_promised() -> AbstractContextManager[None]:
+    """Promises the time of a machine and nothing of what it uploads, nor asks what its last save costs."""
+    return patched((budgets, "save_cost", lambda _job, _offer: 0))
 
 
 def fixed_prices_stay() -> AbstractContextManager[None]:
@@ -157,6 +173,11 @@ PROMISES: Mapping[str, Bug] = {
         patch=sizes_in_timedeltas, rule=("said_by_the_core",), shape=holding(Hazard.SIZES), limit=timedelta(hours=6)
     ),
     "meter no traffic": Bug(patch=traffic_is_free, rule=("spending",), shape=holding(Hazard.TRAFFIC, Hazard.SIZES)),
+    "promise nothing for uploads": Bug(
+        patch=saves_are_not_promised,
+        rule=("budgets",),
+        shape=replace(WITHIN, limits={"budget_day": 6_000_000}, hazards=frozenset({Hazard.TRAFFIC, Hazard.SIZES})),
+    ),
     "keep a machine that bills more than agreed": Bug(
         patch=fixed_prices_stay,
         rule=("above_ceiling",),

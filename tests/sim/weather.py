@@ -145,7 +145,10 @@ class Weather:
         self.store(up=True)
         self.mishaps.end()
         world = self.daemon.world
-        self.daemon.world = replace(world, policy=replace(world.policy, budget_month=None))
+        policy = replace(world.policy, budget_month=None)
+        if Hazard.SIZES in self.shape.hazards:  # to restore terabytes takes more than the money of any day
+            policy = replace(policy, budget_day=None)
+        self.daemon.world = replace(world, policy=policy)
         self.daemon.crash = lambda _point: None
         self.revive()
         if self.twin is not None:

@@ -271,7 +271,9 @@ def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
     stop = None
     if attempt.stop is not None:
         words = attempt.stop.reason.traits.sentence.format(detail=attempt.stop.detail or "no details")
-        stop = GrantStopOrder(reason=_line(words))
+        # One that must upload nothing more has nothing to wait for either.
+        flush = attempt.stop.flush
+        stop = GrantStopOrder(reason=_line(words), grace_s=None if flush else 0.0, flush=flush)
     # A notice that only the provider's API gave is passed on: the host may have no way to hear of it.
     return Orders(checkpoint=1 if attempt.notice_at is not None else 0, stop=stop)
 

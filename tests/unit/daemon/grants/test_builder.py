@@ -206,7 +206,14 @@ def test_a_stop_is_ordered_in_words(desk: Desk) -> None:
     assert stop is not None
     assert "day's $5" in stop.reason
     assert "\x1b" not in stop.reason
-    assert stop.flush
+    assert (stop.grace_s, stop.flush) == (None, True)
+
+
+def test_a_machine_that_must_upload_nothing_more_is_stopped_at_once(desk: Desk) -> None:
+    order = StopOrder(reason=EndReason.OVER_BUDGET, detail="", ordered_at=NOW, deadline=NOW + timedelta(1), flush=False)
+    stop = desk.build(replace(desk.attempt, stop=order)).orders.stop
+    assert stop is not None
+    assert (stop.grace_s, stop.flush) == (0.0, False)
 
 
 def test_a_notice_of_the_provider_becomes_an_order_to_save(desk: Desk) -> None:
