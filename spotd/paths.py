@@ -29,12 +29,12 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def _first(value: str) -> str:
-    """systemd joins several directories with colons; the first is the unit's own."""
+    """Return the first of several directories that systemd joins with colons: it is the unit's own."""
     return value.split(":", 1)[0]
 
 
 def _base(environ: Mapping[str, str], variable: str, fallback: Path) -> Path:
-    """An XDG base directory; the specification says that one which is not absolute must be ignored."""
+    """Return an XDG base directory; one which is not absolute must be ignored, by the specification."""
     given = environ.get(variable, "").strip()
     return Path(given) if given.startswith("/") else fallback
 
@@ -78,6 +78,6 @@ def user_config(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def config_candidates(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Where a config is looked for when no `--config` is given; one named by `$SPOTD_CONFIG` is the only place."""
+    """Where a config is searched for when no `--config` is given; one named by `$SPOTD_CONFIG` is the only place."""
     given = environ.get("SPOTD_CONFIG", "")
     return (Path(given),) if given else (user_config(environ), SYSTEM_CONFIG)

@@ -46,7 +46,7 @@ class Daemon:
         return self._transport.json("POST", "/v1/jobs", body=body)
 
     def jobs_bytes(self, query: Query) -> bytes:
-        """The answer unparsed: with a thousand jobs, parsing only to print again is half of the command's time."""
+        """Return the answer unparsed: with a thousand jobs, parsing it only to print it takes half of the time."""
         return self._transport.json_bytes("GET", "/v1/jobs", query=query)
 
     def jobs(self, query: Query) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Daemon:
 
 
 def _job(ref: str, part: str = "") -> str:
-    """The target of one job.
+    """Return the target of one job.
 
     Raises:
         DaemonRefused: text that can be neither id nor name, and would name another target.

@@ -17,7 +17,7 @@ class ClientProblem:
 
 
 class ClientError(Exception):
-    """The wish was not fulfilled. The message ends without a full stop; `hint` is a way out or empty."""
+    """A request that was not fulfilled. The message ends without a full stop; `hint` is a way out or empty."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -26,11 +26,11 @@ class ClientError(Exception):
 
 
 class DaemonUnreachable(ClientError):
-    """Nobody answered, or not in the daemon's language. Whether the wish was heard is unknown."""
+    """No answer, or none that can be understood. Whether the request arrived is unknown."""
 
 
 class DaemonRefused(ClientError):
-    """The daemon said no; `code` is one of the API's closed set."""
+    """A refusal of the daemon; `code` is one of the API's closed set."""
 
     def __init__(self, message: str, *, code: str, hint: str = "", problems: Sequence[ClientProblem] = ()) -> None:
         super().__init__(message, hint=hint)
@@ -39,7 +39,7 @@ class DaemonRefused(ClientError):
 
 
 def refused(error: Mapping[str, Any]) -> DaemonRefused:
-    """The refusal in an answer's `error` object, however incomplete that object is."""
+    """Return the refusal in an answer's `error` object, however incomplete that object is."""
     rows = error.get("problems")
     problems = [
         ClientProblem(key=str(row.get("key", "")), message=str(row.get("message", "")), hint=str(row.get("hint", "")))

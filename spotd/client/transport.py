@@ -18,11 +18,11 @@ from spotd.client.errors import ClientError, DaemonUnreachable, refused
 
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 40.0
-"""Above the longest that the daemon lets a look at rows take, so that its own sentence arrives."""
+"""Above the longest that the daemon lets a query of rows take, so that its own message arrives."""
 PATIENT_S: Final = 180.0
 """For what asks providers or the object store."""
 STREAM_S: Final = 45.0
-"""A followed stream sends an empty line every 10 s; several missing mean that nobody is there."""
+"""A followed stream sends an empty line every 10 s; several missing mean that the daemon is gone."""
 SCHEMA: Final = 1
 _LINE_BYTES_MAX: Final = 16 * 2**20
 _CHUNK: Final = 1 << 18
@@ -64,7 +64,7 @@ class Transport:
         body: Mapping[str, Any] | None = None,
         timeout_s: float = ANSWER_S,
     ) -> bytes:
-        """The bytes of a successful answer, unparsed.
+        """Return the bytes of a successful answer, unparsed.
 
         Raises:
             DaemonUnreachable, DaemonRefused
@@ -82,7 +82,7 @@ class Transport:
         body: Mapping[str, Any] | None = None,
         timeout_s: float = ANSWER_S,
     ) -> dict[str, Any]:
-        """The answer.
+        """Return the answer.
 
         Raises:
             DaemonUnreachable, DaemonRefused
@@ -90,7 +90,7 @@ class Transport:
         return self._parsed(self.json_bytes(method, target, query=query, body=body, timeout_s=timeout_s))
 
     def upload(self, target: str, content: IO[bytes], size: int) -> dict[str, Any]:
-        """The answer to a PUT of so many bytes from the file.
+        """Return the answer to a PUT of so many bytes from the file.
 
         Raises:
             DaemonUnreachable, DaemonRefused
@@ -100,7 +100,7 @@ class Transport:
             return self._parsed(response.read())
 
     def lines(self, target: str, *, query: Query | None = None) -> Iterator[dict[str, Any]]:
-        """The records of a stream as they come, without the empty lines that keep it alive.
+        """Yield the records of a stream as they come, without the empty lines that keep it alive.
 
         Raises:
             DaemonUnreachable, DaemonRefused: also in the middle.
@@ -113,7 +113,7 @@ class Transport:
                     yield self._parsed(line)
 
     def chunks(self, target: str, *, query: Query | None = None) -> Iterator[bytes]:
-        """The bytes of a file as they come.
+        """Yield the bytes of a file as they come.
 
         Raises:
             DaemonUnreachable: also where the file ends before its end.
@@ -137,7 +137,7 @@ class Transport:
         connection = _UnixConnection(self.path, timeout_s=timeout_s)
         url = f"{target}?{text}" if (text := _encoded(query)) else target
         try:
-            # A server that refuses an upload early answers and closes: that answer says more than the broken pipe.
+            # A server that refuses an upload early answers and closes: that answer is worth more than the broken pipe.
             try:
                 connection.request(method, url, body=body, headers=dict(headers or {}))
             except (BrokenPipeError, ConnectionResetError):

@@ -9,7 +9,7 @@ from pathlib import Path
 def clear(folder: Path) -> int:
     """Delete what a process that was killed in the middle of an upload has left; return how many files it was.
 
-    To be called before anything is uploaded: the writer's lock on the state says that no other process spools here.
+    To be called before anything is uploaded: the writer's lock on the state ensures that no other process spools here.
     """
     count = 0
     for path in folder.iterdir():

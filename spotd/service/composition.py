@@ -107,7 +107,7 @@ class App:
         self._load = load
 
     async def run(self) -> DaemonEnded:
-        """Runs until a signal ends it, or until the computer's clock was set.
+        """Run until a signal ends it, or until the computer's clock was set.
 
         Raises:
             SocketRefused, StoreError, objects.StoreError, ClockFileBroken: it could not start.
@@ -192,7 +192,7 @@ class App:
         return DaemonEnded.BY_SIGNAL
 
     async def _take_stock(self, daemon: _Daemon) -> None:
-        """Launches are allowed once it is known what runs; a provider that is away delays them only so long."""
+        """Allow launches once it is known what runs; a provider that is away delays them only so long."""
         await daemon.control_loop.whole_cycle(seconds=STOCK_DEADLINE_S)  # only the state knows where machines may be
         late = await daemon.hosting.stock_taken(seconds=STOCK_DEADLINE_S)
         if late:
@@ -400,7 +400,7 @@ class _Daemon:
         return build_policy(settings, self.hosting.traits, store_shared_by=shared_by, clock=self._clock)
 
     def _apply(self, fresh: Settings, group: anyio.abc.TaskGroup) -> None:
-        """A reloaded config is in force, as far as it can be without a restart."""
+        """Put a reloaded config in force, as far as it can be without a restart."""
         known = {one.name for one in self._app.settings.providers}
         for one in fresh.providers:
             if one.name in known:
@@ -412,7 +412,7 @@ class _Daemon:
         self.wake_event.notify()
 
     def _account_known(self, provider: ProviderName, account: str) -> None:
-        """A key of another account than that of running machines is told of: it can neither see nor end them."""
+        """Warn of a key of another account than that of running machines: it can neither see nor end them."""
         self.policy.accounts[provider] = account
         world = None if self.control_loop.state is None else self.control_loop.state.world
         words = "" if world is None else other_account_words(world, self.policy.current, provider)

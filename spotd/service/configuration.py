@@ -40,7 +40,7 @@ FEE_MOST: Final = Decimal(5)
 
 
 def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) -> Settings:
-    """What the config in force says; `overrides` are variables laid over the environment.
+    """Load the settings from the config in force; `overrides` are variables laid over the environment.
 
     Raises:
         BadConfig: with every problem found, each with its place.
@@ -90,10 +90,10 @@ def _warning(problem: Problem, source: str) -> str:
 def _store(
     config: Config, state_dir: Path, environ: Mapping[str, str]
 ) -> tuple[str, Callable[[], ObjectStore], tuple[str, ...]]:
-    """What the checkpoint store is called, how it is opened, and the secrets of it.
+    """Return the checkpoint store's name, how it is opened, and the secrets of it.
 
     Raises:
-        BadConfig: a key of the bucket is not where the config says.
+        BadConfig: a key of the bucket is not at the place that the config names.
     """
     section = config.store
     if not section.is_bucket:
@@ -154,18 +154,18 @@ def _provider(one: ProviderConfig, config: Config, environ: Mapping[str, str]) -
 
 
 def _usual_fee(one: ProviderConfig) -> tuple[int, str]:
-    """The fee that the plugin states, or 1 and what is wrong with it: a plugin that fails ends nothing else."""
+    """Return the fee that the plugin states, or 1 and what is wrong with it: a plugin that fails ends nothing else."""
     try:
         stated: object = one.plugin.traits(one.settings).default_fee_multiplier
         if isinstance(stated, str) and FEE_LEAST <= (fee := Decimal(stated)) <= FEE_MOST:
             return int(fee * MICRO), ""
-    except Exception as exc:  # noqa: BLE001 - as it says
+    except Exception as exc:  # noqa: BLE001 - a plugin that fails ends nothing else
         return MICRO, f"the plugin failed with {type(exc).__name__}, which is a bug in it"
     return MICRO, f"the plugin states a fee that is no text from {FEE_LEAST} to {FEE_MOST}, which is a bug in it"
 
 
 def _own_install(state_dir: Path) -> str:
-    """A label made up once: two daemons that never heard of each other must not own each other's machines."""
+    """Make up a label once: two daemons that do not know of each other must not own each other's machines."""
     path = state_dir / INSTALL_FILE
     try:
         if path.exists():

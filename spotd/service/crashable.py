@@ -22,7 +22,7 @@ FILE_VARIABLE = "SPOTD_CRASH_FILE"
 
 
 def crash_points(setting: str | None) -> CrashPoints:
-    """What ends this process at the point that the setting names.
+    """Return what ends this process at the point that the setting names.
 
     Raises:
         ValueError: there is no such point, or the count is not a positive whole number.
@@ -44,7 +44,7 @@ def crash_points(setting: str | None) -> CrashPoints:
 
 
 def crash_points_of_file(path: Path) -> CrashPoints:
-    """What ends this process at the point that the file names by then; a missing or empty file names none."""
+    """Return what ends this process at the point that the file names by then; a missing or empty file names none."""
     chosen = ""
     points: CrashPoints = never
 

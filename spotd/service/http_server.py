@@ -16,7 +16,7 @@ GRACE_S: Final = 2
 
 
 async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
-    """Requests are answered until `closing` is set; those under way then get a moment to end.
+    """Answer requests until `closing` is set; those under way then get a moment to end.
 
     uvicorn is imported here, because importing it takes longer than most of the daemon's start.
     """

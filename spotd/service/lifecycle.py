@@ -2,7 +2,7 @@
 
 On SIGTERM or SIGINT nothing new is bought, calls under way are finished and committed within a bound, and every machine
 is left running: the next start adopts it. A second signal ends the waiting. On SIGHUP the config is read again; one
-that cannot be used changes nothing and says why.
+that cannot be used changes nothing and is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Reload = Callable[[], Settings]
 
 @asynccontextmanager
 async def signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
-    """The signals this process is told by, one after another."""
+    """Yield the signals that this process receives, one after another."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
         yield received
 
@@ -68,7 +68,7 @@ class Lifecycle:
         """The run was ended by `end_when`."""
 
     async def end_when(self, event: Callable[[], Awaitable[None]]) -> None:
-        """Once the event has come, calls under way are finished and `run` returns, for the daemon to begin anew."""
+        """After the event, calls under way are finished and `run` returns, for the daemon to start again."""
         await event()
         self._policy.paused = BEGINS_ANEW
         await self._drain()
@@ -77,7 +77,7 @@ class Lifecycle:
             self._running.cancel()
 
     async def run(self, received: AsyncIterator[signal.Signals]) -> None:
-        """Returns when the daemon may be taken apart."""
+        """Wait until the daemon may be taken apart."""
         async with anyio.create_task_group() as group:
             self._running = group.cancel_scope
             async for number in received:
@@ -111,7 +111,7 @@ class Lifecycle:
         self._log.info("daemon.drained", complete=done, machines_left_running=machines)
 
     def reload(self) -> None:
-        """The config's limits are in force, or the old ones still are and the log says why."""
+        """Put the config's limits in force; where that fails the old ones stay and the log has the reason."""
         self._notify.reloading()
         try:
             fresh = self._load()

@@ -29,7 +29,7 @@ BROKEN: Final = 70
 
 
 def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: CrashPoints = never) -> int:
-    """The daemon has run until a signal ended it; the exit code says how it went.
+    """Run the daemon until a signal ends it; return the exit code.
 
     `overrides` are variables laid over the environment, in force on every reload too: `STATE_DIRECTORY`,
     `SPOTD_SOCKET`, and any key of the config (`SPOTD_DAEMON__POLL_EVERY`).
@@ -57,7 +57,7 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
 
 
 def _code(error: BaseException) -> int:
-    """The exit code of a known failure: the gravest of several."""
+    """Return the exit code of a known failure: the gravest of several."""
     leaves = tuple(_leaves(error))
     if any(isinstance(one, InvariantBroken) for one in leaves):
         return BROKEN
@@ -65,7 +65,7 @@ def _code(error: BaseException) -> int:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """What really went wrong, below the groups that task groups wrap it in."""
+    """Return what really went wrong, below the groups that task groups wrap it in."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)
@@ -74,7 +74,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(error: BaseException) -> str | None:
-    """The message for the user, or `None` for what nobody expected."""
+    """Return the message for the user, or `None` for an unexpected error."""
     match error:
         case SocketRefused() | StateError():
             return f"{error.message}\n\nhint: {error.hint}"

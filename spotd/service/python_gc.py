@@ -1,6 +1,6 @@
 """Garbage collection around the start of a daemon.
 
-A start makes a few hundred thousand objects, modules above all, and next to none of them is garbage: looking for some
+A start makes a few hundred thousand objects, modules above all, and next to none of them is garbage: searching for some
 again and again is a tenth of its processor time.
 """
 
@@ -15,7 +15,7 @@ def postpone() -> None:
 
 
 def begin() -> None:
-    """What `postpone` put off is done once, and from then on never looks at what the start has left: that stays."""
+    """Do once what `postpone` put off, and from then on leave out what the start has left: that stays."""
     if not gc.isenabled():
         gc.collect()
         gc.freeze()

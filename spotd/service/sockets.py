@@ -21,7 +21,7 @@ BACKLOG: Final = 128
 
 
 class SocketRefused(Exception):
-    """The socket cannot be ours; the message says why, and the hint is the way out."""
+    """A socket that cannot be ours; the message gives the reason, and the hint is the way out."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(f"{message}; {hint}")
@@ -40,7 +40,7 @@ class Bound:
     """Descriptor of the lock file, which stays: removing it would let two daemons lock different files."""
 
     def close(self) -> None:
-        """Nobody is answered any more, and the path is free, unless another daemon's socket is there by now."""
+        """Stop answering and free the path, unless another daemon's socket is there by now."""
         self.socket.close()
         try:
             found = self.path.lstat()
@@ -53,7 +53,7 @@ class Bound:
 
 
 def bind(path: Path) -> Bound:
-    """A listening socket at the path, mode 0600, in a folder that only its owner may enter.
+    """Bind a listening socket at the path, mode 0600, in a folder that only its owner may enter.
 
     One that a dead daemon left behind is replaced. The folder is made 0700 when it is made here. One that exists is
     never changed, since other programs may use it; it is accepted only when it is ours and closed to others, because
@@ -78,7 +78,7 @@ def bind(path: Path) -> Bound:
 
 
 def _lock(path: Path) -> int:
-    """The only daemon that may bind or remove this socket is this process, until the descriptor is closed."""
+    """Make this process the only daemon that may bind or remove this socket, until the descriptor is closed."""
     beside = path.with_name(f"{path.name}.lock")
     try:
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

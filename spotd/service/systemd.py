@@ -1,4 +1,4 @@
-"""What systemd is told about this process: a dozen lines, because the packages for it are no longer kept."""
+"""Messages to systemd about this process: a dozen lines, because the packages for it are no longer kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 class SystemdNotifier:
-    """Messages to the service manager; silent where there is none. Never raises: being heard is not our duty."""
+    """Messages to the service manager; silent where there is none. Never raises: delivery is best effort."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")

@@ -43,12 +43,12 @@ class Codec(Generic[T]):
         self._way = _way(hint)
 
     def dumps(self, value: T) -> str:
-        """The JSON text; object keys in the order of the fields."""
+        """Return the JSON text; object keys in the order of the fields."""
         out = self._way.out
         return json.dumps(value if out is None else out(value), separators=(",", ":"), allow_nan=False)
 
     def loads(self, text: str) -> T:
-        """The value that `dumps` was given."""
+        """Return the value that `dumps` was given."""
         back = self._way.back
         raw = json.loads(text)
         value: T = raw if back is None else back(raw)

@@ -26,7 +26,7 @@ def instant_out(at: datetime) -> int:
 
 
 def instant_in(stored: int) -> datetime:
-    """The aware UTC instant."""
+    """Return the aware UTC instant."""
     return _EPOCH + timedelta(microseconds=stored)
 
 
@@ -48,9 +48,9 @@ def duration_in(stored: int) -> timedelta:
 
 
 def words_out(text: str) -> str:
-    """The text without what some database cannot hold: NUL and lone surrogates become visible escapes.
+    """Return the text without what some database cannot hold: NUL and lone surrogates become visible escapes.
 
-    Sentences quote providers and hosts, and a stranger's odd character must not keep a state from being written.
+    Sentences quote providers and hosts, and an odd character of theirs must not keep a state from being written.
     """
     if text.isascii() and "\0" not in text:
         return text

@@ -31,7 +31,7 @@ _FINAL_JOBS: Final = sorted(state.value for state in JobState if state.is_final)
 
 
 def write_plan(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoint) -> int:
-    """The plan is part of this transaction; returns the number of its last event, 0 if it has none.
+    """Write the plan as part of this transaction; return the number of its last event, 0 if it has none.
 
     Raises:
         InvariantBroken: it breaks a rule; nothing of it was written.

@@ -48,7 +48,7 @@ class DatabasePlace:
 
 
 def parse_place(url: str | Path) -> DatabasePlace:
-    """The place of a path, `sqlite:///...` URL or `:memory:`.
+    """Return the place of a path, `sqlite:///...` URL or `:memory:`.
 
     Raises:
         StoreUnsupported: another kind of database. The message does not repeat the URL, which may hold a password.
@@ -65,7 +65,7 @@ def parse_place(url: str | Path) -> DatabasePlace:
 
 
 def open_engine(place: DatabasePlace, *, reads_only: bool = False) -> Engine:
-    """An engine with exactly one connection, set up for durability; or one through which nothing can be written."""
+    """Open an engine with exactly one connection, set up for durability; or one that can write nothing."""
     if place.path is not None:
         _create_private(place.path)
     engine = create_engine(
@@ -81,7 +81,7 @@ def open_engine(place: DatabasePlace, *, reads_only: bool = False) -> Engine:
 
 
 def _create_private(path: Path) -> None:
-    """The file exists; if it is new, only its owner may read it (job specs hold environment values)."""
+    """Make the file; if it is new, only its owner may read it (job specs hold environment values)."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as exc:
@@ -117,7 +117,7 @@ def translated(place: DatabasePlace) -> Iterator[None]:
 
 
 def translate(place: DatabasePlace, error: BaseException | None) -> Exception:
-    """What a driver's error means to us."""
+    """Return our error for a driver's error."""
     code = getattr(error, "sqlite_errorcode", 0) & _CODE_MASK
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     if code == sqlite3.SQLITE_CONSTRAINT:

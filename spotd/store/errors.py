@@ -1,4 +1,4 @@
-"""What can go wrong with the state database; each leaf says what to do next.
+"""Errors of the state database; each leaf names the next step.
 
 Every message names the file and holds no value of a statement: `hint` is the way out.
 """

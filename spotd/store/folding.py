@@ -1,12 +1,12 @@
 """Keeps the state from growing for ever: old events are folded into one line, and rows that nothing asks for go.
 
-Theory. Events tell what happened; nothing is decided by them. The few kinds that receipts are made of are never
-folded, and charges, jobs and attempts are never touched: what was spent is always told from them. What matters to money
+Theory. Events record what happened; nothing is decided by them. The few kinds that receipts are made of are never
+folded, and charges, jobs and attempts are never touched: what was spent is computed from them. What matters to money
 and machines stays for its age, however much of it there is. Of what each checkpoint adds, a job keeps the newest few;
-of what hosts and providers cause otherwise, as many as anybody reads. The newest events stay whatever their age; the
+of what hosts and providers cause otherwise, as many as a reader needs. The newest events stay whatever their age; the
 clock may be wrong, a count is not.
 
-The line says how many of which kind are gone. It stands where the last of them stood, with their time, so that later
+The line counts how many of which kind are gone. It stands where the last of them stood, with their time, so that later
 events follow it, no reader who follows the events meets it as news, and it is folded in its turn with those around it.
 All happens a bounded piece at a time. The table's own trigger refuses every other deletion.
 """
@@ -38,7 +38,7 @@ ROUTINE: Final = ("checkpoint.accepted", "checkpoint.dropped")
 FOLDED: Final = "events.folded"
 KINDS_SAID: Final = 30
 COOLDOWN_KEPT: Final = timedelta(days=7)
-"""A cool-down that has run out still says how often its cause came back."""
+"""A cool-down that has run out still shows how often its cause came back."""
 _BY_AGE_ALONE: Final = ("attempt.", "job.", "launch.", "machine.")
 """What these begin is bounded by what is bought, and matters for as long as it may be asked about."""
 _FINAL: Final = sorted(state.value for state in JobState if state.is_final)
@@ -153,12 +153,12 @@ def _too_old(connection: Connection, kinds: Iterable[str], now: datetime, rules:
 
 
 def _numbers(connection: Connection, query: Select[Any], limit: int) -> list[int]:
-    """The oldest of these events."""
+    """Return the numbers of the oldest of these events."""
     return [*connection.execute(query.order_by(EVENTS.c.seq).limit(limit)).scalars()]
 
 
 def _replace(connection: Connection, gone: Sequence[int], job: JobId | None) -> None:
-    """Delete these events; one line says what they were, of the job or of no one job."""
+    """Delete these events; one line counts what they were, of the job or of no one job."""
     counts: Counter[str] = Counter()
     total = 0
     for some in chunks(gone):
@@ -184,7 +184,7 @@ def _replace(connection: Connection, gone: Sequence[int], job: JobId | None) -> 
 
 
 def _said(data: str) -> dict[str, int]:
-    """The numbers that a line of this kind holds, as far as they are numbers."""
+    """Return the numbers that a line of this kind holds, as far as they are numbers."""
     try:
         found = json.loads(data)
     except ValueError:

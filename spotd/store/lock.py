@@ -16,7 +16,7 @@ class WriterLock:
     """Held from construction until `release`, and never longer than its process lives."""
 
     def __init__(self, state: Path) -> None:
-        """This process is the one writer of the state.
+        """Make this process the one writer of the state.
 
         Raises:
             StoreInUse: another one is.

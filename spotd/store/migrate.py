@@ -28,7 +28,7 @@ _FOLDER: Final = Path(__file__).parent / "migrations"
 class Schema:
     """The revisions a version knows, oldest first, and the folders with their scripts.
 
-    The list repeats what the scripts say, so that opening an up-to-date state need not load them; a test compares.
+    The list repeats what the scripts hold, so that opening an up-to-date state need not load them; a test compares.
     """
 
     revisions: tuple[str, ...]
@@ -43,7 +43,7 @@ BUNDLED: Final = Schema(revisions=("0001", "0002", "0003"), folders=(_FOLDER / "
 
 
 def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema = BUNDLED) -> str | None:
-    """The schema revision of the database, `None` for an empty one. Nothing is written.
+    """Return the schema revision of the database, `None` for an empty one. Nothing is written.
 
     Raises:
         StoreTooNew: this version does not know the revision.
@@ -68,7 +68,7 @@ def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema
 
 
 def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, schema: Schema = BUNDLED) -> bool:
-    """The database has the newest schema; whether anything had to be done. Must be called outside a transaction.
+    """Bring the database to the newest schema; return whether anything had to be done. Call it outside a transaction.
 
     Raises:
         StoreTooNew, StoreCorrupt: nothing was touched.
@@ -105,7 +105,7 @@ def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, sch
 
 
 def migration_config(schema: Schema = BUNDLED) -> Config:
-    """alembic's settings, all of them in code."""
+    """Return alembic's settings, all of them in code."""
     from alembic.config import Config
 
     config = Config()
@@ -116,7 +116,7 @@ def migration_config(schema: Schema = BUNDLED) -> Config:
 
 
 def _option(path: Path) -> str:
-    """The path as a ConfigParser value, where a % would begin an interpolation."""
+    """Return the path as a ConfigParser value, where a % would begin an interpolation."""
     return str(path).replace("%", "%%")
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class StorePoint(StrEnum):
-    """The point lies right after what its name says."""
+    """A moment right after what its name states."""
 
     MIGRATION_BEGUN = "migration.begun"
     MIGRATION_STEP = "migration.step"

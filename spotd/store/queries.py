@@ -50,7 +50,7 @@ _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
 
 
 def job(connection: Connection, job_id: JobId) -> Job | None:
-    """The whole job, spec and checkpoints included."""
+    """Return the whole job, spec and checkpoints included."""
     row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).one_or_none()
     if row is None:
         return None
@@ -58,7 +58,7 @@ def job(connection: Connection, job_id: JobId) -> Job | None:
 
 
 def find_job(connection: Connection, text: str) -> JobView | AmbiguousJob | None:
-    """The job that a user means: by id, else by name (the newest of that name), else by the only id that begins so.
+    """Return the job that a user means: by id, else by name (the newest), else by the only id that begins so.
 
     A name goes before a prefix, because names are chosen and the beginning of an id is chance. Only the jobs that are
     answered are read: ten thousand runs of one job file have one name.
@@ -75,39 +75,39 @@ def find_job(connection: Connection, text: str) -> JobView | AmbiguousJob | None
 
 
 def _newest_named(name: str) -> ColumnElement[str]:
-    """The id of the newest job of this name."""
+    """Return the id of the newest job of this name."""
     query = select(_NAMESAKE.c.id).where(_NAMESAKE.c.name == name)
     return query.order_by(desc(_NAMESAKE.c.submitted_at), desc(_NAMESAKE.c.id)).limit(1).scalar_subquery()
 
 
 def _begins_with(text: str) -> ColumnElement[bool]:
-    """The condition of ids that begin with the text; its range is what the index is searched for."""
+    """Return the condition of ids that begin with the text; its range is what the index is searched for."""
     return and_(JOBS.c.id.between(text, f"{text}{_LAST_CHARACTER}"), func.substr(JOBS.c.id, 1, len(text)) == text)
 
 
 def quarantined() -> ColumnElement[bool]:
-    """The condition of jobs that failed by a quarantine."""
+    """Return the condition of jobs that failed by a quarantine."""
     return and_(JOBS.c.state == JobState.FAILED.value, JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True))
 
 
 def active_or_all(*, active: bool) -> ColumnElement[bool]:
-    """The condition of a list of jobs."""
+    """Return the condition of a list of jobs."""
     return JOBS.c.state.in_(_ACTIVE) if active else true()
 
 
 def active_named(name: str) -> ColumnElement[bool]:
-    """The condition of jobs of this name that are not final."""
+    """Return the condition of jobs of this name that are not final."""
     # The name as an expression, so that the index of states is searched: few jobs go on, many may have had the name.
     return and_(JOBS.c.name.concat("") == name, JOBS.c.state.in_(_ACTIVE))
 
 
 def ended() -> ColumnElement[bool]:
-    """The condition of final jobs."""
+    """Return the condition of final jobs."""
     return JOBS.c.state.not_in(_ACTIVE)
 
 
 def with_id(job_id: JobId) -> ColumnElement[bool]:
-    """The condition of one job."""
+    """Return the condition of one job."""
     return JOBS.c.id == job_id
 
 
@@ -137,7 +137,7 @@ def _newest_and_open(connection: Connection, picked: ColumnElement[bool]) -> Ite
 
 
 def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, tuple[Checkpoint, int]]:
-    # Driven from the jobs, so that it costs one look into the primary key for each however many checkpoints there are.
+    # Driven from the jobs, so that it costs one search of the primary key for each however many checkpoints there are.
     newest = select(func.max(_OTHER.c.ordinal)).where(_OTHER.c.job_id == JOBS.c.id).scalar_subquery()
     query = (
         select(CHECKPOINTS)
@@ -213,13 +213,13 @@ def _job_view_of(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tup
 
 
 def ended_ids(connection: Connection) -> tuple[JobId, ...]:
-    """The ids of all final jobs, newest first."""
+    """Return the ids of all final jobs, newest first."""
     query = select(JOBS.c.id).where(ended()).order_by(*_NEWEST_FIRST)
     return tuple(JobId(one) for one in connection.execute(query).scalars())
 
 
 def names_of(connection: Connection, ids: Iterable[JobId]) -> Mapping[JobId, str]:
-    """The names of these jobs, as far as there are such jobs."""
+    """Return the names of these jobs, as far as there are such jobs."""
     found: dict[JobId, str] = {}
     for some in chunks(ids):
         query = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(some))
@@ -238,13 +238,13 @@ def _attempt(row: rows.Row) -> Attempt:
 
 
 def attempt_by_key(connection: Connection, key: AttemptKey) -> Attempt | None:
-    """The attempt whose machine carries this key."""
+    """Return the attempt whose machine carries this key."""
     row = connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.key == key)).one_or_none()
     return None if row is None else rows.attempt_in(row, rows.quote_in(row.quote))
 
 
 def open_machines(connection: Connection) -> tuple[MachineView, ...]:
-    """Every machine that the state has to look after, or may have to, in order of its key."""
+    """Every machine that the state has to manage, or may have to, in order of its key."""
     attempts = select(ATTEMPTS.c.key, ATTEMPTS.c.provider, ATTEMPTS.c.ref_id).where(ATTEMPTS.c.state.in_(_NOT_ENDED))
     intents = select(INTENTS.c.key, INTENTS.c.provider, INTENTS.c.ref_id).where(INTENTS.c.state.in_(_OPEN_INTENT))
     found: dict[str, MachineView] = {}
@@ -262,7 +262,7 @@ def intents_of(connection: Connection, job_id: JobId) -> tuple[Intent, ...]:
 
 
 def checkpoints_of(connection: Connection, job_id: JobId) -> tuple[Checkpoint, ...]:
-    """The accepted checkpoints of a job, newest first."""
+    """Return the accepted checkpoints of a job, newest first."""
     return load_checkpoints(connection, [job_id]).get(job_id, ())
 
 
@@ -294,13 +294,13 @@ def events_of_kind(connection: Connection, kind: str, *, job_id: JobId | None = 
 
 
 def newest_events(connection: Connection, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
-    """The last `limit` events, in the order they happened."""
+    """Return the last `limit` events, in the order they happened."""
     query = _events_of(job_id).order_by(desc(EVENTS.c.seq)).limit(limit)
     return tuple(map(_event_view, rows.fetch(connection, query)))[::-1]
 
 
 def last_event(connection: Connection) -> int:
-    """The number of the newest event, 0 before the first."""
+    """Return the number of the newest event, 0 before the first."""
     return int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0)
 
 
@@ -346,7 +346,7 @@ def attempts_of_jobs(connection: Connection, ids: Sequence[JobId]) -> Mapping[Jo
 
 
 def attempt_costs(connection: Connection, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
-    """What is booked for each attempt of these jobs."""
+    """Return what is booked for each attempt of these jobs."""
     query = select(ATTEMPT_COSTS).where(ATTEMPT_COSTS.c.job_id.in_(ids))
     return {
         AttemptId(job=row.job_id, number=row.attempt): AttemptCost(
@@ -366,7 +366,7 @@ def events_of_jobs(connection: Connection, kinds: Sequence[str], ids: Sequence[J
 
 
 def totals(connection: Connection) -> Totals:
-    """What all jobs together cost, as far as it is booked."""
+    """Return what all jobs together cost, as far as it is booked."""
     amount, on_demand = func.sum(DAY_COSTS.c.amount), func.sum(DAY_COSTS.c.on_demand)
     spent, compared = connection.execute(select(amount, on_demand)).one()
     count, recoveries, lost = connection.execute(
@@ -424,7 +424,7 @@ def strays(connection: Connection) -> tuple[Intent, ...]:
 def unchecked_bills(
     connection: Connection, provider: ProviderName, since: datetime, until: datetime, *, limit: int
 ) -> tuple[Attempt, ...]:
-    """Attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
+    """Return attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
     query = (
         select(ATTEMPTS)
         .where(

@@ -23,12 +23,12 @@ WORDS_MAX: Final = 300
 
 
 def error_words(error: Exception) -> str:
-    """What is wrong with a row, short enough to be shown."""
+    """Return what is wrong with a row, short enough to be shown."""
     return f"{type(error).__name__}: {error}"[:WORDS_MAX]
 
 
 def kept(read: Callable[[rows.Row], T], found: Iterable[rows.Row]) -> Iterator[T]:
-    """What is made of those rows that can be understood."""
+    """Return what is made of those rows that can be understood."""
     for row in found:
         with suppress(*ROW_ERRORS):
             yield read(row)

@@ -36,7 +36,7 @@ class RowCache:
         self.lists.clear()
 
     def listed(self, asked: Hashable, read: Callable[[], tuple[JobView, ...]]) -> tuple[JobView, ...]:
-        """The same lines until anything is written: a person's screen asks more often than a job changes."""
+        """Return the same lines until anything is written: a person's screen asks more often than a job changes."""
         found = self.lists.get(asked)
         if found is None:
             found = read()
@@ -46,28 +46,28 @@ class RowCache:
         return found
 
     def spec(self, job: JobId, text: str) -> JobSpec:
-        """The value of a stored spec."""
+        """Return the value of a stored spec."""
         known = self.specs.get(job)
         if known is None or known[0] != text:
             known = self.specs[job] = (text, rows.spec_in(text))
         return known[1]
 
     def spec_text(self, job: Job) -> str:
-        """The text of a spec that is to be stored."""
+        """Return the text of a spec that is to be stored."""
         known = self.specs.get(job.id)
         if known is not None and known[1] is job.spec:
             return known[0]
         return rows.spec_out(job.spec)
 
     def quote(self, attempt: AttemptId, text: str) -> Quote:
-        """The value of a stored quote."""
+        """Return the value of a stored quote."""
         known = self.quotes.get(attempt)
         if known is None or known[0] != text:
             known = self.quotes[attempt] = (text, rows.quote_in(text))
         return known[1]
 
     def quote_text(self, attempt: AttemptId, quote: Quote) -> str:
-        """The text of a quote that is to be stored."""
+        """Return the text of a quote that is to be stored."""
         known = self.quotes.get(attempt)
         if known is not None and known[1] is quote:
             return known[0]

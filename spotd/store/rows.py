@@ -50,7 +50,7 @@ def _shape(names: tuple[str, ...]) -> Any:
 
 
 def fetch(connection: Connection, query: Select[Any]) -> Iterator[Row]:
-    """The rows of a select, as named tuples: reading an attribute of SQLAlchemy's own rows costs ten times as much."""
+    """Return the rows of a select, as named tuples: an attribute of SQLAlchemy's own rows costs ten times as much."""
     result = connection.execute(query)
     return map(_shape(tuple(result.keys())), result)
 
@@ -72,7 +72,7 @@ def quote_in(text: str) -> Quote:
 
 
 def gpu_wanted(resources: Resources) -> str:
-    """What the user asked for, short enough for a column of a table."""
+    """Return what the user asked for, short enough for a column of a table."""
     if resources.gpu:
         return ", ".join(f"{gpu.name}:{gpu.count}" for gpu in resources.gpu)
     if resources.min_vram_mb is not None:
@@ -197,7 +197,7 @@ def checkpoint_in(row: Row) -> Checkpoint:
 
 
 def attempt_out(attempt: Attempt, quote_text: str) -> Columns:
-    """Raises InvariantBroken for a machine at another provider than the one that was agreed."""
+    """Raise InvariantBroken for a machine at another provider than the one that was agreed."""
     offer, ref, meter = attempt.quote.offer, attempt.ref, attempt.meter
     if ref is not None and ref.provider != offer.provider:
         raise InvariantBroken(
@@ -270,7 +270,7 @@ def meter_in(row: Row) -> Meter:
 
 
 def ref_in(row: Row) -> InstanceRef | None:
-    """The machine in a row of an attempt, by its columns alone."""
+    """Return the machine in a row of an attempt, by its columns alone."""
     if not isinstance(row.ref_id, str) or not isinstance(row.provider, str):
         return None
     return InstanceRef(

@@ -40,7 +40,7 @@ class StoredRows:
 
 
 def check_plan(plan: Plan, stored: StoredRows) -> None:
-    """Raises InvariantBroken unless every rule holds."""
+    """Raise InvariantBroken unless every rule holds."""
     _check_job_steps(plan, stored)
     _check_attempt_steps(plan, stored)
     _check_counting(plan, stored)

@@ -71,11 +71,11 @@ class Reads:
         return self._ask(load_world, self._memory, policy, now)
 
     def job(self, job_id: JobId) -> Job | None:
-        """The whole job, spec and checkpoints included."""
+        """Return the whole job, spec and checkpoints included."""
         return self._ask(queries.job, job_id)
 
     def find_job(self, text: str) -> JobView | AmbiguousJob | None:
-        """The job a user means by an id, a name (the newest of that name) or a unique beginning of an id."""
+        """Return the job a user means by an id, a name (the newest of that name) or a unique beginning of an id."""
         return self._ask(queries.find_job, text)
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
@@ -84,12 +84,12 @@ class Reads:
         return self._memory.listed((active, limit), lambda: self._ask(queries.list_jobs, where=where, limit=limit))
 
     def ended_jobs(self, *, limit: int) -> tuple[JobView, ...]:
-        """The newest jobs that are final."""
+        """Return the newest jobs that are final."""
         where = queries.ended()
         return self._memory.listed(("ended", limit), lambda: self._ask(queries.list_jobs, where=where, limit=limit))
 
     def quarantined_jobs(self, *, limit: int = 20) -> tuple[JobView, ...]:
-        """The newest jobs that spotd could not go on with and that nobody queued again."""
+        """Return the newest jobs that spotd could not go on with and that were not queued again."""
         return self._ask(queries.list_jobs, where=queries.quarantined(), limit=limit)
 
     def job_view(self, job_id: JobId) -> JobView | None:
@@ -102,11 +102,11 @@ class Reads:
         return self._ask(queries.list_jobs, where=queries.active_named(name))
 
     def ended_ids(self) -> tuple[JobId, ...]:
-        """The ids of all final jobs, newest first."""
+        """Return the ids of all final jobs, newest first."""
         return self._ask(queries.ended_ids)
 
     def names_of(self, ids: Iterable[JobId]) -> Mapping[JobId, str]:
-        """The names of these jobs, as far as there are such jobs."""
+        """Return the names of these jobs, as far as there are such jobs."""
         return self._ask(queries.names_of, ids)
 
     def counts_by_state(self) -> Mapping[JobState, int]:
@@ -126,7 +126,7 @@ class Reads:
         return self._ask(queries.attempts_of, job_id)
 
     def attempt_by_key(self, key: AttemptKey) -> Attempt | None:
-        """The attempt whose machine carries this key."""
+        """Return the attempt whose machine carries this key."""
         return self._ask(queries.attempt_by_key, key)
 
     def intents_of(self, job_id: JobId) -> tuple[Intent, ...]:
@@ -134,15 +134,15 @@ class Reads:
         return self._ask(queries.intents_of, job_id)
 
     def open_machines(self) -> tuple[MachineView, ...]:
-        """Every machine that the state has to look after, or may have to, in order of its key."""
+        """Every machine that the state has to manage, or may have to, in order of its key."""
         return self._ask(queries.open_machines)
 
     def checkpoints_of(self, job_id: JobId) -> tuple[Checkpoint, ...]:
-        """The accepted checkpoints of a job, newest first."""
+        """Return the accepted checkpoints of a job, newest first."""
         return self._ask(queries.checkpoints_of, job_id)
 
     def borrowed_checkpoints(self) -> tuple[Checkpoint, ...]:
-        """What jobs have on their lists that other jobs wrote; in no order."""
+        """Return what jobs have on their lists that other jobs wrote; in no order."""
         return self._ask(queries.borrowed_checkpoints)
 
     def events(self, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000) -> tuple[EventView, ...]:
@@ -150,7 +150,7 @@ class Reads:
         return self._ask(queries.events, since=since, job_id=job_id, limit=limit)
 
     def newest_events(self, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
-        """The last `limit` events, oldest first."""
+        """Return the last `limit` events, oldest first."""
         return self._ask(queries.newest_events, job_id=job_id, limit=limit)
 
     def events_of_kind(self, kind: str, *, job_id: JobId | None = None) -> tuple[EventView, ...]:
@@ -158,7 +158,7 @@ class Reads:
         return self._ask(queries.events_of_kind, kind, job_id=job_id)
 
     def last_event(self) -> int:
-        """The number of the newest event, 0 before the first."""
+        """Return the number of the newest event, 0 before the first."""
         return self._ask(queries.last_event)
 
     def charges_of(self, job_id: JobId) -> tuple[Charge, ...]:
@@ -174,7 +174,7 @@ class Reads:
         return self._ask(queries.attempts_of_jobs, ids)
 
     def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
-        """What is booked for each attempt of these jobs."""
+        """Return what is booked for each attempt of these jobs."""
         return self._ask(queries.attempt_costs, ids)
 
     def events_of_jobs(self, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
@@ -182,7 +182,7 @@ class Reads:
         return self._ask(queries.events_of_jobs, kinds, ids)
 
     def totals(self) -> Totals:
-        """What all jobs together cost, as far as it is booked."""
+        """Return what all jobs together cost, as far as it is booked."""
         return self._ask(queries.totals)
 
     def costs_by_job(self) -> tuple[CostView, ...]:
@@ -200,15 +200,15 @@ class Reads:
     def unchecked_bills(
         self, provider: ProviderName, *, since: datetime, until: datetime, limit: int
     ) -> tuple[Attempt, ...]:
-        """Attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
+        """Return attempts that ended in this span, had a machine, and whose bill was not compared yet, oldest first."""
         return self._ask(queries.unchecked_bills, provider, since, until, limit=limit)
 
     def strays(self) -> tuple[Intent, ...]:
-        """The ends of machines that no attempt owned, owed or done, as far as anything is known of their cost."""
+        """Return the ends of machines that no attempt owned, owed or done, as far as their cost is known."""
         return self._ask(queries.strays)
 
     def meta(self, key: str) -> str | None:
-        """A fact about this state itself."""
+        """Return a fact about this state itself."""
         return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
 
 
@@ -222,7 +222,7 @@ class Tx(Reads):
         self.changed: set[JobId] = set()
 
     def commit(self, plan: Plan) -> int:
-        """The plan is part of this transaction; returns the number of its last event, 0 if it has none.
+        """Write the plan as part of this transaction; return the number of its last event, 0 if it has none.
 
         Raises:
             InvariantBroken: the plan breaks a rule. The transaction can not be saved any more.
@@ -243,7 +243,7 @@ class Tx(Reads):
         return forget_settled(self._connection, now, rules) + fold(self._connection, now, rules)
 
     def set_meta(self, key: str, value: str) -> None:
-        """A fact about this state itself is as given."""
+        """Set a fact about this state itself."""
         changed = self._connection.execute(update(META).where(META.c.key == key).values(value=value))
         if changed.rowcount == 0:
             self._connection.execute(insert(META).values(key=key, value=value))
@@ -275,7 +275,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str | Path, *, at_point: AtPoint = pass_on) -> Self:
-        """The state at a path, `sqlite:///` URL or `:memory:`, at the schema of this version; made if it is not there.
+        """Open the state at a path, `sqlite:///` URL or `:memory:`, at this version's schema; made if it is not there.
 
         Args:
             at_point: called at every `StorePoint`; tests end the process there.
@@ -323,7 +323,7 @@ class Store:
         self.close()
 
     def tx(self, fn: Callable[[Tx], T]) -> T:
-        """What the function returned, once everything it committed is durable; if it raises, nothing happened.
+        """Return what the function returned, once everything it committed is durable; if it raises, nothing happened.
 
         Raises:
             StoreUnavailable: nothing was written; the same call may work later.
@@ -353,7 +353,7 @@ class Store:
         return result
 
     def read(self, fn: Callable[[Reads], T]) -> T:
-        """What the function returned, from one consistent view.
+        """Return what the function returned, from one consistent view.
 
         Raises:
             StoreUnavailable: it cannot be read now.

@@ -190,7 +190,7 @@ class CheckpointRow(Base, table=True):
 
 
 class IntentRow(Base, table=True):
-    """A paid call. It has no foreign key: a stranger under our label is ended although no attempt is known."""
+    """A paid call. It has no foreign key: a foreign machine under our label is ended although no attempt is known."""
 
     __tablename__ = "intents"
 
@@ -268,7 +268,7 @@ class DayCostRow(Base, table=True):
 
 
 class EventRow(Base, table=True):
-    """Append-only, numbered without gaps by the one writer. No foreign key: it may tell of what is not ours."""
+    """Append-only, numbered without gaps by the one writer. No foreign key: it may be about what is not ours."""
 
     __tablename__ = "events"
     __table_args__ = (

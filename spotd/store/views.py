@@ -42,11 +42,11 @@ class AttemptView:
     ended_at: datetime | None
 
     def spent_at(self, now: datetime) -> MicroUsd:
-        """What it has cost by now."""
+        """Return what it has cost by now."""
         return MicroUsd(self.meter.settled + accrued(self.meter, now))
 
     def on_demand_at(self, now: datetime) -> MicroUsd:
-        """What its time would have cost on-demand; its own cost where that price is unknown."""
+        """Return what its time would have cost on-demand; its own cost where that price is unknown."""
         return MicroUsd(self.on_demand_settled + on_demand_accrued(self.meter, now))
 
 
@@ -85,11 +85,11 @@ class JobView:
     outputs: Outputs | None = None
 
     def spent_at(self, now: datetime) -> MicroUsd:
-        """What the job has cost by now, over all attempts."""
+        """Return what the job has cost by now, over all attempts."""
         return MicroUsd(self.settled + sum(a.spent_at(now) for a in self.open))
 
     def on_demand_at(self, now: datetime) -> MicroUsd:
-        """What the same time would have cost on-demand."""
+        """Return what the same time would have cost on-demand."""
         return MicroUsd(self.on_demand_settled + sum(a.on_demand_at(now) for a in self.open))
 
 

@@ -40,14 +40,14 @@ _IN_WORLD: Final = or_(
 
 
 def chunks(values: Iterable[T]) -> Iterator[Sequence[T]]:
-    """The values in pieces that fit into one statement."""
+    """Yield the values in pieces that fit into one statement."""
     every = list(values)
     for start in range(0, len(every), PARAMETERS_MAX):
         yield every[start : start + PARAMETERS_MAX]
 
 
 def load_world(connection: Connection, memory: RowCache, policy: Policy, now: datetime) -> World:
-    """The world at this moment, jobs in the order of their submission."""
+    """Return the world at this moment, jobs in the order of their submission."""
     unreadable: list[UnreadableRow] = []
     attempts = _attempts(connection, memory, unreadable)
     jobs = _jobs(connection, memory, unreadable)
@@ -96,7 +96,7 @@ def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], u
 
 
 def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:
-    """The accepted checkpoints of these jobs, newest first; jobs without any are left out."""
+    """Return the accepted checkpoints of these jobs, newest first; jobs without any are left out."""
     found: dict[JobId, list[Checkpoint]] = {}
     query = select(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(ids)).order_by(CHECKPOINTS.c.ordinal.desc())
     for row in rows.fetch(connection, query):

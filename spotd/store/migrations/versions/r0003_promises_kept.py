@@ -18,7 +18,7 @@ def upgrade() -> None:
     # What measures a machine's bill: until when it is proven, its traffic, the listings that showed it.
     _add("attempts", "meter_until", "listed_at", "over_ceiling_at", "heard_by", "traffic_since")
     _add("attempts", "meter_traffic", "uploaded_bytes", "restored_bytes", "traffic_spent", "bill_tries", nullable=False)
-    # An older spotd did not tell launches that it had sent from those that it had not.
+    # An older spotd did not distinguish launches that it had sent from those that it had not.
     op.execute("UPDATE intents SET state = 'sent' WHERE kind = 'launch' AND state = 'open'")
     # What a machine costs that no attempt owns.
     _add("intents", "stray_since")
@@ -52,7 +52,7 @@ def upgrade() -> None:
 
 
 def _sums() -> None:
-    """Sums of the charges, for answers that need not read every one of them."""
+    """Add sums of the charges, for answers that need not read every one of them."""
     op.create_table(
         "attempt_costs",
         sa.Column("job_id", sa.Text(), nullable=False),
