@@ -2,7 +2,7 @@
 
 Every answer is `{"schema": 1, "now": ..., ...}`, every refusal `{"schema": 1, "error": {...}}` with a code of
 `RefusalCode` (or `internal`), and no traceback leaves: what was not expected goes to `on_failure` and the caller gets a
-sentence. It listens on a unix socket of mode 0600 only, so whoever can connect is the daemon's own user.
+sentence. It listens on a unix socket of mode 0600 only, so each caller is the daemon's own user.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from spotd.api.timestamps import utc_text
 
 CODE_BYTES_MAX: Final = 8 * 2**30
 QUICK_S: Final = 30.0
-"""Longest that a look at rows may take; the client waits a little longer."""
+"""Longest that a query of rows may take; the client waits a little longer."""
 PATIENT_S: Final = 150.0
 """Longest for what asks providers or the object store."""
 _TROUBLE_CHECK_S: Final = 0.1
@@ -125,7 +125,7 @@ class _Api:
         self._code_bytes_max = code_bytes_max
 
     def guarded(self, path: str, endpoint: _Endpoint) -> _Endpoint:
-        """The endpoint, with everything that can go wrong turned into JSON."""
+        """Return the endpoint, with everything that can go wrong turned into JSON."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -142,7 +142,7 @@ class _Api:
         return answer
 
     async def _ask(self, call: Callable[[], Awaitable[Any]], *, limit_s: float = QUICK_S) -> Any:
-        """The call's result, given up as soon as the state store is in trouble.
+        """Return the call's result, given up as soon as the state store has an error.
 
         Raises:
             Unavailable: the store does not answer, or the limit has passed.
@@ -272,7 +272,7 @@ class _Api:
         return self._reply({"checkpoints": await self._ask(lambda: self._handlers.checkpoints.entries(ref))})
 
     async def verify_checkpoints(self, request: Request) -> Response:
-        """A stream, since it takes as long as there are bytes."""
+        """Answer with a stream, since it takes as long as there are bytes."""
         names, every = read_verification(request)
         records = self._handlers.checkpoints.verify(request.path_params["ref"], names, every=every)
         return await self._records(records, route="verify", follow=False)
@@ -325,12 +325,12 @@ class _Api:
         return await self._records(self._handlers.events.stream(query), route="events", follow=query.follow)
 
     async def _records(self, records: AsyncIterator[Any], *, route: str, follow: bool) -> Response:
-        """A stream whose first record was looked for only where that cannot take for ever."""
+        """Answer with a stream whose first record was awaited only where that cannot take for ever."""
         first = [] if follow and route == "events" else await self._first(records)
         return RecordStream(first, records, closing=self._closing, on_failure=lambda exc: self._on_failure(route, exc))
 
     async def _first(self, items: AsyncIterator[Any]) -> list[Any]:
-        """The first item or nothing, so that a refusal still gets its status code."""
+        """Return the first item or nothing, so that a refusal still gets its status code."""
 
         async def step() -> list[Any]:
             async for item in items:
@@ -354,7 +354,7 @@ class _Api:
         return self._reply({"providers": await self._handlers.health.providers()})
 
     async def doctor(self, request: Request) -> Response:
-        """Works without the state store, and says that it is down."""
+        """Works without the state store, and reports that it is down."""
         without_unknown(request, ())
         with anyio.move_on_after(PATIENT_S):
             return self._reply(await self._handlers.doctor.report())

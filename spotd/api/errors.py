@@ -51,7 +51,7 @@ class Ambiguous(ApiRefusal):
 
 
 class Invalid(ApiRefusal):
-    """The job or a parameter is wrong; `problems` says where."""
+    """A job or a parameter that is wrong; `problems` names the places."""
 
     code = RefusalCode.INVALID
 

@@ -22,7 +22,7 @@ class JobHead:
 
 
 def resolve(ref: str, heads: Iterable[JobHead]) -> str:
-    """The id of the one job that `ref` means.
+    """Return the id of the one job that `ref` means.
 
     An exact id comes first, then an exact name, then a prefix of an id. Of several jobs of one name the unfinished one
     is meant, or the newest if all have ended: an earlier run must not stand in the way of its successor.

@@ -33,7 +33,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 async def read_json(request: Request, known: Collection[str]) -> Mapping[str, Any]:
-    """The body as an object with no keys but these, all of its text valid Unicode."""
+    """Return the body as an object with no keys but these, all of its text valid Unicode."""
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -87,7 +87,7 @@ def read_budget_change(body: Mapping[str, Any]) -> BudgetChange:
 
 
 def read_machine(body: Mapping[str, Any]) -> str:
-    """A machine's id at its provider, its key, or `JOB-NUMBER`."""
+    """Return a machine's id at its provider, its key, or `JOB-NUMBER`."""
     value = body.get("machine")
     if not isinstance(value, str) or not value or len(value) > MACHINE_LENGTH_MAX:
         raise Invalid("machine is the id or the key of a machine", hint="spotctl show JOB lists those of a job")
@@ -95,7 +95,7 @@ def read_machine(body: Mapping[str, Any]) -> str:
 
 
 def read_resume_from(body: Mapping[str, Any]) -> str:
-    """`JOB` or `JOB:CHECKPOINT`, empty where nothing was said."""
+    """`JOB` or `JOB:CHECKPOINT`, empty where nothing was given."""
     text = body.get("resume_from") or ""
     if not isinstance(text, str) or text.startswith(":") or text.endswith(":"):
         raise Invalid("resume_from is JOB or JOB:CHECKPOINT", hint="spotctl checkpoints JOB lists them")
@@ -124,7 +124,7 @@ def read_sha256(value: object) -> str:
 
 
 def without_unknown(request: Request, known: Collection[str]) -> None:
-    """Passes when every query parameter is known and given once."""
+    """Require that every query parameter is known and given once."""
     for name in request.query_params:
         if name not in known:
             raise Invalid(f"unknown parameter {name!r}")
@@ -175,7 +175,7 @@ def read_job_query(request: Request) -> JobQuery:
 
 
 def read_names(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The checkpoints that are meant, at least one."""
+    """Return the checkpoints that are meant, at least one."""
     names = body.get("checkpoints")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise Invalid("checkpoints are a list of names, at least one")

@@ -36,7 +36,7 @@ class _Streamed(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope  # what it tells was read from the request already
+        del scope  # what it holds was read from the request already
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with anyio.create_task_group() as group:
 
@@ -138,7 +138,7 @@ class RecordStream(_Streamed):
 
 
 async def _close(items: AsyncIterator[Any]) -> None:
-    """A generator that was not exhausted lets go of what it holds now, not when it is collected."""
+    """Let a generator that was not exhausted free what it holds now, not when it is collected."""
     if isinstance(items, AsyncGenerator):
         with anyio.move_on_after(_CLOSE_S, shield=True):
             await items.aclose()

@@ -17,7 +17,7 @@ def utc_text(instant: datetime) -> str:
 
 
 def utc_instant(text: str) -> datetime:
-    """The aware instant of an ISO 8601 text that names its zone.
+    """Return the aware instant of an ISO 8601 text that names its zone.
 
     Raises:
         ValueError: not one.

@@ -40,7 +40,7 @@ class CheckpointHandlers:
         return [kept_response(job, one) for one in job.checkpoints]
 
     async def pin(self, ref: str, names: Sequence[str], *, pinned: bool) -> list[KeptCheckpointResponse]:
-        """Pin or unpin these whatever `keep` says; return them as they are now.
+        """Pin or unpin these, whatever `keep` is; return them as they are now.
 
         Raises:
             NotFound: no such checkpoint, and nothing was changed.
@@ -143,7 +143,7 @@ class CheckpointHandlers:
 
 
 def kept_response(job: Job, checkpoint: Checkpoint) -> KeptCheckpointResponse:
-    """The checkpoint as `spotctl checkpoints` shows it."""
+    """Return the checkpoint as `spotctl checkpoints` shows it."""
     return KeptCheckpointResponse(
         **checkpoint_response(checkpoint),
         job=object_keys.owner_of(checkpoint.manifest_key).job if checkpoint.attempt == OF_ANOTHER_JOB else job.id,
@@ -155,7 +155,7 @@ def kept_response(job: Job, checkpoint: Checkpoint) -> KeptCheckpointResponse:
 
 
 def get_checkpoint(job: Job, name: str) -> Checkpoint:
-    """The checkpoint a user means.
+    """Return the checkpoint a user means.
 
     Raises:
         NotFound: naming some that there are.

@@ -36,7 +36,7 @@ def sqlite_row(version: tuple[int, ...]) -> CheckResponse:
 
 
 def config_row(path: Path) -> CheckResponse:
-    """The config, which may name where keys are and whom to notify, is its owner's alone."""
+    """Check that the config, which may name where keys are and whom to notify, is its owner's alone."""
     row = mode_row("config", path)
     if row["ok"] and stat.S_IMODE(path.stat().st_mode) & 0o004:
         return row_of("daemon", "config", f"{path} can be read by everybody", ok=True, hint=f"chmod o-r {path}")
@@ -62,7 +62,7 @@ def filesystem_row(folder: Path, mounts: str) -> CheckResponse:
 
 
 def filesystem_of(folder: Path, mounts: str) -> str:
-    """The kind of filesystem below which the folder lies, from the text of /proc/mounts; empty where unknown."""
+    """Return the kind of filesystem of the folder, from the text of /proc/mounts; empty where unknown."""
     found, depth = "", -1
     for line in mounts.splitlines():
         fields = line.split(" ")
@@ -76,7 +76,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
 
 
 def mounts_text() -> str:
-    """What is mounted where, on a system that tells."""
+    """Return what is mounted where, on a system that shows it."""
     try:
         return MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

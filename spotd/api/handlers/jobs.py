@@ -48,7 +48,7 @@ class _Line:
 
 
 class JobHandlers:
-    """Lists, shows, cancels and retries jobs, and says why they wait."""
+    """Listing, showing, cancelling and retrying jobs, and why they wait."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
@@ -76,7 +76,7 @@ class JobHandlers:
         return await self._context.read(work)
 
     def _listed(self, reads: Reads, view: JobView) -> _Line:
-        """The line of a job; the one shown last where nothing in it has changed, as it does while a machine runs."""
+        """Return the line of a job; the one shown last where nothing in it has changed, as while a machine runs."""
         sentence = self._sentence(view.id)
         known = self._lines.get(view.id)
         if known is not None and known.view is view and known.sentence == sentence and not view.open:
@@ -203,7 +203,7 @@ class JobHandlers:
         """Queue a final job again; it will resume from its newest checkpoint.
 
         Args:
-            anyway: also where it succeeded, or where its machine said so.
+            anyway: also where it succeeded, or where its machine reported so.
 
         Raises:
             StateConflict: it is not final, or succeeded and `anyway` is not set, or its secrets are gone.
@@ -229,7 +229,7 @@ class JobHandlers:
         return await self.line(job_id)
 
     def _refuse_used_up(self, world: World, job: Job, now: datetime) -> None:
-        """A job whose money buys nothing of use would expire at the next decision, as it may have before."""
+        """Refuse a job whose money buys nothing of use: it would expire at the next decision, as it may have before."""
         why = used_up(world, self._context.offer_cache.snapshot(), job, now)
         if why:
             raise OverBudget(

@@ -1,7 +1,7 @@
 """What is odd about a provider that answers: too slowly, or nonsense.
 
-One that fails has an error on its board. One that answers and cannot be relied on must be named as well, or a person
-looks for the cause of a waiting job everywhere else.
+One that fails shows an error. One that answers and cannot be relied on must be named as well, or a person
+searches for the cause of a waiting job everywhere else.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SLOW_REAL_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingAnomalies:
-    """In words. `is_unusable` when what it says cannot be worked with, and not only some of it."""
+    """Anomalies in words. `is_unusable` when what it lists cannot be worked with, and not only some of it."""
 
     words: tuple[str, ...] = ()
     is_unusable: bool = False
 
 
 def oddities_of(offer_cache: OfferCache, name: ProviderName, clock: Clock, now: datetime) -> ListingAnomalies:
-    """What a person should know of this provider besides its errors."""
+    """Return what a person should know of this provider besides its errors."""
     words: list[str] = []
     unusable = False
     asked_at = offer_cache.asked_since(name)
@@ -58,7 +58,7 @@ def oddities_of(offer_cache: OfferCache, name: ProviderName, clock: Clock, now: 
 
 
 def notes_of(offer_cache: OfferCache, clock: Clock) -> dict[ProviderName, str]:
-    """A sentence for every provider that is odd, or that does not list its machines."""
+    """Return a sentence for every provider with an anomaly, or that does not list its machines."""
     now = clock.now()
     notes = {}
     for name, provider_offers in offer_cache.snapshot().offer_cache.items():

@@ -35,9 +35,9 @@ TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH: Final = 32
 WORTH_TELLING_S: Final = 5.0
 LOOKS_BETWEEN: Final = 20
-"""A transfer under way is told again after so many looks, about ten seconds."""
+"""A transfer under way is reported again after so many polls, about ten seconds."""
 LAST_LOOKS: Final = 2
-"""How many empty looks after a job's end it takes to believe that nothing more is coming."""
+"""How many empty polls after a job's end it takes to conclude that nothing more is coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Cursor:
 
 
 def parse_cursor(text: str) -> Cursor:
-    """The cursor in a text that an earlier record gave.
+    """Return the cursor in a text that an earlier record gave.
 
     Raises:
         Invalid: no record ever gave it.
@@ -178,7 +178,7 @@ class _Reader:
         self._decoder = _decoder()
 
     async def more(self) -> list[LogResponse]:
-        """The next records, none when there is nothing new now."""
+        """Return the next records, none when there is nothing new now."""
         attempts = await self._context.read(self._attempts)
         records: list[LogResponse] = []
         for attempt in attempts:
@@ -231,7 +231,7 @@ class _Reader:
         return record
 
     def transfer(self, text: str) -> LogResponse:
-        """A word about a checkpoint on its way; whoever goes on behind it misses nothing."""
+        """Return a record about a checkpoint on its way; a reader that continues behind it misses nothing."""
         return LogResponse(
             kind="transfer",
             cursor=str(self._at),
@@ -243,7 +243,7 @@ class _Reader:
         )
 
     def end(self, state: JobState, exit_code: int | None) -> LogResponse:
-        """The last record."""
+        """Return the last record."""
         return LogResponse(
             kind="end",
             cursor=str(self._at),
@@ -256,14 +256,14 @@ class _Reader:
 
 
 class _Moving:
-    """Says now and then how far a checkpoint has come, where that takes a while."""
+    """Occasional reports of how far a checkpoint has come, where that takes a while."""
 
     def __init__(self) -> None:
         self._told: tuple[str, str] | None = None
         self._looks = 0
 
     def sentence(self, at: HostTransfer | None) -> str:
-        """What is worth telling at this look, if anything."""
+        """Return what is worth reporting at this poll, if anything."""
         if at is None or at.left_s is None or at.rate is None:
             return ""
         self._looks += 1
@@ -278,7 +278,7 @@ class _Moving:
 
 
 def _decoder() -> codecs.IncrementalDecoder:
-    """A character may be cut in two by the end of an object."""
+    """Return a decoder that keeps a character which is cut in two by the end of an object."""
     return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
@@ -291,7 +291,7 @@ def _where(attempt: Attempt) -> str:
 
 
 def _names(context: HandlerContext, attempt: AttemptId, *, after: str = "", limit: int = OBJECTS_MAX) -> list[str]:
-    """The names of the next log objects; what lies before them is not listed again."""
+    """Return the names of the next log objects; what lies before them is not listed again."""
     prefix = object_keys.log_prefix(attempt)
     listed = islice(context.objects.list_after(prefix, prefix + after), OBJECTS_MAX)
     names = (info.key.removeprefix(prefix) for info in listed)
@@ -299,7 +299,7 @@ def _names(context: HandlerContext, attempt: AttemptId, *, after: str = "", limi
 
 
 def _data(context: HandlerContext, attempt: AttemptId, name: str, *, strict: bool = False) -> bytes:
-    """The bytes of one log object; one that a host made unreadable is missing, or empty where nobody minds."""
+    """Return the bytes of one log object; one that a host made unreadable is missing, or empty where permitted."""
     try:
         return context.objects.get(object_keys.log_prefix(attempt) + name, bytes_max=LOG_OBJECT_BYTES_MAX)
     except StoreUnavailable:

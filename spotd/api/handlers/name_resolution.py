@@ -12,7 +12,7 @@ def resolved_gpus(gpu: str | None, sold: set[str]) -> frozenset[str] | None:
     """Those of the sold ones that the name means; `None` for no name.
 
     Raises:
-        Invalid: nobody knows or sells such a GPU.
+        Invalid: such a GPU is neither known nor sold.
     """
     if gpu is None:
         return None
@@ -24,7 +24,7 @@ def resolved_gpus(gpu: str | None, sold: set[str]) -> frozenset[str] | None:
 
 
 def known_provider(name: str | None, providers: Collection[str]) -> None:
-    """Passes for a provider of the config, or none.
+    """Require a provider of the config, or none.
 
     Raises:
         Invalid: it is not one.

@@ -1,4 +1,4 @@
-"""From what a user wrote to a job, and what the daemon would do with it, told by the code that will do it."""
+"""From what a user wrote to a job, and what the daemon would do with it, by the code that will do it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLAN_ID: Final = JobId("0planned00")
 
 
 def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[ProviderName]) -> JobSpec:
-    """The job the draft describes.
+    """Return the job the draft describes.
 
     Raises:
         Invalid: with every problem found.
@@ -92,7 +92,7 @@ def _unknown_providers(spec: JobSpec, known: frozenset[ProviderName]) -> list[In
 
 
 def new_job(job_id: JobId, spec: JobSpec, now: datetime, *, code_sha256: str | None, code_bytes: int) -> Job:
-    """A job as it is at its submission."""
+    """Return a job as it is at its submission."""
     return Job(
         id=job_id,
         name=spec.name,
@@ -115,7 +115,7 @@ def budget_problem(spec: JobSpec, world: World, market: MarketSnapshot, now: dat
 def outlook(
     spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...] = ()
 ) -> PlanResponse:
-    """The decision that would follow if this job were queued now, with these checkpoints to begin from."""
+    """Return the decision that would follow if this job were queued now, with these checkpoints to begin from."""
     job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)

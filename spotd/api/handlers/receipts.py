@@ -114,7 +114,7 @@ def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[Rec
 
 
 def _strays(ends: Iterable[Intent], now: datetime) -> list[StrayResponse]:
-    """What machines cost that no job pays for, by provider."""
+    """Return what machines cost that no job pays for, by provider."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for end in ends:
         found[end.provider].append(stray_cost(end, end.accepted_at or now))
@@ -200,7 +200,7 @@ def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> Attempt
 
 
 def budget_responses(world: World, now: datetime) -> list[BudgetResponse]:
-    """The day, the month and the number of machines, each with what is promised on top of what is used."""
+    """Return the day, the month and the number of machines, each with what is promised on top of what is used."""
     policy = world.policy
     promised = as_usd(sum(committed(world, a, now) for a in world.attempts.values()))
     return [

@@ -86,7 +86,7 @@ def job_response(
     now: datetime,
     transfer: Callable[[AttemptId], HostTransfer | None],
 ) -> JobResponse:
-    """The job object. In a list, `attempts` are those that have not ended."""
+    """Return the job object. In a list, `attempts` are those that have not ended."""
     machine = next((a for a in view.open if a.state.counts), None)
     spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
     gpu, count = _gpu_of(view, machine)
@@ -158,7 +158,7 @@ def breakdown_shape(price: PriceBreakdown) -> BreakdownResponse:
 
 
 def quote_response(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: str, headroom_ppm: int) -> QuoteResponse:
-    """`blocked` says what besides the price speaks against it."""
+    """`blocked` names what besides the price speaks against it."""
     offer, price = quote.offer, quote.price
     floor, bid = _bids(quote, ceiling, headroom_ppm)
     if blocked:
@@ -227,14 +227,14 @@ def passed_over_responses(rows: Iterable[tuple[str, int]]) -> list[PassedOverRes
 
 
 def run_words(spec: JobSpec) -> str:
-    """The command for a person to read."""
+    """Return the command for a person to read."""
     if spec.run[:2] == SHELL and len(spec.run) == 3:
         return spec.run[2]
     return shlex.join(spec.run)
 
 
 def spec_response(spec: JobSpec) -> dict[str, Any]:
-    """The job in the shape of a job file, defaults filled in, without keys that have no value."""
+    """Return the job in the shape of a job file, defaults filled in, without keys that have no value."""
     wanted, rules = spec.resources, spec.checkpoint
     price = spec.price
     limit: float | str | None = None

@@ -32,7 +32,7 @@ class Origin:
     checkpoint: str
 
     def taken(self, reads: Reads, world: World) -> tuple[Checkpoint, ...]:
-        """What the new job's list begins with, as far as it is on the other list in this very transaction.
+        """Return what the new job's list begins with, as far as it is on the other list in this very transaction.
 
         Raises:
             NotFound: it is not, or not any more.
@@ -48,7 +48,7 @@ class Origin:
 
 
 async def find_origin(context: HandlerContext, text: str) -> Origin | None:
-    """The origin that a user means by `JOB` or `JOB:CHECKPOINT`; `None` for an empty text.
+    """Return the origin that a user means by `JOB` or `JOB:CHECKPOINT`; `None` for an empty text.
 
     Raises:
         NotFound, Ambiguous: no such job or checkpoint.
@@ -70,5 +70,5 @@ async def find_origin(context: HandlerContext, text: str) -> Origin | None:
 
 
 def origin_response(origin: Origin, first: Checkpoint) -> OriginResponse:
-    """The origin in a plan."""
+    """Return the origin in a plan."""
     return OriginResponse(job=origin.job, name=first.name, step=first.step, bytes=first.bytes, at=utc_text(first.at))

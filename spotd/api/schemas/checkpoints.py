@@ -11,8 +11,8 @@ class KeptCheckpointResponse(CheckpointResponse):
     """A checkpoint on a job's list.
 
     Attributes:
-        job: the id of the job that wrote it; where this job was told to begin from another's, `attempt` is 0.
-        metric: what the job measured with it, null where it names no metric or the checkpoint does not tell it.
+        job: the id of the job that wrote it; where this job is to begin from another's, `attempt` is 0.
+        metric: what the job measured with it, null where it names no metric or the checkpoint does not hold it.
         best: it has the best value of the metric.
         pinned: it stays until it is unpinned.
         manifest_sha256: of the manifest that was accepted.
@@ -32,7 +32,7 @@ class VerificationResponse(TypedDict):
         kind: `progress`, or `verified` for the last record of one checkpoint.
         bytes_done, bytes_total: of content that is there once, however often the checkpoint uses it.
         ok: null while it is read.
-        damaged: how many chunks are not what the manifest says.
+        damaged: how many chunks differ from the manifest.
         problem: a sentence, empty where nothing is wrong.
     """
 

@@ -48,7 +48,7 @@ class FallbackResponse(TypedDict):
 class ReceiptResponse(TypedDict):
     """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine.
 
-    `corrections` says, in sentences, where a provider's own bill took the place of what was booked.
+    `corrections` states, in sentences, where a provider's own bill took the place of what was booked.
     """
 
     id: str

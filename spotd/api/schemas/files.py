@@ -24,7 +24,7 @@ class FilesResponse(TypedDict):
     """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it.
 
     `manifest_sha256` is of this very list.
-    `warning` says what of the outputs is missing; it is empty where nothing is.
+    `warning` names what of the outputs is missing; it is empty where nothing is.
     """
 
     id: str

@@ -14,7 +14,7 @@ class CapabilityResponse(TypedDict):
 
 
 class ProviderResponse(TypedDict):
-    """Health of one provider. `detail` says in one line what is wrong, or how many offers it shows.
+    """Health of one provider. `detail` states in one line what is wrong, or how many offers it shows.
 
     Attributes:
         requests_h: requests of the last hour; before one has passed, as many as there would be at the pace so far.
@@ -64,7 +64,7 @@ class ListingResponse(TypedDict):
 
 
 class ReconcileResponse(TypedDict):
-    """The machines were listed and compared at once; `actions` says what follows, empty when all is in order."""
+    """The machines were listed and compared at once; `actions` names what follows, empty when all is in order."""
 
     listings: list[ListingResponse]
     actions: list[str]

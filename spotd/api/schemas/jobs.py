@@ -16,11 +16,11 @@ class CheckpointResponse(TypedDict):
 
 
 class TransferResponse(TypedDict):
-    """A checkpoint on its way between host and store, as the host's heartbeats tell it.
+    """A checkpoint on its way between host and store, as the host's heartbeats show it.
 
     Attributes:
         kind: `upload` or `restore`.
-        bytes_per_s, seconds_left: null while they cannot be told.
+        bytes_per_s, seconds_left: null while they are unknown.
         queued: how many more wait for their upload.
         failing: why it does not advance, empty while it does.
     """
@@ -74,7 +74,7 @@ class AttemptResponse(TypedDict):
 class JobResponse(TypedDict):
     """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
 
-    `gpu` and `gpu_count` tell what the job asks for while it has no machine (its first alternative).
+    `gpu` and `gpu_count` are what the job asks for while it has no machine (its first alternative).
     `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
     """
 
@@ -109,7 +109,7 @@ class JobDetailResponse(TypedDict):
         spec: the job as it was understood, in the shape of a job file; secrets by name only.
         lost_s: work and waiting lost to preemptions.
         set_aside: which of its rows cannot be understood and are not part of this answer, in sentences. Where that is
-            the job's own, `spec` is empty and what is told of the job is what its columns say.
+            the job's own, `spec` is empty and the job is described by its columns alone.
     """
 
     job: JobResponse

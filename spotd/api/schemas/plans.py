@@ -36,7 +36,7 @@ class PlanResponse(TypedDict):
         candidates: cheapest first by expected cost to finish, those that fit and the best that do not, at most 20.
         verdict_kind: a VerdictKind value; `placed` means it would start now.
         fits: at least one candidate is at or under the ceiling.
-        warnings: sentences worth a look that refuse nothing.
+        warnings: sentences worth reading that refuse nothing.
     """
 
     name: str

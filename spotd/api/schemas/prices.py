@@ -53,7 +53,7 @@ class QuoteResponse(TypedDict):
 class BoardResponse(TypedDict):
     """The last poll of one provider. `error` is empty while it answers; `at` is when offers last came.
 
-    `note` says what is odd about a provider that answers: slowly, or with nonsense; empty if nothing is.
+    `note` states what is odd about a provider that answers: slowly, or with nonsense; empty if nothing is.
     """
 
     provider: str
@@ -64,7 +64,7 @@ class BoardResponse(TypedDict):
 
 
 class PricesResponse(TypedDict):
-    """Quotes, cheapest effective price per GPU first, and the boards they come from. `more` when the limit cut some."""
+    """Quotes, cheapest effective price per GPU first, and the providers they come from. `more`: the limit cut some."""
 
     quotes: list[QuoteResponse]
     boards: list[BoardResponse]
@@ -91,7 +91,7 @@ class PastBucketResponse(TypedDict):
 
 
 class PastPricesResponse(TypedDict):
-    """One GPU in one market, oldest span first. A span in which nothing was on offer, or nobody looked, is left out."""
+    """One GPU in one market, oldest span first. A span in which nothing was on offer or polled is left out."""
 
     gpu: str
     market: str

@@ -10,8 +10,8 @@ class LogResponse(TypedDict):
 
     Attributes:
         kind: `log` is output of the user's command (`text` as it was written, line ends included);
-            `attempt` is a marker before the first output of an attempt (`text` a sentence, say where it runs);
-            `gap` says that output is missing here; `transfer` tells in a sentence how far a checkpoint has come that
+            `attempt` is a marker before the first output of an attempt (`text` a sentence, for instance where it runs);
+            `gap`: output is missing here; `transfer` states in a sentence how far a checkpoint has come that
             takes a while, where the log is followed; `end` is the last record of an ended stream.
         cursor: give it back as `after` to go on behind this record.
         state, exit_code: of the job, in `end` only, else null.
