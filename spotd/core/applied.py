@@ -1,4 +1,4 @@
-"""Plans joined, and what the world looks like once a plan is written."""
+"""Plans joined, and the world once a plan is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def combine(first: Plan, second: Plan) -> Plan:
 
 
 def applied(world: World, plan: Plan) -> World:
-    """The world after the plan's commit, as a fresh load would show it."""
+    """Return the world after the plan's commit, as a fresh load would show it."""
     if plan.is_empty:
         return world
     merged = {**world.attempts, **plan.attempts}

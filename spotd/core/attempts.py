@@ -33,7 +33,7 @@ class MachineState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOrder:
-    """The runner was told to save and stop; after `deadline` the machine is ended regardless."""
+    """The order to the runner to save and stop; after `deadline` the machine is ended regardless."""
 
     reason: EndReason
     detail: str
@@ -59,7 +59,7 @@ class Attempt:
         missing_since: first of the consecutive complete listings that lack the machine.
         price_max: GPU part of the whole machine given to the launch call; the bid in a bid market.
         heartbeat_seen_at: when the daemon last saw the heartbeat's sequence number move, by its own clock.
-        looked_at: the last complete look at what this attempt wrote.
+        looked_at: the last full read of what this attempt wrote.
         listed_at: the newest listing that showed the machine, while that matters: it starts, or costs too much.
         over_ceiling_at: the first of the consecutive listings whose price is above the ceiling.
         heard_by: when a machine that never spoke is given up, where that is later than usual; see `starting`.
@@ -104,7 +104,7 @@ class Attempt:
     traffic_spent: MicroUsd = NOTHING
     bill_tries: int = 0
     account: str = ""
-    """At the provider; empty where it does not say."""
+    """At the provider; empty where it does not state one."""
 
     @property
     def provider(self) -> ProviderName:

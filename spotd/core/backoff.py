@@ -69,7 +69,7 @@ class Setback:
 
 
 def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:
-    """A pause that doubles so many times, up to a longest."""
+    """Return a pause that doubles so many times, up to a longest."""
     factor: int = 2 ** max(0, min(times, _DOUBLINGS_MAX))
     return min(longest, first * factor)
 
@@ -85,7 +85,7 @@ def has_saved(item: Attempt, job: Job) -> bool:
 
 
 def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setback:
-    """What follows for the job from this end of its newest attempt."""
+    """Return what follows for the job from this end of its newest attempt."""
     if reason in _NO_SETBACK:
         return Setback(idle_launches=job.idle_launches, failed_starts=job.failed_starts, not_before=None)
     got_somewhere = has_saved(item, job) or _ran(item, now) >= GOT_SOMEWHERE

@@ -1,4 +1,4 @@
-"""What a provider's own bill says of a machine that is gone, and what then is booked.
+"""A provider's own bill of a machine that is gone, and what then is booked.
 
 Theory. What spotd books follows from what it saw. A provider that can be asked has the last word: some hours after the
 end, once its books are closed, and only if it says the same twice, since a bill that is still being written shows too
@@ -48,7 +48,7 @@ def compared(
     former: MicroUsd | None,
     now: datetime,
 ) -> Plan:
-    """Compare what was booked with what the provider bills, and with what it said before."""
+    """Compare what was booked with what the provider bills, and with what it billed before."""
     jobs, attempts = {**world.jobs, job.id: job}, {**world.attempts, item.id: item}
     builder = PlanBuilder(replace(world, jobs=jobs, attempts=attempts), now)
     tries = item.bill_tries + 1
@@ -103,5 +103,5 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
 
 
 def _again(like: Charge, amount: int) -> Charge:
-    """A correction beside this charge, which has no length."""
+    """Return a correction beside this charge, which has no length."""
     return replace(like, end=like.start, amount=MicroUsd(amount), on_demand=MicroUsd(0))

@@ -30,7 +30,7 @@ from spotd_providers.contract.values import InstanceState, Market
 PROOF_STEP: Final = timedelta(minutes=2)
 """How far the newest proof of a machine may move before it is written down."""
 GAP: Final = timedelta(minutes=5)
-"""After so long without a proof, a host's own word says when it lived in between."""
+"""After so long without a proof, a host's own report decides when it lived in between."""
 LEAP: Final = 2
 """So many times the agreed price is more likely a wrong row than a market."""
 FIXED_TOLERANCE_PPM: Final = 10_000
@@ -61,7 +61,7 @@ def began_unseen(builder: PlanBuilder, item: Attempt, created_at: datetime | Non
 
 
 def first_meter(item: Attempt, state: InstanceState, since: datetime, builder: PlanBuilder) -> Meter:
-    """The meter of a machine that is known for the first time."""
+    """Return the meter of a machine that is known for the first time."""
     rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
     if state is InstanceState.PENDING and _bills_from_running(item, builder.policy):
         rate, compared = halted_rate(item.quote), MicroUsdPerHour(0)
@@ -80,7 +80,7 @@ def _bills_from_running(item: Attempt, policy: Policy) -> bool:
 
 
 def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime) -> None:
-    """The machine existed at this instant, so it is booked up to it, and beyond it for as long as its lease."""
+    """Book the machine up to this instant, at which it existed, and beyond it for as long as its lease."""
     item = builder.attempt(attempt)
     known = item.meter.until
     if item.meter.since is None or known is None:
@@ -134,7 +134,7 @@ def book_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> Non
 
 
 def note_listed(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, exactly: bool) -> None:
-    """A listing of this instant showed the machine as it is."""
+    """Record that a listing of this instant showed the machine as it is."""
     item = builder.attempt(attempt)
     if exactly and (item.listed_at is None or at > item.listed_at):
         builder.put_attempt(replace(item, listed_at=at))
@@ -142,7 +142,7 @@ def note_listed(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, exact
 
 
 def set_rate(builder: PlanBuilder, attempt: AttemptId, rate: MicroUsdPerHour, compared: MicroUsdPerHour | None) -> None:
-    """The machine runs and costs so much."""
+    """Record that the machine runs and costs so much."""
     meter = builder.attempt(attempt).meter
     if meter.rate == rate and meter.since is not None:
         return
@@ -150,14 +150,14 @@ def set_rate(builder: PlanBuilder, attempt: AttemptId, rate: MicroUsdPerHour, co
 
 
 def bill_until_ended(builder: PlanBuilder, attempt: AttemptId) -> None:
-    """What is left of the machine bills until its end is confirmed, since no lease ends it."""
+    """Bill what is left of the machine until its end is confirmed, since no lease ends it."""
     item = builder.attempt(attempt)
     if item.meter.until is not None:
         builder.put_attempt(replace(item, meter=replace(item.meter, until=None)))
 
 
 def start_billing(builder: PlanBuilder, attempt: AttemptId) -> None:
-    """The machine runs: it bills in full since the last listing in which it only started."""
+    """Bill the machine in full since the last listing in which it only started."""
     item = builder.attempt(attempt)
     meter = item.meter
     if meter.since is None or not is_starting(item, builder.policy):
@@ -206,7 +206,7 @@ def is_starting(item: Attempt, policy: Policy) -> bool:
 
 
 def note_ceiling(builder: PlanBuilder, attempt: AttemptId, at: datetime, *, is_over: bool) -> None:
-    """A listing states a price above the ceiling, or one that is not."""
+    """Record whether a listing states a price above the ceiling."""
     item = builder.attempt(attempt)
     if is_over and item.over_ceiling_at is None:
         builder.put_attempt(replace(item, over_ceiling_at=at))

@@ -51,7 +51,7 @@ def is_past_lease(item: Attempt, now: datetime) -> bool:
 
 
 def with_limit(item: Attempt, job: Job, policy: Policy) -> Attempt:
-    """The attempt with a limit to its meter, from what is on record where the meter does not hold one.
+    """Return the attempt with a limit to its meter, from what is on record where the meter does not hold one.
 
     A machine that bills in full was running when its meter began.
     """

@@ -25,25 +25,25 @@ _TICK: Final = timedelta(microseconds=1)
 
 
 def bytes_within(size: int) -> int:
-    """The size, held to what a checkpoint can have."""
+    """Return the size, held to what a checkpoint can have."""
     return min(max(size, 0), BYTES_MAX)
 
 
 def hourly_within(amount: int) -> int:
-    """The price per hour, held to what a machine can cost."""
+    """Return the price per hour, held to what a machine can cost."""
     return min(max(amount, 0), HOURLY_MAX)
 
 
 def per_hour(amount: int, span: timedelta) -> int:
-    """An amount in each span, as an amount per hour; in integers, which no size overflows."""
+    """Return an amount in each span as an amount per hour; in integers, which no size overflows."""
     return amount * (timedelta(hours=1) // _TICK) // max(1, span // _TICK)
 
 
 def span_within(span: timedelta, most: timedelta) -> timedelta:
-    """The span, neither negative nor longer than `most`."""
+    """Return the span, neither negative nor longer than `most`."""
     return min(max(span, timedelta(0)), most)
 
 
 def notice_within(at: datetime, now: datetime) -> datetime:
-    """The instant of an interruption notice, close enough to now to be added to."""
+    """Return the instant of an interruption notice, close enough to now to be added to."""
     return min(max(at, now - NOTICE_PAST_MAX), now + NOTICE_AHEAD_MAX)

@@ -40,7 +40,7 @@ BUDGET_NOISE: Final = 100
 
 
 def committed(world: World, item: Attempt, now: datetime) -> MicroUsd:
-    """What is set aside to end this machine safely; nothing for one that can compute no more."""
+    """Return what is set aside to end this machine safely; nothing for one that can compute no more."""
     if not item.machine.may_compute or is_past_lease(item, now):
         return MicroUsd(0)
     job = world.jobs[item.id.job]
@@ -52,12 +52,12 @@ def _rate(item: Attempt) -> MicroUsdPerHour:
 
 
 def _saving_time(world: World, item: Attempt) -> timedelta:
-    """How long a machine that is told to save and stop now may take."""
+    """How long a machine that is ordered to save and stop now may take."""
     return world.jobs[item.id.job].spec.checkpoint.stop_grace + world.policy.save_allowance
 
 
 def _traffic_to_end(job: Job, item: Attempt) -> MicroUsd:
-    """What the machine may still move until it has ended."""
+    """Return what the machine may still move until it has ended."""
     if not item.state.counts:
         return MicroUsd(0)
     if item.stop is not None:
@@ -70,7 +70,7 @@ def _traffic_to_end(job: Job, item: Attempt) -> MicroUsd:
 
 
 def _last_save(job: Job, item: Attempt, stop: StopOrder) -> MicroUsd:
-    """What the save at the stop costs, until it has come."""
+    """Return what the save at the stop costs, until it has come."""
     has_saved = any(c.attempt == item.id.number and c.at >= stop.ordered_at for c in job.checkpoints)
     return MicroUsd(0) if has_saved or not stop.flush else save_cost(job, item.quote.offer)
 
@@ -106,7 +106,7 @@ class BudgetGuard:
         self._held = {c.subject for c in world.cooldowns if c.scope is CooldownScope.BUDGET and c.until > now}
 
     def shortage(self) -> tuple[VerdictKind, str] | None:
-        """The budget that would be broken unless every machine is stopped now."""
+        """Return the budget that would be broken unless every machine is stopped now."""
         policy = self._world.policy
         if policy.budget_day is not None and self._day + self._committed > policy.budget_day:
             return VerdictKind.BUDGET_DAY, _used("day", policy.budget_day, self._day)
@@ -150,7 +150,7 @@ class BudgetGuard:
             yield policy.budget_month - self._month
 
     def _to_end(self, job: JobId | None = None) -> int:
-        """What it takes to end all machines, or those of the job, with the saves that are promised."""
+        """Return what it takes to end all machines, or those of the job, with the saves that are promised."""
         total = 0
         for item in self._world.attempts.values():
             if job in {None, item.id.job} and committed(self._world, item, self._now):
@@ -220,7 +220,7 @@ class BudgetGuard:
         return time if offer is None else MicroUsd(time + traffic_of_a_run(job, offer))
 
     def commit(self, job: Job, quote: Quote) -> None:
-        """A launch was admitted: its money is promised."""
+        """Promise the money of a launch that was admitted."""
         aside = cost(quote.price.total, _horizon(self._world, job)) + traffic_of_a_run(job, quote.offer)
         self._committed += aside
         self._committed_by_job[job.id] += aside
@@ -228,7 +228,7 @@ class BudgetGuard:
 
 
 def traffic_of_a_run(job: Job, offer: Offer) -> MicroUsd:
-    """What a machine moves at the least: its restore, and the checkpoints that are promised."""
+    """Return what a machine moves at the least: its restore, and the checkpoints that are promised."""
     return MicroUsd(restore_cost(job, offer) + SAVES * save_cost(job, offer))
 
 
@@ -238,7 +238,7 @@ def _traffic_words(job: Job, offer: Offer) -> str:
 
 
 def still_to_run(world: World, item: Attempt, now: datetime) -> MicroUsd:
-    """What the rest of a useful run of this machine costs; nothing once it has had one, or was told to stop."""
+    """Return what the rest of a useful run of this machine costs; nothing once it has had one, or is to stop."""
     if not item.state.counts or item.stop is not None or not item.machine.may_compute:
         return MicroUsd(0)
     offer = item.quote.offer

@@ -83,7 +83,7 @@ def risk_premium_ppm(offer: Offer) -> int:
 
 
 def ranked_total(offer: Offer, needs: Needs, fee_ppm: int, headroom_ppm: int) -> int:
-    """What the whole machine counts as per hour: what would be agreed for it, raised for what is said of it."""
+    """Return what the whole machine counts as per hour: what would be agreed for it, raised by its risk premium."""
     gpu_price = usual_bid(offer, headroom_ppm) if offer.pays_bid else offer.gpu_price
     total = total_per_hour(offer, needs, fee_ppm, gpu_price)
     if offer.capacity_score is None and offer.hazard_ppm is None:
@@ -92,7 +92,7 @@ def ranked_total(offer: Offer, needs: Needs, fee_ppm: int, headroom_ppm: int) ->
 
 
 def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
-    """The highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
+    """Return the highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
     if limit is not None and limit.per_gpu_hour is not None:
         return MicroUsdPerGpuHour(limit.per_gpu_hour)
     if limit is not None and limit.machine_hour is not None:
@@ -101,7 +101,7 @@ def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Poli
 
 
 def total_ceiling(ceiling: MicroUsdPerGpuHour, gpu_count: int, limit: PriceLimit | None) -> MicroUsdPerHour:
-    """The same for the whole machine, which is exact where the job says it so: its share of a GPU is rounded up."""
+    """Return the same for the whole machine, exact where the job states it so: its share of a GPU is rounded up."""
     total = whole_machine(ceiling, gpu_count)
     if limit is None or limit.per_gpu_hour is not None or limit.machine_hour is None:
         return total
@@ -116,7 +116,7 @@ def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: P
 
 
 class RequirementKeys:
-    """The offers that fit one shape, best first, found only as far as somebody asks.
+    """The offers that fit one shape, best first, found only as far as they are asked for.
 
     Best is cheapest by what would be agreed, a bid with its headroom, where one that is scarce or often lost counts as
     a little more than it is (`risk_premium_ppm`). Shelves are sorted by the price of the GPU part, which no total can
@@ -152,7 +152,7 @@ class RequirementKeys:
             heapq.heappush(self._next, (floor, number, position))
 
     def at(self, index: int) -> Offer | None:
-        """The offer of this rank, or `None` past the last that fits."""
+        """Return the offer of this rank, or `None` past the last that fits."""
         while len(self.entries) <= index:
             if not self._find_one():
                 return None
@@ -262,7 +262,7 @@ class CandidateCatalogue:
         return found
 
     def quote_at(self, offers: RequirementKeys, index: int) -> Quote:
-        """The full quote of one entry, built once."""
+        """Return the full quote of one entry, built once."""
         made = offers.quotes.get(index)
         if made is None:
             offer = offers.entries[index]
@@ -287,7 +287,7 @@ class CandidateCatalogue:
         return ranked_total(offer, offers.shape.needs, fee_ppm, self._policy.bid_headroom_ppm)
 
     def first_free(self, offers: RequirementKeys) -> Quote | None:
-        """The best quote that is neither cooling nor taken; moves the shared mark past what is blocked."""
+        """Return the best quote that is neither cooling nor taken; move the shared mark past what is blocked."""
         while (offer := offers.at(offers.walked)) is not None:
             why = self.blocked(offer)
             if not why:
@@ -297,7 +297,7 @@ class CandidateCatalogue:
         return None
 
     def lows(self, wanted: Resources) -> Iterator[MicroUsdPerHour]:
-        """The lowest price of the GPU part of each kind of machine that this asks for, of the last days."""
+        """Yield the lowest price of the GPU part of each kind of machine that this asks for, of the last days."""
         for (gpu, count), price in self._lows.items():
             if self._fits_gpu(wanted, gpu, count):
                 yield price
@@ -321,7 +321,7 @@ class CandidateCatalogue:
         return "" if found is None else found[0]
 
     def _cooldown(self, offer: Offer) -> tuple[str, datetime] | None:
-        """What keeps this offer from being bought for a while, in words, and until when."""
+        """Return what keeps this offer from being used for a while, in words, and until when."""
         cooling = self._cooling
         if not cooling:
             return None
@@ -340,7 +340,7 @@ class CandidateCatalogue:
         return None
 
     def take(self, offer: Offer) -> None:
-        """This offer, and everything else on its host, is spoken for. Where hosts have no names, there may be more."""
+        """Take this offer, and everything else on its host. Where hosts have no names, there may be more."""
         if offer.host_id is not None:
             self._taken.add((offer.provider, offer.host_id))
 

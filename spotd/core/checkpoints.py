@@ -17,8 +17,8 @@ class Checkpoint:
     Attributes:
         attempt: which try of the job wrote it; `OF_ANOTHER_JOB` where the job was told to begin from another job's.
         sha256: of the manifest's bytes.
-        metric: what the job measured with it, where the job names a metric and the checkpoint tells it.
-        pinned: its owner wants it to stay, whatever `keep` says.
+        metric: what the job measured with it, where the job names a metric and the checkpoint holds it.
+        pinned: its owner keeps it, whatever `keep` is.
         host: where it was written, if the provider names hosts.
         proven_by: the attempt that resumed from it and got further.
         doubted_by: attempts that resumed from it and failed without getting further, oldest first.

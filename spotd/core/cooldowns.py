@@ -71,7 +71,7 @@ class Cooldown:
 
 
 def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) -> datetime:
-    """The end of a cool-down, as far as what is known of its provider can bring it nearer."""
+    """Return the end of a cool-down, as far as what is known of its provider can bring it nearer."""
     since = cooldown.since
     if since is None or provider_offers is None:
         return cooldown.until

@@ -1,6 +1,6 @@
-"""Which job gets which machine now, which machine must stop, and why everybody else waits.
+"""Which job gets which machine now, which machine must stop, and why every other job waits.
 
-Theory. Running machines come first: one that would break a budget is told to save and stop while the money set aside
+Theory. Running machines come first: one that would break a budget is ordered to save and stop while the money set aside
 for that is still there. Then jobs that want a machine are served in order of priority, lost hosts before newcomers,
 older before younger. A launch is admitted only when its price is at or under the job's ceiling and when what has been
 spent, plus what every machine still needs to be ended safely, plus a useful run of the new one, stays within every
@@ -62,7 +62,7 @@ _WAITS_FOR_PRICE = frozenset(
 
 
 def decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
-    """Launches, stop orders and one verdict per job."""
+    """Return launches, stop orders and one verdict per job."""
     return guarded(lambda some: _Decision(some, market, now).run(), world, now)
 
 
@@ -102,14 +102,14 @@ class _Decision:
     # --- machines that run ---
 
     def _running(self) -> list[Attempt]:
-        """Those that count and were not told to stop."""
+        """Return the attempts that count and were not ordered to stop."""
         return sorted(
             (a for i, a in self.world.attempts.items() if a.state.counts and self.builder.attempt(i).stop is None),
             key=lambda a: (a.id.job, a.id.number),
         )
 
     def _enforce_ceilings(self) -> None:
-        """A machine that costs more than its job accepted is given up, by its price or by what it uploads."""
+        """Stop each machine that costs more than its job accepted, by its price or by what it uploads."""
         for item in self._running():
             contain(self.builder, item.id.job, partial(self._enforce_ceiling, item), "its price cannot be judged")
 
@@ -146,7 +146,7 @@ class _Decision:
         return sorted(orders, key=self._saved_at)
 
     def _hold_save(self, item: Attempt) -> None:
-        """A machine that stops uploads no more than the budgets have left."""
+        """Hold the uploads of a machine that stops to what the budgets have left."""
         stop = item.stop
         if stop is None or not stop.flush or not item.state.counts or self.budget_guard.carries_save(item):
             return
@@ -154,7 +154,7 @@ class _Decision:
         self.builder.event("attempt.stopping", f"told to {SAVES_NO_MORE}", attempt=item.id, reason=stop.reason.value)
 
     def _end_saving(self, item: Attempt, shortage: tuple[VerdictKind, str] | None) -> None:
-        """A host that goes on uploading beyond its first deadline does so only while every budget allows it."""
+        """End a save beyond its first deadline unless every budget allows it."""
         stop = item.stop
         if item.state is not AttemptState.STOPPING or stop is None or not stop.progress or stop.deadline <= self.now:
             return
@@ -207,7 +207,7 @@ class _Decision:
         self.catalogue = self._catalogue_of(self.market)
 
     def _survey_error(self, job: Job, offer_cache: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
-        """What reading these boards for the job raises, if anything."""
+        """Return what reading these offers for the job raises, if anything."""
 
         def survey() -> None:
             catalogue = self._catalogue_of(MarketSnapshot(offer_cache=offer_cache))
@@ -281,7 +281,7 @@ class _Decision:
                 yield candidate, ceiling
 
     def _free_offers(self, job: Job) -> tuple[RequirementKeys, Quote | None]:
-        """What fits the job, and the best of it that is free.
+        """Return what fits the job, and the best of it that is free.
 
         Where no disk can hold the newest checkpoint, one is enough that holds an older one: the runner takes that.
         """
@@ -298,7 +298,7 @@ class _Decision:
         return (fallback, best) if fallback.entries else (offers, None)
 
     def _gate(self, job: Job) -> tuple[VerdictKind, str, datetime | None] | None:
-        """What keeps any machine from being bought for this job, whatever it costs, and until when."""
+        """Return what keeps any machine from being used for this job, whatever it costs, and until when."""
         if self.policy.launches_paused:
             return VerdictKind.PAUSED, self.policy.launches_paused, None
         if pause := self.catalogue.pause():
@@ -331,7 +331,7 @@ class _Decision:
     def _admissible(
         self, job: Job, offers: RequirementKeys, passed_over: Counter[str]
     ) -> tuple[Quote | None, MicroUsdPerGpuHour | None]:
-        """The cheapest free quote at or under its ceiling; else nothing, and the ceiling of the cheapest."""
+        """Return the cheapest free quote at or under its ceiling; else nothing, and the ceiling of the cheapest."""
         for candidate, ceiling in self._admissible_quotes(job, offers, passed_over):
             return candidate, ceiling
         best = self.catalogue.first_free(offers)
@@ -370,7 +370,7 @@ class _Decision:
     def _agree(
         self, job: Job, chosen: Quote, ceiling: MicroUsdPerGpuHour, next_best: int | None
     ) -> tuple[Quote, MicroUsdPerHour]:
-        """What to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
+        """Return what to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
 
         A bid is no higher than leaves this offer the best choice beside the next best, whose rank is given.
         """
@@ -388,7 +388,7 @@ class _Decision:
         return repriced(chosen, bid), bid
 
     def _runner_up(self, job: Job, offers: RequirementKeys, chosen: Quote) -> int | None:
-        """What the next best machine under its ceiling counts as per hour, where we pay what we bid."""
+        """Return what the next best machine under its ceiling counts as per hour, where we pay what we bid."""
         if not chosen.offer.pays_bid:
             return None
         walk = iter(self.catalogue.ranked(offers))

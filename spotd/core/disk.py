@@ -1,7 +1,7 @@
 """How large a disk a job needs: what its owner asked for, and what is known of it since.
 
 A machine on which the newest checkpoint cannot be restored is money for nothing, so it is no candidate. Asking for
-more disk than the job file says is better than that, since its price is part of the quote and of the ceiling.
+more disk than the job file states is better than that, since its price is part of the quote and of the ceiling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DISK_GB_MAX: Final = 1_000_000
 
 
 def disk_gb_for(job: Job, checkpoint_bytes: int | None = None) -> int:
-    """What to ask for, when the newest checkpoint, or one of so many bytes, is to be restored."""
+    """Return what to ask for, when the newest checkpoint, or one of so many bytes, is to be restored."""
     newest = job.checkpoints[0].bytes if job.checkpoints else 0
     stored = bytes_within(newest if checkpoint_bytes is None else checkpoint_bytes)
     stored += CODE_COPIES * bytes_within(job.code_bytes)
@@ -32,7 +32,7 @@ def disk_gb_for(job: Job, checkpoint_bytes: int | None = None) -> int:
 
 
 def disk_gb_on(job: Job, offer: Offer) -> int:
-    """What to ask for on this machine, which may hold an older checkpoint only."""
+    """Return what to ask for on this machine, which may hold an older checkpoint only."""
     wanted, most = disk_gb_for(job), offer.disk_gb_max
     if most is None or wanted <= most or not job.checkpoints:
         return wanted
@@ -40,7 +40,7 @@ def disk_gb_on(job: Job, offer: Offer) -> int:
 
 
 def disk_gb_after(job: Job, reason: EndReason) -> int:
-    """What is known to be too small once an attempt of the job has ended."""
+    """Return what is known to be too small once an attempt of the job has ended."""
     if reason is not EndReason.DISK_FULL:
         return job.disk_gb_seen
     return min(DISK_GB_MAX, -(-disk_gb_for(job) * (100 + GROWTH_PERCENT) // 100))

@@ -23,7 +23,7 @@ _GIVEN_UP = "its owner gave it up without seeing its end; if it is ever listed a
 
 
 def find_machine(world: World, text: str) -> AttemptId | Intent | None:
-    """What a user means by an instance's id, a key or `JOB-NUMBER`: a machine of an attempt, or one without any."""
+    """Return what a user means by an instance's id, a key or `JOB-NUMBER`: a machine, with an attempt or without."""
     for identity, item in world.attempts.items():
         names = {item.key, f"{identity.job}-{identity.number}", f"{identity.job}@{identity.number}"}
         if text in names or (item.ref is not None and text == item.ref.instance_id):
@@ -61,12 +61,12 @@ def refusal(
 
 
 def _listed_by(world: World, item: Attempt) -> datetime:
-    """When a list that lacks a machine of this attempt begins to say something."""
+    """When a list that lacks a machine of this attempt begins to prove something."""
     return (item.launched_at or item.intended_at) + world.policy.providers[item.provider].reconcile_window
 
 
 def forget(world: World, found: AttemptId | Intent, now: datetime) -> Plan:
-    """The machine holds nothing any more, and its job goes on elsewhere once no lease can keep it alive."""
+    """Give the machine up; its job goes on elsewhere once no lease can keep it alive."""
     builder = PlanBuilder(world, now)
     if isinstance(found, Intent):
         builder.put_intent(replace(found, state=IntentState.DONE))

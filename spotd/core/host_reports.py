@@ -50,7 +50,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
             phase=report.phase or item.phase,
         )
     elif item.heartbeat_seen_at is not None:
-        # A thousand hosts that only beat are not written down at each look: the next one tells the same.
+        # A thousand hosts that only show life are not written down each time: the next marker shows the same.
         seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
         if seen_at - item.heartbeat_seen_at >= builder.policy.silence_max:
             item = replace(item, heartbeat_seen_at=seen_at)
@@ -104,7 +104,7 @@ def _extend_stop(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
 
 
 def last_sign_of_life(written: datetime, report: HostStatus) -> datetime:
-    """The later of what is on record and what the hosts' beats showed since."""
+    """Return the later of what is on record and what the liveness markers showed since."""
     return written if report.beat_at is None else max(written, report.beat_at)
 
 
@@ -137,7 +137,7 @@ def note_notice(builder: PlanBuilder, attempt_id: AttemptId, at: datetime) -> No
 
 
 def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:
-    """The runner reported its own end."""
+    """Record that the runner reported its own end."""
     item = replace(builder.attempt(attempt_id), exit_code=report.exit_code, phase="done")
     if item.state is AttemptState.INTENDED and not item.outcome_unknown:
         return  # the answer to its launch is on its way; the report will still be there

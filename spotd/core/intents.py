@@ -46,7 +46,7 @@ class Intent:
     accepted_at: datetime | None = None
     error: str = ""
     account: str = ""
-    """Of the machine at the provider; empty where it does not say."""
+    """Of the machine at the provider; empty where it does not state one."""
     stray_rate: MicroUsdPerHour = FREE
     """Of a machine that no attempt owns: what it costs per hour, as listed when its end was first owed."""
     stray_since: datetime | None = None

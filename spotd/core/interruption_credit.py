@@ -43,7 +43,7 @@ def taken_by_provider_until(item: Attempt, policy: Policy, now: datetime) -> dat
 
 
 def free_of(item: Attempt, mine: Instance, policy: Policy, now: datetime) -> MicroUsd:
-    """What is booked for this machine and not billed, because its provider took it soon enough; mostly nothing.
+    """Return what is booked for this machine and not billed, because its provider took it soon enough; mostly nothing.
 
     The disk and the traffic cost all the same. What was taken back once is not found again, since what then is booked
     is no more than they cost.

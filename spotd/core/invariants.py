@@ -28,12 +28,12 @@ class BrokenRule:
 
 
 def check(world: World) -> tuple[str, ...]:
-    """The broken rules, in words; empty when all hold."""
+    """Return the broken rules, in words; empty when all hold."""
     return tuple(one.sentence for one in broken_rules(world))
 
 
 def broken_rules(world: World) -> tuple[BrokenRule, ...]:
-    """The broken rules, each with its job; empty when all hold."""
+    """Return the broken rules, each with its job; empty when all hold."""
     counting = Counter(a.id.job for a in world.attempts.values() if a.state.counts)
     doubled = [
         BrokenRule(job=job, sentence=f"job {job} has {n} attempts that count")

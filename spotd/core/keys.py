@@ -16,7 +16,7 @@ from spotd_providers.contract.values import AttemptKey, InstallId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyParts:
-    """What a key of our label says; `identity` is empty in one that was written before there were any."""
+    """The parts of a key of our label; `identity` is empty in one that was written before there were any."""
 
     identity: str
     job: JobId
@@ -24,13 +24,13 @@ class KeyParts:
 
 
 def attempt_key(install: InstallId, job: JobId, number: int, identity: str = "") -> AttemptKey:
-    """The name a machine carries, from which its attempt is found again."""
+    """Return the name a machine carries, from which its attempt is found again."""
     owner = f"{install}.{identity}" if identity else install
     return AttemptKey(f"spotd-{owner}-{job}-{number}")
 
 
 def key_parts(install: InstallId, key: str) -> KeyParts | None:
-    """What the key says, if it carries this label."""
+    """Return the parts of the key, if it carries this label."""
     head, _, number = key.rpartition("-")
     owner, _, job = head.rpartition("-")
     label, dot, identity = owner.partition(".")

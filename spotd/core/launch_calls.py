@@ -98,7 +98,7 @@ def not_sent(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> N
 
 
 def tell_doubt(builder: PlanBuilder, item: Attempt, what: str) -> None:
-    """The machine is looked for, and the job says what it waits for."""
+    """Begin the search for the machine, and let the job report what it waits for."""
     builder.event("launch.unknown", f"{what}; looking for the machine by its key", attempt=item.id)
     builder.look_again(item.provider)
     job = builder.job(item.id.job)
@@ -109,7 +109,7 @@ def tell_doubt(builder: PlanBuilder, item: Attempt, what: str) -> None:
 
 
 def doubt_launch(builder: PlanBuilder, item: Attempt | None, intent: Intent) -> None:
-    """A former life of the process has sent this launch, or may have."""
+    """Treat a launch that a former run of the process has sent, or may have, as unknown."""
     not_before = window_end(builder, intent.provider)
     builder.put_intent(replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before))
     if item is not None:
@@ -157,7 +157,7 @@ def launch_contained(
 
 
 def end_contained(world: World, intent_id: IntentId, now: datetime) -> Plan:
-    """The provider accepted the end; that is recorded, and nothing that would have to be judged."""
+    """Record that the provider accepted the end, and nothing that would have to be judged."""
     builder = PlanBuilder(world, now)
     intent = world.intents.get(intent_id)
     if intent is not None and intent.state is IntentState.OPEN:

@@ -33,7 +33,7 @@ EARLIER_KEPT: Final = 2
 UNPROVEN_KEPT: Final = 3
 """Of so many of the newest generations that are neither the newest nor proven the newest checkpoint stays."""
 WORKED: Final = timedelta(minutes=5)
-"""What a command has saved so long after it began is progress, where no step tells it."""
+"""What a command has saved so long after it began is progress, where no step shows it."""
 TELLING: Final = frozenset({EndReason.USER_ERROR, EndReason.STALLED})
 """What may be a checkpoint's fault; a machine that is taken away proves nothing."""
 
@@ -41,7 +41,7 @@ Generation = tuple[Checkpoint, ...]
 
 
 def generations(checkpoints: Iterable[Checkpoint]) -> list[Generation]:
-    """The checkpoints of each attempt, in the order of the list."""
+    """Return the checkpoints of each attempt, in the order of the list."""
     found: dict[int, list[Checkpoint]] = {}
     for one in checkpoints:
         found.setdefault(one.attempt, []).append(one)
@@ -62,7 +62,7 @@ def doubts_allowed(job: Job) -> int:
 
 
 def restore_order(checkpoints: Sequence[Checkpoint], allowed: int, *, before: int | None = None) -> list[Checkpoint]:
-    """What may be resumed from, first choice first: newest first, but for generations that are doubted.
+    """Return what may be resumed from, first choice first: newest first, but for generations that are doubted.
 
     Of the choices that an attempt gets the last is of another generation than the first, if there is one.
 
@@ -83,7 +83,7 @@ def restore_order(checkpoints: Sequence[Checkpoint], allowed: int, *, before: in
 
 
 def witnesses(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
-    """What stays of earlier attempts because nothing has shown yet that what came after it is worth anything."""
+    """Return what stays of earlier attempts because nothing has shown yet that what came after it is worth anything."""
     every = generations(checkpoints)
     proven = next((n for n, g in enumerate(every) if any(c.proven_by is not None for c in g)), len(every) - 1)
     if proven <= 0:
@@ -94,13 +94,13 @@ def witnesses(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
 
 
 def host_name(attempt: Attempt) -> str:
-    """The host, where the provider names it."""
+    """Return the host, where the provider names it."""
     offer = attempt.quote.offer
     return "" if offer.host_id is None else f"{offer.provider}/{offer.host_id}"
 
 
 def source_of(job: Job, attempt: Attempt) -> Checkpoint | None:
-    """What the attempt resumed from, if it is still on the list; of two with one name the one that came first."""
+    """Return what the attempt resumed from, if it is still on the list; of two with one name the first."""
     if attempt.resumed_from is None:
         return None
     earlier = restore_order(job.checkpoints, doubts_allowed(job), before=attempt.id.number)
@@ -108,7 +108,7 @@ def source_of(job: Job, attempt: Attempt) -> Checkpoint | None:
 
 
 def with_progress(job: Job, attempt: Attempt, now: datetime) -> Job:
-    """The job, whose list shows what this attempt has proved by getting further than where it began."""
+    """Return the job, whose list shows what this attempt has proved by getting further than where it began."""
     source = source_of(job, attempt)
     if source is None or source.proven_by is not None or not has_progress(job, attempt, source, now):
         return job
@@ -129,7 +129,7 @@ def has_progress(job: Job, attempt: Attempt, source: Checkpoint, now: datetime) 
 
 
 def with_doubt(job: Job, source: Checkpoint | None, attempt: Attempt, reason: EndReason, now: datetime) -> Job:
-    """The job, whose list shows that this attempt failed without getting further than where it began."""
+    """Return the job, whose list shows that this attempt failed without getting further than where it began."""
     if source is None or reason not in TELLING or attempt.running_at is None:
         return job
     if has_progress(job, attempt, source, now):
@@ -139,7 +139,7 @@ def with_doubt(job: Job, source: Checkpoint | None, attempt: Attempt, reason: En
 
 
 def setback(job: Job) -> tuple[Checkpoint, Checkpoint] | None:
-    """The newest checkpoint and the older one that comes before it now, where that is so."""
+    """Return the newest checkpoint and the older one that comes before it now, where that is so."""
     if not job.checkpoints:
         return None
     first = restore_order(job.checkpoints, doubts_allowed(job))[0]

@@ -1,4 +1,4 @@
-"""Two witnesses of a machine: its provider's list and its own heartbeat. It is lost only when both say so.
+"""Two sources on a machine: its provider's list and its own heartbeat. It is lost only when both show it.
 
 Theory. A list may lie: it may be empty, cut off, or late. A silence may be the checkpoint store's: hosts cannot write,
 and the daemon can read. So neither ends a machine alone, unless for very long:
@@ -38,7 +38,7 @@ SHARED_PARTS: Final = 3
 
 
 class LossEvidence:
-    """What the newest reports say of when each host lived last. Made once for each judgement of the world."""
+    """When each host lived last, by the newest reports. Made once for each judgement of the world."""
 
     def __init__(self, builder: PlanBuilder, reports: Mapping[AttemptId, HostStatus]) -> None:
         self._builder = builder
@@ -52,7 +52,7 @@ class LossEvidence:
         self._shared = self._silent_together(builder)
 
     def _silent_together(self, builder: PlanBuilder) -> frozenset[AttemptId]:
-        """Attempts that fell silent at the same time as most other hosts did; each physical host counts once."""
+        """Return attempts that fell silent at the same time as most other hosts did; each physical host counts once."""
         by_host: dict[str, datetime] = {}
         hosts: dict[AttemptId, str] = {}
         for identity, sign in self._signs.items():
@@ -77,7 +77,7 @@ class LossEvidence:
         return self._signs.get(item.id)
 
     def is_silent(self, item: Attempt) -> bool:
-        """Whether the host gave no sign of life for long, while it was looked at."""
+        """Whether the host gave no sign of life for long, while it was watched."""
         sign = self.sign(item)
         if sign is None or self._builder.now - sign < self._silence_max:
             return False
@@ -107,7 +107,7 @@ class LossEvidence:
         return not large or missing > timedelta(0)
 
     def patience(self, item: Attempt, mine: Instance | None, listing: Listing | None) -> timedelta:
-        """How long a silence is borne while its provider does not say that the machine is gone."""
+        """How long a silence is accepted while its provider does not report that the machine is gone."""
         limit = self._builder.policy.silence_limit
         if self.is_shared(item):
             return limit * SHARED_FACTOR

@@ -1,6 +1,6 @@
-"""What can be bought now: one board per provider, each with a shelf sorted for the search.
+"""What can be bought now: the offers of each provider, each with an index sorted for the search.
 
-Theory. A board holds the last value of one provider's poll. Building the shelf costs one sort per poll; after that a
+Theory. The offers are the last value of one provider's poll. Building the index costs one sort per poll; after that a
 decision for a thousand jobs touches only the offers of the GPUs that the jobs name.
 """
 
@@ -23,7 +23,7 @@ class OfferIndex:
 
 
 def build_offer_index(offers: tuple[Offer, ...]) -> OfferIndex:
-    """The offers, findable by what jobs ask for."""
+    """Return the offers, findable by what jobs ask for."""
     groups: dict[tuple[str, int], list[Offer]] = {}
     for offer in offers:
         groups.setdefault((offer.gpu, offer.gpu_count), []).append(offer)
@@ -37,7 +37,7 @@ def build_offer_index(offers: tuple[Offer, ...]) -> OfferIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOffers:
-    """The last value of one provider's offers, and its trouble if it has any.
+    """The last value of one provider's offers, and its error if it has one.
 
     Attributes:
         at: when the offers on the shelf were asked for; `None` before the first answer.
@@ -60,7 +60,7 @@ class ProviderOffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSnapshot:
-    """All boards at one time.
+    """The offers of all providers at one time.
 
     Attributes:
         lows: the lowest price of the GPU part of the last days, by canonical GPU and count.

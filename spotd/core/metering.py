@@ -17,7 +17,7 @@ _TICK: Final = timedelta(microseconds=1)
 
 
 def metered_until(meter: Meter, now: datetime) -> datetime:
-    """The instant up to which the meter may book: now, or where the last proof of the machine ends."""
+    """Return the instant up to which the meter may book: now, or where the last proof of the machine ends."""
     return now if meter.until is None else min(now, meter.until)
 
 
@@ -29,7 +29,7 @@ def running_time(meter: Meter, now: datetime) -> timedelta:
 
 
 def accrued(meter: Meter, now: datetime, since: datetime | None = None) -> MicroUsd:
-    """What runs on the meter and is not settled yet, optionally only the time after `since`."""
+    """Return what runs on the meter and is not settled yet, optionally only the time after `since`."""
     if meter.since is None:
         return meter.traffic
     start = meter.since if since is None else max(meter.since, since)
@@ -37,23 +37,23 @@ def accrued(meter: Meter, now: datetime, since: datetime | None = None) -> Micro
 
 
 def spent(attempt: Attempt, now: datetime) -> MicroUsd:
-    """What this attempt has cost up to now."""
+    """Return what this attempt has cost up to now."""
     return MicroUsd(attempt.meter.settled + accrued(attempt.meter, now))
 
 
 def on_demand_spent(attempt: Attempt, now: datetime) -> MicroUsd:
-    """What its time would have cost on-demand; its own cost where that price is unknown, so nothing is claimed."""
+    """Return what its time would have cost on-demand; its own cost where that price is unknown."""
     return MicroUsd(attempt.on_demand_settled + on_demand_accrued(attempt.meter, now))
 
 
 def on_demand_accrued(meter: Meter, now: datetime) -> MicroUsd:
-    """The same for what is not settled yet. Its traffic would have cost as much."""
+    """Return the same for what is not settled yet. Its traffic would have cost as much."""
     rate = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate
     return MicroUsd(cost(rate, running_time(meter, now)) + meter.traffic)
 
 
 def job_spent(world: World, job: Job, now: datetime) -> MicroUsd:
-    """What the job has cost up to now, over all attempts."""
+    """Return what the job has cost up to now, over all attempts."""
     return MicroUsd(job.spent + sum(spent(a, now) for a in world.attempts_of(job.id)))
 
 
@@ -62,14 +62,14 @@ def day_start(day: date) -> datetime:
 
 
 def spent_on_day(world: World, now: datetime) -> MicroUsd:
-    """What all jobs have cost since the last UTC midnight."""
+    """Return what all jobs have cost since the last UTC midnight."""
     today = now.astimezone(UTC).date()
     running = sum(accrued(a.meter, now, day_start(today)) for a in world.attempts.values())
     return MicroUsd(world.spending.by_day.get(today, 0) + running)
 
 
 def spent_in_month(world: World, now: datetime) -> MicroUsd:
-    """What all jobs have cost since the first of the UTC month."""
+    """Return what all jobs have cost since the first of the UTC month."""
     first = now.astimezone(UTC).date().replace(day=1)
     settled = sum(amount for day, amount in world.spending.by_day.items() if day >= first)
     running = sum(accrued(a.meter, now, day_start(first)) for a in world.attempts.values())
@@ -145,7 +145,7 @@ def settled(
 
 
 def _traffic(attempt: Attempt, now: datetime) -> Charge:
-    """What was moved since the last settlement; on-demand it would have cost the same."""
+    """Return what was moved since the last settlement; on-demand it would have cost the same."""
     amount = attempt.meter.traffic
     return Charge(
         attempt=attempt.id,

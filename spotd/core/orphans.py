@@ -17,7 +17,7 @@ UNSEEN_MAX: Final = timedelta(days=7)
 
 
 def note_stray(builder: PlanBuilder, instance: Instance) -> None:
-    """Keep what the listing says of a machine whose end is owed: its price, and since when it exists."""
+    """Keep what the listing shows of a machine whose end is owed: its price, and since when it exists."""
     intent = builder.intent(terminate_intent_id(instance.ref))
     if intent is None or not intent.is_open or intent.attempt is not None:
         return
@@ -28,7 +28,7 @@ def note_stray(builder: PlanBuilder, instance: Instance) -> None:
 
 
 def stray_cost(intent: Intent, until: datetime) -> MicroUsd:
-    """What the machine has cost up to this instant, its fee, disk and traffic left out."""
+    """Return what the machine has cost up to this instant, its fee, disk and traffic left out."""
     if intent.stray_since is None:
         return MicroUsd(0)
     return cost(intent.stray_rate, until - intent.stray_since)

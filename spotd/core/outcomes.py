@@ -68,7 +68,7 @@ class LaunchFailure(StrEnum):
 
 
 def launched(world: World, attempt_id: AttemptId, instance: Instance, now: datetime) -> Plan:
-    """The provider says that the machine exists."""
+    """Record that the provider reports the machine as existing."""
     builder = PlanBuilder(world, now)
     if attempt_id not in world.attempts:
         builder.owe_termination(instance.ref, instance.key, None, why="its attempt has ended meanwhile")
@@ -93,9 +93,9 @@ def launch_refused(
     retry_after: timedelta | None = None,
     quota: str = "",
 ) -> Plan:
-    """The provider says that no machine was made; the job looks for the next quote.
+    """Record that no machine was made, as the provider reports; the job goes to the next quote.
 
-    `quota` names the limit of the account that is used up, where the provider told which.
+    `quota` names the limit of the account that is used up, where the provider named it.
     """
     builder = PlanBuilder(world, now)
     if attempt_id not in world.attempts or world.attempts[attempt_id].ref is not None:
@@ -190,7 +190,7 @@ def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: dateti
 
 
 def after_restart(world: World, now: datetime, *, asks_store: bool = False) -> Plan:
-    """Launches that a former process sent have an unknown outcome; those that waited for their turn were never made.
+    """Mark launches that a former process sent as unknown; those that waited for their turn were never made.
 
     Terminate orders are simply given again.
 
@@ -213,7 +213,7 @@ def after_restart(world: World, now: datetime, *, asks_store: bool = False) -> P
 
 
 def terminate_accepted(world: World, intent_id: IntentId, now: datetime) -> Plan:
-    """The provider accepted that the machine ends; it costs nothing from here and counts until it is gone."""
+    """Record that the provider accepted the end; the machine costs nothing from here and counts until it is gone."""
     builder = PlanBuilder(world, now)
     intent = world.intents.get(intent_id)
     if intent is None or intent.state is not IntentState.OPEN:
@@ -231,7 +231,7 @@ def terminate_accepted(world: World, intent_id: IntentId, now: datetime) -> Plan
 def terminate_failed(
     world: World, intent_id: IntentId, detail: str, now: datetime, retry_after: timedelta | None = None
 ) -> Plan:
-    """The order is given again later, for as long as it takes."""
+    """Give the order again later, for as long as it takes."""
     builder = PlanBuilder(world, now)
     intent = world.intents.get(intent_id)
     if intent is None or not _is_pending(intent):

@@ -35,7 +35,7 @@ def tell_outputs(builder: PlanBuilder, attempt: AttemptId, outputs: Outputs) -> 
 
 
 def outputs_warning(outputs: Outputs | None) -> str:
-    """What a user has to know about the outputs of a job, empty where all is well."""
+    """Return what a user has to know about the outputs of a job, empty where all is well."""
     if outputs is None or not outputs.problem:
         return ""
     missing = "some" if outputs.sha256 is not None else "none"

@@ -23,7 +23,7 @@ BEST: Final = "best"
 
 
 def find_checkpoint(job: Job, checkpoints: Sequence[Checkpoint], text: str) -> Checkpoint | None:
-    """The one of these, newest first, that the text means."""
+    """Return the one of these, newest first, that the text means."""
     name, sign, attempt = text.rpartition("@")
     for one in checkpoints:
         if text == one.name or (sign and name == one.name and attempt == str(one.attempt)):
@@ -34,12 +34,12 @@ def find_checkpoint(job: Job, checkpoints: Sequence[Checkpoint], text: str) -> C
 
 
 def borrowed(checkpoint: Checkpoint) -> Checkpoint:
-    """The same content, as the list of another job names it."""
+    """Return the same content, as the list of another job names it."""
     return replace(checkpoint, attempt=OF_ANOTHER_JOB, pinned=False, proven_by=None, doubted_by=())
 
 
 def pin(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime, *, pinned: bool) -> Plan:
-    """These stay on the list until they are unpinned; or nothing but the rules of the job keeps them any more."""
+    """Keep these on the list until they are unpinned; or let nothing but the rules of the job keep them any more."""
     builder = _draft_with(world, job, now)
     changed = [c for c in chosen if c.pinned is not pinned]
     if not changed:
@@ -56,7 +56,7 @@ def pin(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime, *
 
 
 def remove(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime) -> Plan:
-    """These are off the list: the job never resumes from them, and what only they need is deleted soon."""
+    """Take these off the list: the job never resumes from them, and what only they need is deleted soon."""
     builder = _draft_with(world, job, now)
     builder.put_job(replace(job, checkpoints=tuple(c for c in job.checkpoints if c not in chosen)))
     for one in chosen:
@@ -73,7 +73,7 @@ def remove(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime
 
 
 def damaged(world: World, job: Job, checkpoint: Checkpoint, problem: str, now: datetime) -> Plan:
-    """The job's history tells that a checkpoint was found damaged."""
+    """Record in the job's history that a checkpoint was found damaged."""
     builder = _draft_with(world, job, now)
     builder.event(
         "checkpoint.damaged",
@@ -86,5 +86,5 @@ def damaged(world: World, job: Job, checkpoint: Checkpoint, problem: str, now: d
 
 
 def _draft_with(world: World, job: Job, now: datetime) -> PlanBuilder:
-    """A draft that knows this job too, which may be over and no part of the world."""
+    """Return a draft that knows this job too, which may be over and no part of the world."""
     return PlanBuilder(replace(world, jobs={**world.jobs, job.id: job}), now)

@@ -166,7 +166,7 @@ class PlanBuilder:
         return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)
 
     def wake(self, at: datetime) -> None:
-        """The core wants to be asked again no later than this."""
+        """Ask for the next decision no later than this."""
         self._wake_at = at if self._wake_at is None else min(self._wake_at, at)
 
     def look_again(self, provider: ProviderName) -> None:
@@ -245,7 +245,7 @@ class PlanBuilder:
         )
 
     def move_job(self, job: JobId, state: JobState, reason: str, *, kind: str = "", **changes: object) -> None:
-        """The job is in this state for this reason; an event says so when either is new."""
+        """Put the job into this state for this reason; an event records it when either is new."""
         before = self.job(job)
         after = replace(
             before,
@@ -276,7 +276,7 @@ class PlanBuilder:
         self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
 
     def book(self, charge: Charge) -> None:
-        """The charge is booked; the attempt's meter is the caller's to set."""
+        """Book the charge; the attempt's meter is the caller's to set."""
         self._charges.append(charge)
 
     def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:
@@ -295,7 +295,7 @@ class PlanBuilder:
         why: str,
         not_before: datetime | None = None,
     ) -> None:
-        """The machine is being destroyed, from `not_before` on, until the provider says that it is gone."""
+        """Owe the machine's destruction, from `not_before` on, until the provider reports that it is gone."""
         intent = terminate_intent_id(ref)
         known = self.intent(intent)
         if known is not None and known.is_open:
@@ -332,7 +332,7 @@ class PlanBuilder:
             self._close(item, seen)
 
     def _close(self, item: Attempt, seen: str = "the provider says that the machine is gone") -> None:
-        """The attempt is over and its machine is gone: its costs become the job's."""
+        """Close the attempt, whose machine is gone: its costs become the job's."""
         self.put_attempt(replace(item, state=AttemptState.ENDED))
         cost = f"it cost ${as_usd(item.meter.settled):.4f}"
         self.event(
@@ -353,7 +353,7 @@ class PlanBuilder:
         )
 
     def end_attempt(self, attempt: AttemptId, reason: EndReason, detail: str = "") -> None:
-        """The attempt counts no more; its machine is destroyed if it may exist, and the job moves on."""
+        """End the attempt: it counts no more, its machine is destroyed if it may exist, and the job moves on."""
         item = self.attempt(attempt)
         if not item.state.counts:
             return
@@ -443,7 +443,7 @@ class PlanBuilder:
         )
 
     def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:
-        """What the attempt resumed from may be why it failed: then the next one begins with what is older."""
+        """Doubt what the attempt resumed from, which may be why it failed: the next one begins with what is older."""
         before = self.job(item.id.job)
         after = lineage.with_doubt(before, source, item, reason, self.now)
         if after is before:

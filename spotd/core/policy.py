@@ -34,7 +34,7 @@ class ProviderPolicy:
     bills_from_script: bool = False
     ends_itself: bool = True
     account: str = ""
-    """What names the account of the key in use; empty where the provider does not say, or has not yet."""
+    """What names the account of the key in use; empty where the provider does not state it, or has not yet."""
 
     def is_other_account(self, account: str) -> bool:
         """Whether a machine of this account is out of the sight of the key in use."""

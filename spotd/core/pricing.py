@@ -44,7 +44,7 @@ class Needs:
 
 
 def needs_of(job: Job, policy: Policy) -> Needs:
-    """What the job's newest checkpoint says about its traffic; none is known before the first."""
+    """Return what the job's newest checkpoint shows about its traffic; none is known before the first."""
     size = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
     interval = _interval(job)
     stay = max(policy.expected_stay, timedelta(minutes=1))
@@ -56,7 +56,7 @@ def needs_of(job: Job, policy: Policy) -> Needs:
 
 
 def _interval(job: Job) -> timedelta:
-    """How often the job saves: as it says, or oftener where its newest attempt did; a quarter of it at the least.
+    """How often the job saves: as it states, or oftener where its newest attempt did; a quarter of it at the least.
 
     The instants are the host's own, which must not make a job unaffordable everywhere.
     """
@@ -80,14 +80,14 @@ def _traffic(bytes_per_hour: int, price: MicroUsdPerGb) -> MicroUsdPerHour:
 
 
 def usual_bid(offer: Offer, headroom_ppm: int) -> MicroUsdPerHour:
-    """The price of the GPU part that would be agreed if nothing limits it: a bid is above the lowest that wins."""
+    """Return the price of the GPU part that would be agreed if nothing limits it: above the lowest bid that wins."""
     if not offer.pays_bid or offer.market is Market.ON_DEMAND:
         return offer.gpu_price
     return MicroUsdPerHour(offer.gpu_price + offer.gpu_price * headroom_ppm // PPM)
 
 
 def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int, gpu_price: int) -> int:
-    """The effective price alone, in micro-dollars per hour; equals `breakdown(...).total` without building it."""
+    """Return the effective price alone, in micro-dollars per hour; equals `breakdown(...).total` but builds nothing."""
     base = gpu_price + _up(offer.storage_price * needs.disk_gb, HOURS_PER_STORAGE_MONTH) + offer.storage_fixed
     total = base + _up(base * (fee_ppm - PPM), PPM)
     if needs.upload_bytes_per_hour:
@@ -117,7 +117,7 @@ def breakdown(offer: Offer, gpu_price: MicroUsdPerHour, needs: Needs, fee_ppm: i
 
 
 def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
-    """The offer with its effective price for these needs."""
+    """Return the offer with its effective price for these needs."""
     on_demand = offer.on_demand_price
     if on_demand is None and offer.market is Market.ON_DEMAND:
         on_demand = offer.gpu_price
@@ -130,7 +130,7 @@ def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
 
 
 def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
-    """The same quote at another price of its GPU part."""
+    """Return the same quote at another price of its GPU part."""
     old = agreed.price
     fee = MicroUsdPerHour(_up((gpu_price + old.storage) * (old.fee_ppm - PPM), PPM))
     total = MicroUsdPerHour(gpu_price + old.storage + fee + old.upload + old.restore)
@@ -141,7 +141,7 @@ def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
 
 
 def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHour:
-    """The highest price of the GPU part at which the whole stays at or under the ceiling; 0 when none does."""
+    """Return the highest price of the GPU part at which the whole stays within the ceiling; 0 when none does."""
     limit = _gpu_price_for(agreed, ceiling * agreed.offer.gpu_count)
     while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.per_gpu > ceiling:
         limit -= 1
@@ -149,7 +149,7 @@ def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHo
 
 
 def gpu_price_within(agreed: Quote, total: int) -> MicroUsdPerHour:
-    """The highest price of the GPU part at which the whole machine costs no more than this; 0 when none does."""
+    """Return the highest price of the GPU part at which the whole machine costs no more than this; 0 when none does."""
     limit = _gpu_price_for(agreed, total)
     while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.total > total:
         limit -= 1
@@ -162,36 +162,36 @@ def _gpu_price_for(agreed: Quote, total: int) -> int:
 
 
 def metered_rate(agreed: Quote) -> MicroUsdPerHour:
-    """What the machine's time costs: all of the price but the traffic, which is measured."""
+    """Return what the machine's time costs: all of the price but the traffic, which is measured."""
     price = agreed.price
     return MicroUsdPerHour(price.total - price.upload - price.restore)
 
 
 def on_demand_rate(agreed: Quote) -> MicroUsdPerHour | None:
-    """What the time of the same hardware would cost on-demand, without the traffic either."""
+    """Return what the time of the same hardware would cost on-demand, without the traffic either."""
     if agreed.on_demand is None:
         return None
     return MicroUsdPerHour(max(0, agreed.on_demand - agreed.price.upload - agreed.price.restore))
 
 
 def traffic_cost(offer: Offer, uploaded_bytes: int, restored_bytes: int) -> MicroUsd:
-    """What so many bytes cost at the prices of the offer, rounded up."""
+    """Return what so many bytes cost at the prices of the offer, rounded up."""
     exact = _up(uploaded_bytes * offer.upload_price, GB) + _up(restored_bytes * offer.download_price, GB)
     return MicroUsd(min(exact, MOVED_COST_MAX))
 
 
 def save_cost(job: Job, offer: Offer) -> MicroUsd:
-    """What the upload of the job's next checkpoint costs, as far as those that are kept show its size."""
+    """Return what the upload of the job's next checkpoint costs, as far as those that are kept show its size."""
     return traffic_cost(offer, max((bytes_within(saved.bytes) for saved in job.checkpoints), default=0), 0)
 
 
 def restore_cost(job: Job, offer: Offer) -> MicroUsd:
-    """What a new machine of this offer downloads before it works."""
+    """Return what a new machine of this offer downloads before it works."""
     newest = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
     return traffic_cost(offer, 0, newest + bytes_within(job.code_bytes))
 
 
 def halted_rate(agreed: Quote) -> MicroUsdPerHour:
-    """What a machine that does not run still costs: its disk, with the fee."""
+    """Return what a machine that does not run still costs: its disk, with the fee."""
     storage = agreed.price.storage
     return MicroUsdPerHour(storage + _up(storage * (agreed.price.fee_ppm - PPM), PPM))

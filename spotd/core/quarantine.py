@@ -36,7 +36,7 @@ WORDS_MAX: Final = 500
 
 
 def in_words(error: Exception) -> str:
-    """The exception as a part of a sentence."""
+    """Return the exception as a part of a sentence."""
     return f"{type(error).__name__}: {error}"[:WORDS_MAX]
 
 
@@ -49,7 +49,7 @@ def contain(builder: PlanBuilder, job: JobId, step: Callable[[], None], what: st
 
 
 def quarantine(builder: PlanBuilder, job_id: JobId, why: str) -> None:
-    """The job's machines are owed their end, and the job has failed for this reason."""
+    """Owe the end of the job's machines, and fail the job for this reason."""
     builder.note_contained(f"job {job_id}", why)
     numbers = [0]
     for item in builder.attempts():
@@ -98,7 +98,7 @@ def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
 
 
 def guarded(think: Callable[[World], Plan], world: World, now: datetime) -> Plan:
-    """The plan for everything that can be judged; what makes the judgement itself raise is quarantined.
+    """Return the plan for everything that can be judged; what makes the judgement itself raise is quarantined.
 
     The steps inside catch nearly all. This is for what is added up over the whole world: if that raises, each job is
     tried alone, and the others go on without those that raise.
@@ -133,7 +133,7 @@ def _failures(think: Callable[[World], Plan], world: World) -> dict[JobId, str]:
 
 
 def without(world: World, jobs: Mapping[JobId, object] | frozenset[JobId] | set[JobId]) -> World:
-    """The world as if these jobs and their attempts were none of it."""
+    """Return the world as if these jobs and their attempts were none of it."""
     return replace(
         world,
         jobs={i: job for i, job in world.jobs.items() if i not in jobs},
@@ -143,7 +143,7 @@ def without(world: World, jobs: Mapping[JobId, object] | frozenset[JobId] | set[
 
 
 def _with_their_costs(rest: World, world: World, jobs: Mapping[JobId, object], now: datetime) -> World:
-    """The rest, which may use neither the money nor the machines that the jobs left out of it still take."""
+    """Return the rest, which may use neither the money nor the machines that the jobs left out of it still take."""
     mine = [item for item in world.attempts.values() if item.id.job in jobs and item.machine is not MachineState.GONE]
     today = now.astimezone(UTC).date()
     by_day = dict(rest.spending.by_day)
@@ -154,7 +154,7 @@ def _with_their_costs(rest: World, world: World, jobs: Mapping[JobId, object], n
 
 
 def _costs(world: World, item: Attempt, now: datetime) -> int:
-    """What is not booked of this machine yet, and is set aside for it, as far as its values let that be said."""
+    """Return what is not booked of this machine yet and is set aside for it, as far as its values allow."""
     try:
         return max(0, accrued(item.meter, now)) + max(0, committed(world, item, now))
     except Exception:  # noqa: BLE001 - its values are what is at fault
@@ -178,7 +178,7 @@ def sealing(world: World, now: datetime) -> Plan:
 
 
 def sound(world: World, plan: Plan, now: datetime) -> Plan:
-    """The plan without what breaks a rule: the jobs that it would break are quarantined instead."""
+    """Return the plan without what breaks a rule: the jobs that it would break are quarantined instead."""
     broken = broken_rules(applied(world, plan))
     if not broken:
         return plan
@@ -189,7 +189,7 @@ def sound(world: World, plan: Plan, now: datetime) -> Plan:
 
 
 def set_aside(world: World, plan: Plan, why: Mapping[JobId, str], now: datetime) -> Plan:
-    """The plan without its parts for these jobs, which are quarantined as they stand in the world."""
+    """Return the plan without its parts for these jobs, which are quarantined as they stand in the world."""
     rest = _part(plan, lambda job: job not in why)
     builder = PlanBuilder(applied(world, rest), now)
     for job, cause in why.items():
@@ -198,7 +198,7 @@ def set_aside(world: World, plan: Plan, why: Mapping[JobId, str], now: datetime)
 
 
 def parts(plan: Plan) -> dict[JobId, Plan]:
-    """What of the plan is of each job."""
+    """Return what of the plan is of each job."""
     jobs = {
         *plan.jobs,
         *(i.job for i in plan.attempts),

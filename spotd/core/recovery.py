@@ -60,7 +60,7 @@ class Survey:
 
 
 def record_of(item: Attempt) -> LaunchRecord:
-    """The launch record of an attempt."""
+    """Return the launch record of an attempt."""
     return LaunchRecord(
         key=item.key,
         quote=item.quote,
@@ -71,7 +71,7 @@ def record_of(item: Attempt) -> LaunchRecord:
 
 
 def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
-    """The attempt that the record tells of, as one whose launch has an unknown outcome."""
+    """Return the attempt of the record, as one whose launch has an unknown outcome."""
     record = unknown.record
     if record is None:
         return None
@@ -93,7 +93,7 @@ def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
 
 
 def unsent(world: World) -> frozenset[AttemptId]:
-    """The attempts whose launch was owed when the process ended, and not sent as far as this state knows."""
+    """Return the attempts whose launch was owed when the process ended, and not sent as far as this state knows."""
     return frozenset(
         t.attempt
         for t in world.intents.values()
@@ -164,7 +164,7 @@ def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], check
     if attempt is not None:
         _look_for(builder, attempt)
         return
-    # Where its machine is, if it has one, nobody knows: no other may compute before its lease is over.
+    # Where its machine is, if it has one, is unknown: no other may compute before its lease is over.
     lasts = builder.policy.lease + item.spec.checkpoint.stop_grace + builder.policy.save_allowance
     builder.put_job(replace(item, not_before=builder.now + lasts))
 

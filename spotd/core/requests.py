@@ -18,7 +18,7 @@ from spotd_providers.contract.money import MicroUsd
 
 
 def submit(world: World, job: Job, now: datetime) -> Plan:
-    """The job is queued."""
+    """Queue the job."""
     if job.id in world.jobs:
         raise InvariantBroken(f"job id {job.id} is taken")
     builder = PlanBuilder(world, now)
@@ -36,7 +36,7 @@ _FOR_MONEY: Final = frozenset({EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED})
 
 
 def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail: str, *, flush: bool = True) -> None:
-    """The runner is told to save and stop; a machine that is not known yet is let go as soon as it is.
+    """Order the runner to save and stop; a machine that is not known yet is let go as soon as it is.
 
     Without `flush` it stops at once and uploads nothing more.
     """
@@ -67,7 +67,7 @@ def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail:
 
 
 def without_save(builder: PlanBuilder, order: StopOrder) -> StopOrder:
-    """The same order for a machine that stops at once and uploads nothing more."""
+    """Return the same order for a machine that stops at once and uploads nothing more."""
     return replace(order, flush=False, deadline=builder.now + builder.policy.save_allowance, limit=None)
 
 
@@ -78,7 +78,7 @@ def _may_have_run(item: Attempt, now: datetime) -> bool:
 
 
 def cancel(world: World, job_id: JobId, now: datetime) -> Plan:
-    """The job ends as soon as its machine has saved; at once where it has none. Nothing happens to a final job."""
+    """End the job as soon as its machine has saved; at once where it has none. A final job stays as it is."""
     builder = PlanBuilder(world, now)
     job = builder.job(job_id)
     if job.state.is_final or job.cancel_requested:
@@ -110,7 +110,7 @@ def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
 
 
 def retry(world: World, job: Job, now: datetime) -> Plan:
-    """A final job is queued again, with its checkpoints, its spending and a fresh count of errors."""
+    """Queue a final job again, with its checkpoints, its spending and a fresh count of errors."""
     if not job.state.is_final:
         raise InvariantBroken(f"job {job.id} is {job.state}, only a final job can be retried")
     jobs = {**world.jobs, job.id: job}

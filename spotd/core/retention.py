@@ -29,19 +29,19 @@ from spotd_jobs.spec.model import MetricBest
 
 FALLBACKS: Final = lineage.CHOICES
 DROPPED_SAID_MAX: Final = 10
-"""More than so many that go at once are told in one line."""
+"""More than so many that go at once are reported in one line."""
 REMEMBERED: Final = 50
-"""How many checkpoints one attempt can have on the list: how many a host publishes is a stranger's choice."""
+"""How many checkpoints one attempt can have on the list: how many a host publishes is its own choice."""
 
 
 def offered(job: Job) -> tuple[Checkpoint, ...]:
-    """What a grant that is written now may offer, first choice first."""
+    """Return what a grant that is written now may offer, first choice first."""
     order = lineage.restore_order(job.checkpoints, lineage.doubts_allowed(job))
     return tuple(order[: _depth(job)])
 
 
 def with_fresh(job: Job, attempt: int, fresh: Collection[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """The list with what this attempt, the newest, has published since, oldest of the fresh ones first."""
+    """Return the list with what this attempt, the newest, has published since, oldest of the fresh ones first."""
     own = [c for c in job.checkpoints if c.attempt == attempt]
     others = [c for c in job.checkpoints if c.attempt != attempt]
     newest = [*reversed([*fresh]), *own]
@@ -51,7 +51,7 @@ def with_fresh(job: Job, attempt: int, fresh: Collection[Checkpoint]) -> tuple[C
 
 
 def kept(job: Job, open_attempts: Collection[int]) -> tuple[Checkpoint, ...]:
-    """What stays on the list while these attempts of the job have not ended."""
+    """Return what stays on the list while these attempts of the job have not ended."""
     best = best_of(job, job.checkpoints)
     newest = job.checkpoints[: job.spec.checkpoint.keep]
     chosen = {*newest, *in_reach(job, open_attempts), *lineage.witnesses(job.checkpoints)}
@@ -59,7 +59,7 @@ def kept(job: Job, open_attempts: Collection[int]) -> tuple[Checkpoint, ...]:
 
 
 def in_reach(job: Job, open_attempts: Collection[int]) -> frozenset[Checkpoint]:
-    """What a machine of one of these attempts may read: nobody may take it away, not even its owner."""
+    """Return what a machine of one of these attempts may read: not even its owner may take it away."""
     depth = _depth(job)
     reach = set(job.checkpoints[:depth] if open_attempts else ())
     # How many doubts were allowed when a grant was written is not known any more: it was one of these.
@@ -73,7 +73,7 @@ def in_reach(job: Job, open_attempts: Collection[int]) -> frozenset[Checkpoint]:
 
 
 def best_of(job: Job, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The one with the best value of the job's metric, the newest of several; `None` where nothing tells one."""
+    """Return the one with the best value of the job's metric, the newest of several; `None` where none has one."""
     rules = job.spec.checkpoint
     told = [] if rules.metric is None else [(c.metric, c) for c in checkpoints if c.metric is not None]
     if not told:
@@ -119,7 +119,7 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
 
 
 def tell_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable[FallbackRestore]) -> None:
-    """The job's history, and by it the receipt, tells what could not be resumed from, and why."""
+    """Record in the job's history, and by it in the receipt, what could not be resumed from, and why."""
     for one in fallbacks:
         after = "starting afresh" if one.next is None else f"falling back to {one.next}"
         builder.event(
@@ -133,14 +133,14 @@ def tell_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable
 
 
 def passed_over(world: World, attempt: AttemptId, fallbacks: Iterable[FallbackRestore], now: datetime) -> Plan:
-    """These could not even be offered to the attempt's host."""
+    """Record what could not even be offered to the attempt's host."""
     builder = PlanBuilder(world, now)
     tell_fallbacks(builder, attempt, fallbacks)
     return builder.plan()
 
 
 def open_numbers(world: World, job: Job) -> frozenset[int]:
-    """The attempts of this job that have not ended, so that a machine of theirs may still read and write."""
+    """Return the attempts of this job that have not ended, so that a machine of theirs may still read and write."""
     return frozenset(attempt.id.number for attempt in world.attempts_of(job.id))
 
 

@@ -156,13 +156,13 @@ ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = {
 
 
 def check_job_transition(before: JobState, after: JobState) -> None:
-    """Raises IllegalTransition unless the table has this row."""
+    """Raise IllegalTransition unless the table has this row."""
     if before is not after and after not in JOB_TRANSITIONS[before]:
         raise IllegalTransition(before, after)
 
 
 def check_attempt_transition(before: AttemptState, after: AttemptState) -> None:
-    """Raises IllegalTransition unless the table has this row."""
+    """Raise IllegalTransition unless the table has this row."""
     if before is not after and after not in ATTEMPT_TRANSITIONS[before]:
         raise IllegalTransition(before, after)
 

@@ -132,7 +132,7 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
 
 
 def _shifted(value: _T, moved: Callable[[datetime], datetime]) -> _T:
-    """The value with every instant in it moved, those of a quote and of a job's specification left out."""
+    """Return the value with every instant in it moved, those of a quote and of a job's specification left out."""
     result: Any = value
     if isinstance(value, datetime):
         result = moved(value)
@@ -146,7 +146,7 @@ def _shifted(value: _T, moved: Callable[[datetime], datetime]) -> _T:
 
 
 def _cooling(cooldown: Cooldown, moved: Callable[[datetime], datetime], fresh: datetime) -> Cooldown:
-    """A pause lasts as long as before; a hold on a budget lasts up to a date."""
+    """Return the cool-down: a pause lasts as long as before; a hold on a budget lasts up to a date."""
     after = _shifted(cooldown, moved)
     return replace(after, until=redated_hold(cooldown, fresh)) if cooldown.scope is CooldownScope.BUDGET else after
 

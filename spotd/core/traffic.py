@@ -76,7 +76,7 @@ def meter_outputs(builder: PlanBuilder, attempt: AttemptId, size: int) -> None:
 
 
 def _restored(item: Attempt, job: Job, report: HostStatus) -> int:
-    """What was downloaded of the checkpoints that this attempt was offered, and of the code."""
+    """Return what was downloaded of the checkpoints that this attempt was offered, and of the code."""
     offered = [saved for saved in job.checkpoints if saved.attempt != item.id.number]
     size = max((saved.bytes for saved in offered), default=0)
     done = next((saved.bytes for saved in offered if saved.name == (report.resumed_from or item.resumed_from)), 0)
@@ -104,7 +104,7 @@ def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) 
 
 
 def left_for_uploads(item: Attempt) -> MicroUsdPerHour:
-    """What the ceiling leaves per hour for uploads beside the machine's time, with the tolerance."""
+    """Return what the ceiling leaves per hour for uploads beside the machine's time, with the tolerance."""
     whole = item.ceiling * item.quote.offer.gpu_count
     time = max(item.meter.rate, 0)
     return MicroUsdPerHour(max(0, whole - time - item.quote.price.restore) + whole * TOLERANCE_PPM // PPM)

@@ -31,11 +31,11 @@ def restore_time(job: Job, offer: Offer | None) -> timedelta:
 
 
 def startup(job: Job, offer: Offer | None) -> timedelta:
-    """What passes on a new machine before the job's own work begins."""
+    """Return what passes on a new machine before the job's own work begins."""
     return BOOT + restore_time(job, offer)
 
 
 def useful_run(job: Job, offer: Offer | None, policy: Policy) -> timedelta:
-    """The shortest run that is worth a launch: at least as much work as there is waiting before it."""
+    """Return the shortest run that is worth a launch: at least as much work as there is waiting before it."""
     waiting = startup(job, offer)
     return waiting + max(policy.useful_run, waiting)

@@ -48,7 +48,7 @@ def quote_words(quote: Quote) -> str:
 
 
 def lowest_winning(quote: Quote) -> MicroUsdPerGpuHour | None:
-    """The effective price at the lowest bid that wins, where more than that is bid."""
+    """Return the effective price at the lowest bid that wins, where more than that is bid."""
     if not quote.offer.pays_bid or quote.price.gpu <= quote.offer.gpu_price:
         return None
     return repriced(quote, quote.offer.gpu_price).price.per_gpu
@@ -69,7 +69,7 @@ def passed_over_words(mismatches: Counter[str]) -> str:
 
 
 def witness_words(item: Attempt, policy: Policy, now: datetime) -> str:
-    """What speaks against the machine and does not end it yet; empty where nothing does."""
+    """Return what speaks against the machine and does not end it yet; empty where nothing does."""
     seen_at = item.heartbeat_seen_at
     silence = timedelta(0) if seen_at is None else now - seen_at
     # What is on record may be as old as one such span although the host beats.

@@ -55,7 +55,7 @@ class World:
         return tuple(a for i, a in self.attempts.items() if i.job == job)
 
     def counting_attempt(self, job: JobId) -> Attempt | None:
-        """The one attempt of the job whose machine may live and whose writing counts."""
+        """Return the one attempt of the job whose machine may live and whose writing counts."""
         found = [a for a in self.attempts_of(job) if a.state.counts]
         if len(found) > 1:
             raise InvariantBroken(f"job {job} has {len(found)} attempts that count")
