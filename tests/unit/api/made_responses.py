@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse
-from spotd.api.schemas.costs import AttemptCostResponse, ReceiptResponse
+from spotd.api.schemas.costs import AttemptCostResponse, CostResponse, ReceiptResponse
 from spotd.api.schemas.health import ProviderResponse
 from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, JobDetailResponse, JobResponse, TransferResponse
-from spotd.api.schemas.plans import OriginResponse, PlanResponse
+from spotd.api.schemas.plans import OriginResponse, PlanResponse, WhyResponse
 from spotd.api.schemas.prices import BoardResponse, HistoryResponse, PastBucketResponse, QuoteResponse
-from spotd.api.schemas.streams import EventResponse
+from spotd.api.schemas.streams import EventResponse, LogResponse
 
 NOW = "2026-11-21T10:00:00.000Z"
 EARLIER = "2026-11-21T07:00:00.000Z"
@@ -235,6 +235,24 @@ def plan(**given: Any) -> PlanResponse:
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
 
+def why(**given: Any) -> WhyResponse:
+    base: WhyResponse = {
+        "id": "6k0a9zzzzz",
+        "name": "prep",
+        "state": "WAITING_PRICE",
+        "sentence": "the lowest H100 costs $2.61, the ceiling is $2.40",
+        "kind": "above_ceiling",
+        "at": NOW,
+        "until": None,
+        "ceiling_usd_gpu_h": 2.4,
+        "best": quote(),
+        "passed_over": [{"reason": "above the ceiling", "offers": 40}],
+        "boards": [board()],
+        "events": [event()],
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
 def origin(**given: Any) -> OriginResponse:
     base: OriginResponse = {
         "job": "6k0other00",
@@ -258,6 +276,18 @@ def event(**given: Any) -> EventResponse:
         "data": {},
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def log(text: str = "", *, kind: str = "log", cursor: int, attempt: int = 1, state: str | None = None) -> LogResponse:
+    return {
+        "kind": kind,  # type: ignore[typeddict-item]  # a test may name any kind
+        "cursor": str(cursor),
+        "attempt": attempt,
+        "at": NOW,
+        "text": text,
+        "state": state,
+        "exit_code": None,
+    }
 
 
 def attempt_cost(**given: Any) -> AttemptCostResponse:
@@ -300,6 +330,20 @@ def receipt(**given: Any) -> ReceiptResponse:
         "corrections": [],
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
+def cost(*receipts: ReceiptResponse) -> CostResponse:
+    return {
+        "receipts": [*receipts],
+        "spent_usd": sum(r["spent_usd"] for r in receipts),
+        "on_demand_usd": sum(r["on_demand_usd"] for r in receipts),
+        "saved_usd": sum(r["saved_usd"] for r in receipts),
+        "recoveries": sum(r["recoveries"] for r in receipts),
+        "lost_s": sum(r["lost_s"] for r in receipts),
+        "budgets": [],
+        "more": 0,
+        "strays": [],
+    }
 
 
 def provider(**given: Any) -> ProviderResponse:

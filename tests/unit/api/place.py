@@ -6,9 +6,8 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from spotd.api.app import make_app
+from spotd.api.handlers import Handlers
 from spotd.core.plan import Plan
 from tests.unit.api import worlds
 from tests.unit.daemon.rig import Rig
@@ -37,10 +37,14 @@ class Place:
         self._portal = portal
         self._code_bytes_max = code_bytes_max
         self._rig: Rig | None = None
+        self._handlers: Handlers | None = None
         self._app: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.app(scope, receive, send)
+        app = self.app
+        if self.rig.control_loop.state is None:
+            await self.rig.control_loop.adopt()
+        await app(scope, receive, send)
 
     @property
     def rig(self) -> Rig:
@@ -49,10 +53,16 @@ class Place:
         return self._rig
 
     @property
+    def handlers(self) -> Handlers:
+        if self._handlers is None:
+            self._handlers = self.rig.handlers()
+        return self._handlers
+
+    @property
     def app(self) -> Any:
         if self._app is None:
             self._app = make_app(
-                self.rig.handlers(),
+                self.handlers,
                 on_failure=lambda route, exc: self.failures.append((route, exc)),
                 code_bytes_max=self._code_bytes_max,
             )
@@ -63,7 +73,7 @@ class Place:
         if self._rig is not None:
             self._rig.store.close()
             shutil.rmtree(self._rig.folder)
-        self._rig = self._app = None
+        self._rig = self._handlers = self._app = None
         self.failures.clear()
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -96,8 +106,52 @@ class Place:
         finally:
             loop.cancel()
 
-    def pass_time(self, span: timedelta) -> None:
-        self.rig.clock.offset += span
+    def write_three_jobs(self) -> None:
+        """`llama-lora` runs, `prep` waits for its price, `old` failed."""
+        self.rig.shop.offer_index = [worlds.h100("h4", price=2_610_000)]
+        self.rig.shop.put_machine(worlds.attempt().key)
+        self.write(worlds.running(), worlds.ended(), worlds.waiting())
+        self.cycle()
+
+    def answers(self, handler: str, answer: Any) -> list[tuple[Any, ...]]:
+        """From now on a handler, such as `prices.quotes`, gives this answer, or raises it; returns what it is asked."""
+        asked: list[tuple[Any, ...]] = []
+
+        async def given(*args: Any, **_: Any) -> Any:
+            asked.append(args)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        self.replace(handler, given)
+        return asked
+
+    def asked(self, handler: str) -> list[tuple[Any, ...]]:
+        """What a handler is asked from now on; it answers as always."""
+        asked: list[tuple[Any, ...]] = []
+        group, _, name = handler.partition(".")
+        real = getattr(getattr(self.handlers, group), name)
+
+        async def noted(*args: Any) -> Any:
+            asked.append(args)
+            return await real(*args)
+
+        self.replace(handler, noted)
+        return asked
+
+    def streams(self, handler: str, records: Sequence[Any]) -> None:
+        """From now on a handler, such as `logs.stream`, yields these records."""
+
+        async def given(*_: Any, **__: Any) -> AsyncIterator[Any]:
+            for record in records:
+                yield record
+
+        self.replace(handler, given)
+
+    def replace(self, handler: str, by: Any) -> None:
+        """From now on this is called instead of a handler."""
+        group, _, name = handler.partition(".")
+        setattr(getattr(self.handlers, group), name, by)
 
 
 @contextmanager

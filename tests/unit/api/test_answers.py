@@ -40,11 +40,8 @@ COMMANDS = (
 def served() -> Iterator[Place]:
     """One job runs, one waits for its price, one failed."""
     with place() as fixed:
-        fixed.rig.shop.offer_index = [worlds.h100("h4", price=2_610_000)]
-        fixed.rig.shop.put_machine(worlds.attempt().key)
-        fixed.write(worlds.running(), worlds.ended(), worlds.waiting())
-        fixed.rig.host(worlds.JobId(worlds.RUNNING_ID), 1).log("step 1\n")
-        fixed.cycle()
+        fixed.rig.host(worlds.attempt().id.job, 1).log("step 1\n")
+        fixed.write_three_jobs()
         yield fixed
 
 

@@ -5,10 +5,11 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from spotd.api.app import QUICK_S
@@ -22,9 +23,11 @@ from spotd.api.errors import (
     OverBudget,
     StateConflict,
 )
-from tests.unit.api import made_responses
-from tests.unit.api.fake import FakeBackend, log
-from tests.unit.api.serving import Served, served
+from spotd.daemon.database import Database
+from spotd.daemon.object_keys import code_key
+from tests.unit.api import made_responses, worlds
+from tests.unit.api.place import Place
+from tests.unit.api.place import place as served
 
 
 class _Unix(http.client.HTTPConnection):
@@ -39,21 +42,20 @@ class _Unix(http.client.HTTPConnection):
 
 
 @pytest.fixture(scope="module")
-def _running() -> Iterator[Served]:
-    with served(FakeBackend()) as running:
+def _running() -> Iterator[Place]:
+    with served() as running:
         yield running
 
 
 @pytest.fixture
-def place(_running: Served) -> Served:
-    """A served backend that holds two jobs."""
-    _running.backend.reset()
-    _running.backend.rows = [made_responses.job(), made_responses.waiting_job()]
-    _running.failures.clear()
+def place(_running: Place) -> Place:
+    """A daemon that holds two jobs."""
+    _running.reset()
+    _running.write(worlds.running(), worlds.waiting())
     return _running
 
 
-def ask(place: Served, method: str, target: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+def ask(place: Place, method: str, target: str, body: Any = None) -> tuple[int, dict[str, Any]]:
     connection = _Unix(place.socket)
     data = body if isinstance(body, bytes) or body is None else json.dumps(body)
     try:
@@ -64,7 +66,7 @@ def ask(place: Served, method: str, target: str, body: Any = None) -> tuple[int,
         connection.close()
 
 
-def test_every_answer_carries_the_schema_and_the_daemons_time(place: Served) -> None:
+def test_every_answer_carries_the_schema_and_the_daemons_time(place: Place) -> None:
     for target in ("/v1/status", "/v1/jobs", "/v1/jobs/llama-lora", "/v1/cost", "/v1/providers", "/v1/doctor"):
         status, body = ask(place, "GET", target)
         assert (status, body["schema"], body["now"]) == (200, 1, "2026-11-21T10:00:00.000Z")
@@ -82,46 +84,57 @@ def test_every_answer_carries_the_schema_and_the_daemons_time(place: Served) -> 
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ApiRefusal) else None,
 )
-def test_each_refusal_has_its_status_and_code(place: Served, refusal: ApiRefusal, status: int, code: str) -> None:
-    place.backend.failure = refusal
+def test_each_refusal_has_its_status_and_code(place: Place, refusal: ApiRefusal, status: int, code: str) -> None:
+    place.answers("jobs.page", refusal)
     found, body = ask(place, "GET", "/v1/jobs")
     assert (found, body["error"]["code"], body["error"]["message"]) == (status, code, refusal.message)
 
 
-def test_a_refusal_carries_its_hint_and_every_problem(place: Served) -> None:
-    place.backend.failure = Invalid("bad", hint="look", problems=(InputProblem(key="a.b", message="m", hint="h"),))
+def test_a_refusal_carries_its_hint_and_every_problem(place: Place) -> None:
+    problem = InputProblem(key="a.b", message="m", hint="h")
+    place.answers("jobs.page", Invalid("bad", hint="look", problems=(problem,)))
     _, body = ask(place, "GET", "/v1/jobs")
     assert body["error"]["hint"] == "look"
     assert body["error"]["problems"] == [{"key": "a.b", "message": "m", "hint": "h"}]
 
 
-def test_a_defect_is_logged_and_answered_without_its_details(place: Served) -> None:
-    place.backend.failure = RuntimeError("the password is hunter2")
+def test_a_defect_is_logged_and_answered_without_its_details(place: Place) -> None:
+    place.answers("jobs.page", RuntimeError("the password is hunter2"))
     status, body = ask(place, "GET", "/v1/jobs")
     assert (status, body["error"]["code"]) == (500, "internal")
     assert "hunter2" not in json.dumps(body)
     assert [(route, str(exc)) for route, exc in place.failures] == [("/v1/jobs", "the password is hunter2")]
 
 
-def test_a_number_that_json_cannot_hold_is_a_defect_and_not_an_answer(place: Served) -> None:
-    place.backend.rows[0]["spent_usd"] = float("nan")
+def test_a_number_that_json_cannot_hold_is_a_defect_and_not_an_answer(place: Place) -> None:
+    row = made_responses.job(spent_usd=float("nan"))
+    place.answers("jobs.page", {"jobs": [row], "more": False, "paused": ""})
     status, body = ask(place, "GET", "/v1/jobs")
     assert (status, body["error"]["code"]) == (500, "internal")
 
 
-def test_a_store_that_is_down_is_answered_at_once(place: Served) -> None:
-    place.backend.error_text = "the state database does not answer"
+def store_down(monkeypatch: pytest.MonkeyPatch, sentence: str) -> None:
+    monkeypatch.setattr(Database, "last_error", sentence)
+
+
+def test_a_store_that_is_down_is_answered_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_down(monkeypatch, "the state database does not answer")
     status, body = ask(place, "GET", "/v1/jobs")
     assert (status, body["error"]["code"]) == (503, "unavailable")
     assert body["error"]["message"] == "the state database does not answer"
 
 
-def test_a_store_that_goes_down_during_a_call_is_answered_and_not_waited_for(place: Served) -> None:
-    place.backend.hang = True
+def test_a_store_that_goes_down_during_a_call_is_answered_and_not_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_: object) -> None:
+        await anyio.sleep_forever()
+
+    place.replace("jobs.page", hang)
     connection = _Unix(place.socket)
     connection.request("GET", "/v1/jobs")
     began = time.monotonic()
-    place.backend.error_text = "the disk is gone"
+    store_down(monkeypatch, "the disk is gone")
     response = connection.getresponse()
     assert response.status == 503
     # The aim is a second; the rest is for a busy machine. Without the watch it would be the limit of a call.
@@ -130,8 +143,10 @@ def test_a_store_that_goes_down_during_a_call_is_answered_and_not_waited_for(pla
 
 
 @pytest.mark.parametrize("target", ["/v1/providers", "/v1/doctor"])
-def test_health_can_be_asked_for_while_the_store_is_down(place: Served, target: str) -> None:
-    place.backend.error_text = "down"
+def test_health_can_be_asked_for_while_the_store_is_down(
+    place: Place, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    store_down(monkeypatch, "down")
     assert ask(place, "GET", target)[0] == 200
 
 
@@ -175,7 +190,7 @@ def test_health_can_be_asked_for_while_the_store_is_down(place: Served, target: 
     ],
 )
 def test_a_bad_request_is_refused_in_words(
-    place: Served, method: str, target: str, body: bytes | None, status: int
+    place: Place, method: str, target: str, body: bytes | None, status: int
 ) -> None:
     found, answer = ask(place, method, target, body)
     assert found == status
@@ -185,7 +200,7 @@ def test_a_bad_request_is_refused_in_words(
     assert place.failures == []
 
 
-def test_a_secret_that_is_too_large_is_named_and_not_shown(place: Served) -> None:
+def test_a_secret_that_is_too_large_is_named_and_not_shown(place: Place) -> None:
     body = {"draft": {}, "secrets": {"TOKEN": "hunter2" * 10_000}}
     status, answer = ask(place, "POST", "/v1/jobs", body)
     assert status == 422
@@ -202,31 +217,33 @@ def test_a_secret_that_is_too_large_is_named_and_not_shown(place: Served) -> Non
     ],
 )
 def test_a_secret_that_no_environment_can_hold_is_refused_and_not_shown(
-    place: Served, secrets: dict[str, str], words: str
+    place: Place, secrets: dict[str, str], words: str
 ) -> None:
+    asked = place.asked("submissions.submit")
     status, answer = ask(place, "POST", "/v1/jobs", {"draft": {}, "secrets": secrets})
     assert status == 422
     assert words in answer["error"]["message"]
     assert "hunter2" not in json.dumps(answer)
-    assert place.backend.submissions == []
+    assert asked == []
 
 
-def test_code_is_stored_under_its_hash_and_found_again(place: Served) -> None:
+def test_code_is_stored_under_its_hash_and_found_again(place: Place) -> None:
     data = b"archive" * 10_000
     sha256 = hashlib.sha256(data).hexdigest()
     assert ask(place, "GET", f"/v1/code/{sha256}")[1]["present"] is False
     assert ask(place, "PUT", f"/v1/code/{sha256}", data)[1]["code"] == {"sha256": sha256, "bytes": len(data)}
     assert ask(place, "GET", f"/v1/code/{sha256}")[1]["present"] is True
-    assert place.backend.code[sha256] == data
+    assert place.rig.objects.get(code_key(sha256), bytes_max=len(data)) == data
 
 
-def test_a_log_of_an_unknown_job_is_refused_before_the_stream_begins(place: Served) -> None:
+def test_a_log_of_an_unknown_job_is_refused_before_the_stream_begins(place: Place) -> None:
     status, body = ask(place, "GET", "/v1/jobs/nobody/logs?follow=1")
     assert (status, body["error"]["code"]) == (404, "not_found")
 
 
-def test_records_come_one_a_line(place: Served) -> None:
-    place.backend.records = [log("a\n", cursor=1), log(kind="end", cursor=2, state="SUCCEEDED")]
+def test_records_come_one_a_line(place: Place) -> None:
+    end = made_responses.log(kind="end", cursor=2, state="SUCCEEDED")
+    place.streams("logs.stream", [made_responses.log("a\n", cursor=1), end])
     connection = _Unix(place.socket)
     connection.request("GET", "/v1/jobs/llama-lora/logs")
     response = connection.getresponse()
@@ -236,20 +253,17 @@ def test_records_come_one_a_line(place: Served) -> None:
     connection.close()
 
 
-def test_a_reader_who_leaves_ends_the_backends_stream(place: Served) -> None:
+def test_a_reader_who_leaves_ends_the_handlers_stream(place: Place) -> None:
     ended = []
-    backend = place.backend
 
     async def endless(query: object) -> Any:
         try:
             yield made_responses.event()
-            import anyio
-
             await anyio.sleep_forever()
         finally:
             ended.append(True)
 
-    backend.events = endless  # type: ignore[method-assign]  # a stream whose end can be watched
+    place.replace("events.stream", endless)
     connection = _Unix(place.socket)
     connection.request("GET", "/v1/events?follow=1")
     assert json.loads(connection.getresponse().readline())["kind"] == "job.submitted"
@@ -260,9 +274,12 @@ def test_a_reader_who_leaves_ends_the_backends_stream(place: Served) -> None:
     assert ended
 
 
-def test_a_file_whose_bytes_end_early_is_never_taken_for_whole(place: Served) -> None:
-    place.backend.add_file("a", b"0123456789")
-    place.backend.cut_files_at = 6
+def test_a_file_whose_bytes_end_early_is_never_taken_for_whole(place: Place) -> None:
+    async def cut(*_: object) -> AsyncIterator[bytes]:
+        yield b"012345"
+        raise OSError("a chunk is corrupt")
+
+    place.replace("files.content", cut)
     connection = _Unix(place.socket)
     connection.request("GET", "/v1/jobs/llama-lora/files/content?path=a")
     response = connection.getresponse()

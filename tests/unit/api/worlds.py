@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,11 +14,12 @@ from spotd.core.attempts import Attempt, MachineState
 from spotd.core.charges import Meter
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, Outputs
 from spotd.core.plan import Event, Plan
 from spotd.core.pricing import Needs, quote
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
+from spotd_jobs.wire.manifest import checkpoint_prefix
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import HostId, InstanceId, InstanceRef, OfferId, ProviderName
 from tests.unit.core.builders import offer, shop_policy
@@ -96,11 +100,18 @@ def checkpoint(name: str = "step-1200", **changes: Any) -> Checkpoint:
 
 
 def attempt(
-    number: int = 1, state: AttemptState = AttemptState.RUNNING, *, of: str = RUNNING_ID, **changes: Any
+    number: int = 1,
+    state: AttemptState = AttemptState.RUNNING,
+    *,
+    of: str = RUNNING_ID,
+    host: str = "h3",
+    **changes: Any,
 ) -> Attempt:
     """An attempt on `h3`, launched two hours ago and running ever since."""
     launched = NOW - 2 * HOUR
-    agreed = quote(h100(), Needs(disk_gb=100, upload_bytes_per_hour=0, restore_bytes_per_hour=0), 1_000_000, launched)
+    agreed = quote(
+        h100(host), Needs(disk_gb=100, upload_bytes_per_hour=0, restore_bytes_per_hour=0), 1_000_000, launched
+    )
     ended = state is AttemptState.ENDED
     settled = Meter(settled=MicroUsd(4_620_000)) if ended else None
     base = v.attempt(
@@ -126,16 +137,18 @@ def attempt(
     return replace(base, **changes)
 
 
-def running(**changes: Any) -> Plan:
+def running(*, host: str = "h3", **changes: Any) -> Plan:
     """`llama-lora` runs on its first machine."""
-    first = attempt()
+    first = attempt(host=host)
     owner = job(
         state=JobState.RUNNING,
-        reason="runs on local h3",
-        attempts_made=1,
-        checkpoints=(checkpoint(),),
-        started_at=first.running_at,
-        **changes,
+        **{
+            "reason": "runs on local h3",
+            "attempts_made": 1,
+            "checkpoints": (checkpoint(),),
+            "started_at": first.running_at,
+            **changes,
+        },
     )
     return v.plan(
         owner, first, v.launch_done(first), event(owner), event(first, "attempt.running", "runs"), silent=True
@@ -156,7 +169,8 @@ def ended(state: JobState = JobState.FAILED, *, name: str = "old", ident: str = 
             "started_at": last.running_at,
             "spent": MicroUsd(4_620_000),
             "on_demand": MicroUsd(7_800_000),
-            "submitted_at": EARLIER - HOUR,
+            "submitted_at": EARLIER - timedelta(minutes=2),
+            "checkpoints": (checkpoint(manifest_key=f"jobs/{ident}/step-1200.json"),),
             **changes,
         },
     )
@@ -180,3 +194,38 @@ def event(of: Job | Attempt, kind: str = "job.submitted", message: str = "queued
     if isinstance(of, Job):
         return Event(at=of.submitted_at, kind=kind, message=message, job=of.id)
     return Event(at=of.ended_at or of.intended_at, kind=kind, message=message, job=of.id.job, attempt=of.id.number)
+
+
+def stored_checkpoint(rig: Rig, name: str, content: bytes, *, of: str, **changes: Any) -> Checkpoint:
+    """A checkpoint whose manifest and content are in the object store."""
+    rig.host(JobId(of), 1).checkpoint(name, content)
+    key = f"{checkpoint_prefix(of, 1)}{name}.json"
+    digest = hashlib.sha256(rig.objects.get(key, bytes_max=1_000_000)).hexdigest()
+    return checkpoint(name, manifest_key=key, sha256=digest, bytes=len(content), **changes)
+
+
+def stored_outputs(rig: Rig, files: Sequence[Mapping[str, Any]], *, of: str) -> Outputs:
+    """Outputs whose manifest and content are in the object store: rows of it, a file with its content in `data`."""
+    host = rig.host(JobId(of), 1)
+    content = b"".join(file.get("data", b"") for file in files)
+    chunk = f"{hashlib.sha256(content).hexdigest()}-00000000"
+    host.raw(f"data/{chunk}", content)
+    rows, place = [], 0
+    for file in files:
+        row = {"type": "file", "mode": 0o644, **file}
+        data = row.pop("data", b"")
+        if data:
+            row |= {"size": len(data), "pieces": [[0, place, len(data)]]}
+            place += len(data)
+        rows.append(row)
+    document = {
+        **host.manifest("outputs", b"", kind="outputs"),
+        "schema": 2,
+        "entry": "outputs",
+        "bytes": len(content),
+        "chunks": [[chunk, len(content)]],
+        "files": rows,
+    }
+    data = json.dumps(document).encode()
+    host.raw("outputs/manifest.json", data)
+    return Outputs(attempt=1, sha256=hashlib.sha256(data).hexdigest(), bytes=len(content))

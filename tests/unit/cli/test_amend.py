@@ -6,33 +6,37 @@ import json
 
 import pytest
 
-from spotd.api.requests import BudgetChange
-from tests.unit.api import made_responses
+from spotd.core.attempts import MachineState
+from spotd.core.ids import JobId
+from spotd.core.states import JobState
+from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 
 
 @pytest.fixture
 def stocked(ctl: Ctl) -> Ctl:
-    ctl.backend.rows = [
-        made_responses.job(),
-        made_responses.job(id="6j99ffffff", name="old", state="EXPIRED", provider=None, host=None),
-    ]
+    ctl.place.write(worlds.running(), worlds.ended(JobState.EXPIRED))
     return ctl
 
 
+def budget(ctl: Ctl) -> int | None:
+    """What `llama-lora` may cost; it was submitted with $120."""
+    return ctl.rig.job(JobId(worlds.RUNNING_ID)).budget
+
+
 @pytest.mark.parametrize(
-    ("text", "change"),
+    ("text", "amount"),
     [
-        ("+20", BudgetChange(amount=20_000_000, is_added=True)),
-        ("=140", BudgetChange(amount=140_000_000)),
-        ("140.50", BudgetChange(amount=140_500_000)),
-        ("$3", BudgetChange(amount=3_000_000)),
-        ("+0.000001", BudgetChange(amount=1, is_added=True)),
+        ("+20", 140_000_000),
+        ("=140", 140_000_000),
+        ("140.50", 140_500_000),
+        ("$3", 3_000_000),
+        ("+0.000001", 120_000_001),
     ],
 )
-def test_a_budget_is_set_or_added_to(stocked: Ctl, text: str, change: BudgetChange) -> None:
+def test_a_budget_is_set_or_added_to(stocked: Ctl, text: str, amount: int) -> None:
     assert stocked("budget", "llama-lora", text, "-o", "id").out == "6k0a1b2c3d\n"
-    assert stocked.backend.budget_changes == [change]
+    assert budget(stocked) == amount
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ def test_what_is_no_budget_is_refused_with_a_way_out(stocked: Ctl, text: str) ->
     assert result.code == 2
     assert result.err.startswith("error: the budget ")
     assert "hint:" in result.err
-    assert stocked.backend.budget_changes == []
+    assert budget(stocked) == 120_000_000
 
 
 def test_an_expired_job_is_told_to_be_retried(stocked: Ctl) -> None:
@@ -54,23 +58,32 @@ def test_an_expired_job_is_told_to_be_retried(stocked: Ctl) -> None:
 
 def test_the_new_budget_is_told_with_what_is_spent_of_it(stocked: Ctl) -> None:
     out = stocked("budget", "llama-lora", "+20").out
-    assert out.startswith("llama-lora (6k0a1b2c3d) may cost $120.00 in all, $")
+    assert out.startswith("llama-lora (6k0a1b2c3d) may cost $140.00 in all, $")
     assert "of it is spent; it is " in out
 
 
+def machine_state(ctl: Ctl) -> MachineState:
+    (only,) = ctl.rig.attempts(JobId(worlds.RUNNING_ID))
+    return only.machine
+
+
 def test_a_machine_is_not_given_up_where_nobody_can_be_asked(ctl: Ctl) -> None:
+    ctl.place.write(worlds.running())
     result = ctl("forget", "m1")
     assert result.code == 2
     assert "only with a confirmation" in result.err
     assert "--yes" in result.err
-    assert ctl.backend.forgotten == []
+    assert machine_state(ctl) is MachineState.LIVE
 
 
 def test_a_machine_is_given_up_with_a_confirmation(ctl: Ctl) -> None:
+    ctl.place.write(worlds.running())
     result = ctl("forget", "m1", "-y")
-    assert (result.code, result.out) == (0, "m1 at vast, attempt 1 of job j1 is given up\n")
-    assert json.loads(ctl("forget", "m1", "-y", "-o", "json").out)["forgotten"]["job"] == "j1"
-    assert ctl.backend.forgotten == ["m1", "m1"]
+    assert (result.code, result.out) == (0, "m1 at local, attempt 1 of job 6k0a1b2c3d is given up\n")
+    assert machine_state(ctl) is MachineState.GONE
+    ctl.place.reset()
+    ctl.place.write(worlds.running())
+    assert json.loads(ctl("forget", "m1", "-y", "-o", "json").out)["forgotten"]["job"] == "6k0a1b2c3d"
 
 
 def test_an_unknown_machine_is_exit_6(ctl: Ctl) -> None:

@@ -18,7 +18,7 @@ import pytest
 from spotd.cli import entry
 from spotd.cli.client import COMMANDS, NOT_YET
 from spotd.cli.daemon import COMMANDS as DAEMON_COMMANDS
-from tests.unit.api import made_responses
+from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
 _RUN = "import sys; from spotd.cli.client import main; sys.exit(main())"
@@ -186,11 +186,12 @@ def test_a_socket_of_another_user_is_not_spoken_to(ctl: Ctl, monkeypatch: pytest
             os.chown(ctl.place.socket, 0, -1)
     assert result.code == 5
     assert "belongs to another user" in result.err
-    assert ctl.backend.submissions == []
+    assert ctl.rig.store.read(lambda reads: reads.jobs()) == ()
 
 
 def test_a_reader_who_leaves_is_not_an_error(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(id=f"6k{number:08d}") for number in range(2000)]
+    rows = [made_responses.job(id=f"6k{number:08d}") for number in range(2000)]
+    ctl.place.answers("jobs.page", {"jobs": rows, "more": False, "paused": ""})
     process = spotctl("ls", "-o", "json")
     assert process.stdout is not None
     assert process.stdout.read(1) == "{"
@@ -200,7 +201,7 @@ def test_a_reader_who_leaves_is_not_an_error(ctl: Ctl) -> None:
 
 
 def test_a_full_disk_behind_stdout_is_said(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job()]
+    ctl.place.write(worlds.running())
     with Path("/dev/full").open("w") as full:
         process = spotctl("ls", stdout=full)
         _, err = process.communicate(timeout=30)
@@ -208,7 +209,7 @@ def test_a_full_disk_behind_stdout_is_said(ctl: Ctl) -> None:
 
 
 def test_ctrl_c_is_quiet_and_exit_130(ctl: Ctl) -> None:
-    ctl.backend.event_rows = [made_responses.event()]
+    ctl.place.write(worlds.waiting())
     process = spotctl("events", "-f")
     assert process.stdout is not None
     assert "job.submitted" in process.stdout.readline()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.api import made_responses
+from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 
 FORBIDDEN = {
@@ -73,7 +73,7 @@ def test_help_imports_click_and_ten_small_modules_of_ours() -> None:
 
 @pytest.mark.parametrize("arguments", [("ls", "-o", "json"), ("ls",), ("ls", "-o", "id")], ids=" ".join)
 def test_ls_that_is_piped_imports_nothing_heavy(ctl: Ctl, arguments: tuple[str, ...]) -> None:
-    ctl.backend.rows = [made_responses.job()]
+    ctl.place.write(worlds.running())
     modules, result = imported(*arguments)
     assert result.returncode == 0
     assert ours(modules) == LS_MODULES
@@ -87,7 +87,7 @@ def test_ls_that_is_piped_imports_nothing_heavy(ctl: Ctl, arguments: tuple[str, 
     ids=" ".join,
 )  # fmt: skip
 def test_no_command_imports_the_daemons_libraries(ctl: Ctl, arguments: tuple[str, ...]) -> None:
-    ctl.backend.rows = [made_responses.job()]
+    ctl.place.write(worlds.running())
     modules, result = imported(*arguments)
     assert result.returncode == 0
     assert {name.split(".")[0] for name in modules} & FORBIDDEN == set()

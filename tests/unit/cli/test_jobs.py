@@ -5,19 +5,20 @@ import json
 import pytest
 
 from spotd.api.errors import ApiUnavailable, OverBudget
+from spotd.api.schemas.jobs import JobResponse
 from spotd.cli.words import dollars, money, price, short_span, size_text, span_text
-from tests.unit.api import made_responses
+from spotd.core.ids import JobId
+from spotd.core.states import JobState
+from spotd.core.world import UnreadableRow
+from spotd.store import Reads
+from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
 
 @pytest.fixture
 def stocked(ctl: Ctl) -> Ctl:
     """Three jobs: one runs, one waits, one failed."""
-    ctl.backend.rows = [
-        made_responses.job(),
-        made_responses.waiting_job(),
-        made_responses.job(id="6j99ffffff", name="old", state="FAILED", provider=None, host=None, effective_usd_h=None),
-    ]
+    ctl.place.write_three_jobs()
     return ctl
 
 
@@ -71,20 +72,21 @@ def test_ls_says_that_nothing_matches(stocked: Ctl) -> None:
 
 def test_ls_says_when_jobs_are_left_out(stocked: Ctl) -> None:
     result = stocked("ls", "-n", "1")
-    assert result.out.count("\n") == 2
+    assert result.out.count("\n") == 3, "an unfinished job is never left out"
     assert "--limit 10 shows more" in result.err
 
 
 @pytest.mark.parametrize("jobs", [True, False], ids=["jobs", "none"])
 def test_ls_says_why_nothing_is_launched_now(stocked: Ctl, *, jobs: bool) -> None:
     calm = stocked("ls")
-    stocked.backend.paused = "spotd has just started and first asks the checkpoint store which attempts were made"
     if not jobs:
-        stocked.backend.rows = []
+        stocked.place.reset()
+    why = "spotd has just started and first asks the checkpoint store which attempts were made"
+    stocked.rig.policy.paused = why
     held = stocked("ls")
     assert held.err.startswith("warning: nothing is launched now: spotd has just started and first asks the checkpoint")
     assert (held.code, held.out) == (0, calm.out if jobs else "")
-    assert json.loads(stocked("ls", "-o", "json").out)["paused"] == stocked.backend.paused
+    assert json.loads(stocked("ls", "-o", "json").out)["paused"] == why
     assert stocked("ls", "-o", "id").err == ""
 
 
@@ -95,7 +97,8 @@ def test_an_empty_queue_leaves_stdout_empty(ctl: Ctl) -> None:
 
 
 def test_text_from_hosts_cannot_steer_the_terminal(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(host="h\x1b[31m3\x1b]0;owned\x07\u202eevil\nline", reason="a\x9b2Jb")]
+    host = "h\x1b[31m3\x1b]0;owned\x07\u202eevil\nline"
+    ctl.place.write(worlds.running(host=host, reason="a\x9b2Jb"))
     for command in (("ls",), ("show", "llama-lora"), ("why", "llama-lora")):
         out = ctl(*command).out
         assert not {char for char in out if char in "\x1b\x07\x9b\u202e"}
@@ -109,7 +112,7 @@ def test_show_tells_state_money_checkpoint_and_attempts(stocked: Ctl) -> None:
         "id:         6k0a1b2c3d\n"
         "name:       llama-lora\n"
         "state:      RUNNING: runs on local h3\n"
-        "verdict:    runs at $2.31 per GPU-hour, under the ceiling of $2.40\n"
+        "verdict:    runs on local h3; agreed at 1 x H100 at local, spot, $2.3100/GPU-h\n"
         "gpu:        H100:1\n"
         "where:      local/h3\n"
         "price:      $2.310 per hour for the machine\n"
@@ -133,10 +136,11 @@ def test_show_tells_state_money_checkpoint_and_attempts(stocked: Ctl) -> None:
 
 def test_show_warns_of_each_row_that_is_set_aside_and_shows_the_others(stocked: Ctl) -> None:
     plain = stocked("show", "llama-lora")
-    stocked.backend.set_aside = ["attempt 2: its row in the state cannot be understood (ValueError: x)"]
+    aside = UnreadableRow(job=JobId(worlds.RUNNING_ID), attempt=2, error="ValueError: x")
+    stocked.monkeypatch.setattr(Reads, "set_aside", lambda _reads, _job: (aside,))
     warned = stocked("show", "llama-lora")
     assert (warned.code, warned.out) == (0, plain.out)
-    assert warned.err == f"warning: {stocked.backend.set_aside[0]}\n"
+    assert warned.err == "warning: attempt 2: its row in the state cannot be understood (ValueError: x)\n"
 
 
 def test_show_finds_a_job_by_prefix_and_prints_its_id(stocked: Ctl) -> None:
@@ -151,18 +155,16 @@ def test_show_json_holds_the_job_and_its_settings(stocked: Ctl) -> None:
 def test_why_names_a_provider_that_answers_and_cannot_be_relied_on(stocked: Ctl) -> None:
     slow = made_responses.board(provider="vast", note="has not answered for 25 s")
     odd = made_responses.board(provider="runpod", error="rate limited", note="7 of 7 rows cannot be used")
-    stocked.backend.offer_cache = [slow, odd]
+    stocked.place.answers("jobs.why", made_responses.why(boards=[slow, odd]))
     told = stocked("why", "prep").out
     assert "  vast: has not answered for 25 s\n" in told
     assert "  runpod shows no prices: rate limited; 7 of 7 rows cannot be used\n" in told
 
 
 def test_why_answers_in_sentences(stocked: Ctl) -> None:
-    stocked.backend.offer_cache = [made_responses.board(provider="runpod", error="rate limited")]
-    stocked.backend.event_rows = [
-        made_responses.event(),
-        made_responses.event(),
-    ]  # a job's and its attempt's, told once
+    twice = [made_responses.event(), made_responses.event()]  # a job's and its attempt's, shown once
+    away = made_responses.board(provider="runpod", error="rate limited")
+    stocked.place.answers("jobs.why", made_responses.why(boards=[away], events=twice))
     assert stocked("why", "prep").out == (
         "prep (6k0a9zzzzz) is WAITING_PRICE: the lowest H100 costs $2.61, the ceiling is $2.40\n"
         "  ceiling   $2.400 per GPU-hour\n"
@@ -177,17 +179,25 @@ def test_why_answers_in_sentences(stocked: Ctl) -> None:
 
 def test_cancel_does_not_ask_where_nobody_can_answer(stocked: Ctl) -> None:
     result = stocked("cancel", "llama-lora")
-    assert (result.code, result.out) == (0, "llama-lora (6k0a1b2c3d) is CANCELLING: cancelled by its owner\n")
+    assert (result.code, result.out) == (
+        0,
+        "llama-lora (6k0a1b2c3d) is CANCELLING: cancelled: the machine saves and stops\n",
+    )
 
 
 def test_cancel_of_an_ended_job_is_refused(stocked: Ctl) -> None:
     result = stocked("cancel", "old")
-    assert (result.code, result.out, result.err) == (2, "", "error: old has ended: FAILED\n")
+    assert (result.code, result.out, result.err) == (
+        2,
+        "",
+        "error: old has ended already: the command ended with exit code 1\n",
+    )
 
 
 def test_retry_queues_an_ended_job_again(stocked: Ctl) -> None:
+    stocked.rig.secrets.write(JobId("6j99ffffff"), {"TOKEN": "hunter2"})
     assert stocked("retry", "old", "-o", "id").out == "6j99ffffff\n"
-    assert stocked.backend.rows[2]["state"] == "QUEUED"
+    assert stocked.rig.job(JobId("6j99ffffff")).state is JobState.QUEUED
 
 
 @pytest.mark.parametrize(
@@ -224,7 +234,7 @@ def test_a_prefix_of_several_jobs_is_refused_with_their_names(stocked: Ctl) -> N
     ids=["budget", "unavailable", "defect of the daemon"],
 )
 def test_refusals_have_their_exit_codes(stocked: Ctl, failure: Exception, code: int) -> None:
-    stocked.backend.failure = failure
+    stocked.place.answers("jobs.page", failure)
     result = stocked("ls")
     assert (result.code, result.out) == (code, "")
     assert result.err.startswith("error: ")
@@ -260,8 +270,14 @@ def test_spans_and_sizes_read_well() -> None:
     assert [size_text(value) for value in (5, 12_345, 1_500_000, 2e12)] == ["5 B", "12.3 kB", "1.5 MB", "2.0 TB"]
 
 
+def only(ctl: Ctl, row: JobResponse) -> None:
+    """The daemon has this job and no other."""
+    ctl.place.answers("jobs.page", {"jobs": [row], "more": False, "paused": ""})
+    ctl.place.answers("jobs.detail", made_responses.detail(row))
+
+
 def test_a_transfer_is_told_by_ls_and_show_with_rate_and_time_left(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(transfer=made_responses.transfer(queued=2))]
+    only(ctl, made_responses.job(transfer=made_responses.transfer(queued=2)))
     assert "  1200 up 30% 80.0 MB/s 35s  " in ctl("ls").out
     shown = ctl("show", "llama-lora").out
     assert "transfer:   upload of step-1300, 1.2 GB of 4.0 GB (30 %), 80.0 MB/s, 35 s left, 2 more waiting\n" in shown
@@ -269,23 +285,21 @@ def test_a_transfer_is_told_by_ls_and_show_with_rate_and_time_left(ctl: Ctl) -> 
 
 def test_a_restore_whose_rate_is_not_known_yet_says_how_far_it_is(ctl: Ctl) -> None:
     unknown = {"kind": "restore", "bytes_per_s": None, "seconds_left": None}
-    ctl.backend.rows = [made_responses.job(checkpoint=None, transfer=made_responses.transfer(**unknown))]
+    only(ctl, made_responses.job(checkpoint=None, transfer=made_responses.transfer(**unknown)))
     assert "  - down 30%  " in ctl("ls").out
     assert "transfer:   restore of step-1300, 1.2 GB of 4.0 GB (30 %)\n" in ctl("show", "llama-lora").out
 
 
 def test_an_upload_that_fails_says_why(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(transfer=made_responses.transfer(failing="the store answers 503"))]
+    only(ctl, made_responses.job(transfer=made_responses.transfer(failing="the store answers 503")))
     assert "  1200 up 30% failing  " in ctl("ls").out
     assert "failing: the store answers 503" in ctl("show", "llama-lora").out
 
 
 def test_a_success_without_its_outputs_is_warned_of_below_the_list(ctl: Ctl) -> None:
     reason = "the command ended with exit code 0; none of its outputs is stored: its machine stored none"
-    ctl.backend.rows = [
-        made_responses.job(state="SUCCEEDED", reason=reason),
-        made_responses.job(id="j2", state="SUCCEEDED"),
-    ]
+    done = JobState.SUCCEEDED
+    ctl.place.write(worlds.ended(done, reason=reason), worlds.ended(done, ident="j2", name="j2", reason="done"))
     result = ctl("ls")
     assert result.code == 0
     assert result.err.count("warning:") == 1
@@ -293,10 +307,11 @@ def test_a_success_without_its_outputs_is_warned_of_below_the_list(ctl: Ctl) -> 
 
 
 def test_retry_of_a_success_needs_the_word_for_it(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
-    name = ctl.backend.rows[0]["id"]
+    ctl.place.write(worlds.ended(JobState.SUCCEEDED))
+    name = JobId("6j99ffffff")
+    ctl.rig.secrets.write(name, {"TOKEN": "hunter2"})
     refused = ctl("retry", name)
     assert refused.code == 2
     assert "--anyway" in refused.err
     assert ctl("retry", "--anyway", name).code == 0
-    assert ctl.backend.rows[0]["state"] == "QUEUED"
+    assert ctl.rig.job(name).state is JobState.QUEUED

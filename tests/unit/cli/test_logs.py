@@ -2,37 +2,40 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from spotd.api.requests import LogQuery
 from spotd.cli.follow import PATIENCE_S, Waiting, followed
 from spotd.cli.words import AnsiStripper, clean
 from spotd.client.errors import DaemonUnreachable
-from tests.unit.api import made_responses
-from tests.unit.api.fake import log
+from spotd.core.ids import JobId
+from spotd.core.states import AttemptState
+from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
+from tests.unit.store.values import launch_done, plan
+
+JOB = JobId(worlds.RUNNING_ID)
 
 
 @pytest.fixture
 def logged(ctl: Ctl) -> Ctl:
     """A job that was moved once and failed."""
-    ctl.backend.rows = [made_responses.job()]
-    ctl.backend.records = [
-        log("attempt 1 on local h3", kind="attempt", cursor=1),
-        log("step 1\n", cursor=2),
-        log("attempt 2 on vast 4410", kind="attempt", cursor=3, attempt=2),
-        log("\x1b[32mstep 2\x1b[0m\n", cursor=4, attempt=2),
-        log(kind="end", cursor=5, attempt=2, state="FAILED"),
-    ]
+    ctl.monkeypatch.setattr("spotd.api.handlers.logs.FOLLOW_PAUSE_S", 0.01)
+    second = worlds.attempt(2, AttemptState.ENDED, host="h4")
+    ctl.place.write(worlds.ended(name="llama-lora", ident=JOB, attempts_made=2), plan(second, launch_done(second)))
+    ctl.rig.host(JOB, 1).log("step 1\n")
+    ctl.rig.host(JOB, 2).log("\x1b[32mstep 2\x1b[0m\n")
     return ctl
 
 
 def test_output_goes_to_stdout_and_what_is_said_about_it_to_stderr(logged: Ctl) -> None:
     result = logged("logs", "llama-lora")
     assert (result.code, result.out) == (0, "step 1\nstep 2\n")
-    assert result.err == "--- attempt 1 on local h3 ---\n--- attempt 2 on vast 4410 ---\n"
+    assert result.err == ("--- attempt 1 on 1 x H100 at local h3 ---\n--- attempt 2 on 1 x H100 at local h4 ---\n")
 
 
 def test_following_a_job_that_failed_is_exit_1(logged: Ctl) -> None:
@@ -52,7 +55,18 @@ def test_json_is_one_document_or_when_followed_a_line_each(logged: Ctl) -> None:
 
 
 def test_following_goes_on_where_a_restarted_daemon_left_off(logged: Ctl) -> None:
-    logged.backend.cut_logs_after = 2
+    real = logged.place.handlers.logs.stream
+    uses: list[LogQuery] = []
+
+    async def cut_once(ref: str, query: LogQuery) -> AsyncIterator[Any]:
+        uses.append(query)
+        async with aclosing(real(ref, query)) as records:
+            async for record in records:
+                yield record
+                if len(uses) == 1 and record["kind"] == "log":
+                    return
+
+    logged.place.replace("logs.stream", cut_once)
     assert logged("logs", "-f", "llama-lora").out == "step 1\nstep 2\n"
 
 

@@ -1,27 +1,30 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
 
-from tests.unit.api import made_responses
+from spotd.core.plan import Event, Plan
+from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
 
 @pytest.fixture
 def market(ctl: Ctl) -> Ctl:
     """Two quotes, and one provider that does not answer."""
-    ctl.backend.quotes = [
+    quotes = [
         made_responses.quote(),
         made_responses.quote(
             provider="aws", host="", gpu="A100-80GB", gpu_count=8, effective_usd_h=9.7, effective_usd_gpu_h=1.2125,
             ceiling_usd_gpu_h=1.0, fits=False, verdict="above the ceiling", region="us-east-1",
         ),
     ]  # fmt: skip
-    ctl.backend.offer_cache = [
+    boards = [
         made_responses.board(),
         made_responses.board(provider="runpod", error="rate limited", at=made_responses.EARLIER),
     ]
+    ctl.place.answers("prices.quotes", {"quotes": quotes, "boards": boards, "more": False})
     return ctl
 
 
@@ -35,8 +38,9 @@ def test_prices_show_the_effective_price_beside_the_ceiling(market: Ctl) -> None
     assert result.err == "warning: no prices from runpod since 2026-11-21 07:00:00: rate limited\n"
 
 
-def test_explain_shows_every_term(market: Ctl) -> None:
-    result = market("offers", "--gpu", "H100", "--explain")
+def test_explain_shows_every_term(ctl: Ctl) -> None:
+    ctl.place.answers("prices.quotes", {"quotes": [made_responses.quote()], "boards": [], "more": False})
+    result = ctl("offers", "--gpu", "H100", "--explain")
     assert result.out == (
         "WHERE      GPU     GPU$/H  +STORAGE    +FEE  (FEE X)  +UPLOAD  +RESTORE   =$/H  $/GPU-H    BID  CEILING\n"
         "vast/4410  H100:1   1.850    0.0417  0.3783     1.20   0.0300    0.0100  2.310    2.310  2.400    2.400\n"
@@ -44,10 +48,12 @@ def test_explain_shows_every_term(market: Ctl) -> None:
     assert "fee multiplier x (gpu + disk GB x storage price / 720)" in result.err
 
 
-def test_prices_json_holds_the_breakdown(market: Ctl) -> None:
-    body = json.loads(market("prices", "-n", "1", "-o", "json").out)
+def test_prices_json_holds_the_breakdown(ctl: Ctl) -> None:
+    ctl.rig.shop.offer_index = [worlds.h100("h3"), worlds.h100("h4")]
+    ctl.place.cycle()
+    body = json.loads(ctl("prices", "-n", "1", "-o", "json").out)
     assert (body["schema"], body["more"], len(body["quotes"])) == (1, True, 1)
-    assert body["quotes"][0]["breakdown"]["fee_multiplier"] == 1.2
+    assert body["quotes"][0]["breakdown"]["fee_multiplier"] == 1.0
 
 
 def test_no_offer_is_said_and_not_left_blank(ctl: Ctl) -> None:
@@ -56,12 +62,8 @@ def test_no_offer_is_said_and_not_left_blank(ctl: Ctl) -> None:
 
 
 def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
-    ctl.backend.receipts = [
-        made_responses.receipt(
-            attempts=[made_responses.attempt_cost(), made_responses.attempt_cost(attempt=2, reason="done")]
-        )
-    ]
+    attempts = [made_responses.attempt_cost(), made_responses.attempt_cost(attempt=2, reason="done")]
+    ctl.place.answers("receipts.cost", made_responses.cost(made_responses.receipt(attempts=attempts)))
     assert ctl("cost", "llama-lora").out == (
         "job:        llama-lora (6k0a1b2c3d), SUCCEEDED\n"
         "spent:      $4.62 of $120.00\n"
@@ -77,17 +79,17 @@ def test_a_receipt_tells_spent_saved_recoveries_and_minutes_lost(ctl: Ctl) -> No
 
 
 def test_a_receipt_names_the_time_that_was_free(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
     taken = made_responses.attempt_cost(provider="aws", spent_usd=0.01, free_usd=0.4)
-    ctl.backend.receipts = [made_responses.receipt(attempts=[taken, made_responses.attempt_cost(attempt=2)])]
+    receipt = made_responses.receipt(attempts=[taken, made_responses.attempt_cost(attempt=2)])
+    ctl.place.answers("receipts.cost", made_responses.cost(receipt))
     lines = [line for line in ctl("cost", "llama-lora").out.splitlines() if line.startswith("free:")]
     assert lines == ["free:       $0.400 of attempt 1: aws took the machine soon and bills no time of it"]
 
 
 def test_a_receipt_tells_which_checkpoint_could_not_be_resumed_from(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
     row = {"attempt": 2, "name": "c9", "reason": "a chunk is gone", "next": "c8", "at": made_responses.NOW}
-    ctl.backend.receipts = [made_responses.receipt(fallbacks=[row, {**row, "attempt": 3, "next": None}])]
+    receipt = made_responses.receipt(fallbacks=[row, {**row, "attempt": 3, "next": None}])
+    ctl.place.answers("receipts.cost", made_responses.cost(receipt))
     lines = [line for line in ctl("cost", "llama-lora").out.splitlines() if line.startswith("fallback:")]
     assert lines == [
         "fallback:   attempt 2 began from c8: c9 could not be restored (a chunk is gone)",
@@ -96,15 +98,14 @@ def test_a_receipt_tells_which_checkpoint_could_not_be_resumed_from(ctl: Ctl) ->
 
 
 def test_cost_of_all_jobs_ends_with_the_sum_and_the_budgets(ctl: Ctl) -> None:
-    ctl.backend.receipts = [
-        made_responses.receipt(),
-        made_responses.receipt(id="6k0a9zzzzz", name="prep", spent_usd=0.0001),
-    ]
-    ctl.backend.budgets = [
+    prep = made_responses.receipt(id="6k0a9zzzzz", name="prep", spent_usd=0.0001)
+    answer = made_responses.cost(made_responses.receipt(), prep)
+    answer["budgets"] = [
         {"name": "day", "used": 12.5, "committed": 0.4, "limit": 50.0},
         {"name": "month", "used": 12.5, "committed": 0.4, "limit": None},
         {"name": "machines", "used": 2, "committed": 0, "limit": 8},
     ]
+    ctl.place.answers("receipts.cost", answer)
     assert ctl("cost").out == (
         "ID          NAME        STATE       SPENT  ON-DEMAND  SAVED  RECOV        LOST\n"
         "6k0a1b2c3d  llama-lora  SUCCEEDED    4.62       7.80   3.18      1  6 min 12 s\n"
@@ -117,17 +118,18 @@ def test_cost_of_all_jobs_ends_with_the_sum_and_the_budgets(ctl: Ctl) -> None:
 
 
 def test_cost_json_is_the_receipts(ctl: Ctl) -> None:
-    ctl.backend.receipts = [made_responses.receipt()]
+    ctl.place.write(worlds.ended(lost=timedelta(seconds=372)))
     body = json.loads(ctl("cost", "-o", "json").out)
     assert (body["schema"], body["receipts"][0]["saved_usd"], body["lost_s"]) == (1, 3.18, 372.0)
 
 
 def test_providers_show_health_in_one_line_each(ctl: Ctl) -> None:
-    ctl.backend.provider_rows = [
+    rows = [
         made_responses.provider(),
         made_responses.provider(name="aws", ok=False, detail="the key is wrong", offers=0, last_poll_at=None),
         made_responses.provider(name="runpod", enabled=False, detail="not enabled"),
     ]
+    ctl.place.answers("health.providers", rows)
     result = ctl("providers", "--explain")
     assert result.out == (
         "PROVIDER  HEALTH   OFFERS  MACHINES   POLLED  REQ/H  REQ/MIN    FEE  CAN         DETAIL\n"
@@ -142,10 +144,11 @@ def test_providers_show_health_in_one_line_each(ctl: Ctl) -> None:
 
 
 def test_doctor_says_what_is_wrong_with_a_way_out_and_exits_1(ctl: Ctl) -> None:
-    ctl.backend.checks = [
+    checks = [
         {"area": "store", "name": "writable", "ok": True, "detail": "a folder", "hint": ""},
         {"area": "vast", "name": "balance", "ok": False, "detail": "$0.12 left", "hint": "add credit at vast.ai"},
     ]
+    ctl.place.answers("doctor.report", {"ok": False, "checks": checks})
     result = ctl("doctor")
     assert result.code == 1
     assert result.out == (
@@ -158,9 +161,10 @@ def test_doctor_says_what_is_wrong_with_a_way_out_and_exits_1(ctl: Ctl) -> None:
 
 
 def test_doctor_shows_a_warning_with_its_way_out_and_exits_0(ctl: Ctl) -> None:
-    ctl.backend.checks = [
+    checks = [
         {"area": "daemon", "name": "config", "ok": True, "detail": "everybody can read it", "hint": "chmod o-r it"}
     ]
+    ctl.place.answers("doctor.report", {"ok": True, "checks": checks})
     result = ctl("doctor")
     assert result.code == 0
     assert result.out.endswith("warn  daemon: config: everybody can read it\n      hint: chmod o-r it\n")
@@ -178,27 +182,24 @@ def test_doctor_answers_in_json_even_without_a_daemon(ctl: Ctl, monkeypatch: pyt
 
 
 def test_reconcile_tells_what_was_listed_and_what_follows(ctl: Ctl) -> None:
-    ctl.backend.reconciled = {
-        "listings": [
-            {"provider": "vast", "machines": 1, "complete": True, "error": ""},
-            {"provider": "aws", "machines": 0, "complete": False, "error": "timed out"},
-        ],
-        "actions": ["vast 99 belongs to no live attempt: it is being destroyed"],
-    }
+    listings = [
+        {"provider": "vast", "machines": 1, "complete": True, "error": ""},
+        {"provider": "aws", "machines": 0, "complete": False, "error": "timed out"},
+    ]
+    actions = ["vast 99 belongs to no live attempt: it is being destroyed"]
+    ctl.place.answers("health.reconcile", {"listings": listings, "actions": actions})
     assert ctl("reconcile").out == (
         "vast: 1 machine\naws: no complete list: timed out\nvast 99 belongs to no live attempt: it is being destroyed\n"
     )
 
 
 def test_events_are_told_in_order_with_their_job(ctl: Ctl) -> None:
-    ctl.backend.event_rows = [
-        made_responses.event(),
-        made_responses.event(id=2, kind="attempt.preempted", message="the provider took it back", attempt=1),
-        made_responses.event(id=3, kind="provider.down", message="vast does not answer", job=None, job_name=None),
-    ]
+    ctl.place.write(worlds.ended())
+    away = Event(at=worlds.EARLIER, kind="provider.down", message="vast does not answer")
+    ctl.place.write(Plan(events=(away,)))
     assert ctl("events").out == (
-        "2026-11-21 07:00:00  llama-lora  job.submitted  queued\n"
-        "2026-11-21 07:00:00  llama-lora#1  attempt.preempted  the provider took it back\n"
+        "2026-11-21 06:58:00  old  job.submitted  queued\n"
+        "2026-11-21 10:00:00  old#1  attempt.ended  the provider took it back\n"
         "2026-11-21 07:00:00  -  provider.down  vast does not answer\n"
     )
     body = json.loads(ctl("events", "-o", "json").out)

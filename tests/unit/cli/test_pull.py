@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.cli.pulling import pull_into, spans_of
-from tests.unit.api import made_responses
+from spotd.core.ids import JobId
+from spotd.core.states import JobState
+from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
+
+JOB = JobId(worlds.RUNNING_ID)
+OUTPUTS = (
+    {"path": "out/model.bin", "data": b"weights" * 50_000},
+    {"path": "out/run.sh", "data": b"#!/bin/sh\n", "mode": 0o777},
+)
 
 
 @pytest.fixture
 def saved(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ctl:
     """A job with two outputs; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
-    ctl.backend.rows = [made_responses.job(state="SUCCEEDED")]
-    ctl.backend.add_file("out/model.bin", b"weights" * 50_000)
-    ctl.backend.add_file("out/run.sh", b"#!/bin/sh\n", mode=0o4777)
+    store(ctl)
     return ctl
+
+
+def store(ctl: Ctl, *more: dict[str, Any], problem: str = "") -> None:
+    """The job has its two outputs and these."""
+    outputs = worlds.stored_outputs(ctl.rig, [*OUTPUTS, *more], of=JOB)
+    done = replace(outputs, problem=problem)
+    ctl.place.write(worlds.ended(JobState.SUCCEEDED, name="llama-lora", ident=JOB, outputs=done))
+
+
+def lie(ctl: Ctl, change: Callable[[list[Any]], object]) -> None:
+    """The daemon lists other files than are stored."""
+    real = ctl.place.handlers.files.entries
+
+    async def changed(ref: str, checkpoint: str | None) -> Any:
+        body = await real(ref, checkpoint)
+        change(body["files"])
+        return body
+
+    ctl.place.replace("files.entries", changed)
 
 
 def entry(path: str, **given: Any) -> Any:
@@ -41,6 +68,7 @@ def test_outputs_come_into_a_folder_named_after_the_job(saved: Ctl, tmp_path: Pa
 
 
 def test_a_file_may_be_executable_but_brings_no_other_power(saved: Ctl, tmp_path: Path) -> None:
+    lie(saved, lambda files: files[1].update(mode=0o4777))
     saved("pull", "llama-lora", "--to", "here")
     assert (tmp_path / "here/out/run.sh").stat().st_mode & 0o7777 == 0o755
     assert (tmp_path / "here/out/model.bin").stat().st_mode & 0o7777 == 0o644
@@ -59,9 +87,12 @@ def test_list_fetches_nothing(saved: Ctl, tmp_path: Path) -> None:
     assert below(tmp_path) == set()
 
 
-def test_a_checkpoint_is_pulled_by_name(saved: Ctl) -> None:
-    body = json.loads(saved("pull", "llama-lora", "--checkpoint", "step-1200", "-o", "json").out)
-    assert (body["kind"], body["name"], body["written"]) == ("checkpoint", "step-1200", 2)
+def test_a_checkpoint_is_pulled_by_name(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = worlds.stored_checkpoint(ctl.rig, "step-1200", b"weights", of=JOB)
+    ctl.place.write(worlds.ended(name="llama-lora", ident=JOB, checkpoints=(kept,)))
+    body = json.loads(ctl("pull", "llama-lora", "--checkpoint", "step-1200", "-o", "json").out)
+    assert (body["kind"], body["name"], body["written"]) == ("checkpoint", "step-1200", 1)
 
 
 def test_pulling_again_keeps_what_is_there_and_finishes_what_is_not(saved: Ctl, tmp_path: Path) -> None:
@@ -84,7 +115,14 @@ def test_other_content_is_replaced_only_by_force(saved: Ctl, tmp_path: Path) -> 
 
 
 def test_a_file_that_ends_early_leaves_nothing_of_itself(saved: Ctl, tmp_path: Path) -> None:
-    saved.backend.cut_files_at = 100_000
+    real = saved.place.handlers.files.contents
+
+    async def cut(*args: Any) -> AsyncIterator[bytes]:
+        async with aclosing(real(*args)) as pieces:
+            yield (await anext(pieces))[:100_000]
+        raise OSError("a chunk is corrupt")
+
+    saved.place.replace("files.contents", cut)
     result = saved("pull", "llama-lora", "--to", "here")
     assert result.code == 5
     assert "went away in the middle of its answer" in result.err
@@ -92,7 +130,7 @@ def test_a_file_that_ends_early_leaves_nothing_of_itself(saved: Ctl, tmp_path: P
 
 
 def test_a_file_of_another_size_than_was_said_is_not_kept(saved: Ctl, tmp_path: Path) -> None:
-    saved.backend.file_rows[1]["bytes"] = 11
+    lie(saved, lambda files: files[1].update(bytes=11))
     result = saved("pull", "llama-lora", "--to", "here")
     assert result.code == 5
     assert "out/run.sh has 10 bytes instead of 11" in result.err
@@ -122,8 +160,7 @@ def test_a_file_of_another_size_than_was_said_is_not_kept(saved: Ctl, tmp_path: 
     ids=lambda bad: ascii((bad["kind"], bad["path"], bad["target"])),
 )
 def test_a_path_that_leads_outside_stops_everything(saved: Ctl, tmp_path: Path, bad: Any) -> None:
-    saved.backend.file_rows.append(bad)
-    saved.backend.contents[bad["path"]] = b"evil"
+    lie(saved, lambda files: files.append(bad))
     folder = tmp_path / "deep" / "here"
     result = saved("pull", "llama-lora", "--to", str(folder))
     assert result.code == 74
@@ -132,11 +169,12 @@ def test_a_path_that_leads_outside_stops_everything(saved: Ctl, tmp_path: Path, 
 
 
 def test_links_and_empty_folders_arrive(saved: Ctl, tmp_path: Path) -> None:
-    saved.backend.file_rows += [
-        entry("latest", kind="link", target="out/model.bin", bytes=0),
-        entry("out/again", kind="link", target="../out/run.sh", bytes=0),
-        entry("empty", kind="dir", bytes=0),
-    ]
+    store(
+        saved,
+        {"path": "latest", "type": "link", "target": "out/model.bin"},
+        {"path": "out/again", "type": "link", "target": "../out/run.sh"},
+        {"path": "empty", "type": "dir"},
+    )
     assert saved("pull", "llama-lora", "--to", "here").code == 0
     assert (tmp_path / "here/latest").readlink() == Path("out/model.bin")
     assert (tmp_path / "here/out/again").read_bytes() == b"#!/bin/sh\n"
@@ -169,25 +207,24 @@ def test_a_place_that_cannot_be_written_is_named(saved: Ctl, tmp_path: Path) -> 
 
 
 def test_no_outputs_yet_is_exit_6_with_a_way_out(ctl: Ctl) -> None:
-    ctl.backend.rows = [made_responses.job()]
+    ctl.place.write(worlds.running())
     result = ctl("pull", "llama-lora")
     assert (result.code, result.err) == (
         6,
-        "error: there are no outputs yet\n\nhint: spotctl checkpoints 6k0a1b2c3d\n",
+        "error: job llama-lora has no outputs (yet)\n\nhint: outputs are stored on success, if the job names any\n",
     )
 
 
 def test_hundreds_of_small_files_come_in_one_request(saved: Ctl, tmp_path: Path) -> None:
-    for number in range(400):
-        saved.backend.add_file(f"small/{number:03d}", b"%d" % number)
+    store(saved, *({"path": f"small/{number:03d}", "data": b"%d" % number} for number in range(400)))
     asked: list[Sequence[tuple[int, int]]] = []
-    real = saved.backend.read_files
+    real = saved.place.handlers.files.contents
 
     def counted(*args: Any) -> Any:
         asked.append(args[-1])
         return real(*args)
 
-    saved.backend.read_files = counted  # type: ignore[method-assign]  # the same answer, counted
+    saved.place.replace("files.contents", counted)
     assert saved("pull", "llama-lora", "--to", "here").code == 0
     assert asked == [((0, 401),)]
     assert (tmp_path / "here/small/399").read_bytes() == b"399"
@@ -196,8 +233,7 @@ def test_hundreds_of_small_files_come_in_one_request(saved: Ctl, tmp_path: Path)
 def test_names_of_every_kind_arrive_as_they_were(saved: Ctl, tmp_path: Path) -> None:
     names = {"line%0Abreak": b"line\nbreak", "%FF%FE": b"\xff\xfe", "back%5Cslash": b"back\\slash", "100%": b"100%",
              "n" * 255: b"n" * 255, "%E2%80%8D": b"\xe2\x80\x8d", "%2541": b"%41"}  # fmt: skip
-    for shown in names:
-        saved.backend.add_file(f"odd/{shown}", shown.encode())
+    store(saved, *({"path": f"odd/{shown}", "data": shown.encode()} for shown in names))
     result = saved("pull", "llama-lora", "odd/", "--to", "here")
     assert result.code == 0
     assert {os.fsencode(path.name) for path in (tmp_path / "here/odd").iterdir()} == set(names.values())
@@ -206,15 +242,15 @@ def test_names_of_every_kind_arrive_as_they_were(saved: Ctl, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("path", ["%2E%2E/evil", "a%2F%2E%2E%2F%2E%2E%2Fevil", "%2Fetc%2Fevil", "a/%00"])
 def test_no_encoding_hides_a_path_that_leads_outside(saved: Ctl, tmp_path: Path, path: str) -> None:
-    saved.backend.add_file(path, b"evil")
+    lie(saved, lambda files: files.append(entry(path)))
     result = saved("pull", "llama-lora", "--to", str(tmp_path / "deep/here"))
     assert (result.code, "leads outside" in result.err) == (74, True)
     assert below(tmp_path) == set()
 
 
 def test_a_name_that_this_disk_cannot_hold_is_said_and_all_others_come(saved: Ctl, tmp_path: Path) -> None:
-    saved.backend.add_file("out/" + "x" * 300, b"lost" * 100_000)
-    saved.backend.add_file("out/zzz", b"there")
+    store(saved, {"path": "out/lost", "data": b"lost" * 100_000}, {"path": "out/zzz", "data": b"there"})
+    lie(saved, lambda files: files[2].update(path="out/" + "x" * 300))
     result = saved("pull", "llama-lora", "--to", "here")
     assert result.code == 74
     assert "1 file could not be written here; the first is out/xxx" in result.err
@@ -250,7 +286,7 @@ def test_spans_ask_for_the_content_of_the_chosen_files_and_no_other(rows: list[t
 def test_outputs_that_are_missing_show_in_the_exit_code_and_what_is_there_is_fetched(
     saved: Ctl, tmp_path: Path
 ) -> None:
-    saved.backend.files_warning = "some of its outputs are missing: 3 of them could not be stored by the host"
+    store(saved, problem="3 of them could not be stored by the host")
     result = saved("pull", "llama-lora")
     assert result.code == 1
     assert "warning: some of its outputs are missing" in result.err

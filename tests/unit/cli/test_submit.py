@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 from spotd.api.errors import OverBudget
 from spotd.cli.commands.submit import submit
 from spotd.cli.draft import FLAGS
-from tests.unit.api import made_responses
-from tests.unit.api.fake import log
+from spotd.store import JobView
+from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 
+CODE = "code/"
 JOB = """\
 name = "llama-lora"
 run = "python train.py"
@@ -24,7 +26,30 @@ gpu = ["H100:1"]
 disk = "100GB"
 [price]
 max_price = 2.40
+[budget]
+job = 120
 """
+
+
+@pytest.fixture
+def ctl(ctl: Ctl) -> Ctl:
+    """`spotctl` against a daemon that knows one H100 for $2.31."""
+    sold = replace(worlds.h100(), gpu="H100_SXM")
+    ctl.rig.shop.offer_index = [sold]
+    ctl.place.cycle()
+    return ctl
+
+
+def newest(ctl: Ctl) -> JobView:
+    return ctl.rig.store.read(lambda reads: reads.jobs())[0]
+
+
+def codes(ctl: Ctl) -> dict[str, bytes]:
+    """What is stored as code, by its hash."""
+    found = [info.key for info in ctl.rig.objects.list(CODE)]
+    return {
+        key.removeprefix(CODE).removesuffix(".tar.gz"): ctl.rig.objects.get(key, bytes_max=10_000_000) for key in found
+    }
 
 
 @pytest.fixture
@@ -51,10 +76,12 @@ verdict: would start now on vast/4410
 
 
 def test_a_dry_run_prints_the_plan_as_data_and_queues_nothing(ctl: Ctl, job_file: Path) -> None:
+    sent = ctl.place.asked("submissions.submit")
+    ctl.place.answers("submissions.plan", made_responses.plan())
     result = ctl("submit", "train.toml", "--dry-run")
     assert (result.code, result.err) == (0, "")
     assert result.out == PLAN
-    assert ctl.backend.submissions == []
+    assert sent == []
 
 
 def test_a_dry_run_in_json_is_the_plan(ctl: Ctl, job_file: Path) -> None:
@@ -63,42 +90,47 @@ def test_a_dry_run_in_json_is_the_plan(ctl: Ctl, job_file: Path) -> None:
 
 
 def test_submit_shows_the_plan_then_prints_the_id_and_three_next_commands(ctl: Ctl, job_file: Path) -> None:
+    plan = ctl("submit", "train.toml", "--dry-run").out
     result = ctl("submit", "train.toml")
-    job = ctl.backend.rows[0]["id"]
+    job = newest(ctl).id
     assert (result.code, result.out) == (0, f"{job}\n")
-    assert result.err == PLAN + f"  spotctl why {job}\n  spotctl logs -f {job}\n  spotctl cancel {job}\n"
+    assert result.err == plan + f"  spotctl why {job}\n  spotctl logs -f {job}\n  spotctl cancel {job}\n"
 
 
 def test_a_job_can_begin_from_another_jobs_checkpoint(ctl: Ctl, job_file: Path) -> None:
-    ctl.backend.rows = [made_responses.job(id="6k0other00", name="before", state="SUCCEEDED")]
+    sent = ctl.place.asked("submissions.submit")
+    kept = worlds.stored_checkpoint(ctl.rig, "step-900", b"w" * 1_500_000, of="6k0other00")
+    ctl.place.write(worlds.ended(name="before", ident="6k0other00", checkpoints=(kept,)))
     result = ctl("submit", "train.toml", "-y", "--resume-from", "before:step-900")
     assert result.code == 0
     assert "  resume  from step-900 (1.5 MB) of job 6k0other00\n" in result.err
-    assert ctl.backend.submissions[0].resume_from == "before:step-900"
+    assert sent[0][0].resume_from == "before:step-900"
 
 
 @pytest.mark.parametrize(("text", "code"), [("nobody", 6), (":step-900", 2), ("before:", 2)])
 def test_what_names_no_checkpoint_is_refused_before_anything_is_queued(
     ctl: Ctl, job_file: Path, text: str, code: int
 ) -> None:
+    sent = ctl.place.asked("submissions.submit")
     assert ctl("submit", "train.toml", "-y", "--resume-from", text).code == code
-    assert ctl.backend.submissions == []
+    assert sent == []
 
 
 def test_detached_submit_prints_the_id_only(ctl: Ctl, job_file: Path) -> None:
     result = ctl("submit", "train.toml", "-d", "-o", "id")
-    assert (result.out, result.err) == (f"{ctl.backend.rows[0]['id']}\n", "")
+    assert (result.out, result.err) == (f"{newest(ctl).id}\n", "")
 
 
 def test_submit_json_is_the_job(ctl: Ctl, job_file: Path) -> None:
     body = json.loads(ctl("submit", "train.toml", "-y", "-o", "json").out)
-    assert body["job"]["id"] == ctl.backend.rows[0]["id"]
+    assert body["job"]["id"] == newest(ctl).id
 
 
 def test_flags_override_the_file(ctl: Ctl, job_file: Path) -> None:
+    sent = ctl.place.asked("submissions.submit")
     flags = ["--gpu", "A100-80GB:2,H100", "--max-price", "19.20/h", "--budget", "50", "-e", "A=1", "--priority", "-5"]
     assert ctl("submit", "train.toml", *flags, "-y", "--", "python", "other.py", "--lr", "3e-4").code == 0
-    draft = ctl.backend.submissions[0].draft
+    draft = sent[0][0].draft
     assert draft.flags == {
         "resources": {"gpu": ["A100-80GB:2", "H100"]},
         "price": {"max_price": "19.20/h"},
@@ -114,15 +146,17 @@ def test_flags_override_the_file(ctl: Ctl, job_file: Path) -> None:
 def test_a_job_can_be_given_by_flags_alone_and_is_named_after_its_program(ctl: Ctl, job_file: Path) -> None:
     result = ctl("submit", "--gpu", "H100", "--image", "x", "--max-price", "2", "-y", "--", "python", "My Train.py")
     assert result.code == 0
-    assert ctl.backend.rows[0]["name"].startswith("my-train-")
+    assert newest(ctl).name.startswith("my-train-")
 
 
 def test_a_job_can_come_from_stdin(ctl: Ctl) -> None:
+    sent = ctl.place.asked("submissions.submit")
     assert ctl("submit", "-", "-y", stdin=JOB).code == 0
-    assert ctl.backend.submissions[0].draft.source == "stdin"
+    assert sent[0][0].draft.source == "stdin"
 
 
 def test_the_workdir_is_packed_and_stored_once(ctl: Ctl, job_file: Path) -> None:
+    sent = ctl.place.asked("submissions.submit")
     code = job_file.parent / "code"
     (code / "data").mkdir(parents=True)
     (code / "train.py").write_text("print(1)")
@@ -130,22 +164,24 @@ def test_the_workdir_is_packed_and_stored_once(ctl: Ctl, job_file: Path) -> None
     (code / ".gitignore").write_text("data/\n")
     assert ctl("submit", "train.toml", "--workdir", "code", "-y").code == 0
     assert ctl("submit", "train.toml", "--workdir", "code", "-y", "--name", "second").code == 0
-    first, second = ctl.backend.submissions
+    (first,), (second,) = sent
     assert first.code_sha256 == second.code_sha256
-    ((sha256, data),) = ctl.backend.code.items()
+    ((sha256, data),) = codes(ctl).items()
     assert sha256 == first.code_sha256 == hashlib.sha256(data).hexdigest()
     with tarfile.open(fileobj=BytesIO(data)) as archive:
         assert sorted(archive.getnames()) == [".gitignore", "train.py"]
 
 
 def test_a_missing_workdir_is_named(ctl: Ctl, job_file: Path) -> None:
+    sent = ctl.place.asked("submissions.submit")
     result = ctl("submit", "train.toml", "--workdir", "nowhere", "-y")
     assert result.code == 2
     assert "nowhere does not exist" in result.err
-    assert ctl.backend.submissions == []
+    assert sent == []
 
 
 def test_code_that_the_daemon_finds_too_large_is_refused_with_a_way_out(ctl: Ctl, job_file: Path) -> None:
+    sent = ctl.place.asked("submissions.submit")
     code = job_file.parent / "code"
     code.mkdir()
     # Not compressible, and above the test daemon's limit of a megabyte.
@@ -153,28 +189,30 @@ def test_code_that_the_daemon_finds_too_large_is_refused_with_a_way_out(ctl: Ctl
     result = ctl("submit", "train.toml", "--workdir", "code", "-y")
     assert result.code == 2
     assert "hint: list data and checkpoints in .gitignore" in result.err
-    assert ctl.backend.submissions == []
+    assert sent == []
 
 
 def test_secrets_come_from_the_environment_and_are_never_shown(
     ctl: Ctl, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent = ctl.place.asked("submissions.submit")
     monkeypatch.setenv("WANDB_API_KEY", "hunter2-env")
     result = ctl("submit", "train.toml", "--secret", "WANDB_API_KEY", "-y")
-    assert ctl.backend.submissions[0].secrets == {"WANDB_API_KEY": "hunter2-env"}
+    assert sent[0][0].secrets == {"WANDB_API_KEY": "hunter2-env"}
     assert "hunter2" not in result.out + result.err
-    assert "hunter2" not in repr(ctl.backend.submissions[0])
+    assert "hunter2" not in repr(sent[0][0])
 
 
 def test_secrets_of_a_file_come_before_the_environment_and_only_named_ones_are_sent(
     ctl: Ctl, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent = ctl.place.asked("submissions.submit")
     monkeypatch.setenv("A", "from-env")
     file = job_file.parent / "secrets.env"
     file.write_text("# mine\nexport A='from file'\n\nB=\"b=b\"\nC=extra\n")
     file.chmod(0o600)
     result = ctl("submit", "train.toml", "--secret", "A", "--secret", "B", "--secret-file", "secrets.env", "-y")
-    assert ctl.backend.submissions[0].secrets == {"A": "from file", "B": "b=b"}
+    assert sent[0][0].secrets == {"A": "from file", "B": "b=b"}
     assert "not sent, since the job does not name them as secrets: C" in result.err
 
 
@@ -199,6 +237,7 @@ def test_a_secret_file_that_others_can_read_is_warned_about(ctl: Ctl, job_file: 
 def test_a_secret_without_a_value_stops_the_submission_without_showing_any(
     ctl: Ctl, job_file: Path, content: bytes | None, message: str
 ) -> None:
+    sent = ctl.place.asked("submissions.submit")
     file = job_file.parent / "secrets.env"
     if content is not None:
         file.write_bytes(content)
@@ -207,7 +246,7 @@ def test_a_secret_without_a_value_stops_the_submission_without_showing_any(
     assert result.code == 2
     assert message in result.err
     assert "hunter2" not in result.err
-    assert ctl.backend.submissions == []
+    assert sent == []
 
 
 def test_a_variable_that_is_not_utf8_is_not_sent(ctl: Ctl, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,41 +259,52 @@ def test_a_variable_that_is_not_utf8_is_not_sent(ctl: Ctl, job_file: Path, monke
 
 
 def test_nothing_under_the_ceiling_is_exit_3_when_waiting_is_not_wanted(ctl: Ctl, job_file: Path) -> None:
-    ctl.backend.plan_row = made_responses.plan(fits=False, candidates=[made_responses.quote(effective_usd_gpu_h=2.61)])
+    sent = ctl.place.asked("submissions.submit")
+    ctl.place.answers(
+        "submissions.plan", made_responses.plan(fits=False, candidates=[made_responses.quote(effective_usd_gpu_h=2.61)])
+    )
     result = ctl("submit", "train.toml", "-y", "--no-wait-price")
     assert (result.code, result.out) == (3, "")
     assert "error: nothing is under the ceiling now: the lowest is $2.610 per GPU-hour" in result.err
-    assert ctl.backend.submissions == []
+    assert sent == []
 
 
 def test_a_job_waits_for_its_price_otherwise(ctl: Ctl, job_file: Path) -> None:
-    ctl.backend.plan_row = made_responses.plan(fits=False)
+    ctl.place.answers("submissions.plan", made_responses.plan(fits=False))
     assert ctl("submit", "train.toml", "-y").code == 0
 
 
 def test_a_budget_that_forbids_it_is_exit_4(ctl: Ctl, job_file: Path) -> None:
-    ctl.backend.failure = OverBudget("the month's budget is spent", hint="raise [budget] month")
+    ctl.place.answers("submissions.plan", OverBudget("the month's budget is spent", hint="raise [budget] month"))
     result = ctl("submit", "train.toml", "-y")
     assert (result.code, result.err) == (4, "error: the month's budget is spent\n\nhint: raise [budget] month\n")
 
 
 def test_a_name_that_is_under_way_is_refused(ctl: Ctl, job_file: Path) -> None:
-    ctl.backend.rows = [made_responses.job()]
+    ctl.place.write(worlds.running())
     result = ctl("submit", "train.toml", "-y")
     assert result.code == 2
-    assert result.err.endswith("error: a job 'llama-lora' is under way\n\nhint: choose another --name\n")
+    assert result.err.endswith(
+        "error: a job named llama-lora is RUNNING already (6k0a1b2c3d)\n\n"
+        "hint: wait for it, cancel it (spotctl cancel 6k0a1b2c3d), or give this one another name\n"
+    )
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1), ("CANCELLED", 1), ("EXPIRED", 4)])
 def test_waiting_shows_the_output_and_ends_as_the_job_does(ctl: Ctl, job_file: Path, state: str, code: int) -> None:
-    ctl.backend.records = [log("step 1\n", cursor=1), log(kind="end", cursor=2, state=state)]
+    ctl.place.streams(
+        "logs.stream", [made_responses.log("step 1\n", cursor=1), made_responses.log(kind="end", cursor=2, state=state)]
+    )
     result = ctl("submit", "train.toml", "-y", "--wait")
     assert result.code == code
-    assert result.out == f"{ctl.backend.rows[0]['id']}\nstep 1\n"
+    assert result.out == f"{newest(ctl).id}\nstep 1\n"
 
 
 def test_waiting_in_json_prints_the_job_once_it_ended(ctl: Ctl, job_file: Path) -> None:
-    ctl.backend.records = [log("step 1\n", cursor=1), log(kind="end", cursor=2, state="SUCCEEDED")]
+    ctl.place.streams(
+        "logs.stream",
+        [made_responses.log("step 1\n", cursor=1), made_responses.log(kind="end", cursor=2, state="SUCCEEDED")],
+    )
     result = ctl("submit", "train.toml", "-y", "--wait", "-o", "json")
     assert json.loads(result.out)["job"]["name"] == "llama-lora"
 
@@ -287,7 +337,8 @@ def test_waiting_in_json_prints_the_job_once_it_ended(ctl: Ctl, job_file: Path) 
         ),
         pytest.param(
             ('gpu = ["H100:1"]', 'gpu = ["NOSUCH:1"]'),
-            "error: train.toml:5: resources.gpu[0]: no GPU is called NOSUCH\n  hint: H100 is one\n",
+            "error: train.toml:5: resources.gpu[0]: no GPU is known as 'NOSUCH'\n"
+            "  hint: spotctl prices shows what is sold\n",
             id="found wrong by the daemon",
         ),
         pytest.param(
@@ -366,13 +417,14 @@ def test_what_looks_like_a_key_is_sent_where_a_flag_includes_it(ctl: Ctl, job_fi
     assert "what looks like keys" in refused.err
     assert "--include .env" in refused.err
     assert ctl("submit", "train.toml", "--workdir", "code", "-y", "--include", ".env").code == 0
-    ((_, data),) = ctl.backend.code.items()
+    ((_, data),) = codes(ctl).items()
     with tarfile.open(fileobj=BytesIO(data)) as archive:
         assert ".env" in archive.getnames()
 
 
 @pytest.mark.parametrize("name", [".env", ".ssh/id_rsa", ".aws/credentials", ".netrc"])
 def test_a_dry_run_refuses_a_workdir_with_keys_in_the_words_of_the_submit(ctl: Ctl, job_file: Path, name: str) -> None:
+    queued = ctl.place.asked("submissions.submit")
     code = job_file.parent / "code"
     (code / name).parent.mkdir(parents=True)
     (code / "train.py").write_text("print(1)")
@@ -384,8 +436,8 @@ def test_a_dry_run_refuses_a_workdir_with_keys_in_the_words_of_the_submit(ctl: C
     assert tried.err.splitlines() == sent.err.splitlines()[-len(tried.err.splitlines()) :]
     meant = ctl("submit", "train.toml", "--workdir", "code", "--include", name, "--dry-run")
     assert (meant.code, meant.err) == (0, "")
-    assert ctl.backend.code == {}
-    assert ctl.backend.submissions == []
+    assert codes(ctl) == {}
+    assert queued == []
 
 
 def test_each_flag_is_a_key_of_a_job_file_or_says_how_to_submit() -> None:
@@ -403,7 +455,8 @@ def test_a_wrong_flag_is_put_right_as_a_flag(ctl: Ctl, job_file: Path) -> None:
 
 
 def test_including_a_file_of_no_workdir_is_refused(ctl: Ctl, job_file: Path) -> None:
+    sent = ctl.place.asked("submissions.submit")
     result = ctl("submit", "train.toml", "-y", "--include", ".env")
     assert result.code == 2
     assert "this job has none" in result.err
-    assert ctl.backend.submissions == []
+    assert sent == []
