@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
+from spotd.core.reconcile import JUDGEMENTS, RECORDS, Observed
 from spotd.core.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
 
 State = TypeVar("State", bound=StrEnum)
@@ -32,12 +34,13 @@ def page() -> str:
         sentence = traits.sentence.replace("{detail}", "...")
         recovery = "yes" if traits.is_recovery else ""
         reasons.append(f"| `{reason.value}` | {state} | {recovery} | {traits.blame.value} | {sentence} |")
+    judges = dict.fromkeys(to for row in JUDGEMENTS.values() for to in row.values())
     return "\n".join(
         [
             "# States",
             "",
-            "Generated from `spotd/core/states.py` by `python -m spotd.core.diagram > docs/states.md`; a test fails",
-            "when this page and the tables differ.",
+            "Generated from `spotd/core/states.py` and `spotd/core/reconcile.py` by",
+            "`python -m spotd.core.diagram > docs/states.md`; a test fails when this page and the tables differ.",
             "",
             "## Jobs",
             "",
@@ -61,8 +64,35 @@ def page() -> str:
             "|---|---|---|---|---|",
             *reasons,
             "",
+            "## What is observed of an attempt's machine",
+            "",
+            "From the tables of `spotd/core/reconcile.py`. What a list shows of a machine comes first; one that is",
+            "found by the key of a launch without an answer is adopted before that.",
+            "",
+            "| listed as | recorded by | which is to |",
+            "|---|---|---|",
+            *(f"| {state.value} | `{to.__name__}` | {_purpose(to)} |" for state, to in RECORDS.items()),
+            "",
+            "Then the attempt is judged by its state and what was observed.",
+            "",
+            f"| | {' | '.join(observed.value for observed in Observed)} |",
+            f"|---|{'---|' * len(Observed)}",
+            *(_judgements(state) for state in JUDGEMENTS),
+            "",
+            *(f"* `{to.__name__}`: {_purpose(to)}." for to in judges),
+            "",
         ]
     )
+
+
+def _judgements(state: AttemptState) -> str:
+    return f"| {state.value} | {' | '.join(f'`{JUDGEMENTS[state][observed].__name__}`' for observed in Observed)} |"
+
+
+def _purpose(function: Callable[..., None]) -> str:
+    """The first line of a function's description, as a part of a sentence."""
+    first = inspect.cleandoc(function.__doc__ or "").partition("\n")[0].rstrip(".")
+    return first[:1].lower() + first[1:]
 
 
 if __name__ == "__main__":

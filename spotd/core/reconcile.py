@@ -1,32 +1,27 @@
-"""Ours against theirs: what providers list and hosts wrote, turned into what is true now.
+"""What providers list and hosts wrote, turned into what is true now.
 
-Theory. Every attempt that has not ended is compared with the newest listing of its provider and the newest look at
-what its host wrote. The look is always newer than the listing it is judged with, so nothing a host published before
-it died is missed. The matrix, for a *complete* listing begun after the attempt's launch:
+Theory. Every attempt that has not ended is compared with the newest listing of its provider and the newest read of
+what its host wrote. The read is always newer than the listing it is judged with, so nothing a host published before
+it died is missed. What a list shows of an instance is recorded first (`RECORDS`), then what its host reports of its
+end; last, the attempt is judged by the row of its state and what was observed (`JUDGEMENTS`). `docs/states.md` shows
+both tables. A machine that no attempt owns is ended.
 
-    ours \\ theirs    runs                   paused / ending / gone      absent
-    INTENDED         adopt                  adopt, then its loss        after the window: never launched
-    STARTING         provision time-out     its loss                    for as long as lists lag: lost
-    RUNNING          silent for long: lost  its loss                    silent, too: lost
-    STOPPING         deadline: end it       the order's reason          silent, too: the order's reason
-    ENDING           end it                 end it, wait for gone       gone, once its end was accepted
-    unknown key      end it                 end it unless gone          -
+How list and heartbeat are weighed against each other is the theory of `loss_evidence`.
 
-How list and heartbeat are weighed against each other is the theory of `witnesses`.
-
-An incomplete listing proves what it shows and nothing else; with no listing and no look, everything is held. Most
-looks are a glance at the beats of all hosts (`HostStatus.glance`): it keeps an attempt alive, and whatever would end
-one asks for a look at that host first.
+An incomplete listing proves what it shows and nothing else; with no listing and no read, everything is held. Most
+reads are a liveness check of all hosts (`HostStatus.liveness_check`): it keeps an attempt alive, and what would end
+one asks for a full read of that host first.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import partial
-from typing import Final, assert_never
+from typing import Final
 
 from spotd.core.attempts import Attempt, MachineState, StopOrder
 from spotd.core.billing import (
@@ -253,6 +248,47 @@ def _ask_when_it_matters(builder: PlanBuilder, item: Attempt, listing: Listing, 
 # --- one attempt -----------------------------------------------------------------------------------------------
 
 
+class Observed(StrEnum):
+    """What was observed of the instance of one attempt."""
+
+    LISTED = "listed, and may compute, or could not be read since"
+    HALTED = "listed as paused, ending or gone, and read since"
+    ABSENT = "missing from complete lists for long enough, and read since"
+    UNREAD = "halted or missing, but only its liveness was checked since"
+    OTHER_MARKET = "listed in another market than agreed"
+    NOTHING = "no list says anything of it yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One attempt beside everything that was observed of it."""
+
+    builder: PlanBuilder
+    attempt_id: AttemptId
+    listing: Listing | None
+    mine: Instance | None
+    report: HostStatus | None
+    is_held: bool
+    """Its absence is not believed yet."""
+    witnesses: LossEvidence
+
+    @property
+    def item(self) -> Attempt:
+        return self.builder.attempt(self.attempt_id)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all that its host wrote was read after it was listed.
+
+        However little is known of it, it may have run and saved while the store did not answer.
+        """
+        report, listing = self.report, self.listing
+        return report is not None and not report.liveness_check and (listing is None or report.looked_at >= listing.at)
+
+    def end(self, reason: EndReason, detail: str = "") -> None:
+        self.builder.end_attempt(self.attempt_id, reason, detail)
+
+
 def _judge(
     builder: PlanBuilder,
     attempt_id: AttemptId,
@@ -267,44 +303,41 @@ def _judge(
     if mine is not None and item.ref is None:
         _adopt(builder, attempt_id, mine)
     if mine is not None and (mine.state is InstanceState.GONE or not _outdated(builder, item, listing)):
-        _observe(builder, attempt_id, mine)
-    item = builder.attempt(attempt_id)
-    if item.state.counts and report is not None and report.exit_cause is not None:
+        _record(builder, attempt_id, mine)
+    if builder.attempt(attempt_id).state.counts and report is not None and report.exit_cause is not None:
         exited(builder, attempt_id, report)
-        item = builder.attempt(attempt_id)
-    if item.state.counts and report is not None and report.flood:
+    if builder.attempt(attempt_id).state.counts and report is not None and report.flood:
         builder.end_attempt(attempt_id, EndReason.FLOODED, report.flood)
-        item = builder.attempt(attempt_id)
-    absent = listing is not None and listing.complete and mine is None and _listing_speaks(builder, item, listing)
-    if item.state is AttemptState.ENDING:
-        if absent and _end_accepted(builder, item, listing):
-            builder.machine_gone(attempt_id)
-        return
+    case = _Case(
+        builder=builder,
+        attempt_id=attempt_id,
+        listing=listing,
+        mine=mine,
+        report=report,
+        is_held=attempt_id in held,
+        witnesses=witnesses,
+    )
+    JUDGEMENTS[case.item.state][_observed(case)](case)
+
+
+def _observed(case: _Case) -> Observed:
+    item, listing, mine = case.item, case.listing, case.mine
+    absent = listing is not None and listing.complete and mine is None and _listing_speaks(case.builder, item, listing)
     if not item.state.counts:
-        return
+        return Observed.ABSENT if absent else Observed.NOTHING if mine is None else Observed.LISTED
     if mine is not None and mine.market not in {None, item.quote.offer.market}:
-        builder.end_attempt(
-            attempt_id, EndReason.CONTRACT_BROKEN, f"the machine is {mine.market}, which was not agreed"
-        )
-        return
-    # However little we know of it, it may have run and saved while we were away or the store did not answer.
-    looked = report is not None and not report.liveness_check and (listing is None or report.looked_at >= listing.at)
-    stopped = mine is not None and mine.state in _STOPPED
-    if absent and item.ref is None and item.heartbeat_seen_at is not None and not witnesses.is_silent(item):
-        absent = False  # the machine speaks, so the launch took effect, whatever the lists lack
-    elif absent and listing is not None and item.ref is None and witnesses.hosts_cannot_write:
-        absent = _is_missing_for_long(builder, item, listing)
-    if report is not None and report.liveness_check and (stopped or (absent and attempt_id not in held)):
-        builder.look_closer(attempt_id)
-    elif mine is not None and stopped and looked:
-        _lost(builder, attempt_id, mine)
-    elif absent and attempt_id not in held and looked:
-        _absent(builder, attempt_id)
-    elif _is_unanswerable(builder, item, listing, looked=looked):
-        why = f"{item.provider} does not answer; the job goes on elsewhere, and the machine is ended when it is found"
-        builder.end_attempt(attempt_id, EndReason.LAUNCH_UNKNOWN, why)
-    else:
-        _watch_clocks(builder, attempt_id, report, witnesses.patience(item, mine, listing), witnesses)
+        return Observed.OTHER_MARKET
+    if absent and item.ref is None and item.heartbeat_seen_at is not None and not case.witnesses.is_silent(item):
+        absent = False  # its host is heard, so the launch took effect, whatever the lists lack
+    elif absent and listing is not None and item.ref is None and case.witnesses.hosts_cannot_write:
+        absent = _is_missing_for_long(case.builder, item, listing)
+    halted = mine is not None and mine.state in _STOPPED
+    absent = absent and not case.is_held
+    if (halted or absent) and case.report is not None and case.report.liveness_check:
+        return Observed.UNREAD
+    if case.is_read and (halted or absent):
+        return Observed.HALTED if halted else Observed.ABSENT
+    return Observed.NOTHING if mine is None else Observed.LISTED
 
 
 def _is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
@@ -393,58 +426,67 @@ def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     record_instance(builder, item, mine, launched_at=since, billed_since=since, found=True)
 
 
-def _observe(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
+def _record(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     """What the listing says of a machine we know: price, notice, whether it can still compute."""
     item = builder.attempt(attempt_id)
     rules = builder.policy.providers.get(item.provider)
     if rules is not None and rules.account and not item.account:
         item = replace(item, account=rules.account)
         builder.put_attempt(item)
-    at = builder.listed_at.get(item.provider, builder.now)
     if not item.ever_listed or item.missing_since is not None:
         item = replace(item, ever_listed=True, missing_since=None)
         builder.put_attempt(item)
     if mine.notice_at is not None and item.state.counts and mine.state not in _STOPPED:
         note_notice(builder, attempt_id, mine.notice_at)
         item = builder.attempt(attempt_id)
-    match mine.state:
-        case InstanceState.PAUSED:
-            # It may wake up by itself, so it counts as able to compute until its end is accepted.
-            _rate(builder, attempt_id, halted_rate(item.quote), None)
-            bill_until_ended(builder, attempt_id)
-            if _is_over(builder, item):
-                _end_again_if_forgotten(builder, item, "its disk is still kept after its end was accepted")
-        case InstanceState.ENDING:
-            builder.put_attempt(replace(item, machine=MachineState.HALTED))
-            _rate(builder, attempt_id, MicroUsdPerHour(0), None)
-            _take_back(builder, attempt_id, mine)
-        case InstanceState.PENDING | InstanceState.RUNNING | InstanceState.UNKNOWN:
-            if _is_over(builder, item):
-                prove(builder, attempt_id, at)
-                _end_again(builder, builder.attempt(attempt_id))
-                _meter_until_ended(builder, attempt_id, mine)
-                return
-            if item.machine is not MachineState.LIVE:
-                builder.put_attempt(replace(item, machine=MachineState.LIVE))
-            quote = item.quote
-            if mine.price is not None and mine.price != quote.price.gpu:
-                quote = repriced(quote, mine.price)
-            is_over = quote.price.per_gpu > item.ceiling
-            if mine.state is InstanceState.RUNNING:
-                start_billing(builder, attempt_id)
-            note_listed(builder, attempt_id, at, exactly=is_over or item.running_at is None)
-            note_ceiling(builder, attempt_id, at, is_over=is_over)
-            item = builder.attempt(attempt_id)
-            if is_starting(item, builder.policy):
-                look_for_start(builder, item)
-            else:
-                set_rate(builder, attempt_id, metered_rate(quote), on_demand_rate(quote))
-        case InstanceState.GONE:
-            _rate(builder, attempt_id, MicroUsdPerHour(0), None)
-            _take_back(builder, attempt_id, mine)
-            builder.machine_gone(attempt_id)
-        case _:
-            assert_never(mine.state)
+    RECORDS[mine.state](builder, item, mine)
+
+
+def record_paused(builder: PlanBuilder, item: Attempt, _mine: Instance) -> None:
+    """Bill its disk until its end is accepted: it may wake up, so it counts as able to compute."""
+    _rate(builder, item.id, halted_rate(item.quote), None)
+    bill_until_ended(builder, item.id)
+    if _is_over(builder, item):
+        _end_again_if_forgotten(builder, item, "its disk is still kept after its end was accepted")
+
+
+def record_ending(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
+    """Bill nothing more, and take back what its provider does not bill."""
+    builder.put_attempt(replace(item, machine=MachineState.HALTED))
+    _rate(builder, item.id, MicroUsdPerHour(0), None)
+    _take_back(builder, item.id, mine)
+
+
+def record_gone(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
+    """Bill nothing more, take back what its provider does not bill, and count on the machine no more."""
+    _rate(builder, item.id, MicroUsdPerHour(0), None)
+    _take_back(builder, item.id, mine)
+    builder.machine_gone(item.id)
+
+
+def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
+    """Bill it at the listed price and hold that against the ceiling; end it again if it should be ended."""
+    at = builder.listed_at.get(item.provider, builder.now)
+    if _is_over(builder, item):
+        prove(builder, item.id, at)
+        _end_again(builder, builder.attempt(item.id))
+        _meter_until_ended(builder, item.id, mine)
+        return
+    if item.machine is not MachineState.LIVE:
+        builder.put_attempt(replace(item, machine=MachineState.LIVE))
+    quote = item.quote
+    if mine.price is not None and mine.price != quote.price.gpu:
+        quote = repriced(quote, mine.price)
+    is_over = quote.price.per_gpu > item.ceiling
+    if mine.state is InstanceState.RUNNING:
+        start_billing(builder, item.id)
+    note_listed(builder, item.id, at, exactly=is_over or item.running_at is None)
+    note_ceiling(builder, item.id, at, is_over=is_over)
+    item = builder.attempt(item.id)
+    if is_starting(item, builder.policy):
+        look_for_start(builder, item)
+    else:
+        set_rate(builder, item.id, metered_rate(quote), on_demand_rate(quote))
 
 
 def _is_over(builder: PlanBuilder, item: Attempt) -> bool:
@@ -527,35 +569,82 @@ def _listing_speaks(builder: PlanBuilder, item: Attempt, listing: Listing) -> bo
     return listing.at > (lost_until or item.intended_at + window)
 
 
-def _lost(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
-    item = builder.attempt(attempt_id)
+def wait(case: _Case) -> None:
+    """Change nothing."""
+
+
+def end_gone(case: _Case) -> None:
+    """Take the machine as gone, once its provider had accepted its end before the list was begun."""
+    if _end_accepted(case.builder, case.item, case.listing):
+        case.builder.machine_gone(case.attempt_id)
+
+
+def end_other_market(case: _Case) -> None:
+    """End the attempt: the provider broke the contract."""
+    market = None if case.mine is None else case.mine.market
+    case.end(EndReason.CONTRACT_BROKEN, f"the machine is {market}, which was not agreed")
+
+
+def read_in_full(case: _Case) -> None:
+    """Ask for a full read of what its host wrote, before a loss is believed."""
+    case.builder.look_closer(case.attempt_id)
+
+
+def end_halted(case: _Case) -> None:
+    """End the attempt by the order to stop, by the reason that its provider gives, or as lost."""
+    item, mine = case.item, case.mine
+    if mine is None:
+        return
     if item.stop is not None:
-        builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+        case.end(item.stop.reason, item.stop.detail)
         return
     reason = EndReason.HOST_LOST if mine.loss is None else _LOSS_REASONS[mine.loss]
     if mine.loss is None and item.notice_at is not None:
         reason = EndReason.PREEMPTED
-    builder.end_attempt(attempt_id, reason, mine.detail or f"the provider says {mine.state.value}")
+    case.end(reason, mine.detail or f"the provider says {mine.state.value}")
 
 
-def _absent(builder: PlanBuilder, attempt_id: AttemptId) -> None:
-    item = builder.attempt(attempt_id)
-    if item.ref is None and item.heartbeat_seen_at is not None:
-        book_unseen(builder, attempt_id, item.heartbeat_seen_at)
-        builder.machine_gone(attempt_id)
-        builder.end_attempt(attempt_id, EndReason.HOST_LOST, "its host was heard, and the provider lists no machine")
-    elif item.ref is None:
-        builder.machine_gone(attempt_id)
-        builder.end_attempt(attempt_id, EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
-    elif item.stop is not None:
-        _book_until_missing(builder, item)
-        builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
-    elif item.notice_at is not None:
-        _book_until_missing(builder, item)
-        builder.end_attempt(attempt_id, EndReason.PREEMPTED)
+def end_unlaunched(case: _Case) -> None:
+    """End the attempt: its launch never took effect, or its machine is gone although its host was heard."""
+    heard_at = case.item.heartbeat_seen_at
+    if heard_at is not None:
+        book_unseen(case.builder, case.attempt_id, heard_at)
+    case.builder.machine_gone(case.attempt_id)
+    if heard_at is not None:
+        case.end(EndReason.HOST_LOST, "its host was heard, and the provider lists no machine")
     else:
-        _book_until_missing(builder, item)
-        builder.end_attempt(attempt_id, EndReason.HOST_LOST, "the provider lists it no more")
+        case.end(EndReason.NEVER_LAUNCHED, "the provider has no machine with its key")
+
+
+def end_absent(case: _Case) -> None:
+    """End the attempt by the order to stop, by its interruption notice, or as lost; book it while it was listed."""
+    item = case.item
+    if item.ref is None:
+        end_unlaunched(case)
+        return
+    _book_until_missing(case.builder, item)
+    if item.stop is not None:
+        case.end(item.stop.reason, item.stop.detail)
+    elif item.notice_at is not None:
+        case.end(EndReason.PREEMPTED)
+    else:
+        case.end(EndReason.HOST_LOST, "the provider lists it no more")
+
+
+def watch_unlisted(case: _Case) -> None:
+    """Give up a launch that stays without an answer for too long; else watch its time-outs."""
+    item = case.item
+    if _is_unanswerable(case.builder, item, case.listing, looked=case.is_read):
+        why = f"{item.provider} does not answer; the job goes on elsewhere, and the machine is ended when it is found"
+        case.end(EndReason.LAUNCH_UNKNOWN, why)
+    else:
+        watch_clocks(case)
+
+
+def watch_clocks(case: _Case) -> None:
+    """End the attempt at the deadline of its order to stop, after too long a silence, or at its start's time-out."""
+    patience = case.witnesses.patience(case.item, case.mine, case.listing)
+    _watch_clocks(case.builder, case.attempt_id, case.report, patience, case.witnesses)
 
 
 def _book_until_missing(builder: PlanBuilder, item: Attempt) -> None:
@@ -647,7 +736,37 @@ def _look_when_late(builder: PlanBuilder, item: Attempt, seen_at: datetime) -> N
         builder.look_again(item.provider)
 
 
-# --- machines nobody expects -----------------------------------------------------------------------------------
+# --- the tables ------------------------------------------------------------------------------------------------
+
+RECORDS: Final[Mapping[InstanceState, Callable[[PlanBuilder, Attempt, Instance], None]]] = {
+    InstanceState.PENDING: record_live,
+    InstanceState.RUNNING: record_live,
+    InstanceState.UNKNOWN: record_live,
+    InstanceState.PAUSED: record_paused,
+    InstanceState.ENDING: record_ending,
+    InstanceState.GONE: record_gone,
+}
+
+_COUNTS: Final[Mapping[Observed, Callable[[_Case], None]]] = {
+    Observed.LISTED: watch_clocks,
+    Observed.HALTED: end_halted,
+    Observed.ABSENT: end_absent,
+    Observed.UNREAD: read_in_full,
+    Observed.OTHER_MARKET: end_other_market,
+    Observed.NOTHING: watch_unlisted,
+}
+
+JUDGEMENTS: Final[Mapping[AttemptState, Mapping[Observed, Callable[[_Case], None]]]] = {
+    AttemptState.INTENDED: {**_COUNTS, Observed.ABSENT: end_unlaunched},
+    AttemptState.STARTING: _COUNTS,
+    AttemptState.RUNNING: _COUNTS,
+    AttemptState.STOPPING: _COUNTS,
+    AttemptState.ENDING: {**dict.fromkeys(Observed, wait), Observed.ABSENT: end_gone},
+    AttemptState.ENDED: dict.fromkeys(Observed, wait),
+}
+
+
+# --- machines without an attempt -------------------------------------------------------------------------------
 
 
 def _end_strays(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) -> None:
