@@ -108,8 +108,8 @@ NEXT = """
     from alembic import op
     import sqlalchemy as sa
 
-    revision = "0004"
-    down_revision = "0003"
+    revision = "0002"
+    down_revision = "0001"
 
     def upgrade():
         op.add_column("jobs", sa.Column("colour", sa.Text(), nullable=True))
@@ -121,8 +121,8 @@ NEXT = """
 def next_version(folder: Path, body: str = "") -> Schema:
     """A schema one step ahead of this one."""
     folder.mkdir(parents=True)
-    (folder / "r0004_next.py").write_text(dedent(NEXT).format(body=body))
-    return Schema(revisions=(*BUNDLED.revisions, "0004"), folders=(*BUNDLED.folders, folder))
+    (folder / "r0002_next.py").write_text(dedent(NEXT).format(body=body))
+    return Schema(revisions=(*BUNDLED.revisions, "0002"), folders=(*BUNDLED.folders, folder))
 
 
 def content(path: Path) -> str:

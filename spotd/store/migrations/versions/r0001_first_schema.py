@@ -23,6 +23,14 @@ def _big(name: str, *, nullable: bool = False) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger(), nullable=nullable, autoincrement=False)
 
 
+def _zeros(*names: str) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.BigInteger(), nullable=False, server_default=sa.text("0")) for name in names]
+
+
+def _worded(name: str, default: str = "") -> sa.Column[str]:
+    return sa.Column(name, sa.Text(), nullable=False, server_default=default)
+
+
 def _flag(name: str) -> sa.Column[bool]:
     return sa.Column(name, sa.Boolean(), nullable=False)
 
@@ -34,10 +42,12 @@ def upgrade() -> None:
     _intents()
     _cooldowns()
     _charges()
+    _sums()
     _events()
     _meta()
     if op.get_bind().dialect.name == "sqlite":
-        _append_only("events")
+        # Events that are too old or too many are folded, and deleted in no other way.
+        _append_only("events", deletable="WHEN NOT EXISTS (SELECT 1 FROM meta WHERE key = 'folding') ")
         _append_only("charges")
 
 
@@ -65,6 +75,15 @@ def _jobs() -> None:
         _big("ended_at", nullable=True),
         _big("exit_code", nullable=True),
         _flag("cancel_requested"),
+        _big("outputs_attempt", nullable=True),
+        _text("outputs_sha256", nullable=True),
+        sa.Column("outputs_bytes", sa.BigInteger(), nullable=False, server_default="0"),
+        _worded("outputs_problem"),
+        *_zeros("idle_launches", "failed_starts"),
+        _big("not_before", nullable=True),
+        _big("budget_set", nullable=True),
+        _big("rate_low", nullable=True),
+        *_zeros("disk_gb_seen"),
         sa.PrimaryKeyConstraint("id", name="pk_jobs"),
     )
     op.create_index("ix_jobs_name_submitted_at", "jobs", ["name", "submitted_at"])
@@ -115,6 +134,15 @@ def _attempts() -> None:
         _text("end_reason", nullable=True),
         _text("end_detail"),
         _big("exit_code", nullable=True),
+        _big("meter_until", nullable=True),
+        *_zeros("meter_traffic"),
+        _big("listed_at", nullable=True),
+        _big("over_ceiling_at", nullable=True),
+        _big("heard_by", nullable=True),
+        *_zeros("uploaded_bytes", "restored_bytes"),
+        _big("traffic_since", nullable=True),
+        *_zeros("traffic_spent", "bill_tries"),
+        _worded("account"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_attempts_job_id_jobs"),
         sa.PrimaryKeyConstraint("job_id", "number", name="pk_attempts"),
     )
@@ -142,6 +170,11 @@ def _checkpoints() -> None:
         _big("at"),
         _text("manifest_key"),
         _text("sha256"),
+        sa.Column("metric", sa.Float(), nullable=True),
+        sa.Column("pinned", sa.Boolean(), nullable=False, server_default=sa.false()),
+        _worded("host"),
+        _big("proven_by", nullable=True),
+        _worded("doubted_by"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_checkpoints_job_id_jobs"),
         sa.PrimaryKeyConstraint("job_id", "ordinal", name="pk_checkpoints"),
     )
@@ -165,6 +198,9 @@ def _intents() -> None:
         _big("not_before", nullable=True),
         _big("accepted_at", nullable=True),
         _text("error"),
+        _worded("account"),
+        *_zeros("stray_rate"),
+        _big("stray_since", nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_intents"),
     )
     op.create_index("ix_intents_state", "intents", ["state"])
@@ -178,6 +214,9 @@ def _cooldowns() -> None:
         _text("subject"),
         _big("until"),
         _text("reason"),
+        _big("since", nullable=True),
+        *_zeros("strikes"),
+        _worded("ends", "time"),
         sa.PrimaryKeyConstraint("provider", "scope", "subject", name="pk_cooldowns"),
     )
     op.create_index("ix_cooldowns_until", "cooldowns", ["until"])
@@ -202,6 +241,24 @@ def _charges() -> None:
     op.create_index("ix_charges_day", "charges", ["day"])
 
 
+def _sums() -> None:
+    """Sums of the charges, for answers that need not read every one of them."""
+    op.create_table(
+        "attempt_costs",
+        _text("job_id"),
+        _big("attempt"),
+        *(_big(name) for name in ("amount", "on_demand", "billed", "free")),
+        sa.PrimaryKeyConstraint("job_id", "attempt", name="pk_attempt_costs"),
+    )
+    op.create_table(
+        "day_costs",
+        sa.Column("day", sa.Date(), nullable=False),
+        _text("provider"),
+        *(_big(name) for name in ("amount", "on_demand")),
+        sa.PrimaryKeyConstraint("day", "provider", name="pk_day_costs"),
+    )
+
+
 def _events() -> None:
     op.create_table(
         "events",
@@ -215,16 +272,17 @@ def _events() -> None:
         sa.PrimaryKeyConstraint("seq", name="pk_events"),
     )
     op.create_index("ix_events_job_id_seq", "events", ["job_id", "seq"])
+    op.create_index("ix_events_kind_job_id", "events", ["kind", "job_id"])
 
 
 def _meta() -> None:
     op.create_table("meta", _text("key"), _text("value"), sa.PrimaryKeyConstraint("key", name="pk_meta"))
 
 
-def _append_only(table: str) -> None:
-    """Rows of the table can be neither changed nor deleted."""
-    for verb in ("UPDATE", "DELETE"):
+def _append_only(table: str, deletable: str = "") -> None:
+    """Rows of the table can be neither changed nor deleted, the latter unless `deletable` says so."""
+    for verb, unless in (("UPDATE", ""), ("DELETE", deletable)):
         op.execute(
-            f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+            f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} {unless}"
             f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"
         )
