@@ -242,7 +242,7 @@ def _charges() -> None:
 
 
 def _sums() -> None:
-    """Sums of the charges, for answers that need not read every one of them."""
+    """Create the sums of the charges, for answers that need not read every one of them."""
     op.create_table(
         "attempt_costs",
         _text("job_id"),
