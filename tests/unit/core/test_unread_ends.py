@@ -9,14 +9,14 @@ import pytest
 
 from spotd.core.applied import applied
 from spotd.core.attempts import Attempt, MachineState
-from spotd.core.backoff import MUTE_FACTOR, setback
+from spotd.core.backoff import setback
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import IntentState, terminate_intent_id
 from spotd.core.outcomes import terminate_accepted
-from spotd.core.reconcile import READ_WITHIN, reconcile
+from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
@@ -127,7 +127,9 @@ def test_one_that_is_gone_is_ended_only_once_while_the_store_is_away() -> None:
 
 def test_after_a_day_without_the_store_the_attempt_ends_unread() -> None:
     world, at = without_store()
-    plan = reconcile(world, {}, {}, at + READ_WITHIN)
+    before = reconcile(world, {}, {}, at + 24 * HOUR - SECOND)
+    assert FIRST not in before.attempts or before.attempts[FIRST].state.counts
+    plan = reconcile(world, {}, {}, at + 24 * HOUR)
     assert plan.attempts[FIRST].end_reason is EndReason.CANCELLED
 
 
@@ -145,13 +147,21 @@ def test_a_machine_that_is_believed_lost_late_is_booked_up_to_the_first_list_tha
     assert sum(c.amount for c in plan.charges) == pytest.approx(cost(item.meter.rate, 4 * HOUR), abs=2)
 
 
-@pytest.mark.parametrize("worked", [False, True])
+@pytest.mark.parametrize(
+    ("saved_by", "heard_at", "worked"),
+    [
+        pytest.param(None, None, False, id="no sign"),
+        pytest.param(1, NOW - SECOND, True, id="a checkpoint from before"),
+        pytest.param(None, NOW - 5 * MINUTE, True, id="a heartbeat from before"),
+        pytest.param(0, NOW - SECOND, False, id="a checkpoint of another attempt"),
+    ],
+)
 def test_a_machine_found_late_is_booked_from_its_launch_if_it_worked_before_it_is_said_to_have_been_made(
-    worked: bool,
+    saved_by: int | None, heard_at: datetime | None, worked: bool
 ) -> None:
-    world = world_with(AttemptState.INTENDED, heartbeat_seen_at=NOW - SECOND if worked else None)
+    world = world_with(AttemptState.INTENDED, heartbeat_seen_at=heard_at)
     owner = world.jobs[FIRST.job]
-    checkpoints = (saved(at=NOW - 5 * MINUTE),) if worked else ()
+    checkpoints = () if saved_by is None else (replace(saved(at=NOW - 5 * MINUTE), attempt=saved_by),)
     world = replace(world, jobs={owner.id: replace(owner, checkpoints=checkpoints)})
     woken = replace(instance(InstanceState.RUNNING), created_at=NOW - 2 * MINUTE)
     plan = reconcile(world, listing(woken), looked(NOW), NOW)
@@ -160,19 +170,20 @@ def test_a_machine_found_late_is_booked_from_its_launch_if_it_worked_before_it_i
 
 
 @pytest.mark.parametrize(
-    ("reason", "has_saved", "allowed"),
+    ("reason", "has_saved", "was_heard", "allowed"),
     [
-        (EndReason.PROVISION_TIMEOUT, True, 5 * MUTE_FACTOR),
-        (EndReason.HOST_LOST, True, 5 * MUTE_FACTOR),
-        (EndReason.PROVISION_TIMEOUT, False, 5),
-        (EndReason.DISK_FULL, True, 5),
-        (EndReason.NOT_PREPARED, True, 5),
+        (EndReason.PROVISION_TIMEOUT, True, False, 20),
+        (EndReason.HOST_LOST, True, False, 20),
+        (EndReason.HOST_LOST, True, True, 5),
+        (EndReason.PROVISION_TIMEOUT, False, False, 5),
+        (EndReason.DISK_FULL, True, False, 5),
+        (EndReason.NOT_PREPARED, True, False, 5),
     ],
 )
 def test_a_job_that_has_saved_before_bears_more_machines_of_which_nothing_is_heard(
-    reason: EndReason, has_saved: bool, allowed: int
+    reason: EndReason, has_saved: bool, was_heard: bool, allowed: int
 ) -> None:
-    world = world_with(AttemptState.STARTING)
+    world = world_with(AttemptState.STARTING, heartbeat_seen_at=NOW - SECOND if was_heard else None)
     job = replace(world.jobs[FIRST.job], checkpoints=(replace(saved(), attempt=0),) if has_saved else ())
     starts = 0
     while not (back := setback(replace(job, failed_starts=starts), attempt_of(world), reason, NOW)).gives_up:
