@@ -63,7 +63,7 @@ def hardware(row: TypeRow, *, own_image: bool) -> Hardware | str | None:
 
 
 def _memory(gpu: str, told_mb: int | None) -> int | None:
-    """Of a card that the table knows, what it is sold as: AWS tells 22,888 MiB of one with 24 GB."""
+    """Of a card that the table knows, what it is sold as: AWS states 22,888 MiB of one with 24 GB."""
     info = gpu_info(gpu)
     if info is not None and told_mb:
         fitting = [gb for gb in info.vram_gb if vram_fits(gb, told_mb)]

@@ -78,7 +78,7 @@ def as_instance(
     prices: Mapping[tuple[str, str], MicroUsdPerHour],
     announced_at: datetime | None = None,
 ) -> Instance:
-    """The machine in the words of the contract. A state nobody documented is unknown, never gone.
+    """The machine in the words of the contract. An undocumented state is unknown, never gone.
 
     `announced_at` is when we first saw an announced interruption, for one whose own time cannot be read.
     """

@@ -39,7 +39,7 @@ def check_offer(offer: Offer) -> None:
 def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings) -> dict[str, Any]:
     """The parameters of RunInstances for this request.
 
-    Tags are given with the launch, so that no moment exists in which the machine is nobody's. The root disk is the
+    Tags are given with the launch, so that no moment exists in which the machine is orphaned. The root disk is the
     job's disk on top of what the machine image itself takes.
 
     Raises:
@@ -111,7 +111,7 @@ def tag_specifications(install: InstallId, key: str, *, spot: bool) -> list[dict
 
 
 def launched_row(answer: Mapping[str, Any]) -> Any | None:
-    """The row of the one machine that was launched, or `None` if the answer tells of none."""
+    """The row of the one machine that was launched, or `None` if the answer names none."""
     rows = answer.get("Instances")
     return rows[0] if isinstance(rows, list) and len(rows) == 1 else None
 

@@ -31,7 +31,7 @@ from spotd_providers.contract.values import (
 
 PROVIDER: Final = ProviderName("aws")
 GP3_PRICE: Final = MicroUsdPerGbMonth(80_000)
-"""Of a general purpose disk in us-east-1; other regions are up to a half dearer, a cent per hour for 100 GB."""
+"""Of a general purpose disk in us-east-1; other regions cost up to half more, a cent per hour for 100 GB."""
 GP3_MB_PER_S_FREE: Final = 125
 THROUGHPUT_PRICE: Final = 40_000
 """Micro-dollars per MB/s and month beyond what is free."""

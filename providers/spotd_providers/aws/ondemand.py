@@ -88,13 +88,13 @@ class AwsOnDemandPrices:
     Attributes:
         own: the user's figures, $/h.
         listed: AWS's price list.
-        trouble: why there is no price list, empty if there is one.
+        last_error: why there is no price list, empty if there is one.
     """
 
     region: str
     own: Mapping[str, float] = field(default_factory=dict)
     listed: Mapping[str, MicroUsdPerHour] = field(default_factory=dict)
-    trouble: str = ""
+    last_error: str = ""
 
     def price(self, instance_type: str) -> MicroUsdPerHour | None:
         """The hourly price of a type; `None` where none is known."""
@@ -112,7 +112,7 @@ class AwsOnDemandPrices:
         """Why a type has no price here."""
         if self.listed:
             return f"AWS's price list has no on-demand price of it in {self.region}; set on_demand_usd"
-        why = f" ({self.trouble})" if self.trouble else ""
+        why = f" ({self.last_error})" if self.last_error else ""
         return (
             f"no on-demand price of it is known in {self.region}{why}; allow pricing:GetProducts or set on_demand_usd"
         )

@@ -1,6 +1,6 @@
 """Answers that make offers better and are not needed for them: asked for seldom, waited for briefly, kept long.
 
-A permission that is absent is no trouble of the market: it is remembered with AWS's sentence, and asked about again
+An absent permission is no failure of the market: it is remembered with AWS's sentence, and asked about again
 after a while, since somebody may grant it.
 """
 
@@ -26,7 +26,7 @@ class Optional(Generic[T]):
     """The newest answer to one question, and why there is none.
 
     Attributes:
-        trouble: the sentence of the last failure, empty after a success.
+        last_error: the sentence of the last failure, empty after a success.
         is_refused: whether that failure is a permission that is absent.
     """
 
@@ -40,17 +40,17 @@ class Optional(Generic[T]):
         self._kept = kept
         self._due: datetime | None = None
         self._known: tuple[datetime, T] | None = None
-        self.trouble = ""
+        self.last_error = ""
         self.is_refused = False
 
     def known(self) -> T:
-        """The newest answer, unless it is too old to be told."""
+        """The newest answer, unless it is too old."""
         if self._known is None or self._clock.now() - self._known[0] >= self._kept:
             return self._without
         return self._known[1]
 
     async def get(self) -> T:
-        """The newest answer, asked for if it is due; never raises for trouble."""
+        """The newest answer, asked for if it is due; a failure is recorded, not raised."""
         if self._due is None or self._clock.now() >= self._due:
             await self._renew()
         return self.known()
@@ -81,8 +81,8 @@ class Optional(Generic[T]):
     def _learnt(self, answer: T) -> None:
         now = self._clock.now()
         self._known, self._due = (now, answer), now + self._fresh
-        self.trouble, self.is_refused = "", False
+        self.last_error, self.is_refused = "", False
 
     def _failed(self, sentence: str, *, refused: bool, again_in: timedelta) -> None:
         self._due = self._clock.now() + again_in
-        self.trouble, self.is_refused = sentence, refused
+        self.last_error, self.is_refused = sentence, refused

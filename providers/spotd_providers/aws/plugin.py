@@ -37,7 +37,7 @@ class AwsPlugin:
 
     @property
     def needs_credential(self) -> bool:
-        # Without api_key, AWS's client looks where AWS's own tools do: environment, config files, the host's role.
+        # Without api_key, AWS's client reads what AWS's own tools read: environment, config files, the host's role.
         return False
 
     def traits(self, settings: Any) -> ProviderTraits:
@@ -55,7 +55,7 @@ class AwsPlugin:
             # Counted by EC2 from `running`, by us from the launch before it: never too long.
             free_if_taken_within=timedelta(hours=1),
             bills_from_running=True,
-            # A fake cloud tells each machine its own address in the environment.
+            # A fake cloud puts its own address into the environment of each machine.
             notice_imds="" if local else IMDS,
         )
 

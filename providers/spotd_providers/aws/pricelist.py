@@ -1,6 +1,6 @@
-"""AWS's own list of on-demand prices, as the Price List API tells it: one price a type, and not forty.
+"""AWS's own list of on-demand prices, as the Price List API states it: one price a type, and not forty.
 
-The list knows every system, tenancy and licence. All of `MEANT` has to be asked for, and is looked at again in the
+The list knows every system, tenancy and licence. All of `MEANT` has to be asked for, and is checked again in the
 answer, so that a Windows or dedicated price is never taken for a machine's.
 """
 

@@ -120,7 +120,7 @@ class AwsProvider:
     def capabilities(self) -> Mapping[Power, Capability]:
         for region in self._regions.values():
             if region.scores.is_refused:
-                reason = f"in {region.name} {region.scores.trouble}; allow ec2:GetSpotPlacementScores"
+                reason = f"in {region.name} {region.scores.last_error}; allow ec2:GetSpotPlacementScores"
                 return {**CAPABILITIES, Power.CAPACITY_SCORES: Capability(available=False, reason=reason)}
         return CAPABILITIES
 
@@ -190,12 +190,12 @@ class AwsProvider:
         return tuple(found)
 
     async def instances(self) -> Listing:
-        """Every machine under our install tag, in every region; ended ones as long as AWS tells why they ended."""
+        """Every machine under our install tag, in every region; ended ones as long as AWS says why they ended."""
 
         async def of(region: Region) -> tuple[list[Instance], bool]:
-            told = await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
+            found = await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
             await self._volumes[region.name].sweep()
-            return told
+            return found
 
         answers, failed = await self._everywhere(of)
         found = tuple(instance for own, _ in answers.values() for instance in own)
@@ -203,7 +203,7 @@ class AwsProvider:
         return Listing(instances=found, complete=whole, at=self._services.clock.now())
 
     async def terminate(self, ref: InstanceRef) -> None:
-        """AWS ends this machine, or it does not exist. Another's machine is refused, whoever asks."""
+        """End this machine; an absent one is a success, and one that is not ours is refused."""
         region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
         if ref.instance_id not in self._ours:
             for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
@@ -230,7 +230,7 @@ class AwsProvider:
             raise Unavailable(f"AWS's answer does not say that {ref.instance_id} ends")
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
-        """The machine's console as AWS kept it, minutes late, without anything that looks like a secret."""
+        """The machine's console as AWS kept it, minutes late, without anything that resembles a secret."""
         region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
         answer = await region.ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
         encoded = answer.get("Output")
@@ -259,7 +259,7 @@ class AwsProvider:
         """What each region answered, and those that did not.
 
         Raises:
-            ProviderError: no region answered; the first one's trouble, a refused key before all else.
+            ProviderError: no region answered; the error of the first, a refused key before all else.
         """
         answers: dict[str, T] = {}
         failed: dict[str, ProviderError] = {}
@@ -281,7 +281,7 @@ class AwsProvider:
         return answers, sorted(failed)
 
     async def _check_price(self, region: Region, request: LaunchRequest) -> None:
-        """Without a limit AWS sells at whatever the price is by now, so it is looked at once more.
+        """Without a limit AWS sells at whatever the price is by now, so the price is read once more.
 
         Raises:
             PriceMoved: it is above what may be paid.
@@ -290,7 +290,7 @@ class AwsProvider:
         prices, _ = current_prices(await region.price_rows(pool))
         self._prices.update(prices)
         if pool not in prices:
-            raise OfferGone(f"AWS tells no spot price of {request.offer.pool} any more")
+            raise OfferGone(f"AWS states no spot price of {request.offer.pool} any more")
         if prices[pool] > request.price_max:
             raise PriceMoved(f"the spot price of {request.offer.pool} is above what was agreed")
 
@@ -340,7 +340,7 @@ class AwsProvider:
             if key is None and row is not None and expected is not None and row.ClientToken == client_token(expected):
                 key = expected
             if row is None or key is None:
-                # It matched our tag, so it is ours; without a key nobody can say which attempt's.
+                # It matched our tag, so it is ours; without a key the attempt is unknown.
                 readable = False
             else:
                 ours.append((row, key))
@@ -382,7 +382,7 @@ class AwsProvider:
         return {row.InstanceId: row for row in rows if row is not None}
 
     async def _undo(self, instance: Instance) -> None:
-        """The machine that nobody asked for is ended, as far as AWS lets us; the listing shows it otherwise."""
+        """End a machine that was not ordered, if AWS allows it; otherwise the listing shows it."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(30):
             try:
                 await self.terminate(instance.ref)

@@ -1,4 +1,4 @@
-"""One region: its questions, asked at a bounded pace and repeated on trouble, and what changes rarely remembered."""
+"""One region: its questions, asked at a bounded pace and repeated on failure, and what changes rarely remembered."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Kinds:
 
 
 IMAGE_GB: Final = 45
-"""Of the image's own disk, until AWS has told it."""
+"""Of the image's own disk, until AWS has stated it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Region:
         self.scores = Optional[Mapping[Pool, int]](
             services, self._ask_scores, without={}, fresh=timedelta(minutes=20), kept=timedelta(hours=1)
         )
-        """How likely a spot launch is to succeed in each pool, where AWS tells us."""
+        """How likely a spot launch is to succeed in each pool, where AWS says."""
 
     async def kinds(self) -> Kinds:
         """The instance types with GPUs that this region sells."""
@@ -155,7 +155,7 @@ class Region:
             region=self.name,
             own=self._settings.on_demand_usd.get(self.name, {}),
             listed=await self.price_list.get(),
-            trouble=self.price_list.trouble,
+            last_error=self.price_list.last_error,
         )
 
     async def machine_rows(self, name: str, value: str) -> Sequence[Any]:
@@ -183,7 +183,7 @@ class Region:
         return await self._pages("describe_volumes", "Volumes", Filters=filters, MaxResults=500)
 
     async def ask(self, service: str, operation: str, *, at: str = "", **params: Any) -> Mapping[str, Any]:
-        """The answer to one question without effects, repeated a few times on trouble; `at` names another endpoint.
+        """The answer to one question without effects, repeated a few times on failure; `at` names another endpoint.
 
         Raises:
             AuthFailed, RateLimited, Unavailable: there is none.

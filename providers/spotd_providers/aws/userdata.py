@@ -11,7 +11,7 @@ its first hour it is free if EC2 ends it, and not if it ends itself a minute ear
 A runner that hangs ends nothing, and spotd may be dead at that time. So a watchdog outside of it, and of its container,
 shuts the machine down when the mark that the runner makes at each renewal of its lease (`machine-lease`: a number that
 changes, and for how many seconds it holds) has not changed for so long. It counts by the uptime of the machine, which
-nobody sets; before the first mark it waits two hours.
+is never set; before the first mark it waits two hours.
 """
 
 from __future__ import annotations

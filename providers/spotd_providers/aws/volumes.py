@@ -1,7 +1,7 @@
 """Disks that outlived their machines: found by our tags in every region, and deleted.
 
-Every disk of a launch is to go with its machine. One may stay all the same: somebody changed that on the running
-machine, or AWS failed half-way through a launch. Nobody else would ever notice, and it costs for ever. What carries
+Every disk of a launch is to go with its machine. One may stay all the same: that was changed on the running
+machine, or AWS failed half-way through a launch. It would cost for ever without being noticed. What carries
 our tags, hangs on no machine for a while, and whose attempt has no machine any more, is deleted.
 """
 
@@ -43,11 +43,11 @@ class Volumes:
         self.left = Optional[Sequence[str]](services, self._sweep, without=(), fresh=SWEEP_EVERY, kept=SWEEP_EVERY)
 
     async def sweep(self) -> None:
-        """What is left over is deleted if it is time to look for it; trouble with that is told in the log, once."""
-        before = self.left.trouble
+        """Delete what is left over if a sweep is due; a failure is logged once."""
+        before = self.left.last_error
         await self.left.get()
-        if self.left.trouble not in ("", before):
-            self._services.log.warning("aws.volumes_not_swept", region=self._region.name, detail=self.left.trouble)
+        if self.left.last_error not in ("", before):
+            self._services.log.warning("aws.volumes_not_swept", region=self._region.name, detail=self.left.last_error)
 
     async def strays(self) -> Sequence[VolumeRow]:
         """Our disks that hang on nothing.

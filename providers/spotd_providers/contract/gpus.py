@@ -82,7 +82,7 @@ def resolve(text: str, *, sold: Collection[str] = ()) -> frozenset[str]:
 def canonical(provider: str, name: str, vram_mb: int | None = None) -> str:
     """The id under which a provider's GPU is offered: a row of the table, or its own name kept.
 
-    `vram_mb` is memory of one GPU in MiB, as the provider reports it; it tells rows of one name apart and wins over
+    `vram_mb` is memory of one GPU in MiB, as the provider reports it; it distinguishes rows of one name and wins over
     the name for modified cards.
     """
     vram_mb = vram_mb if vram_mb is not None and vram_mb > 0 else None

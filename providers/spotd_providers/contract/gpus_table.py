@@ -22,7 +22,7 @@ class GpuInfo:
         name: canonical id.
         vram_gb: nominal memory; several figures where sources differ for the same card, the first is the usual one.
         compute_capability: CUDA's, say `8.9`; `None` for cards that do not run CUDA.
-        vast: `gpu_name` values; several rows may share one, memory tells them apart.
+        vast: `gpu_name` values; several rows may share one, memory distinguishes them.
         runpod: exact ids.
         aws: `GpuInfo.Gpus[].Name` values of EC2.
         aws_types: EC2 instance types and how many of this GPU each holds.

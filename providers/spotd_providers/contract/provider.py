@@ -128,7 +128,7 @@ class ReadsLogs(Protocol):
 
 @runtime_checkable
 class KnowsAccount(Protocol):
-    """Tells whose machines it lists: without it, a key of another account makes every machine look gone."""
+    """Names the account of its machines: without it, a key of another account makes every machine appear gone."""
 
     async def account(self) -> str:
         """What names the account of this key, the same for every key of it; never a secret.
@@ -148,7 +148,7 @@ class KnowsBalance(Protocol):
 
 @runtime_checkable
 class Bills(Protocol):
-    """`Power.BILLING`: the provider's own books."""
+    """`Power.BILLING`: the provider's own billing records."""
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]: ...
 

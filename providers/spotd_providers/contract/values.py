@@ -74,7 +74,7 @@ class Offer:
         capacity_score: 1 to 10, how likely the provider says a launch is to succeed now; `None` where it does not say.
         hazard_ppm: how many machines of this kind are taken away in a million hours, where somebody says; a prior.
         duration_max: how long this machine can be kept at most, where the provider says so.
-        extra: what `launch` needs and nobody else reads. Never a secret.
+        extra: what only `launch` reads. Never a secret.
     """
 
     provider: ProviderName
@@ -126,7 +126,7 @@ class OfferQuery:
     Attributes:
         gpus: canonical names that jobs wait for, the most urgent first.
         gpu_counts: how many GPUs in one machine those jobs ask for.
-        watched: canonical names that only a ceiling of the config names: nobody waits for them now.
+        watched: canonical names that only a ceiling of the config names: no job waits for them now.
         vram_mb_min: least memory of a GPU for jobs that name none; `None` when there is no such job.
     """
 
@@ -279,7 +279,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderCharge:
-    """What the provider billed for one machine over a span, in its own books."""
+    """What the provider billed for one machine over a span, by its own records."""
 
     key: AttemptKey | None
     instance_id: InstanceId

@@ -1,4 +1,4 @@
-"""JSON from strangers: decoded without losing a whole page to one bad value, and put into shape at the edge."""
+"""JSON of untrusted origin: decoded without losing a whole page to one bad value, and put into shape at the edge."""
 
 from __future__ import annotations
 

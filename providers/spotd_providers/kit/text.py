@@ -1,4 +1,4 @@
-"""What strangers' texts may show: no key, no signed URL, no control characters, bounded length."""
+"""What texts of untrusted origin may show: no key, no signed URL, no control characters, bounded length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u20
 
 
 def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """The text without control characters, URL queries or anything that looks like a key."""
+    """The text without control characters, URL queries or anything that resembles a key."""
     text = _UNPRINTABLE.sub("", text)
     text = _URL.sub(lambda url: f"{url[1]}?..." if url[2] else url[1], text)
     text = _ASSIGNED_SECRET.sub(r"\1\2***", text)

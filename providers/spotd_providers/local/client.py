@@ -70,7 +70,7 @@ class MarketClient:
         """The market's answer to one launch, tried once.
 
         Raises:
-            OutcomeUnknown: there is no answer that tells what happened.
+            OutcomeUnknown: there is no answer that says what happened.
         """
         body = {**body, "expires_at": time.time() + REQUEST_TIMEOUT_S}
         try:

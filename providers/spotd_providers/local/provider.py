@@ -119,11 +119,11 @@ class LocalProvider:
         await self._client.change("DELETE", f"/v1/machines/{ref.instance_id}", params={"install": self._install})
 
     async def check(self) -> Sequence[CheckLine]:
-        """Whether the market runs and tells our time."""
+        """Whether the market runs and has our time."""
         try:
             status = await self._client.read(StatusAnswer, "/v1/status")
         except ProviderError as exc:
-            hint = f"look into {self._client.folder / 'server.log'}"
+            hint = f"see {self._client.folder / 'server.log'}"
             return (CheckLine(name="market", ok=False, detail=str(exc), hint=hint),)
         skew_s = abs(self._services.clock.real_seconds(status.now - self._services.clock.now()))
         return (

@@ -1,7 +1,7 @@
 """What a user may set under `[providers.local]`: which hosts the local market has, and how their prices move.
 
 With nothing set there is a market of a dozen hosts. Prices are dollars per hour for the whole machine, as the other
-providers list them; times in `events` and price files are virtual, as the daemon's clock tells them.
+providers list them; times in `events` and price files are virtual, by the daemon's clock.
 """
 
 from __future__ import annotations

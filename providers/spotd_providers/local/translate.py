@@ -150,7 +150,7 @@ def as_instance(row: MachineRow) -> Instance:
 
 
 def as_charge(row: LocalChargeRow) -> ProviderCharge:
-    """One line of the market's books."""
+    """One line of the market's ledger."""
     return ProviderCharge(
         key=AttemptKey(row.key),
         instance_id=InstanceId(row.machine_id),

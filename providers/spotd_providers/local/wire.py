@@ -44,7 +44,7 @@ class LocalOfferRow(_Row):
 
 
 class MachineRow(_Row):
-    """One machine. A state nobody knows stays readable, since the machine costs money all the same."""
+    """One machine. An unknown state stays readable, since the machine costs money all the same."""
 
     machine_id: str = Field(min_length=1)
     key: str

@@ -107,7 +107,7 @@ class RunpodClient:
     async def may_create(self) -> None:
         """Ask for a pod that cannot be: an order without anything in it but a word that no order has.
 
-        A key that may create is told what is wrong with it. RunPod has no other way to find out.
+        A key that may create is answered what is wrong with it. RunPod has no other way to find out.
 
         Raises:
             AuthFailed: this key may read and not create.
@@ -184,7 +184,7 @@ class RunpodClient:
             raise Unavailable(f"RunPod has no log of pod {pod_id}: {exc.detail or exc.status}") from exc
         return _events(answer.text)[-lines:] if lines > 0 else []
 
-    # --- books ----------------------------------------------------------------------------------------------------
+    # --- bills ----------------------------------------------------------------------------------------------------
 
     async def billing(self, since: datetime, until: datetime) -> BillingPage:
         """What was billed for pods, hour by hour."""
@@ -287,7 +287,7 @@ def _zulu(instant: datetime) -> str:
 
 
 def _events(text: str) -> list[str]:
-    """The lines told by a stream of events; what is no event of a log is left out."""
+    """The lines in a stream of events; what is no event of a log is left out."""
     found = []
     for line in text.splitlines():
         if not line.startswith("data:"):
@@ -296,7 +296,7 @@ def _events(text: str) -> list[str]:
             event = json.loads(line.removeprefix("data:"))
         except ValueError:
             continue  # the stream was cut in the middle of an event
-        told = event.get("line") if isinstance(event, dict) else None
-        if isinstance(told, str):
-            found.extend(told.splitlines() or [""])
+        text_line = event.get("line") if isinstance(event, dict) else None
+        if isinstance(text_line, str):
+            found.extend(text_line.splitlines() or [""])
     return found

@@ -16,7 +16,7 @@ from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.settings import RunpodSettings
 
 _KEY: Final = "create a key with read and write access at console.runpod.io/user/settings and put it in api_key"
-_ANSWERS: Final = "look at the network, at base_url and at RunPod's status page; the key was not judged"
+_ANSWERS: Final = "check the network, at base_url and at RunPod's status page; the key was not judged"
 _SCOPES: Final = "give the key read and write access to pods and read access to billing"
 NO_BALANCE: Final = "RunPod's REST API states no balance and no spend limit; see console.runpod.io/user/billing"
 

@@ -47,7 +47,7 @@ _STATES: Final = {
 }
 _LOSSES: Final = {"EXITED": Loss.HOST_LOST, "ERROR": Loss.PROVISION_FAILED}
 _DETAILS: Final = {
-    "EXITED": "RunPod shows the pod as exited, though nobody here stopped it",
+    "EXITED": "RunPod shows the pod as exited, though spotd did not stop it",
     "ERROR": "RunPod says that the container is in an error it cannot recover from",
 }
 

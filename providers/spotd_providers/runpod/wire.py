@@ -55,7 +55,7 @@ class DataCenterStock(BaseModel):
 
 
 class GpuRow(BaseModel):
-    """One GPU type of the catalogue. Its prices are for ONE GPU, and looked at one by one where they are used."""
+    """One GPU type of the catalogue. Its prices are for ONE GPU, and parsed one by one where they are used."""
 
     model_config = _ROW
 
@@ -112,7 +112,7 @@ class Pagination(BaseModel):
 
 
 class PodPage(BaseModel):
-    """One page of the listing, its rows not yet looked at. Older answers hold all pods and no pagination."""
+    """One page of the listing, its rows not yet parsed. Older answers hold all pods and no pagination."""
 
     model_config = _ROW
 

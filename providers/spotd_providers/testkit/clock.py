@@ -25,7 +25,7 @@ START: Final = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
 
 class FakeClock:
-    """A contract `Clock` that is always now: whoever sleeps wakes as soon as nobody has to wake earlier.
+    """A contract `Clock` without waiting: each sleeper wakes as soon as no other has to wake earlier.
 
     Reading and advancing is safe from other threads, so that a fake cloud served in a thread keeps the same time.
 

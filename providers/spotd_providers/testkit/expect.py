@@ -103,9 +103,9 @@ async def bought(h: Harness, offer: Offer | None = None) -> tuple[AttemptKey, In
 
 
 async def the_machine(h: Harness, key: AttemptKey) -> Instance:
-    """The one machine under this key that is not gone, as `find` tells it."""
+    """The one machine under this key that is not gone, as `find` returns it."""
     found = [i for i in await h.provider.find(key) if i.state is not InstanceState.GONE]
-    expect(len(found) == 1, f"find({key}) tells of {len(found)} machines instead of one: {found!r}")
+    expect(len(found) == 1, f"find({key}) returns {len(found)} machines instead of one: {found!r}")
     return found[0]
 
 

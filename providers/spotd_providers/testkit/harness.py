@@ -2,7 +2,7 @@
 
 A harness opens the provider against its fake cloud and keeps three promises:
 
-1. It tells the truth about the *world*: which machines exist in the cloud's own books (`machines`), what is sold
+1. It states the truth about the *world*: which machines exist in the cloud's own records (`machines`), what is sold
    (`sold`), what was asked (`requests`). Behaviours assert on the world, never on what the provider says of itself.
 2. It has *knobs*. Transport faults (lost, cut, slow, garbled, refused answers) are ready-made: serve the fake through
    `Faults` and say in `classify` which request is which `Call`. Market faults (a vanished offer, a raised price, an
@@ -74,7 +74,7 @@ GRANT_CANARY: Final = "canary-grant-5e1b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldMachine:
-    """A machine in the cloud's own books, whoever it belongs to.
+    """A machine in the cloud's own records, ours or not.
 
     Attributes:
         label: the key it carries, where the cloud keeps it.
@@ -169,7 +169,7 @@ class Harness(MarketKnobs, ABC):
 
     @abstractmethod
     def machines(self) -> Sequence[WorldMachine]:
-        """Every machine in the cloud's books, foreign and gone ones included."""
+        """Every machine in the cloud's records, foreign and gone ones included."""
 
     @abstractmethod
     def sold(self) -> Sequence[WorldOffer]:

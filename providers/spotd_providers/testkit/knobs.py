@@ -1,8 +1,8 @@
 """What a market can do to its customers, as knobs a fake cloud turns: empty shelves, moved prices, machines taken away.
 
 Every knob has to be decided on. A harness either overrides it, or overrides it to raise `NotApplicable` with the
-sentence that tells a reader why this market knows no such thing. A knob nobody decided on fails the behaviours that
-need it: what was forgotten must not look like what does not apply.
+sentence that says why this market knows no such thing. A knob that was not decided on fails the behaviours that
+need it: what was forgotten must not be taken for what does not apply.
 """
 # ruff: noqa: ARG002 - the undecided knobs take what their overrides will use
 

@@ -154,7 +154,7 @@ def serving(app: AsgiApp) -> Iterator[Served]:
         loop = asyncio.get_running_loop()
         state = ServerState()
         stopping = asyncio.Event()
-        # Not uvicorn's own main loop: it looks ten times a second whether to stop, which a suite pays for every time.
+        # Not uvicorn's own main loop: it checks ten times a second whether to stop, which a suite pays for every time.
         server = await loop.create_server(
             lambda: protocol(config=config, server_state=state, app_state={}, _loop=loop), sock=listener
         )

@@ -1,4 +1,4 @@
-"""A fake that moves on though nobody asks it anything: boots finish and machines are lost on time."""
+"""A fake that advances without requests: boots finish and machines are lost on time."""
 
 from __future__ import annotations
 

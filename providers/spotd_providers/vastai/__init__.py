@@ -1,1 +1,1 @@
-"""vast.ai: a marketplace of strangers' computers, rented on-demand or by bid."""
+"""vast.ai: a marketplace of untrusted hosts, rented on-demand or by bid."""

@@ -1,7 +1,7 @@
 """What an answer of vast.ai means: one place that turns status codes, error words and plain texts into outcomes.
 
 Theory. vast.ai says "no" in several dialects: an HTTP status, a 200 with `success: false`, a 404 that really means
-"bad key", a 429 that is plain text. The body's `error` word is therefore looked at before the status is believed.
+"bad key", a 429 that is plain text. The body's `error` word is therefore read before the status is believed.
 What only the caller can judge (is a missing ask a lost offer or a finished deletion?) becomes `VastRefused`.
 """
 

@@ -1,4 +1,4 @@
-"""The account's money: what is left, and what vast.ai's own books say each machine cost."""
+"""The account's money: what is left, and what vast.ai billed for each machine."""
 
 from __future__ import annotations
 

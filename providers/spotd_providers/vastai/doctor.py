@@ -76,7 +76,7 @@ def _of_account(account: tuple[UserReply, HttpAnswer], services: Services) -> li
 
 
 def _quota(reply: UserReply) -> CheckLine:
-    """vast.ai's API holds no quota. How fast an account may spend is told by a refused purchase only."""
+    """vast.ai's API holds no quota. How fast an account may spend is shown by a refused purchase only."""
     if reply.email_verified is not None and not reply.email_verified:
         return CheckLine(
             name="quota",
@@ -85,7 +85,7 @@ def _quota(reply: UserReply) -> CheckLine:
             hint="verify the address at console.vast.ai",
         )
     return CheckLine(
-        name="quota", ok=True, detail="vast.ai tells none; it may refuse purchases of a new account that spends fast"
+        name="quota", ok=True, detail="vast.ai states none; it may refuse purchases of a new account that spends fast"
     )
 
 
@@ -95,7 +95,7 @@ async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> C
     except AuthFailed as exc:
         return CheckLine(name=name, ok=False, detail=str(exc), hint=hint if name == "key" else _SCOPES)
     except (RateLimited, Unavailable) as exc:
-        # Nothing was found out about the key or its permissions, so nobody is sent to change them.
+        # Nothing was found out about the key or its permissions, so the hint does not ask to change them.
         return CheckLine(name=name, ok=False, detail=str(exc), hint=_LATER)
     except (ProviderError, VastRefused) as exc:
         return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

@@ -5,7 +5,7 @@ are the contract with the market (does it hold a GPU?), `actual_status` is what 
 container. The contract decides about money, the agent about progress:
 
 * the text decides first where the container does not run: a host that cannot start it says so there, and vast.ai then
-  stops the contract by itself, so that all four words look like an outbid machine's (recorded from the service).
+  stops the contract by itself, so that all four words are those of an outbid machine (recorded from the service).
 * contract stopped (all three agree) and we never stop machines: it was outbid, unless its time or the account's
   credit ran out. The agent may still say `running`, `exited` or nothing.
 * wanted running while the contract is stopped ("Scheduling"): it waits for a GPU that somebody else has. Outbid, too,

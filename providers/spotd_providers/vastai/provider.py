@@ -3,7 +3,7 @@
 The container is bought in the plain docker style: runtype `args` with `/bin/sh` as the entrypoint and `-c <script>` as
 its arguments. It needs nothing of the image but a POSIX shell, replaces whatever ENTRYPOINT the image has, and sees
 the container's environment (`CONTAINER_ID`, `CONTAINER_API_KEY`) directly. The ssh style would install and start an
-ssh server first, which fails on images it does not know, and opens a port nobody needs.
+ssh server first, which fails on images it does not know, and opens a port without use.
 """
 
 from __future__ import annotations
@@ -152,12 +152,12 @@ class VastProvider:
         return await self._listing.listed(None)
 
     async def terminate(self, ref: InstanceRef) -> None:
-        """vast.ai destroys this machine, or it did not exist. Another's machine is refused, whoever asks."""
+        """Destroy this machine; an absent one is a success, and one that is not ours is refused."""
         contract = _contract(ref)
         if ref.instance_id not in self._listing.ours:
             row = await self._client.instance(contract)
             if row is None:
-                # Absent, or not listed yet: destroying an id that is ours by the daemon's books is harmless if absent.
+                # Absent, or not listed yet: destroying an id that the daemon has recorded is harmless if absent.
                 await self._client.destroy(contract)
                 return
             if not isinstance(row, dict) or key_of(row.get("label"), self._services.install) is None:
@@ -190,13 +190,13 @@ class VastProvider:
             ) from exc
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
-        """The container's last lines as vast.ai kept them, without anything that looks like a secret."""
+        """The container's last lines as vast.ai kept them, without anything that resembles a secret."""
         return await self._console(_contract(ref), lines)
 
     async def account(self) -> str:
         """The number of the user; empty where vast.ai does not say it."""
-        told, _ = await self._client.user()
-        return "" if told.id is None else str(told.id)
+        user, _ = await self._client.user()
+        return "" if user.id is None else str(user.id)
 
     async def balance(self) -> Balance:
         """The credit that is left. A debt is shown as nothing left."""
@@ -204,7 +204,7 @@ class VastProvider:
         return Balance(available=MicroUsd(max(0, money)))
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
-        """What vast.ai's books say of our machines, one charge per kind (gpu, disk, bwd, bwu)."""
+        """What vast.ai billed for our machines, one charge per kind (gpu, disk, bwd, bwu)."""
         return await charges_between(self._client, self._services, since, until)
 
     async def check(self) -> Sequence[CheckLine]:
@@ -287,7 +287,7 @@ class VastProvider:
         """If vast.ai took the bid as a price per GPU, it is set again as one.
 
         Its own texts disagree on the unit ("per gpu bid price changed" against "per machine"); only the machine's
-        price afterwards tells.
+        price afterwards shows it.
         """
         row = await self._row(contract)
         if row is None or row.dph_base is None:
@@ -303,7 +303,7 @@ def _fault_of_purchase(row: InstanceRow, request: LaunchRequest) -> ProviderErro
         return ContractViolation(
             f"vast.ai sold contract {row.id} {'on-demand' if spot else 'by bid'} though the other was asked for"
         )
-    # The same price is told once as a sum and once as a product: a float's last digit is no rise.
+    # The same price comes once as a sum and once as a product: a float's last digit is no rise.
     rounding = request.offer.gpu_count
     if not spot and row.dph_base is not None and micro_usd(row.dph_base) > request.price_max + rounding:
         return PriceMoved(f"vast.ai charges ${row.dph_base:.4f}/h where ${request.price_max / MICRO:.4f}/h was agreed")

@@ -1,12 +1,12 @@
 """Finds the offers that the queue needs in a market that shows 64 of them per search.
 
 Theory. Since June 2026 a search holds at most 64 rows, whatever `limit` asks and without a second page; with a key it
-sometimes holds all. So the whole market is asked for first. An answer that looks cut off begins a time of narrow
+sometimes holds all. So the whole market is asked for first. An answer that may be cut off begins a time of narrow
 searches: one per market and GPU that a job waits for, then a few of those that only a ceiling names, in turn. Each goes
 on by a cursor: the next search asks for prices from the last one on, and rows that were seen are dropped. Where one
 price fills more than a page, it is walked through by the machines' ids.
 
-An answer looks cut off if it holds as many rows as a known cap. The cap may change: a GPU that jobs wait for and that
+An answer may be cut off if it holds as many rows as a known cap. The cap may change: a GPU that jobs wait for and that
 the answer lacks is asked for by its name, too, and where that finds it, the number of rows was a cap.
 
 Searches are counted by vast.ai, so a poll has a budget of them. What it does not reach is shown as it was, for some
@@ -29,18 +29,18 @@ from spotd_providers.vastai.wire import OfferRow, OfferRows
 
 ROWS_CAP: Final = 64
 _PAGE_SIZES: Final = frozenset({ROWS_CAP, 50, 100, 128, 200, 250, 256, 500, 512, 1000, 1024, 2000, 2048})
-"""Counts of rows that look like a limit of the service's own, which may change again."""
+"""Counts of rows that may be a limit of the service's own, which may change again."""
 SEARCHES_PER_POLL: Final = 6
 """Of the eight a minute that the client allows itself: the others are for `doctor` and for a poll that comes early."""
 WATCHED_PER_POLL: Final = 1
-"""GPUs that nobody waits for are asked for in turn, so many in each poll."""
+"""GPUs that no job waits for are asked for in turn, so many in each poll."""
 CARRY: Final = timedelta(minutes=4)
 """What the budget of a poll did not reach is shown as it was for so long at most."""
 PROBE_POLLS: Final = 60
 """After so many polls of narrow searches the whole market is asked for once more: the cap may be gone."""
 ABSENT_EVERY: Final = timedelta(minutes=10)
 """A GPU that jobs wait for and that an answer of the whole market lacks is asked for by its name so often: if it is
-sold, the answer was cut off at a number of rows that nobody knew of."""
+sold, the answer was cut off at an unknown number of rows."""
 ABSENT_PER_POLL: Final = 2
 BARREN_MAX: Final = 2
 PRICE_STEP: Final = 1e-6

@@ -103,7 +103,7 @@ class CreateReply(BaseModel):
 
 
 class InstancePage(BaseModel):
-    """One page of the v1 listing, its rows not yet looked at."""
+    """One page of the v1 listing, its rows not yet parsed."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 

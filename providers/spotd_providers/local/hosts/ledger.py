@@ -1,4 +1,4 @@
-"""What a market billed, in its own books: append-only JSON lines, independent of any customer's records.
+"""What a market billed, in its own ledger: append-only JSON lines, independent of any customer's records.
 
 Theory. Each line is a moment at which a machine's price per hour changed: it was opened, its price moved, it was
 paused (then only storage counts), it woke up, it ended. Between two lines of one machine lies a *segment* with one
@@ -76,7 +76,7 @@ class Segment:
 
 
 class Ledger:
-    """Writes one market's books. One writer per file; readers come and go."""
+    """Writer of one market's ledger. One writer per file; readers come and go."""
 
     def __init__(self, path: Path) -> None:
         """A torn last line of a writer that was killed is cut off: it was never acknowledged."""
@@ -147,7 +147,7 @@ class Ledger:
     ) -> None:
         last = self._latest.get(machine_id)
         line = LedgerLine(
-            # Books never run backwards, even if the reader of a file's change time was a little late.
+            # The ledger never runs backwards, even if the reader of a file's change time was a little late.
             at=max(at, last.at) if last else at,
             machine_id=machine_id,
             key=key,

@@ -41,7 +41,7 @@ MARK: Final = "SPOTD_LOCAL_MACHINE"
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}")
 _KILL_SECONDS_MAX: Final = 10.0
 _CONSOLE_TAIL_BYTES: Final = 1024 * 1024
-# The shell that stays behind notes how the script ended, since nobody can wait for another process's child. The
+# The shell that stays behind notes how the script ended, since no process can wait for another's child. The
 # temporary name keeps a half-written number from being read.
 _WRAPPER: Final = (
     '/bin/sh "$1"; spotd_code=$?; printf %s "$spotd_code" >"$2.new" && mv "$2.new" "$2"; exit "$spotd_code"'
@@ -338,7 +338,7 @@ class Machines:
         caught = set(processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}"))
         leader = table.get(record.pid) if record.pid is not None else None
         if leader is None or leader.started == record.pid_started:
-            # No stranger sits on our leader's pid, so the session of that number is still ours.
+            # No other process has our leader's pid, so the session of that number is still ours.
             caught |= {row.pid for row in table.values() if row.session == record.pid}
         children: dict[int, list[int]] = {}
         for row in table.values():

@@ -1,7 +1,7 @@
 """What runs on this computer: who a process is, which session and which machine it belongs to.
 
 A pid alone names nothing, since the system hands it out again. A process is its pid *and* the moment it started,
-as the kernel tells it, so a record on disk can be compared with what runs now. Linux answers from `/proc`; elsewhere
+as the kernel reports it, so a record on disk can be compared with what runs now. Linux answers from `/proc`; elsewhere
 `ps` is asked, which is slower and shows less.
 """
 

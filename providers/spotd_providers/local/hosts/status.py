@@ -1,4 +1,4 @@
-"""What is known of a machine: for whoever asks, and on disk for the next owner."""
+"""The status of a machine, in memory and on disk for the next owner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MachineStatus:
         exit_code: of the start script, where it ended by itself.
         done: the runner wrote `machine-done`: whatever still runs there may be killed.
         started_at: virtual time of the last boot.
-        ended_at: virtual time of its end, as precise as the file system tells.
+        ended_at: virtual time of its end, as precise as the file system records.
     """
 
     machine_id: str

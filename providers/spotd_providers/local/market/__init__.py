@@ -1,1 +1,1 @@
-"""The market itself: hosts, prices, machines and books, without any network."""
+"""The market itself: hosts, prices, machines and ledger, without any network."""

@@ -1,6 +1,6 @@
-"""The floor of the market: who has a host's slots at an instant, and what that does to machines and books.
+"""The floor of the market: who has a host's slots at an instant, and what that does to machines and ledger.
 
-Nothing here looks at a clock: every change has the instant at which it happens, given by whoever walks through time.
+Nothing here reads a clock: every change is given the instant at which it happens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sold:
 
 
 class Floor:
-    """Hosts, their machines and their books.
+    """Hosts, their machines and their ledger.
 
     Attributes:
         dirty: something changed that the market's memory on disk does not hold yet.
@@ -78,7 +78,7 @@ class Floor:
             yield Sold(offer_id=f"{host.name}:{Kind.ON_DEMAND}", host=host, kind=Kind.ON_DEMAND, price=price)
 
     def settle(self, name: str, now: datetime) -> None:
-        """Whoever bids highest has the host's spot slots at this instant; the others lose theirs."""
+        """Give the host's spot slots at this instant to the highest bids; the others lose theirs."""
         host, tick = self.hosts[name], self.tick(name, now)
         here = [machine for machine in self.existing() if machine.host == name]
         on_demand = sum(1 for machine in here if machine.market is Kind.ON_DEMAND and machine.occupies)
@@ -144,7 +144,7 @@ class Floor:
 
     def give_notice(self, machine: Machine, now: datetime) -> None:
         if machine.doomed_at is not None:
-            return  # it was told already, and is taken when it was told
+            return  # it has its notice already, and is taken when that said
         machine.doomed_at = now + self.spec.notice_lead
         machine.detail = "will be taken away"
         if machine.state is State.RUNNING:

@@ -15,7 +15,7 @@ from spotd_providers.kit.files import write_atomically
 
 
 class State(StrEnum):
-    """Where a machine is, in the market's own books."""
+    """Where a machine is, in the market's own ledger."""
 
     PENDING = "pending"
     RUNNING = "running"

@@ -2,7 +2,7 @@
 
 Theory. Nothing happens between two instants at which something could change: a price moves, a stock-out begins or
 ends, a machine becomes ready, a notice runs out, a scripted event is due. `advance` walks through those instants in
-order and settles every host that has machines, so that the books are the same however seldom it is called: a server
+order and settles every host that has machines, so that the ledger is the same however seldom it is called: a server
 that slept, was killed, or runs ten thousand times as fast as the wall clock bills the same seconds.
 
 Every method is synchronous and not thread-safe; the server calls them from one thread.
@@ -40,7 +40,7 @@ class _End:
 
 
 class LocalMarket:
-    """One market with its machines and books, below one folder."""
+    """One market with its machines and ledger, below one folder."""
 
     def __init__(self, spec: MarketSpec, folder: Path, *, clock: HostClock) -> None:
         """The market is as it was when its last server ended, and has caught up with the clock.
@@ -76,7 +76,7 @@ class LocalMarket:
         self.floor.spec = self.floor.spec.model_copy(update=dict(changes))
 
     def close(self) -> None:
-        """The books are closed; the machines go on."""
+        """Close the ledger; the machines go on."""
         self._save()
         self.ledger.close()
 
@@ -102,7 +102,7 @@ class LocalMarket:
     ) -> Machine:
         """One more machine exists, whatever else carries the same key.
 
-        `expired` tells whether the customer has given up waiting: what he took for lost must not happen later.
+        `expired` says whether the customer has given up waiting: what he took for lost must not happen later.
 
         Raises:
             Refused: none was made, and why.
@@ -152,7 +152,7 @@ class LocalMarket:
             self.floor.dirty = True
             with contextlib.suppress(OSError):
                 self._save()
-            raise Refused(Refusal.INTERNAL, f"the market cannot write its books: {exc.strerror}") from exc
+            raise Refused(Refusal.INTERNAL, f"the market cannot write its ledger: {exc.strerror}") from exc
         self.floor.boot_if_ready(machine, now)
         self._save()
         return machine

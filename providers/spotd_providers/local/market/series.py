@@ -166,7 +166,7 @@ class Replay:
         self._start = start
         self._gap = gap
         self._ticks = ticks
-        # Where the recording says something new, so that nobody wakes up for a tick that changes nothing.
+        # Where the recording says something new, so that no task wakes up for a tick that changes nothing.
         self._changes = [0, *(number for number, (a, b) in enumerate(pairwise(ticks), start=1) if a != b)]
 
     def at(self, now: datetime) -> Tick:

@@ -1,1 +1,1 @@
-"""The local market as a server of its own process, so that its machines and books live on when the daemon dies."""
+"""The local market as a server of its own process, so that its machines and ledger outlive the daemon."""

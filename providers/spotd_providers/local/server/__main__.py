@@ -1,4 +1,4 @@
-"""The market's server as a command: serves until it is told to end, or until nobody needs it."""
+"""The market's server as a command: serves until it is ended or no longer needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from spotd_providers.local.server.files import (
 
 _PAUSE_MIN_S: Final = 0.02
 _WATCH_S: Final = 0.25
-"""How soon the end of a machine's processes is noticed when nobody asks."""
+"""How soon the end of a machine's processes is noticed without requests."""
 _LOOK_AROUND_S: Final = 5.0
 _STOP_TIMEOUT_S: Final = 30.0
 _HANDOVER_TIMEOUT_S: Final = 10.0
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stop", action="store_true", help="end every machine and the server")
     parser.add_argument("--idle-exit", type=float, default=600.0, help="seconds without machines and calls (0: never)")
     parser.add_argument("--ready-fd", type=int, default=-1, help="a pipe to which one line is written once it serves")
-    parser.add_argument("--detach", action="store_true", help="go on as a child of nobody")
+    parser.add_argument("--detach", action="store_true", help="go on without a parent")
     options = parser.parse_args(arguments)
     if options.detach and os.fork():
-        os._exit(0)  # whoever started us has nobody to wait for
+        os._exit(0)  # the starter has no child to wait for
     folder: Path = options.dir.resolve()
     if options.stop:
         return stop(folder)
@@ -82,7 +82,7 @@ def stop(folder: Path) -> int:
     while time.monotonic() < give_up_at:
         try:
             with held(folder):
-                # Nobody serves it: end what its last server left.
+                # It is not served: end what its last server left.
                 withdraw(folder)
                 if (folder / "market.json").exists():
                     market = LocalMarket(spec_of(folder)[0], folder, clock=clock_of(folder))
@@ -99,7 +99,7 @@ def stop(folder: Path) -> int:
 
 
 def _take_soon(folder: Path) -> int:
-    """The market is ours until this process has ended, so that whoever gets it next finds nobody there any more.
+    """The market is ours until this process has ended, so that the next owner finds no other process there.
 
     Waits for another server that is just ending, or until it is clear that it serves.
 
@@ -182,13 +182,13 @@ async def _run(
 
 
 async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server, lock: int, idle_exit_s: float) -> None:
-    """Makes happen what is due, and sleeps until the next thing is; ends a server that nobody needs."""
+    """Makes happen what is due, and sleeps until the next thing is; ends a server that is not needed."""
     market = app.market
     while not server.should_exit:
         changed.clear()
         pauses = [_LOOK_AROUND_S]
         if not still_ours(market.folder, lock):
-            # Somebody removed the market: nobody could ever find its machines again.
+            # The market was removed: its machines could never be found again.
             await app.on_market(market.machines.kill_all)
             server.should_exit = True
             return
@@ -214,7 +214,7 @@ async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server,
 
 
 def _say(ready_fd: int, word: str) -> None:
-    """Whoever started the server reads this line; said once, nobody may be listening any more."""
+    """Print the line that the starter of the server reads; the starter may be gone by then."""
     if ready_fd >= 0:
         with contextlib.suppress(OSError):
             os.write(ready_fd, json.dumps(word).encode() + b"\n")

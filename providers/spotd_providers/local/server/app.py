@@ -120,7 +120,7 @@ class MarketApp:
         return JSONResponse({"market": "spotd-local"})
 
     async def _status(self, _: Request) -> Response:
-        def look() -> dict[str, Any]:
+        def read() -> dict[str, Any]:
             self.market.advance()
             return {
                 "now": self.market.clock.now().isoformat(),
@@ -129,24 +129,24 @@ class MarketApp:
                 "machines": sum(machine.exists for machine in self.market.memory.machines.values()),
             }
 
-        return JSONResponse(await self.on_market(look))
+        return JSONResponse(await self.on_market(read))
 
     async def _offers(self, _: Request) -> Response:
-        def look() -> dict[str, Any]:
+        def read() -> dict[str, Any]:
             rows = [_offer_row(item) for item in self.market.sold()]
             return {"now": self.market.memory.reached.isoformat(), "offers": rows}
 
-        return JSONResponse(await self.on_market(look))
+        return JSONResponse(await self.on_market(read))
 
     async def _list(self, request: Request) -> Response:
         install, key = _install(request), request.query_params.get("key")
 
-        def look() -> dict[str, Any]:
+        def read() -> dict[str, Any]:
             machines = self.market.listed(install=install, key=key)
             rows = [_machine_row(machine) for machine in machines]
             return {"now": self.market.memory.reached.isoformat(), "count": len(rows), "machines": rows}
 
-        return JSONResponse(await self.on_market(look))
+        return JSONResponse(await self.on_market(read))
 
     async def _launch(self, request: Request) -> Response:
         body = await _read(request, LaunchBody)
@@ -177,25 +177,25 @@ class MarketApp:
         machine_id, install = request.path_params["machine"], _install(request)
         lines = min(_number(request, "lines", 100), 10_000)
 
-        def look() -> list[str]:
+        def read() -> list[str]:
             machine: Machine | None = self.market.memory.machines.get(machine_id)
             if machine is None or machine.install != install:
                 raise Refused(Refusal.NO_MACHINE, f"there is no machine {machine_id}")
             return self.market.machines.console(machine_id, lines=lines)
 
-        return JSONResponse({"lines": await self.on_market(look)})
+        return JSONResponse({"lines": await self.on_market(read)})
 
     async def _charges(self, request: Request) -> Response:
         install = _install(request)
         since, until = _instant(request, "since"), _instant(request, "until")
 
-        def look() -> list[dict[str, Any]]:
+        def read() -> list[dict[str, Any]]:
             self.market.advance()
             spans = segments(read_ledger(self.market.ledger.path))
             rows = (_charge_row(span, since, until) for span in spans if begins_like_ours(span.key, install))
             return [row for row in rows if row is not None]
 
-        return JSONResponse({"charges": await self.on_market(look)})
+        return JSONResponse({"charges": await self.on_market(read)})
 
     # --- tests and the demo ---------------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class MarketApp:
 
 
 class _Guard:
-    """Lets nobody in without the token."""
+    """Refuses requests without the token."""
 
     def __init__(self, app: ASGIApp, *, token: str, called: Callable[[], None]) -> None:
         self._app = app

@@ -1,8 +1,8 @@
 """The files of one local market's folder, and what its server and its customers agree on through them.
 
 `lock` is held while a server lives, so there is never a second one. `server.json` (only this user can read it) says
-where it listens and holds the token that opens its door; after a crash it may be stale, which shows when nobody
-answers there. `spec.json` and `clock.json` are written by whoever starts the server.
+where it listens and holds the token that opens its door; after a crash it may be stale, which shows when nothing
+answers there. `spec.json` and `clock.json` are written by the process that starts the server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_endpoint(folder: Path) -> ServedEndpoint | None:
 def announce(folder: Path, url: str) -> str:
     """Customers can find the server; the token that opens its door is returned.
 
-    Every server has a new one: whoever gets hold of a dead server's port, and is sent its token, has nothing.
+    Every server has a new one: a process that takes a dead server's port, and is sent its token, has nothing.
     """
     token = secrets.token_urlsafe(32)
     write_atomically(folder / "server.json", json.dumps({"url": url, "pid": os.getpid(), "token": token}), mode=0o600)

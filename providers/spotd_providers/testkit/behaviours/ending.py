@@ -14,13 +14,13 @@ from spotd_providers.testkit.suite import behaviour
 
 @behaviour()
 async def a_terminated_machine_ends(h: Harness) -> None:
-    """After terminate the world holds no machine under the key, and the provider tells of none that lives."""
+    """After terminate the world holds no machine under the key, and the provider lists none that runs."""
     key, instance = await bought(h)
     await h.provider.terminate(instance.ref)
     await h.settle()
     expect(not h.live(key), "the machine still exists")
     left = [i for i in await h.provider.find(key) if i.state not in (InstanceState.GONE, InstanceState.ENDING)]
-    expect(not left, f"find tells of {left!r}")
+    expect(not left, f"find returns {left!r}")
 
 
 @behaviour()

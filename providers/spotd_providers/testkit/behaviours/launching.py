@@ -75,7 +75,7 @@ async def a_launch_makes_one_machine_that_carries_the_key(h: Harness) -> None:
 
 @behaviour()
 async def a_launched_machine_is_found_and_listed(h: Harness) -> None:
-    """A machine that was bought is told of by find and by the listing, with one ref."""
+    """A machine that was bought is returned by find and by the listing, with one ref."""
     key, instance = await bought(h)
     found = await the_machine(h, key)
     listing = await h.provider.instances()
@@ -102,7 +102,7 @@ async def a_lost_answer_means_unknown_and_one_machine(h: Harness, case: str) -> 
 
 @behaviour(cases=("connection lost", "no answer"))
 async def a_purchase_that_never_happened_is_unknown_until_find_says_so(h: Harness, case: str) -> None:
-    """A connection that breaks before the effect looks the same; find then tells that there is none."""
+    """A connection that breaks before the effect is no different; find then shows that there is none."""
     request = h.request(await an_offer(h))
     if case == "connection lost":
         h.faults.lose_answer(Call.LAUNCH, after_effect=False)
@@ -113,7 +113,7 @@ async def a_purchase_that_never_happened_is_unknown_until_find_says_so(h: Harnes
     nothing_bought(h, request.key)
     expect(h.launch_calls() == 1, "the purchase was tried again")
     await h.settle()
-    expect(not await h.provider.find(request.key), "find tells of a machine that was never made")
+    expect(not await h.provider.find(request.key), "find returns a machine that was never made")
 
 
 @behaviour()

@@ -25,7 +25,7 @@ from spotd_providers.testkit.suite import behaviour
 @behaviour()
 async def an_unknown_key_finds_nothing(h: Harness) -> None:
     """Find of a key that was never used is empty, and the listing of an account without machines is too."""
-    expect(not await h.provider.find(h.key()), "find tells of a machine that was never made")
+    expect(not await h.provider.find(h.key()), "find returns a machine that was never made")
     listing = await h.provider.instances()
     expect(listing.complete and not listing.instances, f"{listing!r} for an account without machines")
 
@@ -70,7 +70,7 @@ async def foreign_machines_are_never_shown_or_touched(h: Harness) -> None:
     labels = [m.label for m in h.machines() if m.machine_id in foreign and m.label]
     expect(any(label.startswith(f"spotd-{h.install}") for label in labels), "no foreign label begins like ours")
     for label in labels:
-        expect(not await h.provider.find(AttemptKey(label)), f"find tells of the foreign machine {label!r}")
+        expect(not await h.provider.find(AttemptKey(label)), f"find returns the foreign machine {label!r}")
     await h.provider.terminate(instance.ref)
     await h.settle()
     alive = {machine.machine_id for machine in h.machines() if machine.exists}

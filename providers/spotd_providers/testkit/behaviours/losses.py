@@ -12,7 +12,7 @@ from spotd_providers.testkit.knobs import NotApplicable, OddState
 from spotd_providers.testkit.suite import behaviour
 
 
-async def _all_told(h: Harness, instance: Instance) -> list[Instance]:
+async def _all_reports(h: Harness, instance: Instance) -> list[Instance]:
     listing = await h.provider.instances()
     listed = [i for i in listing.instances if i.key == instance.key]
     return [*await h.provider.find(instance.key), *listed]
@@ -23,12 +23,12 @@ async def a_preempted_machine_is_not_called_running(h: Harness) -> None:
     """A machine the cloud took away is gone, ending or paused, for the reason that it was taken away."""
     _, instance = await bought(h, await an_offer(h, Market.SPOT))
     h.preempt(instance.ref.instance_id)
-    for told in await _all_told(h, instance):
+    for report in await _all_reports(h, instance):
         expect(
-            told.state in (InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE),
-            f"a machine that was taken away is {told.state}",
+            report.state in (InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE),
+            f"a machine that was taken away is {report.state}",
         )
-        expect(told.loss in (Loss.PREEMPTED, Loss.OUTBID), f"a machine that was taken away is lost by {told.loss}")
+        expect(report.loss in (Loss.PREEMPTED, Loss.OUTBID), f"a machine that was taken away is lost by {report.loss}")
 
 
 @behaviour()
@@ -36,9 +36,9 @@ async def an_outbid_machine_is_paused(h: Harness) -> None:
     """A machine that is outbid but kept is PAUSED for being outbid: it still exists and may wake up."""
     _, instance = await bought(h, await an_offer(h, Market.SPOT))
     h.pause(instance.ref.instance_id)
-    told = await the_machine(h, instance.key)
-    expect(told.state is InstanceState.PAUSED, f"a paused machine is {told.state}")
-    expect(told.loss in (Loss.OUTBID, Loss.PREEMPTED), f"a paused machine is lost by {told.loss}")
+    report = await the_machine(h, instance.key)
+    expect(report.state is InstanceState.PAUSED, f"a paused machine is {report.state}")
+    expect(report.loss in (Loss.OUTBID, Loss.PREEMPTED), f"a paused machine is lost by {report.loss}")
     listing = await h.provider.instances()
     states = [i.state for i in listing.instances if i.key == instance.key]
     expect(states == [InstanceState.PAUSED], f"listed as {states}")
@@ -46,29 +46,29 @@ async def an_outbid_machine_is_paused(h: Harness) -> None:
 
 @behaviour()
 async def a_notice_is_told(h: Harness) -> None:
-    """An announced loss is told with its time while the machine still runs."""
+    """An announced loss is reported with its time while the machine still runs."""
     if not h.provider.capabilities[Power.NOTICES].available:
         raise NotApplicable(h.provider.capabilities[Power.NOTICES].reason)
     _, instance = await bought(h, await an_offer(h, Market.SPOT))
     h.give_notice(instance.ref.instance_id)
-    told = await the_machine(h, instance.key)
-    expect(told.notice_at is not None, "the notice is not told")
-    if told.notice_at is not None:
-        expect(told.notice_at.utcoffset() == timedelta(0), "the notice's time is not aware UTC")
-        expect(told.notice_at - h.clock.now() < timedelta(hours=1), f"the notice is for {told.notice_at}")
-    expect(told.state is not InstanceState.GONE, "a machine with a notice is said to be gone")
+    report = await the_machine(h, instance.key)
+    expect(report.notice_at is not None, "the notice is not reported")
+    if report.notice_at is not None:
+        expect(report.notice_at.utcoffset() == timedelta(0), "the notice's time is not aware UTC")
+        expect(report.notice_at - h.clock.now() < timedelta(hours=1), f"the notice is for {report.notice_at}")
+    expect(report.state is not InstanceState.GONE, "a machine with a notice is said to be gone")
 
 
 @behaviour()
 async def a_machine_that_cannot_come_up_says_so(h: Harness) -> None:
-    """A machine whose image or container cannot be started is told as lost for that reason."""
+    """A machine whose image or container cannot be started is reported as lost for that reason."""
     _, instance = await bought(h)
     h.set_state(instance.ref.instance_id, OddState.PROVISION_FAILED)
-    for told in await _all_told(h, instance):
-        expect(told.state is not InstanceState.RUNNING, "a machine that cannot come up is called running")
+    for report in await _all_reports(h, instance):
+        expect(report.state is not InstanceState.RUNNING, "a machine that cannot come up is called running")
         expect(
-            told.loss in (Loss.PROVISION_FAILED, Loss.IMAGE_ERROR, Loss.HOST_LOST),
-            f"a machine that cannot come up is lost by {told.loss}",
+            report.loss in (Loss.PROVISION_FAILED, Loss.IMAGE_ERROR, Loss.HOST_LOST),
+            f"a machine that cannot come up is lost by {report.loss}",
         )
 
 
@@ -77,9 +77,9 @@ async def a_machine_that_ended_by_itself_is_not_called_running(h: Harness) -> No
     """A machine that ended by itself is not RUNNING, and was not preempted."""
     _, instance = await bought(h)
     h.set_state(instance.ref.instance_id, OddState.ENDED_BY_ITSELF)
-    for told in await _all_told(h, instance):
-        expect(told.state is not InstanceState.RUNNING, "a machine that ended is called running")
-        expect(told.loss is not Loss.PREEMPTED, "a machine that ended by itself is called preempted")
+    for report in await _all_reports(h, instance):
+        expect(report.state is not InstanceState.RUNNING, "a machine that ended is called running")
+        expect(report.loss is not Loss.PREEMPTED, "a machine that ended by itself is called preempted")
 
 
 @behaviour()

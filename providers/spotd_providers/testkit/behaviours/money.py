@@ -1,4 +1,4 @@
-"""Never above what was agreed, and books that agree with the cloud's."""
+"""Prices never above what was agreed, and charges that agree with the cloud's records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spotd_providers.testkit.knobs import NotApplicable
 from spotd_providers.testkit.suite import behaviour
 
 
-async def _never_dearer(h: Harness, request: LaunchRequest) -> None:
+async def _never_costs_more(h: Harness, request: LaunchRequest) -> None:
     outcome = await attempted(h, partial(h.provider.launch, request))
     if isinstance(outcome, ProviderError):
         expect(
@@ -36,14 +36,14 @@ async def a_price_that_moved_is_not_paid(h: Harness, case: Market) -> None:
     """When the price rose after the poll, nothing is bought above what was agreed."""
     request = h.request(await an_offer(h, case))
     h.raise_price(request.offer, 2.0)
-    await _never_dearer(h, request)
+    await _never_costs_more(h, request)
 
 
 @behaviour(cases=tuple(Market))
 async def price_max_is_respected(h: Harness, case: Market) -> None:
     """An agreed price below the offer's never buys at the offer's."""
     offer = await an_offer(h, case)
-    await _never_dearer(h, h.request(offer, price_max=MicroUsdPerHour(offer.gpu_price // 2)))
+    await _never_costs_more(h, h.request(offer, price_max=MicroUsdPerHour(offer.gpu_price // 2)))
 
 
 @behaviour()
@@ -59,13 +59,13 @@ async def a_machine_is_bought_at_the_offered_price_or_less(h: Harness) -> None:
 
 @behaviour()
 async def the_balance_is_what_the_account_holds(h: Harness) -> None:
-    """The balance told is the cloud's own, never more."""
+    """The balance is the cloud's own, never more."""
     truth = h.true_balance()
     expect(isinstance(h.provider, KnowsBalance), "the account has a balance and the provider cannot tell it")
     if isinstance(h.provider, KnowsBalance):
-        told = await h.provider.balance()
+        stated = await h.provider.balance()
         # Rounded up to a micro-dollar at the edge, like every amount.
-        expect(truth.available <= told.available <= truth.available + 1, f"{told!r} is told, {truth!r} is true")
+        expect(truth.available <= stated.available <= truth.available + 1, f"{stated!r} is stated, {truth!r} is true")
 
 
 @behaviour()
@@ -106,6 +106,6 @@ async def charges_are_the_clouds_own(h: Harness) -> None:
     billed = h.billed(instance.ref.instance_id)
     charges = await h.provider.charges(since, h.clock.now() + timedelta(hours=1))
     ours = [c for c in charges if c.key == key or c.instance_id == instance.ref.instance_id]
-    told = sum(charge.amount for charge in ours)
+    charged = sum(charge.amount for charge in ours)
     expect(billed > 0, "the harness billed nothing for two hours")
-    expect(abs(told - billed) <= 10_000, f"{told} micro-dollars are told, {billed} were billed")
+    expect(abs(charged - billed) <= 10_000, f"{charged} micro-dollars are charged, {billed} were billed")

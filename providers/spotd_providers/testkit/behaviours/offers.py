@@ -134,11 +134,11 @@ async def an_empty_market_is_no_error(h: Harness) -> None:
 
 @behaviour()
 async def an_empty_answer_is_not_an_empty_market(h: Harness) -> None:
-    """An answer without any content is trouble, not the news that nothing is sold."""
+    """An answer without any content is a failure, and does not mean that nothing is sold."""
     h.faults.answer(Call.OFFERS, NOTHING, times=100)
     outcome = await attempted(h, lambda: h.provider.offers(h.query()))
-    told = not isinstance(outcome, Exception) and outcome.complete
-    expect(not told, "an empty answer was taken for a whole one")
+    believed = not isinstance(outcome, Exception) and outcome.complete
+    expect(not believed, "an empty answer was taken for a whole one")
 
 
 @behaviour(cases=BAD_PRICES)

@@ -106,7 +106,7 @@ CHECK_FAULTS: Final[dict[str, Callable[[Faults, Call], None]]] = {
 }
 
 
-def _found_trouble(outcome: object) -> None:
+def _require_finding(outcome: object) -> None:
     if isinstance(outcome, Exception):
         raise BehaviourFailed(f"check raised {outcome!r} for a finding") from outcome
     lines = [line for line in outcome if isinstance(line, CheckLine)] if isinstance(outcome, list | tuple) else []
@@ -120,7 +120,7 @@ async def check_finds_trouble_and_never_raises(h: Harness, case: str) -> None:
     """When nothing works, check returns lines that say so."""
     for call in Call:
         CHECK_FAULTS[case](h.faults, call)
-    _found_trouble(await attempted(h, h.provider.check))
+    _require_finding(await attempted(h, h.provider.check))
 
 
 @behaviour()
@@ -128,7 +128,7 @@ async def check_names_a_refused_key_with_a_way_out(h: Harness) -> None:
     """A key that is not accepted is a line of check with a hint."""
     h.break_auth()
     outcome = await attempted(h, h.provider.check)
-    _found_trouble(outcome)
+    _require_finding(outcome)
     if not isinstance(outcome, Exception):
         expect(any(line.hint.strip() for line in outcome if not line.ok), "no line offers a way out")
 
@@ -137,7 +137,7 @@ async def check_names_a_refused_key_with_a_way_out(h: Harness) -> None:
 async def check_of_an_unreachable_cloud_says_so(h: Harness) -> None:
     """Check of a cloud that cannot be connected to returns lines that say so."""
     h.served.stop()
-    _found_trouble(await attempted(h, h.provider.check))
+    _require_finding(await attempted(h, h.provider.check))
 
 
 @behaviour(opens=True)

@@ -89,7 +89,7 @@ async def trouble_in_a_read_is_a_leaf_and_never_a_false_none(h: Harness, case: R
             expect(outcome.offers or not outcome.complete, f"{name}: was taken for an empty market")
         else:
             expect(outcome, f"{name}: find says that there is no machine")
-    expect(await case.call(h, machine), "the call does not recover when the trouble ends")
+    expect(await case.call(h, machine), "the call does not recover when the fault ends")
 
 
 @behaviour(cases=READS)
@@ -99,7 +99,7 @@ async def a_slow_answer_times_out(h: Harness, case: Read) -> None:
     h.faults.hang(case.of, times=FOR_EVER)
     await refused(h, partial(case.call, h, machine), Unavailable)
     h.faults.clear()
-    expect(await case.call(h, machine), "the call does not recover when the trouble ends")
+    expect(await case.call(h, machine), "the call does not recover when the fault ends")
 
 
 @behaviour(cases=READS)
