@@ -80,7 +80,7 @@ class Bench:
         return self.market.launch(**values)
 
     def lines(self) -> tuple[LedgerLine, ...]:
-        """What the market wrote into its books."""
+        """What the market wrote into its ledger."""
         return read_ledger(self.market.ledger.path)
 
     def bill(self, machine: Machine) -> int:

@@ -305,7 +305,7 @@ def test_a_machine_that_cannot_be_written_down_is_not_sold(tmp_path: Path, monke
         b.market.advance()
         with monkeypatch.context() as full_disk:
             full_disk.setattr(os, "write", _no_space)
-            with pytest.raises(Refused, match="cannot write its books") as refused:
+            with pytest.raises(Refused, match="cannot write its ledger") as refused:
                 b.buy()
         assert refused.value.refusal is Refusal.INTERNAL
         b.reopen()

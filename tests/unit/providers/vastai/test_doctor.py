@@ -45,7 +45,7 @@ def test_an_account_where_all_is_well_has_a_good_line_for_each_thing(tmp_path: P
     assert {name: line.detail for name, line in lines.items()} == {
         "key": "accepted",
         "balance": "$100.00 left",
-        "quota": "vast.ai tells none; it may refuse purchases of a new account that spends fast",
+        "quota": "vast.ai states none; it may refuse purchases of a new account that spends fast",
         "clock": "0 s from vast.ai's",
         "instances": "can list instances",
         "billing": "can read charges",
