@@ -64,7 +64,8 @@ class Buyer:
         """What the core bought, what AWS said to what it tried, or nothing because everything cools down."""
         if self.page is None:
             await self.poll()
-        board = ProviderOffers(provider=self.provider.name, shelf=build_offer_index(self.page.offers), at=self.page.at)
+        index = build_offer_index(self.page.offers)
+        board = ProviderOffers(provider=self.provider.name, offer_index=index, at=self.page.at)
         plan = decide(self.world, MarketSnapshot(offer_cache={self.provider.name: board}), self.now)
         if not plan.attempts:
             return None
