@@ -80,7 +80,7 @@ def _bills_from_running(item: Attempt, policy: Policy) -> bool:
 
 
 def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime) -> None:
-    """Book the machine up to this instant, at which it existed, and beyond it for as long as its lease."""
+    """Bill the machine up to this instant, at which it existed, and beyond it for as long as its lease."""
     item = builder.attempt(attempt)
     known = item.meter.until
     if item.meter.since is None or known is None:

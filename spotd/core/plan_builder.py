@@ -276,7 +276,7 @@ class PlanBuilder:
         self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
 
     def book(self, charge: Charge) -> None:
-        """Book the charge; the attempt's meter is the caller's to set."""
+        """Add the charge; the attempt's meter is the caller's to set."""
         self._charges.append(charge)
 
     def credit(self, attempt: AttemptId, amount: MicroUsd, why: str) -> None:

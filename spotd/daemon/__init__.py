@@ -1,1 +1,1 @@
-"""The thin shell around the core: pollers, brain, executor, grants and the life of the process."""
+"""Controllers around the core: pollers, control loop, executor, grants and the life of the process."""

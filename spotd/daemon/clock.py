@@ -34,13 +34,13 @@ class ClockFileBroken(Exception):
 
 
 def _uptime_s() -> float:
-    """Seconds that never go back and go on while the computer sleeps, where the kernel can tell."""
+    """Seconds that never go back and go on while the computer sleeps, where the kernel counts that."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _boot_id() -> str:
-    """What tells one uptime of the computer from the next; empty where nothing does."""
+    """Return what distinguishes one uptime of the computer from the next; empty where nothing does."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -126,12 +126,12 @@ class AcceleratedClock:
 
 
 def open_clock(state_dir: Path, *, scale: float = 1.0, virtual0: datetime | None = None) -> Clock:
-    """The clock of this state folder: the one written there, else a new one as asked for, which is then written.
+    """Open the clock of this state folder: the one written there, else a new one as asked for, which is then written.
 
     A folder without the file and a scale of 1 runs on the system's clock and stays without the file.
 
     Raises:
-        ClockFileBroken: the file is there and says nothing usable.
+        ClockFileBroken: the file is there and holds nothing usable.
     """
     path = state_dir / CLOCK_FILE
     try:
@@ -150,7 +150,7 @@ def open_clock(state_dir: Path, *, scale: float = 1.0, virtual0: datetime | None
 
 
 def parse_parameters(text: str, *, where: str) -> ClockParameters:
-    """The parameters in a clock file.
+    """Return the parameters in a clock file.
 
     Raises:
         ClockFileBroken: anything is missing, not finite, or without a time zone.
@@ -170,7 +170,7 @@ def parse_parameters(text: str, *, where: str) -> ClockParameters:
 
 
 def virtual_at_least(clock: Clock, duration: timedelta, *, real_s: float) -> timedelta:
-    """The duration, lengthened where an accelerated clock would make it shorter than `real_s` on the wall.
+    """Return the duration, lengthened where an accelerated clock would make it shorter than `real_s` on the wall.
 
     Hosts are real processes: however fast virtual time runs, a heartbeat cannot come ten thousand times a second.
     """
@@ -184,7 +184,7 @@ def real_seconds_at_least(clock: Clock, duration: timedelta, *, real_s: float) -
 
 
 def _write_once(path: Path, text: str) -> None:
-    """The file holds the text of whoever came first, whole."""
+    """Write the text, unless the file is there already; the file is always whole."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     try:

@@ -40,7 +40,7 @@ class PolicyHolder:
         self.owned: Callable[[Policy], Policy] = lambda policy: policy
         """Completes the policy by whose machines are ours, which no config says."""
         self.accounts: dict[ProviderName, str] = {}
-        """What names the account of the key in use, where a provider has said so."""
+        """What names the account of the key in use, where a provider has stated it."""
 
     @property
     def current(self) -> Policy:
@@ -84,7 +84,7 @@ class Commits:
         return self._policy.current
 
     async def world(self) -> World:
-        """The newest durable world.
+        """Return the newest durable world.
 
         Raises:
             StoreError: it cannot be read.
@@ -95,7 +95,7 @@ class Commits:
     async def commit(
         self, decide: Decide, points: Points | Callable[[Plan], Points], *, contain: bool = False
     ) -> Committed:
-        """What the core decided about the newest world is written, in one transaction.
+        """Write what the core decided about the newest world, in one transaction.
 
         Args:
             contain: a job whose part of the plan cannot be written is quarantined, and the rest is written.
@@ -109,7 +109,7 @@ class Commits:
     async def commit_with(
         self, decide: DecideWith, points: Points | Callable[[Plan], Points], *, contain: bool = False
     ) -> Committed:
-        """The same, for what can be decided only with a look at rows beyond the world.
+        """Do the same for what can be decided only with rows beyond the world.
 
         Raises:
             StoreError, InvariantBroken: as `commit`.
@@ -150,7 +150,7 @@ class Commits:
         return committed
 
     def _planned(self, tx: Tx, decide: DecideWith, refused: Mapping[JobId, str], *, contain: bool) -> Committed:
-        """The plan, and the world it leads to, which breaks no rule.
+        """Return the plan, and the world it leads to, which breaks no rule.
 
         Raises:
             InvariantBroken: it would, and nothing is to be quarantined for it.
@@ -216,7 +216,7 @@ class _TrialOver(Exception):
 
 
 def cycle_points(plan: Plan) -> Points:
-    """Which pair of crash points a brain cycle's commit is: named for the most consequential thing in it."""
+    """Which pair of crash points a cycle's commit is: named for the most consequential thing in it."""
     fresh = {intent.kind for intent in plan.intents.values() if intent.state is IntentState.OPEN}
     if IntentKind.LAUNCH in fresh:
         return CrashPoint.BEFORE_COMMIT_CYCLE_LAUNCH, CrashPoint.AFTER_COMMIT_CYCLE_LAUNCH

@@ -128,7 +128,7 @@ class ControlLoop:
         job that it must wait for that would rewrite all of them twice."""
 
     async def adopt(self) -> None:
-        """Launches that a former process owed are unknown now; everything it left is known and being kept.
+        """Mark launches that a former process owed as unknown; everything it left is known and being kept.
 
         Raises:
             StoreError: the state cannot be written, so nothing may begin.

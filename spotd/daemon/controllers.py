@@ -23,7 +23,7 @@ DOUBLINGS_MAX: Final = 16
 
 
 def backoff_s(first_s: float, failures: int, *, max_s: float) -> float:
-    """The pause after so many failures in a row: doubled with each, up to a limit."""
+    """Return the pause after so many failures in a row: doubled with each, up to a limit."""
     return min(first_s * 2.0 ** min(max(failures - 1, 0), DOUBLINGS_MAX), max_s)
 
 

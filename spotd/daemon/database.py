@@ -20,7 +20,7 @@ PROOF: Final = "written"
 
 
 class Database:
-    """`last_error` says in one sentence why the state cannot be written or read, and is empty when it can."""
+    """The state store off the event loop. `last_error`: why it cannot be written or read, empty when it can."""
 
     def __init__(self, store: Store, *, inline: bool = False) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class Database:
         return self._writing or self._reading
 
     async def tx(self, work: Callable[[Tx], T]) -> T:
-        """What the work returned, durably committed.
+        """Return what the work returned, durably committed.
 
         A transaction that has begun is never abandoned: a cancelled caller waits for its end, because "maybe
         committed" is what the intents exist to avoid. After a failure the next one must write something, since one
@@ -58,7 +58,7 @@ class Database:
         return result
 
     async def read(self, work: Callable[[Reads], T]) -> T:
-        """What the work read, from one consistent state."""
+        """Return what the work read, from one consistent state."""
         try:
             result = await self._reader.run_to_end(lambda: self._store.read(work))
         except StateError as exc:

@@ -60,11 +60,11 @@ class Preparation(Protocol):
     """What must be in the object store before a machine is bought."""
 
     async def prepare(self, attempt: Attempt, job: Job) -> str:
-        """The grant is written; returns the start script that reads it."""
+        """Write the grant; return the start script that reads it."""
         ...
 
     def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
-        """What should have been offered to this attempt and could not be, told once."""
+        """Return what should have been offered to this attempt and could not be, once."""
         ...
 
 
@@ -116,7 +116,7 @@ class Executor:
         return self._launching + len(self._ending)
 
     async def run(self) -> None:
-        """Calls are made until this is cancelled."""
+        """Make calls until this is cancelled."""
         async with anyio.create_task_group() as group:
             self._group = group
             waiting, self._waiting = self._waiting, []
@@ -129,7 +129,7 @@ class Executor:
                 self._group, self._over = None, True
 
     def take(self, plan: Plan, world: World) -> None:
-        """The launches of a plan that this process has just committed are on their way, each exactly once."""
+        """Start the launches of a plan that this process has just committed, each exactly once."""
         # What is settled is never open again, so it need not be struck off any longer.
         self._launched.intersection_update(world.intents)
         for intent in plan.intents.values():
@@ -251,7 +251,7 @@ class Executor:
         )
 
     def _contained(self, attempt: Attempt, outcome: LaunchOutcome, made: Instance | None = None) -> Decide:
-        """What is written of a launch if what it means cannot be judged."""
+        """Return what is written of a launch if what it means cannot be judged."""
         why = "the outcome of its launch cannot be judged"
         return lambda world, now: launch_contained(world, attempt.id, outcome, made, why, now)
 
@@ -265,7 +265,7 @@ class Executor:
             )
 
     async def _buy(self, attempt: Attempt, job: Job, script: str) -> Instance | LaunchRefusal | str:
-        """The machine, why there is certainly none, or in words why nobody knows."""
+        """Return the machine, why there is certainly none, or in words why that is unknown."""
         request = LaunchRequest(
             key=attempt.key,
             install=self._install,
@@ -302,7 +302,7 @@ class Executor:
         match answer:
             case Instance():
                 machine = answer
-                # First, because the commit wakes the brain, and the board still offers what has just been sold.
+                # First, because the commit wakes the loop, and the cache still offers what has just been sold.
                 self._bought(attempt.quote.offer)
                 await self._commit(
                     lambda world, now: outcomes.launched(world, attempt.id, machine, now),
@@ -323,7 +323,7 @@ class Executor:
                     # What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray.
                     self._look_again(attempt.provider)
                 elif no.failure in {LaunchFailure.PRICE_MOVED, LaunchFailure.OFFER_GONE}:
-                    # Where one price or offer is old the others of that board are, and each wrong try costs a call.
+                    # Where one price or offer is old the others of that provider are, and each wrong try costs a call.
                     self._ask_again(attempt.provider)
                 self._log.warning("launch.refused", failure=no.failure.value, detail=no.detail, **fields)
             case str():
@@ -365,7 +365,7 @@ class Executor:
         """Why the provider did not accept the end, and how long it asks to wait; empty when it did."""
         rules = self._commits.policy.providers.get(intent.provider)
         if rules is not None and rules.is_other_account(intent.account):
-            # Asked with this key the provider would say that there is no such machine, and mean its own.
+            # Asked with this key the provider would answer that there is no such machine, and mean its own.
             why = f"the machine belongs to the account {intent.account}, the key in use to {rules.account}"
             return f"{why}: put a key of the former account back into [providers.{intent.provider}]", None
         self._crash(CrashPoint.BEFORE_TERMINATE)
@@ -395,7 +395,7 @@ class Executor:
     # --- outcomes ---
 
     async def _commit(self, decide: Decide, points: Points, *, otherwise: Decide | None = None) -> Committed:
-        """The outcome is durable. A state that cannot be written is waited for: the answer exists only here.
+        """Make the outcome durable. A state that cannot be written is waited for: the answer exists only here.
 
         Args:
             otherwise: what is written instead if the outcome cannot be judged.

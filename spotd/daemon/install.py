@@ -49,18 +49,18 @@ def require_same_install(install: InstallId, machines: Iterable[MachineView]) ->
 
 
 def former_install(machine: MachineView) -> str:
-    """The label in a machine's key."""
+    """Return the label in a machine's key."""
     owner = machine.key.removeprefix("spotd-").rsplit("-", 2)[0]
     return owner.partition(".")[0]
 
 
 def new_identity() -> str:
-    """An identity that no other install has."""
+    """Return an identity that no other install has."""
     return "".join(secrets.choice(ALPHABET) for _ in range(IDENTITY_LENGTH))
 
 
 async def this_holder(database: Database, state_dir: Path, state_url: str | Path) -> Holder:
-    """This process, as the lease names it.
+    """Return this process, as the lease names it.
 
     The places are what proves that a former holder is dead: it used this very state, which only one process can.
 
@@ -84,7 +84,7 @@ def _places(name: str, state_dir: Path, state_url: str | Path) -> frozenset[str]
 
 
 def _machine() -> str:
-    """What tells this computer from others, as far as the system says it."""
+    """Return what distinguishes this computer from others, as far as the system shows it."""
     for path in MACHINE_FILES:
         with suppress(OSError):
             return path.read_text(encoding="ascii").strip()
@@ -92,7 +92,7 @@ def _machine() -> str:
 
 
 def _token(path: Path) -> str:
-    """What tells this folder from others; made up when it is first asked for.
+    """Return what distinguishes this folder from others; made up when it is first asked for.
 
     Raises:
         BadConfig: it can be neither read nor written.

@@ -1,4 +1,4 @@
-"""The lease on an install: an object in the checkpoint store that says which daemon acts under a label.
+"""The lease on an install: an object in the checkpoint store that names the daemon which acts under a label.
 
 Theory. Two daemons with one label and one store would destroy each other's machines, because each takes the other's
 for strays of its own. So each start claims the next *epoch* of its label by creating `installs/<label>/<epoch>.json`,
@@ -79,12 +79,12 @@ def lease_key(install: InstallId, epoch: int) -> str:
 
 
 def place_hash(*facts: str) -> str:
-    """A hash of facts about a place, so that the store does not tell what they are."""
+    """Return a hash of facts about a place, so that the store does not show what they are."""
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 
 def find_lease(objects: ObjectStore, install: InstallId) -> LeaseFound | None:
-    """The newest lease on the label.
+    """Return the newest lease on the label.
 
     Raises:
         StoreError: the store does not answer, or what it holds cannot be understood.
@@ -100,7 +100,7 @@ def find_lease(objects: ObjectStore, install: InstallId) -> LeaseFound | None:
     try:
         data = objects.get(info.key, bytes_max=DOCUMENT_BYTES_MAX)
     except ObjectMissing:
-        return None  # deleted since it was listed, which only a newer holder does: the next look finds that one
+        return None  # deleted since it was listed, which only a newer holder does: the next query finds that one
     return _parsed(data, epoch, info)
 
 
@@ -125,7 +125,7 @@ def _parsed(data: bytes, epoch: int, info: ObjectInfo) -> LeaseFound:
 
 
 def document(install: InstallId, epoch: int, identity: str, me: Holder, *, renewed: int) -> bytes:
-    """The lease as it is stored; `renewed` counts, so that each renewal changes it."""
+    """Return the lease as it is stored; `renewed` counts, so that each renewal changes it."""
     fields: Mapping[str, Any] = {
         "schema": SCHEMA,
         "install": install,
@@ -186,10 +186,10 @@ def _way_out(found: LeaseFound) -> str:
 def claim(
     objects: ObjectStore, install: InstallId, me: Holder, found: LeaseFound | None, *, own_identity: str, fresh: str
 ) -> Claimed:
-    """The next epoch is this process's.
+    """Claim the next epoch for this process.
 
     Args:
-        own_identity: what the state says that this install is; empty in a new state, which takes over the lease's.
+        own_identity: this install by the state; empty in a new state, which takes over the lease's.
         fresh: an identity for an install that never had one.
 
     Raises:
@@ -211,7 +211,7 @@ def claim(
 
 
 def renew(objects: ObjectStore, install: InstallId, me: Holder, held: Claimed, *, renewed: int) -> LeaseFound | None:
-    """The lease is renewed; or who has it now.
+    """Renew the lease; or return who has it now.
 
     Raises:
         StoreError: it is not known whether it is still this process's.
@@ -219,7 +219,7 @@ def renew(objects: ObjectStore, install: InstallId, me: Holder, held: Claimed, *
     found = find_lease(objects, install)
     if found is not None and (found.epoch > held.epoch or found.holder.nonce != me.nonce):
         return found
-    # None: the store lost the object, and nobody has claimed since.
+    # None: the store lost the object, and no process has claimed since.
     data = document(install, held.epoch, held.identity, me, renewed=renewed)
     objects.put(lease_key(install, held.epoch), data, create_only=found is None)
     return None

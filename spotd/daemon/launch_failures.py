@@ -37,7 +37,7 @@ _FAILURES: Final[dict[type[errors.ProviderError], LaunchFailure]] = {
 
 
 def refusal_of(error: errors.ProviderError) -> LaunchRefusal | None:
-    """What the error says for certain; `None` when only the machine's key can tell."""
+    """Return what the error states for certain; `None` when only the machine's key can settle it."""
     failure = _FAILURES.get(type(error))
     if failure is None:
         return None

@@ -127,7 +127,7 @@ class LeaseKeeper:
         return self._foreign.error
 
     def owned(self, policy: Policy) -> Policy:
-        """The policy of this very install."""
+        """Return the policy of this very install."""
         return replace(policy, identity=self._identity, identities=self._also, identity_sure=self.may_write)
 
     def look_at(self, listings: Mapping[ProviderName, Listing], world: World | None) -> None:
@@ -164,7 +164,7 @@ class LeaseKeeper:
     # --- holding it ---
 
     async def start(self) -> None:
-        """The lease is held, or will be claimed once that is safe.
+        """Take the lease, or prepare to claim it once that is safe.
 
         Raises:
             InstallTaken: another daemon acts under this label.
@@ -241,5 +241,5 @@ class LeaseKeeper:
 
 
 def take_over_identities(take_over: frozenset[str]) -> frozenset[str]:
-    """The identities that the user's words mean."""
+    """Return the identities that the user's words mean."""
     return frozenset("" if one == BEFORE_IDENTITIES else one for one in take_over)

@@ -43,7 +43,7 @@ class Redactor:
         self._lock = threading.Lock()
 
     def register(self, values: Iterable[str | None]) -> None:
-        """These values never appear in the log from now on."""
+        """Keep these values out of the log from now on."""
         with self._lock:
             fresh = {value for value in values if value and len(value) >= SECRET_LENGTH_MIN}
             self._secrets = self._secrets | fresh
@@ -52,7 +52,7 @@ class Redactor:
             self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
     def clean(self, text: str) -> str:
-        """The text without registered secrets and without the query of any URL, which may be its signature."""
+        """Return the text without registered secrets and without the query of any URL, which may be its signature."""
         if self._pattern is not None:
             text = self._pattern.sub(HIDDEN, text)
         return _URL.sub(lambda url: f"{url[1]}?{HIDDEN}" if url[2] else url[1], text) if "?" in text else text
@@ -118,5 +118,5 @@ def _renderers(*, as_json: bool) -> list[Callable[..., Any]]:
 
 
 def get(name: str) -> Any:
-    """A logger that says which part of the daemon speaks."""
+    """Return a logger that names its part of the daemon."""
     return structlog.get_logger(part=name)

@@ -33,7 +33,7 @@ QUOTE_FLOOR_S: Final = 5.0
 def build_policy(
     settings: Settings, traits: Mapping[ProviderName, ProviderTraits], *, store_shared_by: str, clock: Clock
 ) -> Policy:
-    """The limits of the config and the daemon's own rules, for the providers whose traits are known."""
+    """Return the limits of the config and the daemon's own rules, for the providers whose traits are known."""
 
     def span(rule: tuple[timedelta, float]) -> timedelta:
         return virtual_at_least(clock, rule[0], real_s=rule[1])
@@ -84,5 +84,5 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
 
 
 def fee_ppm(multiplier: float | str) -> int:
-    """A fee multiplier such as 1.20 in parts per million."""
+    """Return a fee multiplier such as 1.20 in parts per million."""
     return round(float(multiplier) * MICRO)

@@ -1,4 +1,4 @@
-"""What the daemon is told once at its start, and again on a reload: plain values, whatever file they came from."""
+"""Settings of the daemon at its start, and again on a reload: plain values, whatever file they came from."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Settings:
 
 
 def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
-    """What a reload changes at once, and what only a restart can change, in words."""
+    """Return what a reload changes at once, and what only a restart can change, in words."""
     at_once, restart = [], []
     for name, words in (
         ("ceiling_default", "[ceilings] default"),
@@ -109,5 +109,5 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
 
 
 def _soft(one: ProviderSettings) -> tuple[object, ...]:
-    """What a reload changes while the provider stays open."""
+    """Return what a reload changes while the provider stays open."""
     return one.enabled, one.fee_ppm, one.poll_every, one.machines_every

@@ -35,7 +35,7 @@ class Timeline:
         self.clock = SteadyClock(anchor.at, uptime_s=computer.uptime_s, since_s=anchor.boot_s)
 
     def issued(self) -> datetime:
-        """An instant that is later than every one that this or an earlier run has issued, whatever date it is."""
+        """Return an instant that is later than every one that this or an earlier run has issued, whatever the date."""
         return self.clock.now() + self._anchor.issued_ahead
 
     async def set_anew(self) -> None:
@@ -98,7 +98,7 @@ def write_anchor(anchor: Anchor) -> str:
 
 
 def read_anchor(text: str | None) -> Anchor | None:
-    """The anchor as it was written; `None` where there is none that can be read, and the timeline begins anew."""
+    """Return the anchor as it was written; `None` where none can be read, and the timeline begins again."""
     if text is None:
         return None
     try:

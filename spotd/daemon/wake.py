@@ -1,4 +1,4 @@
-"""A wake-up without a message: whoever waits looks at the world again, whatever the reason for ringing was."""
+"""A wake-up without a message: the waiting loop reads the world again, whatever the reason was."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import anyio
 
 
 class WakeEvent:
-    """Ringing before anybody waits is remembered; ringing often counts once."""
+    """A wake-up that is remembered until it is awaited; many count once."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -15,7 +15,7 @@ class WakeEvent:
         self._event.set()
 
     async def wait(self, *, seconds: float) -> bool:
-        """Returns at the first ring or after so many real seconds, and says whether it rang."""
+        """Wait for the first wake-up or so many real seconds; return whether it was a wake-up."""
         with anyio.move_on_after(max(0.0, seconds)):
             await self._event.wait()
         # Read and replaced without an await between: a ring is either seen now or by the next wait.

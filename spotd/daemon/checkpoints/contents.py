@@ -11,14 +11,14 @@ from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, BadMa
 
 
 class DamagedContent(StoreError):
-    """A chunk is not what its manifest says."""
+    """A chunk that differs from its manifest."""
 
 
 def checkpoint_manifest(objects: ObjectStore, checkpoint: Checkpoint) -> tuple[AcceptedManifest | None, str]:
-    """The manifest as it was accepted, or why it is not there any more. Its chunks are not looked at.
+    """Return the manifest as it was accepted, or why it is not there any more. Its chunks are not read.
 
     Raises:
-        StoreUnavailable: nothing can be said.
+        StoreUnavailable: nothing is known.
     """
     try:
         data = objects.get(checkpoint.manifest_key, bytes_max=MANIFEST_BYTES_MAX)
@@ -36,10 +36,10 @@ def checkpoint_manifest(objects: ObjectStore, checkpoint: Checkpoint) -> tuple[A
 
 
 def piece_problem(objects: ObjectStore, chunk: Chunk) -> str:
-    """What is wrong with one chunk in the store, in words; empty where nothing is.
+    """Return what is wrong with one chunk in the store, in words; empty where nothing is.
 
     Raises:
-        StoreUnavailable: nothing can be said.
+        StoreUnavailable: nothing is known.
     """
     try:
         piece(objects, chunk)
@@ -53,11 +53,11 @@ def piece_problem(objects: ObjectStore, chunk: Chunk) -> str:
 
 
 def piece(objects: ObjectStore, chunk: Chunk) -> bytes:
-    """The chunk's content.
+    """Return the chunk's content.
 
     Raises:
         ObjectMissing, StoreUnavailable
-        Damaged: it is not what its manifest says.
+        Damaged: it differs from its manifest.
     """
     data = objects.get(chunk.key, bytes_max=chunk.size)
     if len(data) != chunk.size or hashlib.sha256(data).hexdigest() != chunk.sha256:

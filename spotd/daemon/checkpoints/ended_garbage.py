@@ -61,7 +61,7 @@ PACE_FLOOR_S: Final = 5.0
 DEADLINE_S: Final = 1800.0
 JOBS_PER_ROUND: Final = 8
 LISTED_MAX: Final = 200_000
-"""Of one attempt: how much a host wrote was a stranger's choice."""
+"""Of one attempt: how much a host wrote was its own choice."""
 DELETED_PER_SWEEP_MAX: Final = 5_000
 BATCH: Final = 500
 LIVE_ROUNDS: Final = 5
@@ -118,7 +118,7 @@ class EndedGarbage:
         self._threads = Threads(inline=inline)
         self._jobs: dict[JobId, _Remembered] = {}
         self._over: deque[JobId] | None = None
-        """Jobs that have ended, each looked at again in its turn: its owner may unpin or remove a checkpoint."""
+        """Jobs that have ended, each swept again in its turn: its owner may unpin or remove a checkpoint."""
         self._turns: set[JobId] = set()
         """The same jobs."""
         self._rounds = 0
@@ -158,7 +158,7 @@ class EndedGarbage:
         return Pause(seconds=self._interval_s, error=last_error)
 
     async def _shorten(self) -> tuple[World, list[Job]]:
-        """The world with short lists, and some jobs beside it that are over, theirs short too."""
+        """Return the world with short lists, and some jobs beside it that are over, theirs short too."""
         if self._over is None:
             self._over = deque(await self._database.read(lambda reads: reads.ended_ids()))
             self._turns = set(self._over)
@@ -279,18 +279,18 @@ def sweep(
 
 
 def _own(job: Job, open_: Collection[int]) -> tuple[str, ...]:
-    """What attempts that have not ended have on the list themselves."""
+    """Return what attempts that have not ended have on the list themselves."""
     return tuple(c.manifest_key for c in job.checkpoints if c.attempt in open_)
 
 
 def _signature(job: Job, open_: frozenset[int], lent: tuple[Checkpoint, ...]) -> int:
-    """What of a job decides about its garbage: an open attempt's own checkpoints do not."""
+    """Return what of a job decides about its garbage: an open attempt's own checkpoints do not."""
     listed = tuple(c.manifest_key for c in job.checkpoints if c.attempt not in open_)
     return hash((open_, job.attempts_made, listed, job.outputs, frozenset(c.manifest_key for c in lent)))
 
 
 def _by_owner(borrowed: Iterable[Checkpoint]) -> dict[JobId, tuple[Checkpoint, ...]]:
-    """What was lent, by the job that wrote it."""
+    """Return what was lent, by the job that wrote it."""
     found: dict[JobId, tuple[Checkpoint, ...]] = {}
     for checkpoint in borrowed:
         owner = object_keys.owner_of(checkpoint.manifest_key).job
@@ -299,17 +299,17 @@ def _by_owner(borrowed: Iterable[Checkpoint]) -> dict[JobId, tuple[Checkpoint, .
 
 
 def _written(objects: ObjectStore, attempt: AttemptId) -> Iterator[ObjectInfo]:
-    """What of an attempt's writing can be garbage."""
+    """Yield what of an attempt's writing can be garbage."""
     yield from islice(objects.list(checkpoint_prefix(attempt.job, attempt.number)), LISTED_MAX)
     yield from islice(objects.list(object_keys.data_prefix(attempt)), LISTED_MAX)
     yield from islice(objects.list(object_keys.outputs_prefix(attempt)), LISTED_MAX)
 
 
 def _manifest(objects: ObjectStore, checkpoint: Checkpoint) -> Manifest:
-    """The manifest as it was accepted, also where a host wrote over it in a store that keeps versions.
+    """Return the manifest as it was accepted, also where a host wrote over it in a store that keeps versions.
 
     Raises:
-        StoreError: it is not there or another one, so that nobody can tell which chunks it needs.
+        StoreError: it is not there or another one, so that the chunks it needs are unknown.
     """
     key = checkpoint.manifest_key
     data = objects.get(key, bytes_max=MANIFEST_BYTES_MAX)
@@ -339,10 +339,10 @@ def _is_protected(job: Job, attempt: AttemptId) -> bool:
 def _needed_by_outputs(
     objects: ObjectStore, job: Job, every: Iterable[AttemptId], open_attempts: frozenset[int]
 ) -> set[str]:
-    """What the job's outputs are made of, and what an attempt that has not ended may yet call its outputs.
+    """Return what the job's outputs are made of, and what an attempt that has not ended may yet call its outputs.
 
     Raises:
-        StoreError: the job's outputs cannot be read, so that nobody can tell what they need.
+        StoreError: the job's outputs cannot be read, so that what they need is unknown.
     """
     needed: set[str] = set()
     unpinned = job.outputs is None and job.state is JobState.SUCCEEDED
@@ -366,7 +366,7 @@ def _chunks_of_pinned(objects: ObjectStore, attempt: AttemptId, pinned: Outputs)
 
 
 def _chunks_of_outputs(objects: ObjectStore, attempt: AttemptId) -> set[str]:
-    """What a manifest of outputs names that nothing has judged yet, and the manifest itself."""
+    """Return what a manifest of outputs names that nothing has judged yet, and the manifest itself."""
     key = object_keys.outputs_key(attempt)
     try:
         data = objects.get(key, bytes_max=MANIFEST_BYTES_MAX)

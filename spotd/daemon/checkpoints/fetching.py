@@ -27,7 +27,7 @@ class ContentPiece:
 
 
 def batches(pieces: Iterable[ContentPiece]) -> Iterator[list[ContentPiece]]:
-    """The pieces in their order, as many at once as may be in memory."""
+    """Yield the pieces in their order, as many at once as may be in memory."""
     batch: list[ContentPiece] = []
     keys: set[str] = set()
     size = 0
@@ -45,10 +45,10 @@ def batches(pieces: Iterable[ContentPiece]) -> Iterator[list[ContentPiece]]:
 
 
 def fetch(objects: ObjectStore, batch: Sequence[ContentPiece]) -> list[bytes]:
-    """The content of each piece, verified.
+    """Return the content of each piece, verified.
 
     Raises:
-        Damaged: a chunk is not what its manifest says.
+        Damaged: a chunk differs from its manifest.
         StoreError: the store does not answer.
     """
     chunks = {one.chunk.key: one for one in batch}
@@ -65,7 +65,7 @@ def fetch(objects: ObjectStore, batch: Sequence[ContentPiece]) -> list[bytes]:
 
 
 def joined(contents: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer, larger blocks: each block on the way to the reader has its own price."""
+    """Yield the same bytes in fewer, larger blocks: each block on the way to the reader has its own price."""
     block: list[bytes] = []
     size = 0
     for content in contents:

@@ -29,7 +29,7 @@ SETTLED: Final = timedelta(minutes=2)
 MANIFESTS_MAX: Final = 10_000
 CHUNKS_MAX: Final = 200_000
 PARSED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of manifests that are not on the list: how many and how large is a stranger's choice."""
+"""Of manifests that are not on the list: how many and how large is the host's choice."""
 
 
 def live_garbage(

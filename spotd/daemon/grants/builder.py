@@ -1,4 +1,4 @@
-"""Writes what hosts are allowed and told: spec.json once, grant.json before a launch and again and again after it.
+"""What hosts are allowed and ordered: spec.json once, grant.json before a launch and again and again after it.
 
 Theory. A grant is a function of the attempt, its job, the store and the wall clock; nothing in it is remembered, so a
 restarted daemon simply writes all of them again. Hosts know only real time: everything virtual is converted here,
@@ -131,22 +131,22 @@ class GrantBuilder:
         return self._grant_url(attempt.id, self._wall.now() + LIFE)
 
     def passed_over(self, attempt: AttemptId) -> tuple[FallbackRestore, ...]:
-        """What should have been offered to this attempt and could not be, told once."""
+        """Return what should have been offered to this attempt and could not be, once."""
         return self._passed_over.pop(attempt, ())
 
     def renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
-        """The newest grant has today's orders, a new lease and new URLs."""
+        """Write a grant with today's orders, a new lease and new URLs."""
         self._write(attempt, job, policy, (CrashPoint.BEFORE_RENEW_GRANT, CrashPoint.AFTER_RENEW_GRANT))
 
     def supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
-        """Whoever still reads this attempt's grant is told to stop at once, and gets no secret any more."""
+        """Order all readers of this attempt's grant to stop at once, and give them no secret any more."""
         grant = self.build(attempt, job, policy, superseded=True)
         self._crash(CrashPoint.BEFORE_SUPERSEDE_GRANT)
         self._objects.put(object_keys.grant_key(attempt.id), grant.to_bytes())
         self._crash(CrashPoint.AFTER_SUPERSEDE_GRANT)
 
     def remove(self, attempt: AttemptId) -> None:
-        """The grant is gone, and the secrets in it; so is the leave to write, where the store can take it back."""
+        """Remove the grant and the secrets in it, and the permission to write, where the store can revoke it."""
         self._passed_over.pop(attempt, None)
         self._objects.delete([object_keys.grant_key(attempt), object_keys.beat_key(attempt)])
         self._objects.revoke_upload(object_keys.prefix_of(attempt))
@@ -158,7 +158,7 @@ class GrantBuilder:
         self._crash(points[1])
 
     def build(self, attempt: Attempt, job: Job, policy: Policy, *, superseded: bool = False) -> Grant:
-        """The grant as it is to be now."""
+        """Return the grant as it is to be now."""
         now = self._wall.now()
         expires = now + (LAST_LIFE if superseded else LIFE)
         upload = self._objects.grant_upload(
@@ -253,7 +253,7 @@ class GrantBuilder:
         return Blob(url=self._objects.presign_get(key, expires=expires), sha256=sha256, size=size)
 
     def _put_once(self, key: str, data: bytes, points: tuple[CrashPoint, CrashPoint]) -> None:
-        """The object is there; the store is asked at most once in this process."""
+        """Store the object unless it is there; the store is asked at most once in this process."""
         with self._there_lock:
             if key in self._there:
                 return
@@ -274,12 +274,12 @@ def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
         # One that must upload nothing more has nothing to wait for either.
         flush = attempt.stop.flush
         stop = GrantStopOrder(reason=_line(words), grace_s=None if flush else 0.0, flush=flush)
-    # A notice that only the provider's API gave is passed on: the host may have no way to hear of it.
+    # A notice that only the provider's API gave is passed on: the host may have no way to learn of it.
     return Orders(checkpoint=1 if attempt.notice_at is not None else 0, stop=stop)
 
 
 def order_of(attempt: Attempt) -> tuple[bool, bool, bool]:
-    """What of an attempt changes what its machine is to do: while this stays the same, a renewal can wait."""
+    """Return what of an attempt changes what its machine is to do: while this stays the same, a renewal can wait."""
     return attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None
 
 
@@ -290,6 +290,6 @@ def _self_terminate(traits: ProviderTraits | None) -> SelfTerminate | None:
 
 
 def _line(text: str) -> str:
-    """The text as one printable line."""
+    """Return the text as one printable line."""
     kept = "".join(c if is_printable(c) else " " for c in text)
     return kept[:LINE_MAX]

@@ -25,7 +25,7 @@ from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, resto
 
 
 class RestorePoints:
-    """Made anew for each grant: what the store holds is looked up at most once in it."""
+    """The restore points of one grant: what the store holds is queried at most once in it."""
 
     def __init__(self, objects: ObjectStore, expires: datetime) -> None:
         self._objects = objects
@@ -35,7 +35,7 @@ class RestorePoints:
         """What would have come before the newest that is offered."""
 
     def restores(self, job: Job) -> list[Restore]:
-        """The newest checkpoints, any of which the runner may restore; one that cannot be read is left out.
+        """Return the newest checkpoints, any of which the runner may restore; one that cannot be read is left out.
 
         Raises:
             StoreUnavailable
@@ -60,7 +60,7 @@ class RestorePoints:
         return choices
 
     def _manifest(self, checkpoint: Checkpoint) -> AcceptedManifest | None:
-        """The accepted manifest, if it still is what was accepted.
+        """Return the accepted manifest, if it still is what was accepted.
 
         Its chunks were seen when it was accepted and are verified by content when they are restored, so they are not
         asked for one by one before every launch.
@@ -94,7 +94,7 @@ class RestorePoints:
         return self._first[folder].get(key)
 
     def _chunks_base(self, key: str) -> str | None:
-        """A folder's common beginning of all its URLs, which spares a grant one URL for each chunk."""
+        """Return a folder's common beginning of all its URLs, which spares a grant one URL for each chunk."""
         url = self._objects.presign_get(key, expires=self._expires)
         tail = url_quote(key)
         return url.removesuffix(tail) if url.startswith("file://") and url.endswith(tail) else None

@@ -18,7 +18,7 @@ class SecretsMissing(Exception):
 
 
 class SecretFiles:
-    """Every value that passes here is known to the redactor before anybody else sees it."""
+    """The files of secrets. The redactor knows every value before any other part sees it."""
 
     def __init__(self, folder: Path, redactor: Redactor, crash: CrashPoints) -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class SecretFiles:
         self._crash = crash
 
     def write(self, job: JobId, values: Mapping[str, str]) -> None:
-        """The values are durable, readable by this user only. Nothing is written for a job without secrets."""
+        """Write the values durably, readable by this user only. Nothing is written for a job without secrets."""
         self._redactor.register(values.values())
         if not values:
             return
@@ -45,7 +45,7 @@ class SecretFiles:
         self._crash(CrashPoint.AFTER_WRITE_SECRETS)
 
     def read(self, job: JobId, names: Collection[str]) -> dict[str, str]:
-        """The values of these names.
+        """Return the values of these names.
 
         Raises:
             SecretsMissing: the file, or one of the names, is not there.
@@ -64,17 +64,17 @@ class SecretFiles:
         return values
 
     def jobs(self) -> frozenset[JobId]:
-        """The jobs whose values, or drafts of them, lie here, whether or not such a job exists."""
+        """Return the jobs whose values, or drafts of them, lie here, whether or not such a job exists."""
         found = self._folder.iterdir() if self._folder.is_dir() else ()
         return frozenset(JobId(path.stem) for path in found if path.suffix in {".json", ".draft"})
 
     def remove(self, job: JobId) -> None:
-        """The job's values are gone; fine if there were none."""
+        """Remove the job's values; fine if there were none."""
         for path in (self._path(job), self._path(job).with_suffix(".draft")):
             path.unlink(missing_ok=True)
 
     async def remove_of_no_job(self, database: Database) -> None:
-        """The values of jobs that are not in the state are gone. A job whose row cannot be understood keeps its own.
+        """Remove the values of jobs that are not in the state. A job whose row cannot be understood keeps its own.
 
         Raises:
             StoreError: the state cannot be read now.

@@ -136,7 +136,7 @@ class GrantWriter:
     def _due(
         self, attempt: Attempt, job: Job | None, policy: Policy, renew_after: timedelta
     ) -> Callable[[], None] | None:
-        """What must be written for this attempt now, if anything."""
+        """Return what must be written for this attempt now, if anything."""
         if job is None:
             return None
         last = self._written.get(attempt.id)
@@ -155,7 +155,7 @@ class GrantWriter:
         return partial(self._renew, attempt, job, policy)
 
     def _numbered(self, attempt: AttemptId, work: Callable[[], T]) -> Callable[[], T]:
-        """The write, which notes at its end whether a newer one was begun meanwhile."""
+        """Return the write, which notes at its end whether a newer one was begun meanwhile."""
         number = self._numbers[attempt] = self._numbers.get(attempt, 0) + 1
 
         def write() -> T:

@@ -115,6 +115,6 @@ def _can_be_asked(provider: Provider) -> bool:
 
 
 def _billed(item: Attempt, charges: Iterable[ProviderCharge]) -> MicroUsd | None:
-    """The sum of what the provider billed for the attempt's machine; `None` where its books do not name it."""
+    """Return the sum of what the provider billed for the attempt's machine; `None` where its bill does not name it."""
     own = [c.amount for c in charges if item.ref is not None and c.instance_id == item.ref.instance_id]
     return MicroUsd(sum(own)) if own else None

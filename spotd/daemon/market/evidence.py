@@ -47,7 +47,7 @@ class Evidence:
         return True
 
     def key_taken(self, provider: ProviderName, at: datetime) -> None:
-        """The provider answered what it answers to its own users only, or was given another key."""
+        """Record an answer that the provider gives to its own users only, or that it was given another key."""
         self._key_at[provider] = at
 
     def prices_seen(self, offer_index: OfferIndex, at: datetime) -> None:
@@ -64,7 +64,7 @@ class Evidence:
         return {kind: price for kind, (price, _) in self._lows.items()}
 
     def on(self, provider_offers: ProviderOffers) -> ProviderOffers:
-        """The board with what is known of its provider's account."""
+        """Return the offers with what is known of their provider's account."""
         credit_at, key_at = self._credit_at.get(provider_offers.provider), self._key_at.get(provider_offers.provider)
         if credit_at is None and key_at is None:
             return provider_offers

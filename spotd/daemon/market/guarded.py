@@ -141,7 +141,7 @@ class GuardedProvider:
         return self._clock.now()
 
     async def _called(self, call: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """The plugin's answer.
+        """Return the plugin's answer.
 
         Raises:
             ProviderError: a leaf of the contract's tree, whatever the plugin raised.
@@ -162,7 +162,7 @@ class GuardedProvider:
             raise errors.ProviderError("the plugin cancelled its own call, which is a bug in it") from exc
 
     async def _in_time(self, call: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """The plugin's answer about the account, which nobody else gives a deadline."""
+        """Return the plugin's answer about the account, within a deadline."""
         try:
             with anyio.fail_after(ACCOUNT_DEADLINE_S):
                 return await self._called(call, ask)
@@ -218,7 +218,7 @@ _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
 
 
 def guarded(inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | None = None) -> GuardedProvider:
-    """The provider behind its guard, with the optional powers it has; one that is guarded already stays as it is."""
+    """Return the provider behind its guard, with the optional powers it has; one that is guarded stays as it is."""
     if isinstance(inner, GuardedProvider):
         return inner
     parts = tuple(part for power, part in _POWERS.items() if isinstance(inner, power))
@@ -228,7 +228,7 @@ def guarded(inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | 
 
 
 def _scoped(page: OfferPage, query: OfferQuery) -> OfferPage:
-    """The page, saying of which GPUs it holds every offer.
+    """Return the page with the GPUs of which it holds every offer.
 
     A provider that narrows its search to what was asked for and does not say so would make the others look sold out.
     """
@@ -245,7 +245,7 @@ def _instance_of(made: Any) -> Any:
 
 
 def _sane(exc: errors.ProviderError) -> errors.ProviderError:
-    """The same leaf of the tree, with a message that can be shown and a wait that can be kept."""
+    """Return the same leaf of the tree, with a message that can be shown and a wait that can be kept."""
     try:
         said = plain.text(str(exc), chars_max=MESSAGE_CHARS_MAX)
     except Exception:  # noqa: BLE001 - a plugin's own exception class may fail at anything

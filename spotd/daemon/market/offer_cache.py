@@ -1,7 +1,7 @@
 """The last value of what each provider sells and of which of our machines it lists.
 
-Pollers write here, the brain and the API read. Nothing is queued: a newer answer replaces an older one, because
-decisions look at the world as it is and not at how it came about.
+Pollers write here, the control loop and the API read. Nothing is queued: a newer answer replaces an older one, because
+decisions depend on the world as it is and not on how it came about.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spotd_providers.contract.values import AttemptKey, Listing, Market, Offer, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedInstances:
-    """What is known of a provider's machines: the newest listing, and the trouble of the newest try."""
+    """What is known of a provider's machines: the newest listing, and the error of the newest try."""
 
     listing: Listing | None = None
     error: str = ""
@@ -28,7 +28,7 @@ class ObservedInstances:
 
 
 class OfferCache:
-    """One board and one listing per provider; `wake_event` rings when anything changed."""
+    """The newest offers and listing of each provider; `wake_event` is notified when anything changed."""
 
     def __init__(
         self, wake_event: WakeEvent, *, keep: Callable[[ProviderName, OfferPage, datetime], None] | None = None
@@ -46,7 +46,7 @@ class OfferCache:
         self._away: dict[ProviderName, str] = {}
         self._notes: list[Event] = []
         self.wanted: dict[ProviderName, frozenset[AttemptKey]] = {}
-        """Keys whose machines must be looked for one by one, because a launch's outcome is unknown."""
+        """Keys whose machines must be searched for one by one, because a launch's outcome is unknown."""
         self.evidence = Evidence()
         self.watched: frozenset[ProviderName] = frozenset()
         """Providers where we have, or may have, machines."""
@@ -56,7 +56,7 @@ class OfferCache:
         self._wake_event.notify()
 
     def open(self, provider: ProviderName) -> None:
-        """The provider has an empty board until its first answer."""
+        """Give the provider an empty entry until its first answer."""
         self._offer_cache[provider] = ProviderOffers(provider=provider)
         self._machines[provider] = ObservedInstances()
 
@@ -65,18 +65,18 @@ class OfferCache:
         return MarketSnapshot(offer_cache=offer_cache, lows=self.evidence.lows())
 
     def listings(self) -> Mapping[ProviderName, Listing]:
-        """The newest listing of each provider that ever answered."""
+        """Return the newest listing of each provider that ever answered."""
         return {name: seen.listing for name, seen in self._machines.items() if seen.listing is not None}
 
     def machines(self, provider: ProviderName) -> ObservedInstances:
         return self._machines[provider]
 
     def page(self, provider: ProviderName) -> OfferPage | None:
-        """The newest answer as it came, rejected rows included."""
+        """Return the newest answer as it came, rejected rows included."""
         return self._pages.get(provider)
 
     def offers_asked(self, provider: ProviderName, *, at: datetime) -> None:
-        """A poll is under way since then."""
+        """Record that a poll is under way since then."""
         self._asked[provider] = at
 
     def asked_since(self, provider: ProviderName) -> datetime | None:
@@ -88,7 +88,7 @@ class OfferCache:
         return self._took.get(provider, timedelta(0))
 
     def offers_answered(self, provider: ProviderName, *, at: datetime) -> None:
-        """The poll that was under way is over, well or not."""
+        """Record that the poll which was under way is over, well or not."""
         asked_at = self._asked.pop(provider, None)
         self._took[provider] = timedelta(0) if asked_at is None else at - asked_at
 
@@ -116,7 +116,7 @@ class OfferCache:
             self._keep(provider, page, asked_at)
 
     def bought(self, offer: Offer, *, at: datetime) -> None:
-        """The board no longer shows this offer until it is asked for again: a machine is sold once.
+        """Remove this offer until it is asked for again: a machine is sold once.
 
         Nor does it show the same GPUs of the same host in the other market. Pools, which are no one machine, stay.
         """
@@ -139,7 +139,7 @@ class OfferCache:
         )
 
     def offers_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
-        """The last offers stay until their time-to-live ends, and the board says what is wrong."""
+        """Record the error. The last offers stay until their time-to-live ends."""
         provider_offers = self._offer_cache[provider]
         self._offer_cache[provider] = replace(
             provider_offers, error=error, error_since=provider_offers.error_since or at
@@ -153,12 +153,12 @@ class OfferCache:
             self._wake_event.notify()
 
     def machines_failed(self, provider: ProviderName, error: str, *, at: datetime) -> None:
-        """The last listing stays: it proves nothing new, and the core sees by its time how old it is."""
+        """Record the error. The last listing stays: it proves nothing new, and its time shows how old it is."""
         seen = self._machines[provider]
         self._machines[provider] = replace(seen, error=error, error_since=seen.error_since or at)
 
     def note_away(self, provider: ProviderName, error: str, *, at: datetime) -> bool:
-        """True once per outage: the caller logs it, and the event is kept for the next commit."""
+        """Return true once per outage: the caller logs it, and the event is kept for the next commit."""
         if provider in self._away:
             return False
         self._away[provider] = error
@@ -166,7 +166,7 @@ class OfferCache:
         return True
 
     def note_back(self, provider: ProviderName, *, at: datetime) -> bool:
-        """True once per return."""
+        """Return true once per return."""
         if self._away.pop(provider, None) is None:
             return False
         self.note("provider.back", f"{provider} answers again", {"provider": provider}, at=at)
@@ -181,6 +181,6 @@ class OfferCache:
         self._notes = [note for note in self._notes if id(note) not in done]
 
     def note(self, kind: str, message: str, data: Mapping[str, str], *, at: datetime) -> None:
-        """An event that goes into the state with the next commit."""
+        """Keep an event that goes into the state with the next commit."""
         self._notes.append(Event(at=at, kind=kind, message=message, data=data))
         self._wake_event.notify()

@@ -17,7 +17,7 @@ _WAITING: Final = frozenset({JobState.WAITING_PRICE, JobState.RECOVERING, JobSta
 
 
 def offer_query(world: World, provider: ProviderName) -> OfferQuery:
-    """The GPUs that jobs wait for (those of running jobs after them), those that a ceiling names, and the room."""
+    """Return the GPUs that jobs wait for (those of running jobs after them), those with a ceiling, and the room."""
     jobs = [job for job in world.jobs.values() if not job.state.is_final and _may_go_to(job, provider)]
     jobs.sort(key=lambda job: job.state not in _WAITING)
     gpus: dict[str, None] = {}

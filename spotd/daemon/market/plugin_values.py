@@ -75,7 +75,7 @@ class MalformedValue(Exception):
 
 
 def text(value: Any, *, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """A printable, bounded text; anything else is empty."""
+    """Return a printable, bounded text; anything else is empty."""
     if not isinstance(value, str):
         return ""
     if len(value) <= chars_max and not _UNPRINTABLE.search(value):
@@ -127,7 +127,7 @@ def _member(kind: type[_Enum], value: Any) -> _Enum | None:
 
 
 def instant(value: Any) -> datetime | None:
-    """The instant in UTC, or `None` for what is none: no zone, or a time at which no machine can have been rented."""
+    """Return the instant in UTC, or `None` without a zone or at a time at which no machine can have been rented."""
     if not isinstance(value, datetime):
         return None
     try:
@@ -144,7 +144,7 @@ def _span_or_none(value: Any) -> timedelta | None:
 
 
 def _bounded(rows: Any, limit: int, *, what: str) -> tuple[list[Any], bool]:
-    """The first rows of a list, and whether there were more.
+    """Return the first rows of a list, and whether there were more.
 
     Raises:
         Malformed: it is no list.
@@ -166,10 +166,10 @@ _END: Final = object()
 def offer_page(
     value: Any, provider: ProviderName, *, now: datetime, known: Mapping[str, Offer] | None = None
 ) -> OfferPage:
-    """The offers that can be used; each of the others is refused with its reason.
+    """Return the offers that can be used; each of the others is refused with its reason.
 
     Args:
-        known: offers of an earlier page by their ids: a row that equals one needs no second look, and most do.
+        known: offers of an earlier page by their ids: a row that equals one is not checked again, and most do.
 
     Raises:
         Malformed: it is no page at all.
@@ -245,7 +245,7 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
 
 
 def _mended(row: Offer) -> dict[str, Any]:
-    """What no price depends on: an odd value of it is unknown."""
+    """Return the row with what no price depends on mended: an odd value of it is unknown."""
     market, interruption = _member(Market, row.market), _member(Interruption, row.interruption)
     if market is None or interruption is None:
         raise MalformedValue("market or interruption: not a known word")
@@ -303,7 +303,7 @@ _MOST_ALIVE_FIRST: Final = (
 
 
 def listing(value: Any, provider: ProviderName, *, now: datetime) -> Listing:
-    """The machines that can be named. One that cannot makes the listing incomplete.
+    """Return the machines that can be named. One that cannot makes the listing incomplete.
 
     Raises:
         Malformed: it is no listing at all.
@@ -323,7 +323,7 @@ def listing(value: Any, provider: ProviderName, *, now: datetime) -> Listing:
 
 
 def found_machines(value: Any, provider: ProviderName, *, now: datetime) -> tuple[Instance, ...]:
-    """The machines that carry a key.
+    """Return the machines that carry a key.
 
     Raises:
         Malformed: one of them cannot be named, so it would be wrong to call it absent.
@@ -364,10 +364,10 @@ def _liveness(machine: Instance) -> int:
 
 
 def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
-    """The machine of this row, what is odd about it unknown.
+    """Return the machine of this row, what is odd about it unknown.
 
     Raises:
-        Malformed: it does not say which machine it is, or whose.
+        Malformed: it does not state which machine it is, or whose.
     """
     if not isinstance(row, Instance):
         raise MalformedValue(f"a machine of the type {type(row).__name__}")
@@ -420,7 +420,7 @@ def _notice(value: Any, now: datetime) -> datetime | None:
 
 
 def balance(value: Any) -> Balance:
-    """What is left in the account.
+    """Return what is left in the account.
 
     Raises:
         Malformed: it is no amount.
@@ -433,7 +433,7 @@ def balance(value: Any) -> Balance:
 
 
 def charges(value: Any) -> tuple[tuple[ProviderCharge, ...], int]:
-    """The charges that can be used, and how many rows cannot.
+    """Return the charges that can be used, and how many rows cannot.
 
     Raises:
         Malformed: it is no list.
@@ -465,7 +465,7 @@ def _charge(row: Any) -> ProviderCharge:
 
 
 def check_lines(value: Any) -> tuple[CheckLine, ...]:
-    """The findings of a check.
+    """Return the findings of a check.
 
     Raises:
         Malformed: it is no list.
@@ -479,7 +479,7 @@ def check_lines(value: Any) -> tuple[CheckLine, ...]:
 
 
 def traits(value: Any) -> ProviderTraits:
-    """The facts about a provider that the daemon's own rules depend on.
+    """Return the facts about a provider that the daemon's own rules depend on.
 
     Raises:
         Malformed: one of them is none; the provider cannot be used then.

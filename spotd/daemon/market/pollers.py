@@ -42,7 +42,7 @@ SWEEP_EVERY: Final = timedelta(minutes=10)
 MACHINES_EVERY: Final = timedelta(seconds=12)
 """A machine that is gone bills a replacement's wait, and its list is one request at most providers."""
 MACHINES_GAP: Final = timedelta(seconds=4)
-"""Least time between two lists, whoever asks for the second: fifteen a minute at most."""
+"""Least time between two lists, whatever asks for the second: fifteen a minute at most."""
 MACHINES_REST_MAX: Final = timedelta(minutes=5)
 """However long a provider asks not to be called, its machines bill meanwhile: they are listed so often all the same."""
 BACKOFF_MAX: Final = 4
@@ -52,7 +52,7 @@ provider is given as a rest is only made longer."""
 NEWS_EVERY: Final = timedelta(seconds=5)
 """So often a provider that was asked for some GPUs only is held against what the queue needs now."""
 AUTH_PAUSE: Final = timedelta(seconds=50)
-"""A refused key is asked about within a minute, so that nobody waits once it is taken again."""
+"""A refused key is asked about within a minute, so that no job waits once it is taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class Poller:
         self._knows_account = None
 
     async def _with_searched(self, listing: Listing, wanted: frozenset[AttemptKey]) -> tuple[Listing, list[Instance]]:
-        """What the search by key shows besides; where a search fails, the list still shows what it shows."""
+        """Return what the search by key shows besides; where a search fails, the list still shows what it shows."""
         found: list[Instance] = []
         for key in sorted(wanted):
             try:
@@ -278,7 +278,7 @@ class _Silent(ProviderError):
 
 
 def _wants_more(now: OfferQuery, asked: OfferQuery) -> bool:
-    """Whether somebody waits for what the last answer was not asked for."""
+    """Whether a job waits for what the last answer was not asked for."""
     return (
         not set(now.gpus) <= set(asked.gpus)
         or (bool(asked.gpu_counts) and not set(now.gpu_counts) <= set(asked.gpu_counts))
@@ -292,7 +292,7 @@ def _sentence(failure: ProviderError) -> str:
 
 
 def _merged(listing: Listing, found: list[Instance], asked_at: datetime) -> Listing:
-    """The listing dated by its question, with machines that only the search by key showed."""
+    """Return the listing dated by its question, with machines that only the search by key showed."""
     listed = {machine.ref for machine in listing.instances}
     more = {machine.ref: machine for machine in found if machine.ref not in listed}
     return replace(listing, at=asked_at, instances=listing.instances + tuple(more.values()))

@@ -101,7 +101,12 @@ class PriceRecorder:
         return 0
 
     async def ask(self, question: SeriesQuery, terms: PriceTerms) -> SeriesResult:
-        """Raises: HistoryUnavailable, TooManyBuckets."""
+        """Answer the question.
+
+        Raises:
+            HistoryUnavailable: the file cannot be used now.
+            TooManyBuckets: the buckets are too short for the range.
+        """
         return await self._call(lambda: self._history.ask(question, terms))
 
     async def gpus(self) -> set[str]:
@@ -113,7 +118,11 @@ class PriceRecorder:
         return await self._call(self._history.gpus)
 
     async def bytes_used(self) -> int:
-        """Raises: HistoryUnavailable."""
+        """Return the size of the file.
+
+        Raises:
+            HistoryUnavailable: the file cannot be used now.
+        """
         return await self._call(self._history.bytes_used)
 
     @property

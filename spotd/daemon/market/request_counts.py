@@ -35,11 +35,11 @@ class RequestCounts:
             self._samples.popleft()
 
     def last_minute(self, now: datetime) -> int:
-        """Requests of the last minute."""
+        """Return the requests of the last minute."""
         return sum(sent for at, sent in self._samples if now - at < MINUTE)
 
     def per_hour(self, now: datetime) -> int:
-        """Requests of the last hour; before one has passed, as many as there would be at the pace so far."""
+        """Return the requests of the last hour; before one has passed, as many as there would be at the pace so far."""
         counted = sum(sent for at, sent in self._samples if now - at < HOUR)
         if self._since is None or now - self._since >= HOUR:
             return counted

@@ -89,7 +89,7 @@ class ProviderSupervisor:
             self.start_one(group, one)
 
     def start_one(self, group: anyio.abc.TaskGroup, one: ProviderSettings) -> None:
-        """Does nothing for one that runs already, cannot run, or has no reason to."""
+        """Start it, unless it runs already, cannot run, or has no reason to."""
         if (
             one.name in self._tried
             or one.plugin is None
@@ -120,14 +120,14 @@ class ProviderSupervisor:
             entry.poller.ask_again()
 
     def set_enabled(self, one: ProviderSettings) -> None:
-        """The config now says so; what is open stays open, because machines may be there."""
+        """Follow the config; what is open stays open, because machines may be there."""
         entry = self.entries[one.name]
         self.entries[one.name] = replace(entry, enabled=one.enabled, fee_ppm=one.fee_ppm)
         if entry.poller is not None:
             entry.poller.pace = self._pace(one)
 
     async def stock_taken(self, *, seconds: float) -> list[ProviderName]:
-        """Returns when every provider that may hold machines of ours was asked for them once; names the silent ones.
+        """Wait until every provider that may hold machines of ours was asked for them once; name the silent ones.
 
         One without any is not waited for: however slow it is, it delays no launch elsewhere.
         """
@@ -161,7 +161,7 @@ class ProviderSupervisor:
         raise _NotOpen(last_error)
 
     async def _open(self, one: ProviderSettings, plugin: ProviderPlugin) -> str:
-        """Runs while the provider is open; returns why it could not be opened."""
+        """Run while the provider is open; return why it could not be opened."""
         folder = self._settings.state_dir / "providers" / one.name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         services = Services(
@@ -240,7 +240,7 @@ class ProviderSupervisor:
 
 
 def _traits(one: ProviderSettings) -> tuple[ProviderTraits | None, str]:
-    """The plugin's traits, or why there are none."""
+    """Return the plugin's traits, or why there are none."""
     if one.plugin is None or (one.last_error and one.settings is None):
         return None, "its settings are not usable"
     try:

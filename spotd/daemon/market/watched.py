@@ -23,7 +23,7 @@ class WatchedProviders:
         self._last: dict[ProviderName, datetime] = {}
 
     def update(self, world: World, listings: Mapping[ProviderName, Listing], now: datetime) -> frozenset[ProviderName]:
-        """The providers to be watched now."""
+        """Return the providers to be watched now."""
         for attempt in world.attempts.values():
             self._last[attempt.provider] = now
         for intent in world.intents.values():
