@@ -10,7 +10,7 @@ from spotd.cli.table import text as table_text
 from spotd.cli.words import clean, dollars, local_text, price, size_text
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.plans import OriginResponse, PlanResponse
+    from spotd.api.schemas.plans import PlanResponse, ResumeSourceResponse
     from spotd.api.schemas.prices import QuoteResponse
 
 _COLUMNS = (
@@ -57,7 +57,7 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     return text + "".join(f"{clean(line)}\n" for line in tail)
 
 
-def _origin_text(origin: OriginResponse | None) -> str:
+def _origin_text(origin: ResumeSourceResponse | None) -> str:
     return "" if origin is None else f"from {origin['name']} ({size_text(origin['bytes'])}) of job {origin['job']}"
 
 

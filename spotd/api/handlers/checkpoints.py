@@ -111,7 +111,7 @@ class CheckpointHandlers:
         manifest, problem = await self._context.stored(partial(checkpoint_manifest, self._context.objects, checkpoint))
         places = {} if manifest is None else _places(manifest.files)
         record["bytes_total"] = sum(chunk.size for chunk, _ in places.values())
-        told = 0
+        reported = 0
         yield record.copy()
         for key, (chunk, path) in places.items():
             wrong = (
@@ -123,8 +123,8 @@ class CheckpointHandlers:
             else:
                 sound.add(key)
             record["bytes_done"] += chunk.size
-            if record["bytes_done"] - told >= PROGRESS_BYTES:
-                told = record["bytes_done"]
+            if record["bytes_done"] - reported >= PROGRESS_BYTES:
+                reported = record["bytes_done"]
                 yield record.copy()
         if problem:
             await self._tell_damage(job.id, checkpoint, problem)

@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 
 from spotd.api.handlers.context import HandlerContext
-from spotd.api.handlers.listing_anomalies import oddities_of
+from spotd.api.handlers.listing_anomalies import anomalies_of
 from spotd.api.handlers.render import instant
 from spotd.api.schemas.health import (
     CapabilityResponse,
@@ -82,7 +82,7 @@ class HealthHandlers:
         seen = offer_cache.machines(entry.name)
         machines = 0 if seen.listing is None else sum(m.state is not InstanceState.GONE for m in seen.listing.instances)
         rules = self._context.policy.current.providers.get(entry.name)
-        odd = oddities_of(offer_cache, entry.name, self._context.clock, now)
+        odd = anomalies_of(offer_cache, entry.name, self._context.clock, now)
         last_error = (rules.unusable if rules is not None else "") or provider_offers.error or seen.error
         offers = f"{provider_offers.offer_index.size} offers" if provider_offers.at is not None else "no answer yet"
         return ProviderResponse(

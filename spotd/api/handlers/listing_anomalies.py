@@ -27,7 +27,7 @@ class ListingAnomalies:
     is_unusable: bool = False
 
 
-def oddities_of(offer_cache: OfferCache, name: ProviderName, clock: Clock, now: datetime) -> ListingAnomalies:
+def anomalies_of(offer_cache: OfferCache, name: ProviderName, clock: Clock, now: datetime) -> ListingAnomalies:
     """Return what a person should know of this provider besides its errors."""
     words: list[str] = []
     unusable = False
@@ -64,7 +64,7 @@ def notes_of(offer_cache: OfferCache, clock: Clock) -> dict[ProviderName, str]:
     for name, provider_offers in offer_cache.snapshot().offer_cache.items():
         unlisted = offer_cache.machines(name).error
         words = [f"its machines cannot be listed: {unlisted}"] if unlisted and unlisted != provider_offers.error else []
-        notes[name] = "; ".join([*words, *oddities_of(offer_cache, name, clock, now).words])
+        notes[name] = "; ".join([*words, *anomalies_of(offer_cache, name, clock, now).words])
     return notes
 
 

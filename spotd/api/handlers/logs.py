@@ -104,9 +104,9 @@ class LogHandlers:
             ):
                 yield reader.end(state, exit_code)
                 return
-            told = moving.sentence(self._transfer(job))
-            if told:
-                yield reader.transfer(told)
+            note = moving.sentence(self._transfer(job))
+            if note:
+                yield reader.transfer(note)
             await anyio.sleep(FOLLOW_PAUSE_S)
 
     def _transfer(self, job: JobId) -> HostTransfer | None:

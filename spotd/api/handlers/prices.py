@@ -60,8 +60,8 @@ class PriceHandlers:
                 for offer in group:
                     priced = quote(offer, needs, rules.fee_ppm, provider_offers.at or now)
                     blocked = catalogue.silent.get(name, "") or catalogue.blocked(offer)
-                    shape = quote_response(priced, ceiling, blocked, policy.bid_headroom_ppm)
-                    found.append((priced.price.per_gpu, name, offer.offer_id, shape))
+                    row = quote_response(priced, ceiling, blocked, policy.bid_headroom_ppm)
+                    found.append((priced.price.per_gpu, name, offer.offer_id, row))
         found.sort(key=lambda row: row[:3])
         return PricesResponse(
             quotes=[row[3] for row in islice(found, query.limit)],

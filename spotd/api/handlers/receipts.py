@@ -102,13 +102,13 @@ class ReceiptHandlers:
 def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[ReceiptResponse]:
     """One receipt for each of these jobs, from a fixed number of questions however much they cost."""
     ids = [view.id for view in views]
-    told: defaultdict[JobId | None, list[Event]] = defaultdict(list)
+    fallbacks: defaultdict[JobId | None, list[Event]] = defaultdict(list)
     corrected: defaultdict[JobId | None, list[Event]] = defaultdict(list)
     for item in reads.events_of_jobs((FALLBACK, BILLED), ids):
-        (told if item.event.kind == FALLBACK else corrected)[item.event.job].append(item.event)
+        (fallbacks if item.event.kind == FALLBACK else corrected)[item.event.job].append(item.event)
     attempts, costs, jobs = reads.attempts_of_jobs(ids), reads.attempt_costs(ids), reads.jobs_by_id(ids)
     return [
-        _receipt(view, jobs.get(view.id), attempts.get(view.id, ()), costs, told[view.id], corrected[view.id], now)
+        _receipt(view, jobs.get(view.id), attempts.get(view.id, ()), costs, fallbacks[view.id], corrected[view.id], now)
         for view in views
     ]
 

@@ -1,4 +1,4 @@
-"""Core values as the shapes of the API. Pure functions; dollars and text appear here and not before."""
+"""Core values as responses of the API. Pure functions; dollars and text appear here and not before."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def usd(amount: int | None) -> float | None:
     return None if amount is None else as_usd(amount)
 
 
-def attempt_shape(item: Attempt, now: datetime) -> AttemptResponse:
+def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
     offer = item.quote.offer
     reason = item.end_reason
     return AttemptResponse(
@@ -66,7 +66,7 @@ def attempt_shape(item: Attempt, now: datetime) -> AttemptResponse:
     )
 
 
-def transfer_shape(at: HostTransfer) -> TransferResponse:
+def transfer_response(at: HostTransfer) -> TransferResponse:
     return TransferResponse(
         kind=at.kind.value,
         checkpoint=at.name,
@@ -101,7 +101,7 @@ def job_response(
         gpu=gpu,
         gpu_count=count,
         attempt=view.attempts_made,
-        attempts=[attempt_shape(item, now) for item in attempts],
+        attempts=[attempt_response(item, now) for item in attempts],
         effective_usd_h=None if machine is None else as_usd(machine.price),
         spent_usd=as_usd(spent_by_now),
         on_demand_usd=as_usd(compared),
@@ -113,7 +113,7 @@ def job_response(
         ended_at=instant(view.ended_at),
         verdict=view.reason if verdict is None or view.state.is_final else verdict.sentence,
         exit_code=view.exit_code,
-        transfer=None if moving is None else transfer_shape(moving),
+        transfer=None if moving is None else transfer_response(moving),
     )
 
 
@@ -144,7 +144,7 @@ def event_response(item: EventView, job_name: str | None) -> EventResponse:
     )
 
 
-def breakdown_shape(price: PriceBreakdown) -> BreakdownResponse:
+def breakdown_response(price: PriceBreakdown) -> BreakdownResponse:
     return BreakdownResponse(
         gpu_usd_h=as_usd(price.gpu),
         storage_usd_h=as_usd(price.storage),
@@ -188,7 +188,7 @@ def quote_response(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: st
         ceiling_usd_gpu_h=usd(ceiling),
         fits=verdict == "ok",
         verdict=verdict,
-        breakdown=breakdown_shape(price),
+        breakdown=breakdown_response(price),
         at=utc_text(quote.at),
     )
 
@@ -206,7 +206,7 @@ def _bids(quote: Quote, ceiling: MicroUsdPerGpuHour | None, headroom_ppm: int) -
     return floor, repriced(quote, placed).price.per_gpu
 
 
-def board_shape(provider_offers: ProviderOffers, note: str) -> BoardResponse:
+def board_response(provider_offers: ProviderOffers, note: str) -> BoardResponse:
     return BoardResponse(
         provider=provider_offers.provider,
         offers=provider_offers.offer_index.size,
@@ -218,7 +218,7 @@ def board_shape(provider_offers: ProviderOffers, note: str) -> BoardResponse:
 
 def offers_responses(market: MarketSnapshot, notes: Mapping[ProviderName, str] | None = None) -> list[BoardResponse]:
     known = notes or {}
-    return [board_shape(market.offer_cache[name], known.get(name, "")) for name in sorted(market.offer_cache)]
+    return [board_response(market.offer_cache[name], known.get(name, "")) for name in sorted(market.offer_cache)]
 
 
 def passed_over_responses(rows: Iterable[tuple[str, int]]) -> list[PassedOverResponse]:

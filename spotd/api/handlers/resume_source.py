@@ -8,7 +8,7 @@ from functools import partial
 from spotd.api.errors import Invalid, NotFound
 from spotd.api.handlers.checkpoints import get_checkpoint
 from spotd.api.handlers.context import HandlerContext, get_job
-from spotd.api.schemas.plans import OriginResponse
+from spotd.api.schemas.plans import ResumeSourceResponse
 from spotd.api.timestamps import utc_text
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
@@ -21,7 +21,7 @@ from spotd.store import Reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class ResumeSource:
     """The job, and what of it was chosen: one checkpoint by name, or the newest with a few older ones to fall back to.
 
     Attributes:
@@ -31,7 +31,7 @@ class Origin:
     job: JobId
     checkpoint: str
 
-    def taken(self, reads: Reads, world: World) -> tuple[Checkpoint, ...]:
+    def checkpoints(self, reads: Reads, world: World) -> tuple[Checkpoint, ...]:
         """Return what the new job's list begins with, as far as it is on the other list in this very transaction.
 
         Raises:
@@ -47,8 +47,8 @@ class Origin:
         return job.checkpoints[:FALLBACKS]
 
 
-async def find_origin(context: HandlerContext, text: str) -> Origin | None:
-    """Return the origin that a user means by `JOB` or `JOB:CHECKPOINT`; `None` for an empty text.
+async def find_resume_source(context: HandlerContext, text: str) -> ResumeSource | None:
+    """Return the source that a user means by `JOB` or `JOB:CHECKPOINT`; `None` for an empty text.
 
     Raises:
         NotFound, Ambiguous: no such job or checkpoint.
@@ -57,18 +57,20 @@ async def find_origin(context: HandlerContext, text: str) -> Origin | None:
     if not text:
         return None
     ref, _, name = text.partition(":")
-    origin = Origin(job=await context.find(ref), checkpoint=name)
+    source = ResumeSource(job=await context.find(ref), checkpoint=name)
     world = context.world()
-    first = (await context.read(lambda reads: origin.taken(reads, world)))[0]
+    first = (await context.read(lambda reads: source.checkpoints(reads, world)))[0]
     _, problem = await context.stored(partial(checkpoint_manifest, context.objects, first))
     if problem:
         raise Invalid(
             f"checkpoint {first.name} of {ref} cannot be resumed from: {problem}",
-            hint=f"choose another: spotctl checkpoints {origin.job}",
+            hint=f"choose another: spotctl checkpoints {source.job}",
         )
-    return origin
+    return source
 
 
-def origin_response(origin: Origin, first: Checkpoint) -> OriginResponse:
-    """Return the origin in a plan."""
-    return OriginResponse(job=origin.job, name=first.name, step=first.step, bytes=first.bytes, at=utc_text(first.at))
+def resume_source_response(source: ResumeSource, first: Checkpoint) -> ResumeSourceResponse:
+    """Return the source as a plan shows it."""
+    return ResumeSourceResponse(
+        job=source.job, name=first.name, step=first.step, bytes=first.bytes, at=utc_text(first.at)
+    )

@@ -14,7 +14,7 @@ from spotd.api.errors import ApiUnavailable, InputProblem, Invalid, OverBudget
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.jobs import JobHandlers, require_free_name
 from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec
-from spotd.api.handlers.resume_source import find_origin, origin_response
+from spotd.api.handlers.resume_source import find_resume_source, resume_source_response
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse
@@ -44,13 +44,13 @@ class SubmissionHandlers:
             NotFound: there is no such job or checkpoint to resume from.
         """
         spec = self._spec(draft)
-        origin = await find_origin(self._context, resume_from)
-        if origin is None:
+        source = await find_resume_source(self._context, resume_from)
+        if source is None:
             return self._outlook(spec)
         world = self._context.world()
-        taken = await self._context.read(lambda reads: origin.taken(reads, world))
+        taken = await self._context.read(lambda reads: source.checkpoints(reads, world))
         plan = self._outlook(spec, taken)
-        plan["resume_from"] = origin_response(origin, taken[0])
+        plan["resume_from"] = resume_source_response(source, taken[0])
         return plan
 
     def _spec(self, draft: JobRequest) -> JobSpec:
@@ -108,7 +108,7 @@ class SubmissionHandlers:
         spec = self._spec(submission.draft)
         _require_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
-        origin = await find_origin(context, submission.resume_from)
+        source = await find_resume_source(context, submission.resume_from)
         problem = budget_problem(spec, context.world(), context.offer_cache.snapshot(), context.clock.now())
         if problem:
             raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
@@ -118,8 +118,8 @@ class SubmissionHandlers:
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             require_free_name([(j.id, j.state) for j in world.jobs.values() if j.name == spec.name], spec.name)
             job = new_job(job_id, spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
-            if origin is not None:
-                job = replace(job, checkpoints=origin.taken(reads, world))
+            if source is not None:
+                job = replace(job, checkpoints=source.checkpoints(reads, world))
             return requests.submit(world, job, now)
 
         try:

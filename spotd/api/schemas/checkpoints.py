@@ -1,4 +1,4 @@
-"""The JSON of `spotctl checkpoints`, by the rules of `shapes`."""
+"""The JSON of `spotctl checkpoints`, by the rules of `spotd.api.schemas`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class PassedOverResponse(TypedDict):
     offers: int
 
 
-class OriginResponse(TypedDict):
+class ResumeSourceResponse(TypedDict):
     """A checkpoint of another job: `job` is the id of the job that has it."""
 
     job: str
@@ -47,7 +47,7 @@ class PlanResponse(TypedDict):
     secrets: list[str]
     ceilings: dict[str, float]
     budget_usd: float | None
-    resume_from: OriginResponse | None
+    resume_from: ResumeSourceResponse | None
     candidates: list[QuoteResponse]
     passed_over: list[PassedOverResponse]
     boards: list[BoardResponse]

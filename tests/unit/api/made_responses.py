@@ -1,4 +1,4 @@
-"""Rows for the test backend: complete shapes with defaults, overridden by name."""
+"""Responses for tests of how `spotctl` shows them: complete, with defaults, overridden by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spotd.api.schemas.checkpoints import KeptCheckpointResponse
 from spotd.api.schemas.costs import AttemptCostResponse, CostResponse, ReceiptResponse
 from spotd.api.schemas.health import ProviderResponse
 from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, JobDetailResponse, JobResponse, TransferResponse
-from spotd.api.schemas.plans import OriginResponse, PlanResponse, WhyResponse
+from spotd.api.schemas.plans import PlanResponse, WhyResponse
 from spotd.api.schemas.prices import BoardResponse, HistoryResponse, PastBucketResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse, LogResponse
 
@@ -249,17 +249,6 @@ def why(**given: Any) -> WhyResponse:
         "passed_over": [{"reason": "above the ceiling", "offers": 40}],
         "boards": [board()],
         "events": [event()],
-    }
-    return {**base, **given}  # type: ignore[typeddict-item]  # as above
-
-
-def origin(**given: Any) -> OriginResponse:
-    base: OriginResponse = {
-        "job": "6k0other00",
-        "name": "step-900",
-        "step": 900,
-        "bytes": 1_500_000,
-        "at": EARLIER,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
