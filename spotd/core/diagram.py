@@ -15,7 +15,7 @@ State = TypeVar("State", bound=StrEnum)
 
 
 def mermaid(first: State, table: Mapping[State, Iterable[State]]) -> str:
-    """A Mermaid state diagram with one arrow per row of the table."""
+    """Return a Mermaid state diagram with one arrow per row of the table."""
     lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
     for before, allowed in table.items():
         following = sorted(after.value for after in allowed)
@@ -26,7 +26,7 @@ def mermaid(first: State, table: Mapping[State, Iterable[State]]) -> str:
 
 
 def page() -> str:
-    """The whole of docs/states.md."""
+    """Return the whole of docs/states.md."""
     reasons = []
     for reason in EndReason:
         traits = reason.traits
@@ -90,7 +90,7 @@ def _judgements(state: AttemptState) -> str:
 
 
 def _purpose(function: Callable[..., None]) -> str:
-    """The first line of a function's description, as a part of a sentence."""
+    """Return the first line of a function's description, as a part of a sentence."""
     first = inspect.cleandoc(function.__doc__ or "").partition("\n")[0].rstrip(".")
     return first[:1].lower() + first[1:]
 

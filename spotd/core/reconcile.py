@@ -92,7 +92,7 @@ def reconcile(
     reports: Mapping[AttemptId, HostStatus],
     now: datetime,
 ) -> Plan:
-    """What the newest readings change. Orders of the plan's rows are deterministic."""
+    """Return what the newest readings change. Orders of the plan's rows are deterministic."""
     return guarded(lambda some: _reconcile(some, listings, reports, now), world, now)
 
 
@@ -127,7 +127,7 @@ def _reconcile(
 def _usable(
     builder: PlanBuilder, listings: Mapping[ProviderName, Listing], witnesses: LossEvidence
 ) -> tuple[dict[ProviderName, Listing], frozenset[AttemptId]]:
-    """The listings that can be read at all, and whose absence from them is not believed yet."""
+    """Return the listings that can be read at all, and the attempts whose absence from them is not believed yet."""
     usable: dict[ProviderName, Listing] = {}
     held: set[AttemptId] = set()
     for provider in sorted(listings):
@@ -184,7 +184,7 @@ def _held_back(
     sighted: Mapping[tuple[ProviderName, AttemptKey], tuple[Instance, ...]],
     witnesses: LossEvidence,
 ) -> frozenset[AttemptId]:
-    """Attempts whose absence from a complete list is not believed yet."""
+    """Return attempts whose absence from a complete list is not believed yet."""
     held: set[AttemptId] = set()
     for provider in sorted(listings):
         listing = listings[provider]
@@ -328,7 +328,7 @@ def _observed(case: _Case) -> Observed:
     if mine is not None and mine.market not in {None, item.quote.offer.market}:
         return Observed.OTHER_MARKET
     if absent and item.ref is None and item.heartbeat_seen_at is not None and not case.witnesses.is_silent(item):
-        absent = False  # its host is heard, so the launch took effect, whatever the lists lack
+        absent = False  # its host lives, so the launch took effect, whatever the lists lack
     elif absent and listing is not None and item.ref is None and case.witnesses.hosts_cannot_write:
         absent = _is_missing_for_long(case.builder, item, listing)
     halted = mine is not None and mine.state in _STOPPED
@@ -343,7 +343,7 @@ def _observed(case: _Case) -> Observed:
 def _is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
     """Whether lists lack the machine of an unanswered launch for as long as they may lag.
 
-    If it exists, its host cannot be heard at the moment, so that one wrong list is all that would speak against it.
+    If it exists, its host is out of reach at the moment, so that one wrong list is all that would speak against it.
     """
     if item.missing_since is None:
         item = replace(item, missing_since=listing.at)
@@ -379,7 +379,7 @@ def _is_unanswerable(builder: PlanBuilder, item: Attempt, listing: Listing | Non
 
 
 def _end_accepted(builder: PlanBuilder, item: Attempt, listing: Listing | None) -> bool:
-    """A list may lie once; only one that was begun after the provider accepted the end is the last word."""
+    """Whether a list begun after the provider accepted the end shows it; one list may be wrong."""
     if item.ref is None:
         return True
     intent = builder.intent(terminate_intent_id(item.ref))
@@ -388,9 +388,9 @@ def _end_accepted(builder: PlanBuilder, item: Attempt, listing: Listing | None) 
 
 
 def _outdated(builder: PlanBuilder, item: Attempt, listing: Listing | None) -> bool:
-    """A list that was begun before the machine's end was accepted says nothing about whether it lives on.
+    """Whether the list was begun before the machine's end was accepted, so that it proves nothing about its life.
 
-    It may lie on the board for long: until the next poll, or as long as the provider is away.
+    It may be the newest one for long: until the next poll, or as long as the provider is away.
     """
     intent = None if item.ref is None else builder.intent(terminate_intent_id(item.ref))
     if intent is None or intent.accepted_at is None:
@@ -402,7 +402,7 @@ _STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, Instanc
 
 
 def _pick(builder: PlanBuilder, item: Attempt, found: tuple[Instance, ...]) -> Instance | None:
-    """The machine of this attempt among those that carry its key; the others are doubles and are ended."""
+    """Return the machine of this attempt among those that carry its key; the others are doubles and are ended."""
     if item.ref is not None:
         chosen = next((i for i in found if i.ref == item.ref), None)
     else:
@@ -417,7 +417,7 @@ def _pick(builder: PlanBuilder, item: Attempt, found: tuple[Instance, ...]) -> I
 
 
 def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
-    """A launch whose answer we never had is found to have happened."""
+    """Record that a launch whose answer was lost did happen."""
     item = builder.attempt(attempt_id)
     since = began_unseen(builder, item, mine.created_at)
     if item.meter.settled:
@@ -427,7 +427,7 @@ def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
 
 
 def _record(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
-    """What the listing says of a machine we know: price, notice, whether it can still compute."""
+    """Record what the listing shows of a machine we know: price, notice, whether it can still compute."""
     item = builder.attempt(attempt_id)
     rules = builder.policy.providers.get(item.provider)
     if rules is not None and rules.account and not item.account:
@@ -496,7 +496,7 @@ def _is_over(builder: PlanBuilder, item: Attempt) -> bool:
 
 
 def _meter_until_ended(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
-    """A machine whose end its provider has not taken yet bills on, at the price that it states."""
+    """Bill a machine whose end its provider has not accepted yet, at the price that it states."""
     item = builder.attempt(attempt_id)
     if item.meter.since is None or item.meter.rate <= halted_rate(item.quote):
         return
@@ -505,7 +505,7 @@ def _meter_until_ended(builder: PlanBuilder, attempt_id: AttemptId, mine: Instan
 
 
 def _take_back(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
-    """What the provider does not bill, because it took the machine so soon, is booked back."""
+    """Book back what the provider does not bill, because it took the machine so soon."""
     item = builder.attempt(attempt_id)
     free = free_of(item, mine, builder.policy, builder.now)
     if free > 0:
@@ -524,7 +524,7 @@ def _rate(builder: PlanBuilder, attempt_id: AttemptId, rate: MicroUsdPerHour, co
 
 
 def _end_again(builder: PlanBuilder, item: Attempt) -> None:
-    """A machine that should be dead runs: it woke up, or the provider forgot our order."""
+    """End a machine that should be gone and runs: it woke up, or the provider forgot our order."""
     if item.ref is None:
         return
     intent = builder.intent(terminate_intent_id(item.ref))
@@ -605,7 +605,7 @@ def end_halted(case: _Case) -> None:
 
 
 def end_unlaunched(case: _Case) -> None:
-    """End the attempt: its launch never took effect, or its machine is gone although its host was heard."""
+    """End the attempt: its launch never took effect, or its machine is gone although its host gave a sign of life."""
     heard_at = case.item.heartbeat_seen_at
     if heard_at is not None:
         book_unseen(case.builder, case.attempt_id, heard_at)
@@ -725,7 +725,7 @@ def _end_unread(builder: PlanBuilder, item: Attempt, stop: StopOrder) -> None:
 
 
 def _look_when_late(builder: PlanBuilder, item: Attempt, seen_at: datetime) -> None:
-    """A heartbeat is late: its provider may know that the machine is gone, and is asked now and for a while.
+    """Ask the provider of a late heartbeat, now and for a while: it may know that the machine is gone.
 
     The poller bounds the requests; later its usual pace is enough.
     """

@@ -88,7 +88,7 @@ class JobSpec:
         job_budget: micro-dollars for all attempts together.
         retry_errors: how many failures of the user's own code are tried again.
         retry_starts: how many launches in a row may come to nothing before the job is given up; four times as many of
-            machines that were never heard once the job has saved.
+            machines that never gave a sign of life once the job has saved.
     """
 
     name: str
