@@ -17,7 +17,8 @@ from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits
 from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.crash import CrashPoint
-from spotd.daemon.hosts.reader import HostReader, look
+from spotd.daemon.hosts.host_reader import HostReader
+from spotd.daemon.hosts.reader import look
 from spotd.daemon.threads import StoreThreads
 from spotd.store import StateError as StateError
 from spotd.store.codec import Codec

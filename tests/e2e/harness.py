@@ -30,6 +30,7 @@ from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.server.files import find_endpoint
 
 REPO = Path(__file__).resolve().parents[2]
+CRASHABLE = Path(__file__).with_name("crashable.py")
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ directory = "{self.market_folder}"
             "SPOTD_CRASH_AT": crash_at,
             **self.environment,
         }
-        command = [sys.executable, "-m", "spotd.service.crashable", "--config", str(self.folder / "config.toml")]
+        command = [sys.executable, str(CRASHABLE), "--config", str(self.folder / "config.toml")]
         with (self.folder / f"spotd-{self.starts}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True

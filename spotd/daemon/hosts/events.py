@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import FallbackRestore
 from spotd.daemon import object_keys
+from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import HostShare
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
 from spotd_jobs.wire.fields import WireError
@@ -28,9 +29,6 @@ from spotd_jobs.wire.reports import (
     parse_event,
     parse_heartbeat,
 )
-
-if TYPE_CHECKING:
-    from spotd.daemon.hosts.reader import HostReader
 
 EVENTS_PER_LOOK_MAX: Final = 500
 LAST_EVENTS: Final = 3

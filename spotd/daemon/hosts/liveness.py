@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.daemon.hosts.reader import HostReader
+from spotd.daemon.hosts.host_reader import HostReader
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError
 from spotd_jobs.wire.fields import BEAT_BYTES_MAX, BEATS_PREFIX, beat_of
 

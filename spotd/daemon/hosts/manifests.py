@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.jobs import Job
 from spotd.core.lineage import host_name
 from spotd.daemon import object_keys
+from spotd.daemon.hosts.host_reader import HostReader, MissingChunk, RealToVirtual
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.metrics import metric_of
 from spotd.daemon.hosts.proved_chunks import digest
@@ -39,9 +40,6 @@ from spotd_jobs.wire.manifest import (
     verify_manifest,
 )
 
-if TYPE_CHECKING:
-    from spotd.daemon.hosts.reader import HostReader, RealToVirtual
-
 LISTED_MAX: Final = 10_000
 CHUNKS_LISTED_MAX: Final = 200_000
 MISSING_LOOKS_MAX: Final = 5
@@ -53,15 +51,6 @@ FLOOD: Final = 64
 """More unread manifests than this are read from the newest backwards."""
 SAME_TIME: Final = timedelta(minutes=2)
 """So far apart the clocks of a store's own machines may be."""
-
-
-@dataclass(slots=True)
-class MissingChunk:
-    """A manifest that is right but for a chunk; how often that chunk was not there."""
-
-    etag: str
-    key: str
-    looks: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

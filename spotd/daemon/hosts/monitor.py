@@ -34,10 +34,11 @@ from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.controllers import Outage
 from spotd.daemon.hosts.flood import FloodLimits, count
+from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.liveness import STILL_SHARE, STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
 from spotd.daemon.hosts.outputs import unreadable
-from spotd.daemon.hosts.reader import HostReader, look_at_checkpoints, look_at_news, report_of, told, with_job
+from spotd.daemon.hosts.reader import look_at_checkpoints, look_at_news, report_of, told, with_job
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.daemon.threads import Threads
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable

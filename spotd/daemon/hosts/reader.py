@@ -8,36 +8,22 @@ the exit yet, and is no more than a glance.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint, FallbackRestore
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.jobs import Job
 from spotd.daemon.hosts.events import read_events, read_heartbeat
-from spotd.daemon.hosts.limits import HostRation, HostShare
-from spotd.daemon.hosts.manifests import MISSING_LOOKS_MAX, MissingChunk, read_manifests
+from spotd.daemon.hosts.host_reader import HostReader, RealToVirtual
+from spotd.daemon.hosts.limits import HostShare
+from spotd.daemon.hosts.manifests import read_manifests
 from spotd.daemon.hosts.outputs import OutputsSeen, outputs_of, with_lost
-from spotd.daemon.hosts.proved_chunks import ProvedChunks
-from spotd.daemon.hosts.transfers import TransferMeter
-from spotd_jobs.objects.api import ObjectInfo, ObjectStore
+from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.wire.reports import Exit, Heartbeat, Outcome
 
-__all__ = [
-    "MISSING_LOOKS_MAX",
-    "HostReader",
-    "RealToVirtual",
-    "look",
-    "look_at_checkpoints",
-    "look_at_news",
-    "report_of",
-]
-
 NOTICE_SPAN_MAX: Final = timedelta(days=30)
-COMPLAINTS_MAX: Final = 1_000
 SHARES_OF_ONE_LOOK: Final = 20
 """A look at one host alone goes on for so many shares."""
 
@@ -53,81 +39,6 @@ _CAUSES: Final = {
     Outcome.NOT_CURRENT: ExitCause.RUNNER_FAILED,
     Outcome.RUNNER_ERROR: ExitCause.RUNNER_FAILED,
 }
-
-RealToVirtual = Callable[[datetime], datetime]
-
-
-@dataclass(slots=True, kw_only=True)
-class HostReader:
-    """What is remembered of one attempt's host between looks. Only one look at a time may use it."""
-
-    first_look: bool = True
-    relearns: bool | None = None
-    """Events are read that a former process has told already."""
-    heartbeat: Heartbeat | None = None
-    transfers: TransferMeter = field(default_factory=TransferMeter)
-    exit: Exit | None = None
-    exit_at: datetime | None = None
-    stored_bytes: int = 0
-    """Of all that it wrote, when it was last counted."""
-    resumed_from: str | None = None
-    events_read: str = ""
-    serial_known: int | None = None
-    accepted: dict[str, Checkpoint] = field(default_factory=dict)
-    """By manifest key: a checkpoint that its framework writes anew under one name (`last.ckpt`) comes several times."""
-    uploads: dict[str, int] = field(default_factory=dict)
-    """Bytes that each of them added to the store."""
-    untold: set[str] = field(default_factory=set)
-    """Those of them that get no line of their own in the job's history."""
-    settled: dict[str, str] = field(default_factory=dict)
-    """Manifest keys that need no second reading, with the etag they had."""
-    lacking: dict[str, MissingChunk] = field(default_factory=dict)
-    """Manifests that lacked a chunk when they were read."""
-    chunks: ProvedChunks = field(default_factory=ProvedChunks)
-    """Chunks that an accepted manifest already proved to be there."""
-    outputs: OutputsSeen | None = None
-    """What was stored of the outputs when a good end was read."""
-    ration: HostRation = field(default_factory=HostRation)
-    complaints: set[str] = field(default_factory=set)
-    audited_at: datetime | None = None
-    """When all that it wrote was last counted, by the wall clock."""
-    flood: str = ""
-    notes: list[str] = field(default_factory=list)
-    fallbacks: list[FallbackRestore] = field(default_factory=list)
-    beat: ObjectInfo | None = None
-    """As it was listed last."""
-    beat_at: datetime | None = None
-    """When a listing last showed that it had been written again."""
-    news_before: int = -1
-    """The size of the beat that was listed before the look under way."""
-    news_read: int = -1
-    """The size of the beat that was listed before the last complete look."""
-    unfinished: bool = False
-    """The last look left something for the next."""
-    left: bool = False
-    """The same of the look under way."""
-    behind: bool = False
-    """It left manifests that it has not read."""
-    served_at: datetime | None = None
-    """When a look last read what it published."""
-    failures: int = 0
-    """How many looks in a row failed by what this host wrote."""
-
-    @property
-    def lacks_outputs(self) -> bool:
-        """It ended well, and what it left has not been read yet."""
-        return self.exit is not None and self.exit.outcome is Outcome.SUCCEEDED and self.outputs is None
-
-    def note(self, kind: str, sentence: str, at: datetime) -> None:
-        """Tell it in the job's history, or count it where this host has told too much of this kind."""
-        if self.ration.take(kind, at):
-            self.notes.append(sentence)
-
-    def complain(self, subject: str, sentence: str, at: datetime) -> None:
-        """Tell it unless it was told of this subject before."""
-        if subject not in self.complaints and len(self.complaints) < COMPLAINTS_MAX:
-            self.complaints.add(subject)
-            self.note("things that cannot be used", sentence, at)
 
 
 def look(

@@ -15,10 +15,10 @@ from spotd.api.requests import JobRequest, Submission
 from spotd.core.ids import JobId
 from spotd.core.states import JobState
 from spotd.daemon.crash import CrashPoint
-from spotd.service.crashable import crash_points
 from spotd.store import JobView, Reads
 from spotd_providers.contract.errors import NoCapacity, OutcomeUnknown, Unavailable
 from spotd_providers.contract.values import InstanceState
+from tests.e2e.crashable import crash_points
 from tests.unit.core.builders import offer
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.crew import UNITS, Crew
@@ -158,7 +158,7 @@ def test_the_list_of_crash_points_is_long_enough() -> None:
 
 def test_a_setting_kills_at_the_passage_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
-    monkeypatch.setattr("spotd.service.crashable.os.kill", lambda pid, number: killed.append(number))
+    monkeypatch.setattr("tests.e2e.crashable.os.kill", lambda pid, number: killed.append(number))
     reached = crash_points("before_launch:2")
     reached(CrashPoint.BEFORE_LAUNCH)
     reached(CrashPoint.AFTER_LAUNCH)

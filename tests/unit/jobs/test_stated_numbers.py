@@ -14,7 +14,8 @@ import pytest
 
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState
-from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, HostReader, look
+from spotd.daemon.hosts.host_reader import HostReader
+from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, look
 from spotd.daemon.hosts.transfers import TransferMeter
 from spotd_jobs.objects.folder import FolderStore, _info
 from spotd_jobs.runner.main import BOOT_MAX

@@ -15,8 +15,9 @@ from spotd.core.ids import AttemptId, JobId
 from spotd.core.pins import find_checkpoint
 from spotd.core.retention import kept
 from spotd.core.states import AttemptState, JobState
+from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.metrics import FILE_BYTES_MAX
-from spotd.daemon.hosts.reader import HostReader, look
+from spotd.daemon.hosts.reader import look
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import CheckpointPolicy, MetricBest

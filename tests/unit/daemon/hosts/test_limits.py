@@ -16,10 +16,10 @@ from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState
 from spotd.core.world import World
 from spotd.daemon import object_keys
+from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import LARGE, MANIFESTS_PER_LOOK, TOLD_AT_ONCE, HostRation
 from spotd.daemon.hosts.monitor import FAILURES_MAX, HostMonitor
 from spotd.daemon.hosts.proved_chunks import ProvedChunks
-from spotd.daemon.hosts.reader import HostReader
 from spotd_jobs.objects.api import ObjectInfo, StoreError
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.wire.manifest import WINDOW, checkpoint_prefix

@@ -17,8 +17,8 @@ from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.flood import FloodLimits
+from spotd.daemon.hosts.manifests import MISSING_LOOKS_MAX
 from spotd.daemon.hosts.monitor import HostMonitor
-from spotd.daemon.hosts.reader import MISSING_LOOKS_MAX
 from spotd_jobs.objects.api import ObjectInfo, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner import heartbeat

@@ -51,7 +51,7 @@ async def test_a_host_has_time_to_be_heard_once_the_store_takes_writes_again(
             await rig.clock.sleep(timedelta(minutes=50))
         await rig.clock.sleep(timedelta(seconds=20))
         host.beat("run")
-        await rig.until(lambda: not rig.brain.doubts)
+        await rig.until(lambda: not rig.control_loop.doubts)
         assert [a.end_reason for a in rig.attempts(name)] == [None]
         await rig.clock.sleep(timedelta(minutes=40))
         assert rig.attempts(name)[0].end_reason is EndReason.HOST_LOST, "a silence of its own ends it"

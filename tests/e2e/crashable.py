@@ -1,4 +1,4 @@
-"""The daemon with a way to kill it at a named point, for end-to-end tests only: `python -m spotd.service.crashable`.
+"""The daemon with a way to kill it at a named point: `python tests/e2e/crashable.py`.
 
 `SPOTD_CRASH_AT="name:nth"` names a point of `crash.CrashPoint` and which passage of it is the last. The process ends
 by SIGKILL, so nothing is cleaned up, as in a power cut. `SPOTD_CRASH_FILE` names a file that may hold such a setting
@@ -63,7 +63,7 @@ def main() -> int:
     from spotd.service.main import run
 
     if len(sys.argv) > 3 or (len(sys.argv) > 1 and sys.argv[1] != "--config"):
-        sys.stderr.write("usage: python -m spotd.service.crashable [--config FILE]\n")
+        sys.stderr.write("usage: crashable.py [--config FILE]\n")
         return 2
     config = sys.argv[2] if len(sys.argv) == 3 else None
     file = os.environ.get(FILE_VARIABLE)

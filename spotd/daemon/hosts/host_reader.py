@@ -1,0 +1,102 @@
+"""What is remembered of one host between two readings of what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.daemon.hosts.limits import HostRation
+from spotd.daemon.hosts.outputs import OutputsSeen
+from spotd.daemon.hosts.proved_chunks import ProvedChunks
+from spotd.daemon.hosts.transfers import TransferMeter
+from spotd_jobs.objects.api import ObjectInfo
+from spotd_jobs.wire.reports import Exit, Heartbeat, Outcome
+
+COMPLAINTS_MAX: Final = 1_000
+
+RealToVirtual = Callable[[datetime], datetime]
+
+
+@dataclass(slots=True)
+class MissingChunk:
+    """A manifest that is right but for a chunk; how often that chunk was not there."""
+
+    etag: str
+    key: str
+    looks: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class HostReader:
+    """What is remembered of one attempt's host between looks. Only one look at a time may use it."""
+
+    first_look: bool = True
+    relearns: bool | None = None
+    """Events are read that a former process has told already."""
+    heartbeat: Heartbeat | None = None
+    transfers: TransferMeter = field(default_factory=TransferMeter)
+    exit: Exit | None = None
+    exit_at: datetime | None = None
+    stored_bytes: int = 0
+    """Of all that it wrote, when it was last counted."""
+    resumed_from: str | None = None
+    events_read: str = ""
+    serial_known: int | None = None
+    accepted: dict[str, Checkpoint] = field(default_factory=dict)
+    """By manifest key: a checkpoint that its framework writes anew under one name (`last.ckpt`) comes several times."""
+    uploads: dict[str, int] = field(default_factory=dict)
+    """Bytes that each of them added to the store."""
+    untold: set[str] = field(default_factory=set)
+    """Those of them that get no line of their own in the job's history."""
+    settled: dict[str, str] = field(default_factory=dict)
+    """Manifest keys that need no second reading, with the etag they had."""
+    lacking: dict[str, MissingChunk] = field(default_factory=dict)
+    """Manifests that lacked a chunk when they were read."""
+    chunks: ProvedChunks = field(default_factory=ProvedChunks)
+    """Chunks that an accepted manifest already proved to be there."""
+    outputs: OutputsSeen | None = None
+    """What was stored of the outputs when a good end was read."""
+    ration: HostRation = field(default_factory=HostRation)
+    complaints: set[str] = field(default_factory=set)
+    audited_at: datetime | None = None
+    """When all that it wrote was last counted, by the wall clock."""
+    flood: str = ""
+    notes: list[str] = field(default_factory=list)
+    fallbacks: list[FallbackRestore] = field(default_factory=list)
+    beat: ObjectInfo | None = None
+    """As it was listed last."""
+    beat_at: datetime | None = None
+    """When a listing last showed that it had been written again."""
+    news_before: int = -1
+    """The size of the beat that was listed before the look under way."""
+    news_read: int = -1
+    """The size of the beat that was listed before the last complete look."""
+    unfinished: bool = False
+    """The last look left something for the next."""
+    left: bool = False
+    """The same of the look under way."""
+    behind: bool = False
+    """It left manifests that it has not read."""
+    served_at: datetime | None = None
+    """When a look last read what it published."""
+    failures: int = 0
+    """How many looks in a row failed by what this host wrote."""
+
+    @property
+    def lacks_outputs(self) -> bool:
+        """It ended well, and what it left has not been read yet."""
+        return self.exit is not None and self.exit.outcome is Outcome.SUCCEEDED and self.outputs is None
+
+    def note(self, kind: str, sentence: str, at: datetime) -> None:
+        """Tell it in the job's history, or count it where this host has told too much of this kind."""
+        if self.ration.take(kind, at):
+            self.notes.append(sentence)
+
+    def complain(self, subject: str, sentence: str, at: datetime) -> None:
+        """Tell it unless it was told of this subject before."""
+        if subject not in self.complaints and len(self.complaints) < COMPLAINTS_MAX:
+            self.complaints.add(subject)
+            self.note("things that cannot be used", sentence, at)
