@@ -3,6 +3,8 @@
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BENCH ?= benchmarks/bench_*.py
+# A worker that has nothing left takes tests from another: one long file does not hold up the end.
+SPREAD := --max-worker-restart 0 --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -10,17 +12,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The tests start hundreds of processes; without its compiled modules each would compile all of spotd anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format swarm frameworks clients bench clean
+.PHONY: help demo quick test check format swarm frameworks clients bench clean
 
+# The lines beginning with `##@` name the groups.
 help: ## list what make can do
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^(##@|[a-z]+:.*##)' $(MAKEFILE_LIST) | sed -E 's/^##@ (.*)/\n\1/; s/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
 
+##@ Try it
 demo: $(VENV)/.demo ## watch real training processes being bought, taken away and resumed (two minutes, no account)
 	@$(BIN)/spotd demo $(ARGS)
 
-test: $(VENV)/.dev ## run the test suite (about twelve minutes on two cores)
-	@echo "running the tests; longer swarms are 'make swarm'"
-	@$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+##@ Before a commit
+quick: $(VENV)/.dev ## run the tests that start no process and wait for nothing (a minute)
+	@$(BIN)/python -m pytest -n 2 $(SPREAD) -m quick $(ARGS)
 
 check: $(VENV)/.dev ## lint, types, direction of imports
 	@$(BIN)/ruff check .
@@ -32,6 +36,12 @@ format: $(VENV)/.dev ## put the code into its format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+##@ Before a merge
+test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
+	@echo "running the tests; longer swarms are 'make swarm'"
+	@$(BIN)/python -m pytest -n 3 $(SPREAD) --durations=25 --durations-min=1 -m "not slow" $(ARGS)
+
+##@ Longer
 swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
 	@HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3600 -m slow $(ARGS)
 
@@ -45,6 +55,7 @@ clients: $(VENV)/.dev ## drive other people's clients against the fake clouds (i
 bench: $(VENV)/.dev ## print the benchmarks, as ratios against a peer in the same run
 	@for b in $(BENCH); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
+##@ Housekeeping
 clean: ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 

@@ -2,10 +2,20 @@
 
 Hypothesis: the machine may be busy, so slowness is no failure; and `make test` draws the same examples every time, so
 that what failed for one fails for all. The longer targets draw new ones: HYPOTHESIS_PROFILE=search.
+
+Tiers: a test is `quick` by its folder, unless it is marked `process`, `long` or `slow`. A quick test that starts a
+process or really sleeps fails, whatever runs it.
 """
 
-import os
+from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,3 +23,60 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("same"), derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+_TESTS: Final = Path(__file__).parent
+_QUICK_FOLDERS: Final = (
+    "sim",
+    "unit/api",
+    "unit/cli",
+    "unit/config",
+    "unit/core",
+    "unit/daemon/grants",
+    "unit/daemon/market",
+    "unit/history",
+    "unit/jobs",
+    "unit/providers/gpus",
+    "unit/store",
+)
+_NOT_QUICK: Final = ("process", "long", "slow", "e2e")
+_SERVERS: Final = frozenset({"weed"})
+"""Fixtures that start a process."""
+_PROCESS_EVENTS: Final = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_SLEEP_MAX_S: Final = 0.05
+"""A shorter sleep is a poll of a thread that is about to be done."""
+_running: list[str] = []
+"""The quick test that runs now."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = [_TESTS / name for name in _QUICK_FOLDERS]
+    for item in items:
+        if _SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("process")
+        if any(item.path.is_relative_to(folder) for folder in folders) and not any(
+            item.get_closest_marker(name) for name in _NOT_QUICK
+        ):
+            item.add_marker("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if item.get_closest_marker("quick"):
+        _running.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _running.clear()
+
+
+def _forbid_waiting(event: str, arguments: tuple[Any, ...]) -> None:
+    """Fail the quick test that starts a process or sleeps. (Python tells an audit hook of both.)"""
+    if not _running:
+        return
+    if event in _PROCESS_EVENTS or (event == "time.sleep" and arguments[0] > _SLEEP_MAX_S):
+        # The first argument only: an environment among the others would be printed.
+        raise RuntimeError(f"{event}({arguments[0] if arguments else ''}) in {_running[0]}: mark it as `process`")
+
+
+sys.addaudithook(_forbid_waiting)

@@ -101,7 +101,7 @@ LIVES: Mapping[str, Bug] = {
         patch=refused_and_asked_again,
         rule=("launches_bounded",),
         shape=holding(Hazard.REFUSALS),
-        seed=2,
+        seed=5,
         limit=timedelta(hours=4),
     ),
 }

@@ -198,7 +198,7 @@ PROMISES: Mapping[str, Bug] = {
         limit=timedelta(hours=3),
     ),
     "wait with an end for as long as asked": Bug(
-        patch=ends_when_told, rule=("forgotten_machines",), shape=holding(Hazard.RETRY_AFTER)
+        patch=ends_when_told, rule=("forgotten_machines",), shape=holding(Hazard.RETRY_AFTER), seed=2
     ),
     "believe when a machine says it was made": Bug(
         patch=believes_when_it_was_made,

@@ -10,6 +10,8 @@ from tests.sim.planted import Bug
 from tests.sim.run import run_world
 from tests.sim.worlds import Shape
 
+pytestmark = pytest.mark.long
+
 SEEDS = range(12)
 BUGS = {**planted.BUGS, **planted_promises.PROMISES, **planted_lives.LIVES}
 

@@ -74,12 +74,14 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
     assert min(drawn_ones.values()) >= 20
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_history() -> None:
     first, second = run_world(5, SHORT), run_world(5, SHORT)
     assert first.daemon.told.events == second.daemon.told.events
     assert first.ended_at == second.ended_at
 
 
+@pytest.mark.long
 def test_storms_do_happen() -> None:
     kinds: Counter[str] = Counter()
     crashes = 0

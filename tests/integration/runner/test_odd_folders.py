@@ -151,20 +151,20 @@ def test_whatever_fails_at_the_end_the_report_of_the_end_comes(step: str, tmp_pa
         "_store_outputs": "A._store_outputs = fail",
         "_drain": "A._drain = fail",
         "_oom": "OomWatch.happened = fail",
-        "_heartbeat": "Heartbeat.last = fail",
+        "_heartbeat": "HeartbeatWriter.last = fail",
         "_logs": "LogShipper.close = fail; LogShipper.say = fail",
-        "_saver": "Saver.drain = fail",
+        "_saver": "CheckpointUploader.drain = fail",
         "_keeper": "GrantKeeper.close = fail",
         "events": "Events.flush = fail",
     }[step]
     script = (
         "import os, sys\n"
-        "from spotd_jobs.runner.attempt import Attempt as A\n"
+        "from spotd_jobs.runner.attempt import AttemptRun as A\n"
         "from spotd_jobs.runner.grants import GrantKeeper\n"
-        "from spotd_jobs.runner.heartbeat import Heartbeat\n"
+        "from spotd_jobs.runner.heartbeat import HeartbeatWriter\n"
         "from spotd_jobs.runner.logs import LogShipper\n"
         "from spotd_jobs.runner.oom import OomWatch\n"
-        "from spotd_jobs.runner.checkpoint_uploader import Saver\n"
+        "from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader\n"
         "from spotd_jobs.runner.store import Events\n"
         "from spotd_jobs.runner.main import run\n"
         "def fail(*args, **named): raise RecursionError('broken on purpose')\n"
@@ -182,10 +182,10 @@ def test_whatever_fails_at_the_end_the_report_of_the_end_comes(step: str, tmp_pa
 
 def test_a_runner_that_breaks_altogether_reports_it_and_ends_its_machine(tmp_path: Path) -> None:
     script = (
-        "from spotd_jobs.runner.attempt import Attempt\n"
+        "from spotd_jobs.runner.attempt import AttemptRun\n"
         "from spotd_jobs.runner.main import run\n"
         "def fail(*args, **named): raise MemoryError('broken on purpose')\n"
-        "Attempt.__init__ = fail\n"
+        "AttemptRun.__init__ = fail\n"
         "run()\n"
     )
     with Rig(tmp_path) as rig:

@@ -60,6 +60,7 @@ def test_the_line_in_the_groups_help_is_a_sentence(command: str) -> None:
     assert COMMANDS[command].help.endswith(".")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", DAEMON_COMMANDS)
 def test_every_daemon_command_has_its_own_help(command: str) -> None:
     script = "import sys; from spotd.cli.daemon import main; sys.exit(main())"
@@ -189,6 +190,7 @@ def test_a_socket_of_another_user_is_not_spoken_to(ctl: Ctl, monkeypatch: pytest
     assert ctl.rig.store.read(lambda reads: reads.jobs()) == ()
 
 
+@pytest.mark.process
 def test_a_reader_who_leaves_is_not_an_error(ctl: Ctl) -> None:
     rows = [made_responses.job(id=f"6k{number:08d}") for number in range(2000)]
     ctl.place.answers("jobs.page", {"jobs": rows, "more": False, "paused": ""})
@@ -200,6 +202,7 @@ def test_a_reader_who_leaves_is_not_an_error(ctl: Ctl) -> None:
     assert (process.returncode, err) == (141, "")
 
 
+@pytest.mark.process
 def test_a_full_disk_behind_stdout_is_said(ctl: Ctl) -> None:
     ctl.place.write(worlds.running())
     with Path("/dev/full").open("w") as full:
@@ -208,6 +211,7 @@ def test_a_full_disk_behind_stdout_is_said(ctl: Ctl) -> None:
     assert (process.returncode, err) == (74, "error: cannot write the output: No space left on device\n")
 
 
+@pytest.mark.process
 def test_ctrl_c_is_quiet_and_exit_130(ctl: Ctl) -> None:
     ctl.place.write(worlds.waiting())
     process = spotctl("events", "-f")

@@ -63,6 +63,7 @@ def ours(modules: set[str]) -> set[str]:
     return {name for name in modules if name.split(".")[0].startswith("spotd")}
 
 
+@pytest.mark.process
 def test_help_imports_click_and_ten_small_modules_of_ours() -> None:
     modules, result = imported("--help")
     assert result.returncode == 0
@@ -71,6 +72,7 @@ def test_help_imports_click_and_ten_small_modules_of_ours() -> None:
     assert "http.client" not in modules
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [("ls", "-o", "json"), ("ls",), ("ls", "-o", "id")], ids=" ".join)
 def test_ls_that_is_piped_imports_nothing_heavy(ctl: Ctl, arguments: tuple[str, ...]) -> None:
     ctl.place.write(worlds.running())
@@ -80,6 +82,7 @@ def test_ls_that_is_piped_imports_nothing_heavy(ctl: Ctl, arguments: tuple[str, 
     assert {name.split(".")[0] for name in modules} & FORBIDDEN == set()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [("show", "llama-lora"), ("why", "llama-lora"), ("logs", "llama-lora"), ("events",), ("cost",), ("prices",),
@@ -93,6 +96,7 @@ def test_no_command_imports_the_daemons_libraries(ctl: Ctl, arguments: tuple[str
     assert {name.split(".")[0] for name in modules} & FORBIDDEN == set()
 
 
+@pytest.mark.process
 def test_submit_parses_a_job_file_without_pydantic(ctl: Ctl, tmp_path: Path) -> None:
     file = tmp_path / "train.toml"
     file.write_text('name = "a"\nrun = "b"\nimage = "c"\n[resources]\ngpu = "H100"\n')
@@ -101,6 +105,7 @@ def test_submit_parses_a_job_file_without_pydantic(ctl: Ctl, tmp_path: Path) -> 
     assert {name.split(".")[0] for name in modules} & FORBIDDEN == set()
 
 
+@pytest.mark.process
 def test_the_daemons_own_help_imports_nothing_of_the_daemon() -> None:
     modules, result = imported("--help", program="spotd.cli.daemon")
     assert result.returncode == 0

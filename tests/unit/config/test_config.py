@@ -489,6 +489,7 @@ KEYS = sorted({*SECTIONS, "providers", "notify"})
 INNER = sorted({key for model in SECTIONS.values() for key in model.model_fields} | {"market", "local", "urls", "H100"})
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(st.sampled_from(KEYS), st.one_of(JUNK, st.dictionaries(st.sampled_from(INNER), JUNK, max_size=4)))
 )

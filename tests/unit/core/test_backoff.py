@@ -86,6 +86,7 @@ def ending(cause: ExitCause, **report: object) -> Answer:
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", list(LaunchFailure))
 @pytest.mark.parametrize("wait", [None, timedelta(0), timedelta(microseconds=1), timedelta(days=1)])
 def test_however_launches_are_refused_they_are_few_in_any_hour(failure: LaunchFailure, wait: timedelta | None) -> None:
@@ -141,6 +142,7 @@ def taken_after(span: timedelta, loss: Loss = Loss.PREEMPTED, saves: bool = Fals
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", [Loss.PREEMPTED, Loss.OUTBID, Loss.HOST_LOST])
 @pytest.mark.parametrize("pooled", [True, False], ids=["pools", "hosts"])
 def test_a_machine_that_is_taken_after_every_launch_is_bought_ever_less_often(loss: Loss, *, pooled: bool) -> None:

@@ -12,6 +12,8 @@ from spotd.history import History, Retained
 from spotd.history.values import SLOT_S
 from tests.unit.history.market import VAST, Bazaar
 
+pytestmark = pytest.mark.long
+
 DAY_S = 86_400
 START = 1_790_000_000 // DAY_S * DAY_S
 

@@ -12,7 +12,15 @@ from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.wire.client import web
 from tests.fakes import seaweed
+from tests.fakes.botocore_models import parse_models_once
 from tests.fakes.seaweed import VERSIONED, Weed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_parsed_once() -> Iterator[None]:
+    """Most tests of buckets open several clients."""
+    with parse_models_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ from spotd_jobs.wire.client.sinks_s3 import SigV4Sink
 from tests.fakes import honest_s3
 from tests.fakes.honest_s3 import ACCOUNT, BUCKET, KEY, SECRET, Honest
 
+pytestmark = pytest.mark.long
+
 OWN = "jobs/j1/attempts/2/"
 LIMIT = 4096
 ROLE = "arn:aws:iam::123456789012:role/spotd-hosts"

@@ -103,6 +103,7 @@ def test_a_full_disk_is_unavailable_with_place_and_way_out(store: FolderStore, m
     assert store.get("k", bytes_max=MUCH) == b"new"
 
 
+@pytest.mark.process
 def test_a_really_full_file_system_keeps_the_old_object(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import pathlib, sys
@@ -139,6 +140,7 @@ def test_a_file_where_the_folder_should_be_is_refused_with_its_place(tmp_path: P
         FolderStore(tmp_path / "file")
 
 
+@pytest.mark.process
 def test_a_killed_writer_leaves_old_or_new_and_no_litter_in_the_listing(root: Path) -> None:
     store = FolderStore(root)
     store.put("k", b"\0" * 300_000)

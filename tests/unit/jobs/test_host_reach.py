@@ -263,6 +263,7 @@ def _answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.process
 def test_moto_is_refused_grants_by_every_method() -> None:
     pytest.importorskip("moto", reason="moto is not installed: pip install -e '.[dev]'")
     until = datetime.now(UTC) + timedelta(hours=1)

@@ -149,7 +149,7 @@ def fuzz(folder: Path, count: int, seed: int) -> dict[str, int]:
 
 def test_the_documents_it_begins_with_are_good(tmp_path: Path) -> None:
     ends = [read(kind, data, ATTEMPT) for kind, data in seeds(tmp_path)]
-    assert sorted(ends) == ["Refused", "read", "read", "read"], "the manifest only lacks its chunk here"
+    assert sorted(ends) == ["BadManifest", "read", "read", "read"], "the manifest only lacks its chunk here"
 
 
 def test_no_mutation_of_a_document_does_more_than_be_refused(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from tests.integration.runner.rig import Machine, Rig
 from tests.integration.runner.trainer import TRAINER
 from tests.unit.jobs.test_credentials import place
 
+pytestmark = pytest.mark.process
+
 MUCH = 1 << 26
 
 

@@ -394,6 +394,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
         read_toml(tmp_path, refusal=SpecError)
 
 
+@pytest.mark.process
 def test_the_client_can_parse_without_heavy_imports() -> None:
     script = (
         "import sys; before = set(sys.modules); import spotd_jobs.spec.parse, spotd_jobs.spec.files, spotd_jobs.pack; "

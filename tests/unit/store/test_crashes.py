@@ -15,6 +15,8 @@ from spotd.store import EventView, Reads, Store, StorePoint
 from tests.unit.store import values as v
 from tests.unit.store.dying import MIGRATING, before, deadly
 
+pytestmark = pytest.mark.process
+
 
 @dataclass(frozen=True)
 class Seen:

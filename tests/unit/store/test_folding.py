@@ -19,6 +19,8 @@ from spotd.store.folding import NEVER_FOLDED, ROUTINE
 from spotd.store.tables import EVENTS
 from tests.unit.store import values as v
 
+pytestmark = pytest.mark.long
+
 DAY = timedelta(days=1)
 RULES = Folding(newest=100, of_a_job=200, most=1_000, piece=500, least=50, routine=100, routine_least=20)
 

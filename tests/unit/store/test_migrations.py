@@ -82,6 +82,7 @@ def test_a_state_made_at_once_is_the_one_that_took_every_step(engine: Engine, st
     assert at_once == described(stepwise)
 
 
+@pytest.mark.process
 def test_a_new_state_is_made_without_loading_alembic(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from spotd.store import Store\n"

@@ -48,6 +48,7 @@ def test_a_second_writer_in_this_process_is_refused_by_its_number(path: Path) ->
     Store.open(path).close()
 
 
+@pytest.mark.process
 def test_a_second_process_is_refused_and_told_which_one_holds_the_state(path: Path) -> None:
     code = (
         f"import sys; from spotd.store import Store; s = Store.open({str(path)!r}); print('open', flush=True); input()"

@@ -26,6 +26,8 @@ from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import ProviderName
 from tests.unit.store import values as v
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:

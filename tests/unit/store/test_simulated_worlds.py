@@ -14,6 +14,8 @@ from tests.sim.daemon import Daemon
 from tests.sim.run import run_world
 from tests.sim.worlds import Shape
 
+pytestmark = pytest.mark.long
+
 
 class StoredDaemon(Daemon):
     """Keeps a real state beside the simulator's dictionary and compares the two after every commit."""

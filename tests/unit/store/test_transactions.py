@@ -154,6 +154,7 @@ def test_a_read_stays_with_the_moment_it_began(store: Store, path: Path) -> None
     other.close()
 
 
+@pytest.mark.process
 def test_a_state_locked_by_another_program_is_unavailable_and_works_again_later(store: Store, path: Path) -> None:
     store.read(lambda r: pragma(r, "busy_timeout = 0"))
     other = sqlite3.connect(path, isolation_level=None)

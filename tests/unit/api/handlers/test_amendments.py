@@ -34,6 +34,7 @@ async def test_there_must_be_a_budget_to_add_to(rig: Rig) -> None:
             await rig.handlers().amendments.set_budget(name, BudgetChange(amount=1, is_added=True))
 
 
+@pytest.mark.long
 async def test_a_retry_that_would_expire_again_is_refused_until_the_budget_is_raised(rig: Rig) -> None:
     async with rig.ready():
         name = await rig.submit(job(budget=100_000))

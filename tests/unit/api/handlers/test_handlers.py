@@ -244,6 +244,7 @@ async def test_events_are_told_from_where_the_reader_was(rig: Rig) -> None:
             assert (await anext(stream))["kind"] == "job.cancelled"
 
 
+@pytest.mark.long
 async def test_a_receipt_adds_up_to_what_the_machines_cost(rig: Rig) -> None:
     async with rig.ready():
         job = await submitted(rig)

@@ -22,7 +22,7 @@ from spotd_jobs.objects.folder import FolderStore
 from tests.unit.daemon.rig import Rig
 from tests.unit.store import values as v
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 NAME = "train"
 STEPS = 50

@@ -43,7 +43,7 @@ from tests.unit.daemon.market.test_listing_anomalies import BAD, Dated
 from tests.unit.daemon.rig import Log, Rig
 from tests.unit.daemon.shop import Shop
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 HUGE = "x" * 1_000_000
 NAIVE = datetime(2026, 3, 2, 12, 0)  # noqa: DTZ001 - what a careless plugin makes
 BAD_OFFER = replace(offer("b1", price=100_000), provider=BAD)
