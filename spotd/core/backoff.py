@@ -1,7 +1,7 @@
 """What an attempt that came to nothing costs its job: when it is tried again, and when it is given up.
 
 Theory. Every launch costs calls, and most cost money, so a job that gets nowhere must ask less and less often. Two
-counts are kept on the job. `idle_launches` counts launches in a row without progress, whoever was to blame; the first
+counts are kept on the job. `idle_launches` counts launches in a row without progress, whatever was to blame; the first
 few are repeated at once, since the next offer may be better, and then the pause doubles, for longer where a machine was
 bought and lost. However many they are, they end no job: a preemption is not its fault. `failed_starts` counts those of
 them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the machine):
@@ -33,7 +33,7 @@ TRIES_AT_ONCE: Final = 3
 RETRY_FIRST: Final = timedelta(seconds=5)
 RETRY_MAX: Final = timedelta(minutes=2)
 BOUGHT_MAX: Final = timedelta(minutes=6)
-"""The same where a machine was bought and billed, whoever took it: a market that takes each one soon is left alone."""
+"""The same where a machine was bought and billed, whatever took it: a market that takes each one soon is left alone."""
 FAULT_FIRST: Final = timedelta(seconds=5)
 FAULT_MAX: Final = timedelta(minutes=10)
 LAUNCHES_PER_HOUR_MAX: Final = 40

@@ -6,7 +6,7 @@ same list. Cooldowns and offers already taken in this decision are looked at dur
 
 A physical machine is sold once, and a marketplace may sell to one account only every few seconds. A job that chose
 what another one is buying would be refused after its turn, and a queue of jobs would follow one another from refusal to
-refusal, each a dearer offer further. So a host is left alone while a launch there has no answer; once it has one, the
+refusal, each a more expensive one. So a host is left alone while a launch there has no answer; once it has one, the
 boards no longer show the offer. Offers without a host are pools (a type in a zone) of more than one machine.
 """
 
@@ -69,7 +69,7 @@ def shape_of(job: Job, policy: Policy) -> RequirementKey:
 
 
 def scarcity_ppm(offer: Offer) -> int:
-    """How much dearer this offer ranks because its provider doubts that it can be had; nothing where nobody says."""
+    """How much worse this offer ranks because its provider doubts that it can be had; 0 without a score."""
     score = offer.capacity_score
     return (
         0 if score is None else SCARCITY_PPM_PER_POINT * max(0, min(CAPACITY_SCORE_MAX - score, CAPACITY_SCORE_MAX - 1))
@@ -77,7 +77,7 @@ def scarcity_ppm(offer: Offer) -> int:
 
 
 def risk_premium_ppm(offer: Offer) -> int:
-    """How much dearer this offer ranks than it is, for what its provider says of it."""
+    """How much worse this offer ranks than its price, for what its provider says of it."""
     hazard = max(0, min(offer.hazard_ppm or 0, HAZARD_PPM_MAX))
     return scarcity_ppm(offer) + hazard * MINUTES_LOST // 60
 

@@ -6,7 +6,7 @@ and nothing of ours computes any more, the order to end such a machine waits unt
 The next machine of the job does not wait: this is the one overlap of two machines that spotd means to have. The order
 is durable from the beginning, and given after all if the machine is not taken.
 
-Until a machine is taken nobody knows that it was free, so it is booked like any other, budgets and all. Once the
+Until a machine is taken it is not known to be free, so it is booked like any other, budgets and all. Once the
 provider says that it took it, what it did not bill is booked back, on the days on which it was booked.
 """
 

@@ -383,7 +383,7 @@ class PlanBuilder:
             return
         if offer.host_id is None or blame is Blame.POOL:
             if item.end_reason is EndReason.HOST_LOST and has_saved(item, self.job(item.id.job)):
-                return  # one host of many that nobody can name: what else the pool has is as good as it was
+                return  # one host of many without a name: what else the pool has is as good as it was
             self.cool(
                 offer.provider,
                 CooldownScope.POOL,

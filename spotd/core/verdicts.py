@@ -19,7 +19,6 @@ class VerdictKind(StrEnum):
     NO_CEILING = "no_ceiling"
     NO_MATCH = "no_match"
     NO_OFFERS = "no_offers"
-    TAKEN = "taken"
     COOLING = "cooling"
     BACKING_OFF = "backing_off"
     BUDGET_JOB = "budget_job"
