@@ -132,7 +132,7 @@ class CheckpointUploader:
         self._names_are_free = first_boot
         if restored is not None:
             try:
-                self._taken[restored] = self._whole[restored] = tree.look(self._folder, restored)
+                self._taken[restored] = self._whole[restored] = tree.scan(self._folder, restored)
             except (tree.Vanished, tree.Unfit) as odd:
                 log_line("what was restored is sent again: " + reason_of(odd))
         self._read_pointers()
@@ -224,7 +224,7 @@ class CheckpointUploader:
 
     def _candidate(self, name: str, end: _End | None) -> tree.Tree | None:
         try:
-            now = tree.look(self._folder, name)
+            now = tree.scan(self._folder, name)
         except tree.Vanished:
             return None
         except tree.Unfit as unfit:

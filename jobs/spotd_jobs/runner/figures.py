@@ -23,7 +23,7 @@ class GpuReader:
         self._asked_at = float("-inf")
         self._rows: list[dict[str, Any]] = []
 
-    def look(self) -> list[dict[str, Any]]:
+    def read(self) -> list[dict[str, Any]]:
         if self._tool is None or steady() - self._asked_at < _GPU_EVERY_S:
             return self._rows
         self._asked_at = steady()

@@ -59,7 +59,7 @@ class HeartbeatWriter:
         self._closed = False
         self._disk_was_low = False
         self._lock = threading.Lock()
-        self._told = ""
+        self._last_report = ""
         # Where the last runner on this machine stopped counting is not known: that it began there is unlikely enough.
         self._news = int.from_bytes(os.urandom(2), "big")
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -114,9 +114,9 @@ class HeartbeatWriter:
     def _put_beat(self, document: dict[str, Any]) -> None:
         """Comes after what it announces is stored: a reader that sees the new size finds the news."""
         stored = self._store.events.stored
-        told = json.dumps([stored, _news_of(document, _PROGRESS_BEATS * self._every_s())])
-        if told != self._told:
-            self._told = told
+        report = json.dumps([stored, _news_of(document, _PROGRESS_BEATS * self._every_s())])
+        if report != self._last_report:
+            self._last_report = report
             self._news += 1
         self._store.put_beat(b"+" * (1 + self._news % BEAT_BYTES_MAX))
 
@@ -141,7 +141,7 @@ class HeartbeatWriter:
             restore=None
             if restore is None or restore.name is None
             else {"name": restore.name, "bytes_done": restore.done, "bytes_total": restore.total},
-            gpus=self._gpus.look(),
+            gpus=self._gpus.read(),
             host=host,
             notice=status.notice,
             exit=status.exit,

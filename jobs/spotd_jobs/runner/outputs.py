@@ -150,7 +150,7 @@ def gather(workdir: str, patterns: list[str], output_dir: str, into: str, left_o
             left_out.add(path, "another output has the name of its folder")
         except OSError as error:
             left_out.add(path, reason_of(error))
-    return tree.look(os.path.dirname(into), os.path.basename(into))
+    return tree.scan(os.path.dirname(into), os.path.basename(into))
 
 
 def _why_not(original: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 from spotd_jobs.runner import manifest
 from spotd_jobs.runner.aside import remove_aside
 from spotd_jobs.runner.names import encoded
-from spotd_jobs.runner.placing import DiskFailed, Place, Places
+from spotd_jobs.runner.placement import ChunkWriter, DiskFailed, Placement
 from spotd_jobs.runner.prefetch import Prefetch, chunk_url
 from spotd_jobs.runner.tree import DIR, FILE, LINK
 from spotd_jobs.wire.client import web
@@ -77,7 +77,7 @@ class _Load(NamedTuple):
     """One chunk and all places it belongs to."""
 
     chunk: dict[str, Any]
-    places: list[Place]
+    places: list[Placement]
 
 
 class RestoreRun:
@@ -223,7 +223,7 @@ class RestoreRun:
             offset = 0
             for chunk in entry["chunks"]:
                 load = loads.setdefault(chunk["key"], _Load(chunk, []))
-                load.places.append(Place(place, offset, chunk["offset"], chunk["length"]))
+                load.places.append(Placement(place, offset, chunk["offset"], chunk["length"]))
                 offset += chunk["length"]
         self._fetch_all(list(loads.values()))
         for entry in document["files"]:
@@ -277,7 +277,7 @@ class RestoreRun:
     def _bring(self, load: _Load, block: memoryview) -> None:
         """Bring the chunk to all its places, verified by its hash."""
         size, sha256 = load.chunk["size"], load.chunk["sha256"]
-        places = Places(load.places)
+        places = ChunkWriter(load.places)
         try:
             if self._prefetch is not None and self._prefetch.take(sha256, size, block, places.write):
                 return

@@ -72,7 +72,7 @@ def is_remnant(now: Tree, whole: Tree) -> bool:
     return left < {node for node in whole.nodes if node.kind != DIR}
 
 
-def look(folder: str, name: str) -> Tree:
+def scan(folder: str, name: str) -> Tree:
     """Read the entry as it is now.
 
     Raises:
@@ -84,7 +84,7 @@ def look(folder: str, name: str) -> Tree:
     while waiting:
         path = waiting.pop()
         try:
-            waiting += _look_at(folder, path, nodes)
+            waiting += _scan_at(folder, path, nodes)
         except (FileNotFoundError, NotADirectoryError):
             raise Vanished(name) from None
         except OSError as error:
@@ -94,7 +94,7 @@ def look(folder: str, name: str) -> Tree:
     return Tree(name, tuple(sorted(nodes)))
 
 
-def _look_at(folder: str, path: str, nodes: list[Node]) -> list[str]:
+def _scan_at(folder: str, path: str, nodes: list[Node]) -> list[str]:
     """Read what lies directly below this path and is still to be read. Recursion would end where folders are deep."""
     if path.count("/") >= DEPTH_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise Unfit("it is more than %d folders deep, or a path in it is too long" % DEPTH_MAX)
@@ -198,7 +198,7 @@ def stage(checkpoint_dir: str, tree: Tree, folder: str) -> Stage:
     held = _link_files(checkpoint_dir, tree, folder)
     result = Stage(tree, folder if held else checkpoint_dir, folder if held else None)
     try:
-        if look(checkpoint_dir, tree.name) != tree:
+        if scan(checkpoint_dir, tree.name) != tree:
             raise Vanished(tree.name)
     except (Vanished, Unfit):
         result.release()

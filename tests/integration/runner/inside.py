@@ -28,7 +28,7 @@ def store_of(grant: RunnerGrant, hopeless: Any = lambda: False) -> RunnerStore:
 
 def upload_tree(rig: Rig, store: RunnerStore, folder: Path, name: str, chunk_bytes: int = 64) -> bytes:
     """The manifest of an entry that was uploaded, not yet published."""
-    seen = tree.look(str(folder), name)
+    seen = tree.scan(str(folder), name)
     stage = tree.stage(str(folder), seen, str(rig.folder / "stage" / str(store.numbers.take())))
     known = ChunkIndex(str(rig.folder / "known"), store.prefix)
     files = TreeUpload(stage, store, known, Progress(), chunk_bytes, lambda: False).run(2)

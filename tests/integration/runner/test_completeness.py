@@ -208,7 +208,7 @@ def test_an_entry_counts_only_when_it_is_certainly_complete(case: Case, tmp_path
     _write(tmp_path, case.name, case.content)
     for name, data in case.beside.items():
         (tmp_path / name).write_bytes(data)
-    seen = tree.look(str(tmp_path), case.name)
+    seen = tree.scan(str(tmp_path), case.name)
     pointed = frozenset().union(*(complete.pointed_names(data.decode()) for data in case.beside.values()))
     around = complete.CompletenessContext(
         pointed=pointed,
@@ -237,7 +237,7 @@ def test_the_step_is_read_from_content_or_name(
     name: str, content: bytes | dict[str, bytes], step: int | None, tmp_path: Path
 ) -> None:
     _write(tmp_path, name, content)
-    assert complete.step_of(str(tmp_path), tree.look(str(tmp_path), name)) == step
+    assert complete.step_of(str(tmp_path), tree.scan(str(tmp_path), name)) == step
 
 
 def test_a_whole_checkpoint_named_latest_is_no_pointer(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_whole_checkpoint_named_latest_is_no_pointer(tmp_path: Path) -> None:
 def test_a_stage_keeps_what_rotation_removes(tmp_path: Path) -> None:
     folder, home = tmp_path / "ckpt", tmp_path / "home"
     _write(folder, "step-1", {"w": b"weights", "sub/o": b"optimizer"})
-    seen = tree.look(str(folder), "step-1")
+    seen = tree.scan(str(folder), "step-1")
     stage = tree.stage(str(folder), seen, str(home / "stage"))
     for file in ("w", "sub/o"):
         (folder / "step-1" / file).unlink()
@@ -264,7 +264,7 @@ def test_a_stage_keeps_what_rotation_removes(tmp_path: Path) -> None:
 def test_a_file_written_over_in_place_is_noticed_through_its_stage(tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     _write(folder, "step-1", {"w": b"weights"})
-    seen = tree.look(str(folder), "step-1")
+    seen = tree.scan(str(folder), "step-1")
     stage = tree.stage(str(folder), seen, str(tmp_path / "stage"))
     with (folder / "step-1/w").open("r+b") as stream:
         stream.write(b"other, longer")

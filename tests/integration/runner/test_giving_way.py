@@ -88,7 +88,7 @@ def test_others_take_the_place_of_workers_that_gave_way_and_nothing_is_left_out_
     way = Priority.WHOLLY
     with gated() as (gate, leave), Rig(tmp_path) as rig:
         store = store_of(runner_grant(rig, upload=leave))
-        stage = tree.stage(str(made.parent), tree.look(str(made.parent), "step-1"), str(tmp_path / "stage"))
+        stage = tree.stage(str(made.parent), tree.scan(str(made.parent), "step-1"), str(tmp_path / "stage"))
         known = ChunkIndex(str(tmp_path / "known"), store.prefix)
         progress = Progress()
         upload = TreeUpload(stage, store, known, progress, CHUNK, lambda: False, lambda: way)

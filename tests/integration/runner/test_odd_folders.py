@@ -357,7 +357,7 @@ def test_the_estimate_of_a_manifest_is_never_below_its_length(tmp_path: Path) ->
         made.mkdir(parents=True)
         for number, name in enumerate(ODD_NAMES):
             (made / os.fsdecode(name)).write_bytes(os.urandom(200 * number))
-        seen = tree.look(str(made.parent), "c")
+        seen = tree.scan(str(made.parent), "c")
         data = upload_tree(rig, store_of(runner_grant(rig)), made.parent, "c", 64)
         chunks = len(json.loads(data)["chunks"])
         assert len(data) <= text_bytes(seen.nodes, chunks)
@@ -405,7 +405,7 @@ def test_a_tree_of_any_depth_is_removed(depth: int, name: str, tmp_path: Path) -
 def test_a_tree_that_no_manifest_can_hold_is_refused_in_words(depth: int, name: str, tmp_path: Path) -> None:
     deep_folder(tmp_path / "t", depth, name)
     with pytest.raises(tree.Unfit, match="deep"):
-        tree.look(str(tmp_path), "t")
+        tree.scan(str(tmp_path), "t")
     remove(str(tmp_path / "t"))
 
 
@@ -461,8 +461,8 @@ def test_an_unreadable_folder_costs_its_own_entry_and_is_named(
 
     monkeypatch.setattr(os, "listdir", listed)
     with pytest.raises(tree.Unfit, match=r"lost\+found can not be read: " + os.strerror(error)):
-        tree.look(str(tmp_path), "step-1")
-    assert [one.path for one in tree.look(str(tmp_path), "step-2").files] == ["step-2/w"]
+        tree.scan(str(tmp_path), "step-1")
+    assert [one.path for one in tree.scan(str(tmp_path), "step-2").files] == ["step-2/w"]
 
 
 @pytest.mark.parametrize("left", ["a file", "nothing"])

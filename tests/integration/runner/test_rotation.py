@@ -82,10 +82,10 @@ def test_only_what_lost_something_and_gained_nothing_is_being_removed(tmp_path: 
     (place / "sub").mkdir(parents=True)
     for part in PARTS:
         (place / part).write_text(part)
-    whole = tree.look(str(tmp_path), "step-1")
+    whole = tree.scan(str(tmp_path), "step-1")
 
     def is_remnant() -> bool:
-        return tree.is_remnant(tree.look(str(tmp_path), "step-1"), whole)
+        return tree.is_remnant(tree.scan(str(tmp_path), "step-1"), whole)
 
     assert not is_remnant()
     (place / "sub/c").unlink()

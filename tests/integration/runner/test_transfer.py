@@ -275,7 +275,7 @@ def test_an_upload_that_yields_keeps_what_it_sent(tmp_path: Path) -> None:
         folder = tmp_path / "ckpt"
         folder.mkdir()
         (folder / "w").write_bytes(os.urandom(6400))
-        seen = tree.look(str(folder), "w")
+        seen = tree.scan(str(folder), "w")
         known = ChunkIndex(str(tmp_path / "known"), store.prefix)
         asked = iter(range(1000))
         upload = TreeUpload(
@@ -312,7 +312,7 @@ def test_content_that_changes_while_it_is_read_makes_no_manifest(tmp_path: Path)
         folder = tmp_path / "ckpt"
         folder.mkdir()
         (folder / "w").write_bytes(b"a" * 640)
-        seen = tree.look(str(folder), "w")
+        seen = tree.scan(str(folder), "w")
 
         def rewrite() -> bool:
             (folder / "w").write_bytes(b"b" * 640)

@@ -17,7 +17,7 @@ class DiskFailed(Exception):
         self.error = error
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where a part of a chunk belongs: `length` bytes of it from `start` on, at `offset` of the file."""
 
     path: str
@@ -26,10 +26,10 @@ class Place(NamedTuple):
     length: int
 
 
-class Places:
+class ChunkWriter:
     """Where the bytes of one chunk go, block by block."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[Placement]) -> None:
         self._places = places
         # A chunk of one large file is written in many blocks; one of many small files in few.
         self._descriptor = os.open(places[0].path, os.O_WRONLY) if len(places) == 1 else -1
@@ -55,7 +55,7 @@ class Places:
             raise DiskFailed(error) from None
         self.written = end
 
-    def _put(self, place: Place, data: memoryview, offset: int) -> None:
+    def _put(self, place: Placement, data: memoryview, offset: int) -> None:
         descriptor = self._descriptor if self._descriptor >= 0 else os.open(place.path, os.O_WRONLY)
         try:
             done = 0
