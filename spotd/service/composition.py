@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
@@ -185,6 +185,8 @@ class App:
             with anyio.move_on_after(API_CLOSE_S):
                 await closed.wait()
             group.cancel_scope.cancel()
+        for controller in daemon.controllers:
+            self.log.info("controller.metrics", controller=controller.name, **asdict(controller.metrics))
         if lifecycle.begins_anew:
             self.log.info("daemon.begins_anew", reason="the computer's clock was set")
             return DaemonEnded.CLOCK_SET
