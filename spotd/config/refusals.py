@@ -54,8 +54,8 @@ def _problem(detail: ErrorDetails, path: Sequence[str], model: type[BaseModel]) 
         return Problem(key=key, message=message, hint=hint or _SEE)
     if detail["type"] in ("literal_error", "enum"):
         return Problem(key=key, message=f"must be one of {context['expected']}", hint=_SEE)
-    told = detail["msg"].replace("Input should", "must", 1)
-    message = _KINDS.get(detail["type"], told[:1].lower() + told[1:])
+    reason = detail["msg"].replace("Input should", "must", 1)
+    message = _KINDS.get(detail["type"], reason[:1].lower() + reason[1:])
     return Problem(key=key, message=message, hint=_hint_for(model, detail["loc"]))
 
 

@@ -75,18 +75,18 @@ def _wait_for_verdict(daemon: Daemon, job: DemoJob) -> None:
 
 def _watch(running: Session, view: View, count: int) -> None:
     """Print the progress until every job is final."""
-    told: Queue[dict[str, Any] | DaemonRefused] = Queue(maxsize=10_000)
-    threading.Thread(target=_listen, args=(running.daemon, told), name="events", daemon=True).start()
+    records: Queue[dict[str, Any] | DaemonRefused] = Queue(maxsize=10_000)
+    threading.Thread(target=_listen, args=(running.daemon, records), name="events", daemon=True).start()
     deadline = time.monotonic() + TIME_LIMIT_S
     while True:
         running.check_alive()
         page = running.daemon.jobs({})
         view.jobs(page["now"], sorted(page["jobs"], key=lambda j: str(j["submitted_at"])))
-        for event in _drain(told):
+        for event in _drain(records):
             view.event(event)
         if sum(j["state"] in FINAL for j in page["jobs"]) == count:
             time.sleep(0.3)
-            for event in _drain(told):
+            for event in _drain(records):
                 view.event(event)
             return
         if time.monotonic() > deadline:
@@ -94,20 +94,20 @@ def _watch(running: Session, view: View, count: int) -> None:
         time.sleep(0.2)
 
 
-def _listen(daemon: Daemon, told: Queue[dict[str, Any] | DaemonRefused]) -> None:
+def _listen(daemon: Daemon, records: Queue[dict[str, Any] | DaemonRefused]) -> None:
     try:
         for event in daemon.events({"follow": "1"}):
-            told.put(event)
+            records.put(event)
     except DaemonUnreachable:
         return  # the demo is over, or the watch finds the daemon gone
     except DaemonRefused as refused:
-        told.put(refused)
+        records.put(refused)
 
 
-def _drain(told: Queue[dict[str, Any] | DaemonRefused]) -> Iterator[dict[str, Any]]:
+def _drain(records: Queue[dict[str, Any] | DaemonRefused]) -> Iterator[dict[str, Any]]:
     while True:
         try:
-            found = told.get_nowait()
+            found = records.get_nowait()
         except Empty:
             return
         if isinstance(found, DaemonRefused):

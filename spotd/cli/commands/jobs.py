@@ -291,8 +291,8 @@ def why(*, ref: str, output: str) -> None:
     if shape["events"]:
         lines.append("  lately:")
         # A job and its attempt change for one reason at one instant: it is printed once.
-        told = dict.fromkeys((local_text(event["at"]), clean(event["message"])) for event in shape["events"])
-        lines += [f"    {at}  {message}" for at, message in told]
+        lines_once = dict.fromkeys((local_text(event["at"]), clean(event["message"])) for event in shape["events"])
+        lines += [f"    {at}  {message}" for at, message in lines_once]
     stdout.write("".join(f"{line}\n" for line in lines))
 
 
