@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -14,7 +15,7 @@ from spotd.core.charges import Meter
 from spotd.core.ids import JobId
 from spotd.core.plan import Event, Plan
 from spotd.core.states import AttemptState, JobState
-from spotd.store import AmbiguousJob, JobView, Reads, Store
+from spotd.store import AmbiguousJob, JobView, Reads, Store, Tx
 from spotd.store.queries import AMBIGUOUS_MAX
 from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
@@ -268,6 +269,6 @@ def test_ended_jobs_are_listed_without_those_that_go_on_newest_first(store: Stor
     minute = timedelta(minutes=1)
     for number, state in enumerate([JobState.SUCCEEDED, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED]):
         made = v.job(f"j{number}", state, name=f"n{number}", submitted_at=v.NOW + number * minute, ended_at=v.NOW)
-        store.tx(lambda tx, made=made: tx.commit(v.plan(made)))
+        store.tx(partial(Tx.commit, plan=v.plan(made)))
     assert [view.id for view in store.read(lambda r: r.ended_jobs(limit=2))] == ["j3", "j2"]
     assert [view.id for view in store.read(lambda r: r.ended_jobs(limit=9))] == ["j3", "j2", "j0"]
