@@ -13,7 +13,7 @@ boards no longer show the offer. Offers without a host are pools (a type in a zo
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -270,7 +270,7 @@ class CandidateCatalogue:
             made = offers.quotes[index] = quote(offer, offers.shape.needs, fee, self._now)
         return made
 
-    def ranked(self, offers: RequirementKeys, passed_over: Counter[str] | None = None) -> Iterator[Quote]:
+    def ranked(self, offers: RequirementKeys, passed_over: defaultdict[str, int] | None = None) -> Iterator[Quote]:
         """Every quote of the shape that is neither cooling nor taken, best first; counts the others if asked to."""
         index = offers.walked
         while (offer := offers.at(index)) is not None:
