@@ -116,6 +116,12 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         prove(builder, attempt, at)
 
 
+def last_lived(seen_at: datetime, report: HostStatus | None) -> datetime:
+    """When a machine that no list shows lived last: what it wrote may be read only hours after it was written."""
+    told = None if report is None else report.alive_at
+    return told if told is not None and seen_at - told > GAP else seen_at
+
+
 def book_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> None:
     """Book a machine that no list ever showed, from its intent to this last sign of it."""
     item = builder.attempt(attempt)

@@ -29,6 +29,7 @@ from spotd.core.billing import (
     bill_until_ended,
     book_unseen,
     is_starting,
+    last_lived,
     look_for_start,
     note_ceiling,
     note_listed,
@@ -608,7 +609,7 @@ def end_unlaunched(case: _Case) -> None:
     """End the attempt: its launch never took effect, or its machine is gone although its host gave a sign of life."""
     heard_at = case.item.heartbeat_seen_at
     if heard_at is not None:
-        book_unseen(case.builder, case.attempt_id, heard_at)
+        book_unseen(case.builder, case.attempt_id, last_lived(heard_at, case.report))
     case.builder.machine_gone(case.attempt_id)
     if heard_at is not None:
         case.end(EndReason.HOST_LOST, "its host was heard, and the provider lists no machine")

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from spotd.core import requests
+from spotd.core.applied import applied, combine
 from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import AttemptId, JobId
@@ -121,6 +123,15 @@ def recover(
             continue
         _recover_job(builder, job, fresh, survey.checkpoints)
     return builder.plan()
+
+
+def retry(world: World, job: Job, survey: Survey | None, now: datetime) -> Plan:
+    """Queue a final job again, with what the store knows of it beyond this state."""
+    plan = requests.retry(world, job, now)
+    if survey is None:
+        return plan
+    queued = applied(replace(world, jobs={**world.jobs, job.id: job}), plan)
+    return combine(plan, recover(queued, [survey], now))
 
 
 def _settle_unsent(builder: PlanBuilder, identity: AttemptId, *, was_prepared: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from typing import Final
@@ -11,7 +12,9 @@ from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.core.recovery import LaunchRecord, Survey, Unknown, attempt_of, record_of, recover, unsent
+from spotd.core.states import JobState
 from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Commits
@@ -155,6 +158,16 @@ def survey_all(objects: ObjectStore, world: World, now: datetime, saved: Saved =
             checkpoints = _checkpoints(objects, world, job, unknown, now, saved)
             found.append(Survey(job=job.id, unknown=unknown, checkpoints=checkpoints))
     return found
+
+
+def survey_one(objects: ObjectStore, policy: Policy, job: Job, now: datetime, saved: Saved = _saved) -> Survey | None:
+    """What the store knows of a job that is over, and whose owner wants more of it; nothing without news.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    world = World(policy=policy, jobs={job.id: replace(job, state=JobState.QUEUED)}, attempts={}, intents={})
+    return next(iter(survey_all(objects, world, now, saved)), None)
 
 
 def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core import forget, outcomes, requests, timeline
+from spotd.core import forget, outcomes, recovery, requests, timeline
 from spotd.core.applied import applied, combine
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Charge
@@ -31,6 +31,7 @@ from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.outcomes import LaunchFailure
 from spotd.core.plan import Plan
 from spotd.core.reconcile import reconcile
+from spotd.core.recovery import Survey
 from spotd.core.retention import offered
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.timeline import Anchor, dated, wants_new_date
@@ -43,7 +44,7 @@ from spotd_providers.contract.values import AttemptKey, Instance, Listing, Offer
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud, owner_of
 from tests.sim.machines import AccountDead, CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
-from tests.sim.records import Records, surveyed
+from tests.sim.records import Records, surveyed, surveyed_one
 
 EPOCH = datetime(2026, 1, 5, 12, tzinfo=UTC)
 CALL_TIMEOUT = timedelta(seconds=90)
@@ -439,7 +440,8 @@ class Daemon:
 
     def newest_known(self, item: Attempt) -> timedelta:
         """Only what an attempt published after its newest accepted checkpoint is news."""
-        for one in self.world.jobs[item.id.job].checkpoints:
+        owner = self.world.jobs.get(item.id.job) or self.done[item.id.job]
+        for one in owner.checkpoints:
             if one.attempt == item.id.number:
                 return _work_in(one)
         return timedelta(-1)
@@ -749,10 +751,17 @@ class Daemon:
     def retry(self, job: JobId) -> None:
         held = self.done.get(job) or self.world.jobs[job]
         if held.state.is_final and held.state is not JobState.SUCCEEDED:
+            try:
+                survey = None if self.records is None else self.asked_about(self.records, held)
+            except StoreUnavailable:
+                return  # its user is told so
             self.told.cancels.pop(job, None)
             self.told.retries[job].append(self.true)
-            self.commit(requests.retry(self.world, held, self.now))
+            self.commit(recovery.retry(self.world, held, survey, self.now))
             self.notify()
+
+    def asked_about(self, records: Records, job: Job) -> Survey | None:
+        return surveyed_one(self, records, job)
 
     def forget(self, found: AttemptId | Intent) -> None:
         """Its owner gives a machine up, if that is not refused."""

@@ -35,6 +35,9 @@ class UsesNumbersAgain(Daemon):
     def asked_store(self, records: Records) -> Plan:
         return recover(self.world, (), self.now, dict.fromkeys(unsent(self.world), False))
 
+    def asked_about(self, records: Records, job: Job) -> None:
+        pass
+
     def use_number(self, item: Attempt) -> None:
         pass
 

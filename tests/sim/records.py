@@ -10,7 +10,7 @@ from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
-from spotd.core.recovery import recover
+from spotd.core.recovery import Survey, recover
 from spotd.daemon import recovery_survey
 from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectMissing, ObjectStore, StoreUnavailable
 
@@ -59,16 +59,25 @@ class Records:
 
 
 def surveyed(daemon: Daemon, records: Records) -> Plan:
-    """What the shipped survey makes of the records; the hosts' part of the store is the machines' own.
+    """What the shipped survey makes of the records.
 
     Raises:
         StoreUnavailable: the store does not answer.
     """
+    found = recovery_survey.survey_all(records.store, daemon.world, daemon.now, _saved(daemon))
+    unsent = recovery_survey.unsent_launches(records.store, daemon.world)
+    return recover(daemon.world, found, daemon.now, unsent)
+
+
+def surveyed_one(daemon: Daemon, records: Records, job: Job) -> Survey | None:
+    return recovery_survey.survey_one(records.store, daemon.world.policy, job, daemon.now, _saved(daemon))
+
+
+def _saved(daemon: Daemon) -> recovery_survey.Saved:
+    """The hosts' part of the store is the machines' own."""
 
     def saved(_objects: ObjectStore, attempt: Attempt, job: Job, _now: datetime) -> Sequence[Checkpoint]:
         known = {c.manifest_key for c in job.checkpoints}
         return [c for c in daemon.report(attempt).checkpoints if c.manifest_key not in known]
 
-    found = recovery_survey.survey_all(records.store, daemon.world, daemon.now, saved)
-    unsent = recovery_survey.unsent_launches(records.store, daemon.world)
-    return recover(daemon.world, found, daemon.now, unsent)
+    return saved

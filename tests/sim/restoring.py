@@ -33,7 +33,7 @@ def backup_of(daemon: Daemon) -> Backup:
         at=daemon.true,
         world=daemon.world,
         done=dict(daemon.done),
-        attempts=dict(daemon.attempts_ever),
+        attempts={i: item for i, item in daemon.attempts_ever.items() if i not in told.forgotten},
         charges=len(told.charges),
         cancels=dict(told.cancels),
         anchor=daemon.anchor,

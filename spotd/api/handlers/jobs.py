@@ -22,7 +22,7 @@ from spotd.api.handlers.render import (
 from spotd.api.requests import JobQuery
 from spotd.api.schemas.jobs import JobDetailResponse, JobPageResponse, JobResponse
 from spotd.api.schemas.plans import WhyResponse
-from spotd.core import requests
+from spotd.core import recovery, requests
 from spotd.core.attempts import Attempt
 from spotd.core.candidates import ceiling_for
 from spotd.core.ids import JobId
@@ -33,6 +33,7 @@ from spotd.core.states import JobState
 from spotd.core.world import UnreadableRow, World
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.grants.secrets import SecretsMissing
+from spotd.daemon.recovery_survey import survey_one
 from spotd.store import JobView, Reads
 
 EVENTS_WITH_WHY: Final = 10
@@ -207,6 +208,7 @@ class JobHandlers:
 
         Raises:
             StateConflict: it is not final, or succeeded and `anyway` is not set, or its secrets are gone.
+            ApiUnavailable: the checkpoint store does not answer.
             OverBudget: what is left of its budget buys nothing of use.
         """
         job_id = await self._context.find(ref)
@@ -217,12 +219,17 @@ class JobHandlers:
             hint = f"spotctl retry --anyway {job_id} runs it again all the same, from its newest checkpoint"
             raise StateConflict(f"{job.name} succeeded", hint=hint)
         self._require_secrets(job)
+        context = self._context
+        # The state may be older than the store, which is asked at a start only about jobs that were not over.
+        survey = await context.stored(
+            lambda: survey_one(context.objects, context.policy.current, job, context.clock.now())
+        )
 
         def decide(_reads: Reads, world: World, now: datetime) -> Plan:
             require_free_name([(j.id, j.state) for j in world.jobs.values() if j.name == job.name], job.name)
             newest = world.jobs.get(job_id, job)
             self._refuse_used_up(world, newest, now)
-            return requests.retry(replace(world, jobs={**world.jobs, job_id: newest}), newest, now)
+            return recovery.retry(replace(world, jobs={**world.jobs, job_id: newest}), newest, survey, now)
 
         await self._context.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
         self._context.log.info("job.retried", job=job_id)

@@ -109,6 +109,20 @@ def test_a_machine_that_speaks_was_launched_whatever_the_lists_lack() -> None:
     assert plan.jobs[FIRST.job].spent > 0
 
 
+def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_lived() -> None:
+    world = lost_launch(timedelta(hours=10))
+    died = NOW - timedelta(hours=9)
+    for minute in range(0, 9, 2):
+        at = NOW + minute * MINUTE
+        left = {i: replace(r, looked_at=at, seq=240, phase="run", alive_at=died) for i, r in report().items()}
+        plan = reconcile(world, listing(at=at), left, at)
+        world = applied(world, plan)
+        if plan.jobs and plan.jobs[FIRST.job].spent:
+            break
+    assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
+    assert plan.jobs[FIRST.job].spent == -(-400_000 * 61 // 60), "to a minute after its last sign of life"
+
+
 def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_stays_away() -> None:
     world = lost_launch()
     early = NOW + WINDOW + PATIENCE - timedelta(seconds=1)

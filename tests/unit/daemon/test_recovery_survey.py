@@ -178,6 +178,41 @@ async def test_nothing_is_bought_before_the_store_was_asked(tmp_path: Path, monk
         await rig.until(lambda: bool(rig.shop.requests))
 
 
+async def test_a_retry_takes_in_what_a_restored_state_in_which_the_job_was_over_does_not_know(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rig = world.rig()
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        await save(rig, name, 1, "u001")
+        await rig.handlers().jobs.cancel(name)
+        rig.host(name, 1).exit("stopped")
+        await rig.until_state(name, JobState.CANCELLED)
+    world.make_backup(rig)
+    rig = world.rig()
+    async with rig.running():
+        await rig.handlers().jobs.retry(name)
+        await rig.until_running(name, 2)
+        await save(rig, name, 2, "u002")
+        outbid(world.shop, 2)
+        await rig.until_running(name, 3)
+        await save(rig, name, 3, "u003")
+        outbid(world.shop, 3)
+        await rig.until(lambda: not world.shop.alive() or len(world.shop.requests) == 4)
+    rig = world.restore(rig)
+    for machine in world.shop.not_gone():
+        await world.shop.terminate(machine.ref)
+    await surveyor(rig).run()
+    async with rig.running():
+        await rig.handlers().jobs.retry(name)
+        assert rig.job(name).attempts_made >= 3
+        assert [c.name for c in rig.job(name).checkpoints] == ["u003", "u002", "u001"]
+        used = [r.key for r in world.shop.requests]
+        await rig.until(lambda: len(world.shop.requests) > len(used))
+    keys = [r.key for r in world.shop.requests]
+    assert len(set(keys)) == len(keys)
+
+
 async def test_checkpoints_are_found_though_many_launches_in_a_row_were_refused_after_them(tmp_path: Path) -> None:
     world = World(tmp_path)
     rig, name = await two_more_attempts(world)
