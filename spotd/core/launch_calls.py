@@ -51,6 +51,7 @@ def record_instance(
             outcome_unknown=False,
             launched_at=launched_at,
             machine=MachineState.LIVE,
+            heard_by=_late_start(builder, item, launched_at),
             state=AttemptState.STARTING if starts else item.state,
             meter=first_meter(item, instance.state, billed_since, builder),
         )
@@ -64,6 +65,17 @@ def record_instance(
         builder.move_job(item.id.job, JobState.STARTING, f"the machine starts at {item.provider}")
     if not item.state.counts:
         builder.owe_termination(instance.ref, instance.key, item.id, why="its attempt ended before it was launched")
+
+
+def _late_start(builder: PlanBuilder, item: Attempt, launched_at: datetime) -> datetime | None:
+    """When a machine that is found long after its launch is given up if it does not speak; `None` if that is as usual.
+
+    Its provider was away, so it may have been paused until a moment ago: its time to start begins when it is found.
+    """
+    rules = builder.policy.providers.get(item.provider)
+    if rules is None or builder.now - launched_at <= rules.reconcile_window:
+        return item.heard_by
+    return builder.now + rules.provision_timeout
 
 
 def finish_launch(builder: PlanBuilder, item: Attempt, instance: Instance) -> None:
