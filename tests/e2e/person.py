@@ -103,8 +103,13 @@ class Person:
 
     def sees_the_end(self, ref: str, state: str) -> None:
         """The job ended so, and the market has no machine of anybody any more."""
-        self.sees(lambda: self.lab.state(ref) in FINAL, what=f"{ref} to be final")
-        assert self.lab.state(ref) == state, self.lab.events(ref)
+
+        def final() -> str | None:
+            found = self.lab.state(ref)
+            return found if found in FINAL else None
+
+        found = self.sees(final, what=f"{ref} to be final")
+        assert found == state, f"{ref} ended as {found}"
         self.sees(lambda: not self.lab.open_machines(), what="every machine to be gone")
 
 

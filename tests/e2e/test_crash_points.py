@@ -88,8 +88,8 @@ def watched(scene: Scene) -> str:
 
 
 def cancelled(scene: Scene) -> str:
-    """A running job is cancelled."""
-    job = scene.person.submit(scene.name, scene.once("sleep 60"))
+    """A running job is cancelled, and takes a moment to save: a look at its host falls into that."""
+    job = scene.person.submit(scene.name, scene.once("trap 'sleep 1; exit 143' TERM; sleep 60 & wait"))
     scene.person.sees_state(job, "RUNNING")
     scene.arm()
     stopped = frozenset({"CANCELLING", "CANCELLED"})

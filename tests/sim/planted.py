@@ -199,14 +199,11 @@ def everything_is_ours() -> AbstractContextManager[None]:
 
 
 def paused_is_gone() -> AbstractContextManager[None]:
-    observe = reconcile._observe
+    def wrong(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
+        reconcile.record_paused(builder, item, mine)
+        builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.HALTED))
 
-    def wrong(draft: PlanBuilder, attempt: AttemptId, mine: Instance) -> None:
-        observe(draft, attempt, mine)
-        if mine.state is InstanceState.PAUSED:
-            draft.put_attempt(replace(draft.attempt(attempt), machine=MachineState.HALTED))
-
-    return patched((reconcile, "_observe", wrong))
+    return patched((reconcile, "RECORDS", {**reconcile.RECORDS, InstanceState.PAUSED: wrong}))
 
 
 def nothing_is_promised() -> AbstractContextManager[None]:
