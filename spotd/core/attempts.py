@@ -62,7 +62,7 @@ class Attempt:
         looked_at: the last full read of what this attempt wrote.
         listed_at: the newest listing that showed the machine, while that matters: it starts, or costs too much.
         over_ceiling_at: the first of the consecutive listings whose price is above the ceiling.
-        heard_by: when a machine that never spoke is given up, where that is later than usual; see `starting`.
+        start_deadline: when a machine that never spoke is given up, where that is later than usual; see `starting`.
         uploaded_bytes, restored_bytes: traffic of this attempt that the daemon measured.
         traffic_since, traffic_spent: when it uploaded last, and what then was left of the debt of its uploads.
         bill_tries: how often the provider's own bill was asked for after the end; -1 once it was compared.
@@ -97,7 +97,7 @@ class Attempt:
     exit_code: int | None = None
     listed_at: datetime | None = None
     over_ceiling_at: datetime | None = None
-    heard_by: datetime | None = None
+    start_deadline: datetime | None = None
     uploaded_bytes: int = 0
     restored_bytes: int = 0
     traffic_since: datetime | None = None

@@ -51,7 +51,7 @@ def record_instance(
             outcome_unknown=False,
             launched_at=launched_at,
             machine=MachineState.LIVE,
-            heard_by=_late_start(builder, item, launched_at),
+            start_deadline=_late_start(builder, item, launched_at),
             state=AttemptState.STARTING if starts else item.state,
             meter=first_meter(item, instance.state, billed_since, builder),
         )
@@ -74,7 +74,7 @@ def _late_start(builder: PlanBuilder, item: Attempt, launched_at: datetime) -> d
     """
     rules = builder.policy.providers.get(item.provider)
     if rules is None or builder.now - launched_at <= rules.reconcile_window:
-        return item.heard_by
+        return item.start_deadline
     return builder.now + rules.provision_timeout
 
 

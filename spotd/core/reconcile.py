@@ -50,7 +50,7 @@ from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
 from spotd.core.quarantine import contain, guarded, in_words, quarantine
-from spotd.core.starting import heard_by
+from spotd.core.starting import start_deadline
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
@@ -695,7 +695,7 @@ def _watch_clocks(
             )
         _look_when_late(builder, item, seen_at)
     elif rules is not None:
-        late_at = heard_by(builder, item, rules, witnesses, item.launched_at)
+        late_at = start_deadline(builder, item, rules, witnesses, item.launched_at)
         if builder.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)
         else:

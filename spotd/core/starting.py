@@ -23,20 +23,20 @@ GRACE: Final = 2
 """After the outage a host is heard within so many times the silence that is borne of a host that runs."""
 
 
-def heard_by(
+def start_deadline(
     builder: PlanBuilder, item: Attempt, rules: ProviderPolicy, witnesses: LossEvidence, launched_at: datetime
 ) -> datetime:
     """When the machine is given up if it has not spoken since its launch; written down while that moves."""
     usual = launched_at + rules.provision_timeout
     limit = launched_at + PARTS_MAX * rules.provision_timeout
-    known = usual if item.heard_by is None else max(usual, min(item.heard_by, limit))
+    known = usual if item.start_deadline is None else max(usual, min(item.start_deadline, limit))
     grace = GRACE * builder.policy.silence_max
     if not witnesses.hosts_cannot_write or known - builder.now > grace / 2:
         return known
     until = min(limit, builder.now + grace)
     if until <= known:
         return known
-    if item.heard_by is None:
+    if item.start_deadline is None:
         builder.event("attempt.unheard", "nothing that it writes can arrive: it is given more time", attempt=item.id)
-    builder.put_attempt(replace(item, heard_by=until))
+    builder.put_attempt(replace(item, start_deadline=until))
     return until

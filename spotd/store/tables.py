@@ -158,7 +158,7 @@ class AttemptRow(Base, table=True):
     meter_traffic: int = _zero()
     listed_at: int | None = _big(nullable=True)
     over_ceiling_at: int | None = _big(nullable=True)
-    heard_by: int | None = _big(nullable=True)
+    start_deadline: int | None = _big(nullable=True)
     uploaded_bytes: int = _zero()
     restored_bytes: int = _zero()
     traffic_since: int | None = _big(nullable=True)

@@ -297,7 +297,7 @@ def test_a_machine_that_starts_while_hosts_cannot_write_is_given_up_only_once_it
     assert watch.alive == {1, 2, 3, 4}
     told = [e for plan in watch.plans for e in plan.events if e.kind == "attempt.unheard"]
     assert len(told) == 1
-    moved = {plan.attempts[number(4)].heard_by for plan in watch.plans if number(4) in plan.attempts}
+    moved = {plan.attempts[number(4)].start_deadline for plan in watch.plans if number(4) in plan.attempts}
     assert len(moved) < 60, "not at each look"
     watch.silent, watch.store_takes_no_writes = {}, False
     watch.run(timedelta(seconds=40), *rows)

@@ -138,7 +138,7 @@ def _attempts() -> None:
         *_zeros("meter_traffic"),
         _big("listed_at", nullable=True),
         _big("over_ceiling_at", nullable=True),
-        _big("heard_by", nullable=True),
+        _big("start_deadline", nullable=True),
         *_zeros("uploaded_bytes", "restored_bytes"),
         _big("traffic_since", nullable=True),
         *_zeros("traffic_spent", "bill_tries"),
