@@ -99,7 +99,7 @@ def written(objects: S3Store, ids: list[AttemptId]) -> None:
 def beaten(objects: S3Store, ids: list[AttemptId]) -> None:
     """Every host has beaten once more, and has no news."""
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda i: objects.put(object_keys.beat_key(i), b"+" * 100), ids))
+        list(pool.map(lambda i: objects.put(object_keys.liveness_key(i), b"+" * 100), ids))
 
 
 async def watched(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[AttemptId, HostStatus]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotd.core.ids import AttemptId, JobId
-from spotd_jobs.wire.fields import BEATS_PREFIX, attempt_prefix, beat_name
+from spotd_jobs.wire.fields import LIVENESS_PREFIX, attempt_prefix, liveness_marker_name
 
 
 def runner_key(sha256: str) -> str:
@@ -39,8 +39,8 @@ def heartbeat_key(attempt: AttemptId) -> str:
     return prefix_of(attempt) + "heartbeat.json"
 
 
-def beat_key(attempt: AttemptId) -> str:
-    return BEATS_PREFIX + beat_name(attempt.job, attempt.number)
+def liveness_key(attempt: AttemptId) -> str:
+    return LIVENESS_PREFIX + liveness_marker_name(attempt.job, attempt.number)
 
 
 def events_prefix(attempt: AttemptId) -> str:

@@ -63,7 +63,8 @@ class UploadGrant:
         method: `folder` (a directory path), `post` (an S3 POST policy form) or `sigv4` (a prefix-limited temporary
             credential).
         fields: the method's own data. A secret in the sense that it permits writing below `prefix` until `expires`.
-        beat: the same for the one object that was asked for beside the prefix; its `prefix` is all before the name.
+        liveness_marker: the same for the one object that was asked for beside the prefix; its `prefix` is all
+            before the name.
     """
 
     method: str
@@ -71,7 +72,7 @@ class UploadGrant:
     expires: datetime
     size_max: int
     fields: Mapping[str, Any]
-    beat: Mapping[str, Any] | None = None
+    liveness_marker: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +156,14 @@ class ObjectStore(Protocol):
         """Return the first version of each object below the prefix; empty where the store keeps no versions."""
         ...
 
-    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
-        """Leave to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
+    def grant_upload(
+        self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
+    ) -> UploadGrant:
+        """Permit to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
 
         Args:
-            beat: the key of one more object, of a few bytes, that may be written; a store that cannot permit exactly
-                this much gives a grant without it.
+            marker_key: of one more object, of a few bytes, that may be written; a store that cannot permit exactly this
+                much gives a grant without it.
 
         Raises:
             GrantsRefused: the store would not enforce it.

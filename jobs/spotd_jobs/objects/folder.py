@@ -222,7 +222,9 @@ class FolderStore:
         """Return a `file://` URL; every reader of this file system can read it, at any time."""
         return self._path(key).as_uri()
 
-    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
+    def grant_upload(
+        self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
+    ) -> UploadGrant:
         """Make the folder below which the holder may write.
 
         Raises:
@@ -239,10 +241,10 @@ class FolderStore:
             expires=expires,
             size_max=size_max,
             fields={"directory": str(folder)},
-            beat=None if beat is None else self._beat(beat),
+            liveness_marker=None if marker_key is None else self._marker_fields(marker_key),
         )
 
-    def _beat(self, key: str) -> dict[str, str]:
+    def _marker_fields(self, key: str) -> dict[str, str]:
         folder = self._path(key).parent
         with self._translated("write"):
             self._make_folders(folder)

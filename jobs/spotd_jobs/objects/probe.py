@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROBES: Final = ".probe/"
 LIFE: Final = timedelta(minutes=5)
 SIZE_MAX: Final = 64
-CONTENT: Final = b"spotd looks whether this store keeps its word"
+CONTENT: Final = b"spotd checks what this store enforces"
 _ORDER: Final = ("a-b", "a.b", "a/x", "a0")
 
 
@@ -122,7 +122,7 @@ def refusal_of_forms(store: S3Store, place: str) -> Tried:
     if store.get(f"{inside}probe", bytes_max=SIZE_MAX) != CONTENT:
         return Tried(refusal="it stores something else than what was sent by a form")
     beside = {**good, "key_prefix": store.place.prefix + outside}
-    one = store.form_of(f"{place}beats/one", expires=now + LIFE, size_max=SIZE_MAX)
+    one = store.form_of(f"{place}markers/one", expires=now + LIFE, size_max=SIZE_MAX)
     signature = next((name for name in good["form"] if name.lower() == "x-amz-signature"), "x-amz-signature")
     forged = {**good["form"], signature: "0" * 64}
     forgeries: dict[str, Callable[[], bool]] = {

@@ -34,7 +34,7 @@ _OTHERS: Final = b"another attempt's"
 def refusal_of_credentials(store: S3Store, method: GrantMethod, place: str) -> Tried:
     """Return what speaks against credentials of this kind."""
     inside, outside = f"{place}inside/", f"{place}outside/"
-    one = f"{place}beats/one"
+    one = f"{place}markers/one"
     also = "" if method is GrantMethod.B2 else one
     try:
         fields, _ = store.credential(method, inside, expires=store.now() + LIFE, checksums=False, also=also)

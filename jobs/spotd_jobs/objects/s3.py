@@ -45,7 +45,7 @@ from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
 from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
 from spotd_jobs.objects.s3_grants import GrantMethod, S3Grants, folder_of
 from spotd_jobs.objects.s3_signing import Signer
-from spotd_jobs.wire.fields import BEAT_BYTES_MAX
+from spotd_jobs.wire.fields import MARKER_BYTES_MAX
 
 if TYPE_CHECKING:
     from spotd_jobs.objects.probe import Findings
@@ -325,8 +325,10 @@ class S3Store:
         with self._translated(key):
             return self._reader.url(full, seconds=seconds, version=version)
 
-    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
-        """Leave to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
+    def grant_upload(
+        self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
+    ) -> UploadGrant:
+        """Permit to write objects of at most `size_max` bytes below `prefix`, which ends in `/`, and nothing else.
 
         Raises:
             GrantsRefused: the store would not enforce it.
@@ -340,14 +342,20 @@ class S3Store:
         checksums = findings.checksums
         if findings.method is GrantMethod.FORM:
             fields = self.form(prefix, expires=expires, size_max=size_max, checksums=checksums)
-            one = None if beat is None else self.form_of(checked_key(beat), expires=expires, size_max=BEAT_BYTES_MAX)
-            return UploadGrant(
-                method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields, beat=one
+            one = (
+                None
+                if marker_key is None
+                else self.form_of(checked_key(marker_key), expires=expires, size_max=MARKER_BYTES_MAX)
             )
-        also = "" if beat is None or findings.method is GrantMethod.B2 else checked_key(beat)
+            return UploadGrant(
+                method="post", prefix=prefix, expires=expires, size_max=size_max, fields=fields, liveness_marker=one
+            )
+        also = "" if marker_key is None or findings.method is GrantMethod.B2 else checked_key(marker_key)
         fields, until = self.credential(findings.method, prefix, expires=expires, checksums=checksums, also=also)
         one = {**fields, "key_prefix": self.place.prefix + folder_of(also)} if also else None
-        return UploadGrant(method="sigv4", prefix=prefix, expires=until, size_max=size_max, fields=fields, beat=one)
+        return UploadGrant(
+            method="sigv4", prefix=prefix, expires=until, size_max=size_max, fields=fields, liveness_marker=one
+        )
 
     def advice(self) -> Sequence[Advice]:
         """Return what of the bucket's own settings costs money or checkpoints, as far as the key may read them."""

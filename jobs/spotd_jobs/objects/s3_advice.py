@@ -31,7 +31,9 @@ def advice(client: S3Client, place: S3Place) -> list[Advice]:
         raise
     except StoreError:
         unread = "this key may not read the bucket's lifecycle rules"
-        return [Advice(name="lifecycle", detail=unread, hint="allow s3:GetLifecycleConfiguration, or look yourself")]
+        return [
+            Advice(name="lifecycle", detail=unread, hint="allow s3:GetLifecycleConfiguration, or read them yourself")
+        ]
     found = [_of_parts(rules, place.prefix), *_of_ends(rules, place.prefix)]
     return [*found, _of_versions(rules, place.prefix)] if _keeps_versions(client, place) else found
 
@@ -92,7 +94,12 @@ def _of_ends(rules: list[Any], prefix: str) -> list[Advice]:
             when = f"after {days} days" if days is not None else "on a date"
             detail = f"a lifecycle rule deletes objects below {begin or 'everything'!r} {when}, needed or not"
             found.append(
-                Advice(name="expiry", detail=detail, ok=False, hint="remove it: spotd deletes what nobody needs itself")
+                Advice(
+                    name="expiry",
+                    detail=detail,
+                    ok=False,
+                    hint="remove it: spotd deletes what is not needed",
+                )
             )
     return found
 

@@ -29,7 +29,7 @@ class S3Place:
     Attributes:
         prefix: everything is below it; empty, or ending in `/`.
         signer_key, signer_secret: sign grants in place of the store's own; they need only to put below the prefix.
-        grants: by which method hosts get leave to write; `auto` is what the probe finds.
+        grants: by which method hosts get write permission; `auto` is what the probe finds.
         role_arn: the role that STS narrows for each host; without it the signer's user is narrowed.
         account: the id of an R2 account whose endpoint does not begin with it.
         grants_endpoint_url: where temporary credentials are made, if not at the store's own or its maker's address.

@@ -22,7 +22,7 @@ AUTO: Final = "auto"
 
 
 class GrantMethod(StrEnum):
-    """How hosts get leave to write. The values are those of `grants` in the config."""
+    """How hosts get write permission. The values are those of `grants` in the config."""
 
     FORM = "form"
     STS = "sts"
@@ -66,7 +66,7 @@ class S3Grants:
         self._signer = signer
         self._clock = clock
         self._translated = translated
-        self._purses: dict[GrantMethod, CredentialCache] = {}
+        self._caches: dict[GrantMethod, CredentialCache] = {}
 
     def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
         """Return a signed POST policy, as `UploadGrant.fields`."""
@@ -122,9 +122,9 @@ class S3Grants:
             self._credential_cache(method).revoke(self._place.prefix + prefix)
 
     def _credential_cache(self, method: GrantMethod) -> CredentialCache:
-        if method not in self._purses:
-            self._purses[method] = CredentialCache(self._minter(method), self._clock)
-        return self._purses[method]
+        if method not in self._caches:
+            self._caches[method] = CredentialCache(self._minter(method), self._clock)
+        return self._caches[method]
 
     def _minter(self, method: GrantMethod) -> Minter:
         match method:

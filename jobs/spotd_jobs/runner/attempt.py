@@ -88,9 +88,9 @@ class AttemptRun:
         self._chunk_bytes = int(grant.transfer.get("chunk_bytes") or 8 * 1024 * 1024)
         self._workdir = os.path.join(home, "work")
         self._output_dir = os.path.join(home, "outputs")
-        wished = grant.checkpoint.get("path")
+        path = grant.checkpoint.get("path")
         default = os.path.join(home, "checkpoints")
-        self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, wished)) if wished else default
+        self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, path)) if path else default
         self._mark = binascii.hexlify(os.urandom(12)).decode()
         self._uploader: CheckpointUploader | None = None
         self._restored: Restored | None = None
@@ -137,7 +137,7 @@ class AttemptRun:
         self._phase("restore")
         self._restored = self._await_work(restoring)
         self._report_restore()
-        self._start_saver(grant)
+        self._start_uploader(grant)
         resume = self._restored.path if self._restored is not None else ""
         self._phase("run")
         return self._run_group(
@@ -204,14 +204,14 @@ class AttemptRun:
             later = fallbacks[number + 1].name if number + 1 < len(fallbacks) else None
             following = later or (self._restored.name if self._restored is not None else None)
             self._store.events.add("checkpoint_fallback", name=fallback.name, reason=fallback.reason, next=following)
-            self._logs.say("checkpoint %s can not be used: %s" % (fallback.name, fallback.reason))
+            self._logs.add_line("checkpoint %s can not be used: %s" % (fallback.name, fallback.reason))
         if self._restored is not None:
             done = self._restored
             self._store.events.add(
                 "restored", name=done.name, step=done.step, bytes=done.bytes, seconds=done.seconds, key=done.key
             )
 
-    def _start_saver(self, grant: RunnerGrant) -> None:
+    def _start_uploader(self, grant: RunnerGrant) -> None:
         # A machine that lost its disk may be this attempt's second: then its own manifests are on offer.
         own = any(str(offer["manifest"]["key"]).startswith(grant.prefix) for offer in grant.raw.get("restore") or [])
         self._uploader = CheckpointUploader(
@@ -249,7 +249,7 @@ class AttemptRun:
         stop = self._shutdown_watch.poll()
         if self._shutdown_watch.wants_checkpoint and self._uploader is not None:
             self._shutdown_watch.wants_checkpoint = False
-            self._uploader.look_now()
+            self._uploader.scan_now()
             self._heartbeat.soon()
         return stop
 
@@ -350,7 +350,7 @@ class AttemptRun:
         if halt.outcome == "succeeded":
             lost = self._step("the outputs", self._store_outputs) or 0
         else:
-            self._step("the log", lambda: self._logs.say("ended: %s (%s)" % (halt.outcome, reason)))
+            self._step("the log", lambda: self._logs.add_line("ended: %s (%s)" % (halt.outcome, reason)))
         self._status.exit = {
             "outcome": halt.outcome,
             "phase": phase,
@@ -413,5 +413,5 @@ class AttemptRun:
             self._store.events.add("outputs", files=stored.files, bytes=stored.bytes, key=stored.key)
         if left_out.count:
             self._store.events.add("outputs_lost", files=left_out.count, reason=left_out.reason)
-            self._logs.say("%d outputs could not be stored: %s" % (left_out.count, left_out.reason))
+            self._logs.add_line("%d outputs could not be stored: %s" % (left_out.count, left_out.reason))
         return left_out.count

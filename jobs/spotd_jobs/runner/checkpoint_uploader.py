@@ -104,7 +104,7 @@ class CheckpointUploader:
         self._queue: list[_Taken] = []
         self._current: _Taken | None = None
         self._change = threading.Condition()
-        self._look_lock = threading.Lock()
+        self._scan_lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
         self._urgent = False
@@ -139,7 +139,7 @@ class CheckpointUploader:
         for thread in self._threads:
             thread.start()
 
-    def look_now(self) -> None:
+    def scan_now(self) -> None:
         """Scan again at once."""
         self._wake.set()
 
@@ -162,7 +162,7 @@ class CheckpointUploader:
         self.hurry()
         self._stopping = True
         self._wake.set()
-        self._look(_End(ended_cleanly, died_at))
+        self._scan(_End(ended_cleanly, died_at))
         with self._change:
             while self._queue or self._current is not None:
                 left_s = give_up_at - steady()
@@ -183,14 +183,14 @@ class CheckpointUploader:
                 return
             began = steady()
             try:
-                self._look(None)
+                self._scan(None)
             except Exception as error:  # noqa: BLE001 - a folder in an unusable state now may be well at the next scan
-                log_line("looking for checkpoints failed: " + reason_of(error))
+                log_line("the scan for checkpoints failed: " + reason_of(error))
             pause_s = max(self._poll_s, (steady() - began) * _SCAN_SHARE)
 
-    def _look(self, end: _End | None) -> None:
+    def _scan(self, end: _End | None) -> None:
         """Every entry that is complete now, and was not taken in this state, is in the queue."""
-        with self._look_lock:
+        with self._scan_lock:
             self._read_pointers()
             found = []
             for name in self._names():
@@ -199,7 +199,7 @@ class CheckpointUploader:
                     if candidate is not None:
                         found.append((self._age(candidate), candidate))
                 except Exception as error:  # noqa: BLE001 - whatever is wrong with one entry, the others are read
-                    self._refuse(name, "it can not be looked at: " + reason_of(error))
+                    self._refuse(name, "it can not be read: " + reason_of(error))
             for _, candidate in sorted(found, key=_first):
                 try:
                     self._take(candidate)

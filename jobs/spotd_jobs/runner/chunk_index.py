@@ -1,7 +1,7 @@
 """Which chunks the store has already, so that no byte is sent twice: not after an interruption, not for a new name.
 
-Only chunks of the own attempt count. The host of an earlier one may still have leave to write for a while, and what it
-can write over must not be part of a checkpoint of this one: its first checkpoint is sent whole.
+Only chunks of the own attempt count. The host of an earlier one may still have write permission for a while, and what
+it can write over must not be part of a checkpoint of this one: its first checkpoint is sent whole.
 
 The daemon deletes what old checkpoints of a running attempt leave behind, and it must never meet a runner that still
 counts on it. So what this attempt sent is counted on only while it is young: sent after the third newest manifest was

@@ -24,9 +24,9 @@ from spotd_jobs.wire.client.sinks import SinkError
 NAME = "heartbeat.json"
 _DISK_LOW_MB = 1000
 _SOON_S = 1.0
-BEAT_BYTES_MAX = 4096
+MARKER_BYTES_MAX = 4096
 _NO_NEWS = frozenset({"seq", "at", "up_s", "grant_issued_at", "gpus", "host"})
-_PROGRESS_BEATS = 4
+_PROGRESS_HEARTBEATS = 4
 """How far a transfer has come is news only so seldom."""
 
 
@@ -62,7 +62,7 @@ class HeartbeatWriter:
         self._last_report = ""
         # Where the last runner on this machine stopped counting is not known: that it began there is unlikely enough.
         self._news = int.from_bytes(os.urandom(2), "big")
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._keep_writing, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self._store.events.on_stored = self.soon
@@ -84,11 +84,11 @@ class HeartbeatWriter:
             document = self._document()
             self._store.put(NAME, json.dumps(document).encode())
             try:
-                self._put_beat(document)
+                self._put_liveness_marker(document)
             except Exception as error:  # noqa: BLE001 - the documents of a host that falls silent are read all the same
-                log_line("the last beat could not be stored: " + reason_of(error))
+                log_line("the last liveness marker could not be stored: " + reason_of(error))
 
-    def _beat(self) -> None:
+    def _keep_writing(self) -> None:
         while not self._closed:
             self._now.clear()
             began = steady()
@@ -98,7 +98,7 @@ class HeartbeatWriter:
                 try:
                     document = self._document()
                     self._store.put_once(NAME, json.dumps(document).encode())
-                    self._put_beat(document)
+                    self._put_liveness_marker(document)
                 except SinkError:
                     pass  # the next heartbeat holds more than this one would have
                 except Exception as error:  # noqa: BLE001 - a heartbeat that fails must not be the last
@@ -111,14 +111,14 @@ class HeartbeatWriter:
             if left_s > 0 and not self._closed:
                 time.sleep(left_s)
 
-    def _put_beat(self, document: dict[str, Any]) -> None:
+    def _put_liveness_marker(self, document: dict[str, Any]) -> None:
         """Comes after what it announces is stored: a reader that sees the new size finds the news."""
         stored = self._store.events.stored
-        report = json.dumps([stored, _news_of(document, _PROGRESS_BEATS * self._every_s())])
+        report = json.dumps([stored, _news_of(document, _PROGRESS_HEARTBEATS * self._every_s())])
         if report != self._last_report:
             self._last_report = report
             self._news += 1
-        self._store.put_beat(b"+" * (1 + self._news % BEAT_BYTES_MAX))
+        self._store.put_liveness_marker(b"+" * (1 + self._news % MARKER_BYTES_MAX))
 
     def _document(self) -> dict[str, Any]:
         status = self._status

@@ -46,7 +46,7 @@ class LogShipper:
         self._read_thread.start()
         self._send_thread.start()
 
-    def say(self, text: str) -> None:
+    def add_line(self, text: str) -> None:
         """Add a line of the runner's own among the job's."""
         self._take(("[spotd] " + text + "\n").encode("utf-8", "replace"))
 

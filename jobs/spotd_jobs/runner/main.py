@@ -2,7 +2,7 @@
 
 Providers start machines again at their own will, and start scripts twice. So: one runner at a time (a lock), none after
 the attempt has ended (a mark), and none without a current grant. A machine that has nothing to run ends itself.
-With `SPOTD_AHEAD` in its environment it runs nothing, and only fetches what the attempt will restore.
+With `SPOTD_PREFETCH` in its environment it runs nothing, and only fetches what the attempt will restore.
 
 Exit code 0: the attempt is over. 3: another runner is at work here. 1: the machine should be ended and could not be.
 """
@@ -46,16 +46,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.grant_url:
         parser.error("--grant-url (or %s) is needed" % GRANT_URL_VARIABLE)
     home = os.path.abspath(options.home)
-    is_ahead = bool(os.environ.get(prefetch.VARIABLE))
+    only_prefetch = bool(os.environ.get(prefetch.VARIABLE))
     try:
         os.makedirs(home, mode=0o700, exist_ok=True)
-        held = None if is_ahead else lock(os.path.join(home, "lock"))
+        held = None if only_prefetch else lock(os.path.join(home, "lock"))
     except OSError as error:
-        if is_ahead:
+        if only_prefetch:
             raise
         return _unusable(options.grant_url, home, error)
-    if is_ahead:
-        prefetch.fetch_ahead(options.grant_url, home)
+    if only_prefetch:
+        prefetch.prefetch_newest(options.grant_url, home)
         return 0
     if held is None:
         log_line("another runner is at work here")

@@ -103,7 +103,7 @@ class ImdsWatch:
     def _ask_on(self) -> None:
         while not self._closing.is_set():
             try:
-                if self._look():
+                if self._ask_both():
                     return
             except web.WebError:
                 pass  # it is not always there, and asking again is all that can be done
@@ -111,7 +111,7 @@ class ImdsWatch:
                 log_line("the metadata service gave an odd answer: " + reason_of(error))
             self._closing.wait(_IMDS_EVERY_S)
 
-    def _look(self) -> bool:
+    def _ask_both(self) -> bool:
         action = self._get("/latest/meta-data/spot/instance-action")
         if action is not None:
             at = _time_of(action)

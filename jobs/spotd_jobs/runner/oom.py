@@ -43,7 +43,7 @@ class OomWatch:
         if not ended.killed_hard:
             return False
         if self._log is not None:
-            return _tells_of_a_kill(self._log)
+            return _shows_a_kill(self._log)
         now = _first_count([self._machine])
         return False if now is not None and now == self._in_machine else None
 
@@ -91,7 +91,7 @@ def _open_at_end(log: str) -> int | None:
         return None
 
 
-def _tells_of_a_kill(descriptor: int) -> bool:
+def _shows_a_kill(descriptor: int) -> bool:
     for _ in range(_RECORDS_MAX):
         try:
             record = os.read(descriptor, _RECORD_BYTES)

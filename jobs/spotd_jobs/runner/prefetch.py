@@ -1,6 +1,6 @@
 """The newest checkpoint, fetched while the image that will restore it is still on its way.
 
-Where a machine pulls the job's image itself, it starts the runner once more beside that (`SPOTD_AHEAD`): each chunk,
+Where a machine pulls the job's image itself, it starts the runner once more beside that (`SPOTD_PREFETCH`): each chunk,
 verified, goes to a file that bears its hash. The restore takes what it finds, verifies it again and fetches the rest.
 This reports nothing, locks nothing and ends nothing; whatever goes wrong here only leaves more to the restore.
 """
@@ -19,10 +19,10 @@ from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.console import log_line, reason_of
 from spotd_jobs.wire.client.files import lock, remove, write_whole
 
-VARIABLE = "SPOTD_AHEAD"
-_FOLDER = "ahead"
-_OVER = "ahead-over"
-_LOCK = "ahead-lock"
+VARIABLE = "SPOTD_PREFETCH"
+_FOLDER = "prefetch"
+_OVER = "prefetch-over"
+_LOCK = "prefetch-lock"
 _CHUNK_BYTES_MAX = 256 * 1024 * 1024
 _CONNECTIONS = 4
 _TRIES = 3
@@ -40,7 +40,7 @@ class Prefetch:
         try:
             write_whole(os.path.join(self._home, _OVER), b"")
         except OSError as error:
-            log_line("what is fetched ahead can not be stopped: " + reason_of(error))
+            log_line("the prefetch can not be stopped: " + reason_of(error))
 
     def take(self, sha256: str, size: int, block: memoryview, write: Callable[[memoryview], None]) -> bool:
         """Whether this chunk, and nothing else, went through `block` to `write`. It can be taken once."""
@@ -76,7 +76,7 @@ class Prefetch:
         remove(os.path.join(self._home, _FOLDER))
 
 
-def fetch_ahead(grant_url: str, home: str) -> None:
+def prefetch_newest(grant_url: str, home: str) -> None:
     """Fetch what can be had of the newest checkpoint for the restore, unless that has begun meanwhile."""
     held = lock(os.path.join(home, _LOCK))
     if held is None or _is_over(home):
@@ -84,7 +84,7 @@ def fetch_ahead(grant_url: str, home: str) -> None:
     try:
         grant = first_grant(grant_url, lambda seconds: _wait(home, seconds))
     except NotCurrent as why:
-        log_line("nothing is fetched ahead: %s" % why)
+        log_line("nothing is prefetched: %s" % why)
         return
     offers = grant.raw.get("restore") or []
     if not offers:
@@ -118,7 +118,7 @@ class Fetching:
         try:
             data = web.read(self._offer["manifest"]["url"], manifest.BYTES_MAX)
         except web.WebError as error:
-            log_line("nothing is fetched ahead: its manifest: %s" % error)
+            log_line("nothing is prefetched: its manifest: %s" % error)
             return
         if hashlib.sha256(data).hexdigest() != self._offer["manifest"]["sha256"]:
             return  # the restore reports it
@@ -152,7 +152,7 @@ class Fetching:
                     write_whole(path, data)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._failed = True
-            log_line("no more is fetched ahead: " + reason_of(error))
+            log_line("no more is prefetched: " + reason_of(error))
         finally:
             web.drop_connections()
 
@@ -162,7 +162,7 @@ class Fetching:
             try:
                 count = web.read_into(str(url), place)
             except web.WebError as error:
-                log_line("fetching ahead: %s" % error)
+                log_line("prefetch: %s" % error)
                 if _wait(self._home, 1.0):
                     return False
                 continue

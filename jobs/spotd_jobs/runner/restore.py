@@ -86,7 +86,7 @@ class RestoreRun:
     Args:
         stopped: asked between chunks; `pause` sleeps and returns the same.
         permitted: whether the grant should still be good. While it is not, a refusal proves nothing about a checkpoint.
-        ahead: what was fetched before this began.
+        prefetch: what was fetched before this began.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class RestoreRun:
                 url = chunk_url(offer, key)
                 if url is not None:
                     return url
-        raise BadCheckpoint("the grant has no leave to read one of its chunks")
+        raise BadCheckpoint("the grant does not permit to read one of its chunks")
 
     def _fetch(self, what: str, get: Callable[[_Hash], _Got], sha256: str) -> _Got:
         """Return what `get` got when all it hashed has this hash.

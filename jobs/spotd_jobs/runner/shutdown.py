@@ -112,8 +112,8 @@ class ShutdownWatch:
     def poll(self) -> Stop | None:
         """Return the reason to stop, if there is one by now."""
         if self.stop is None:
-            self._pass_on_wishes()
-            self.stop = self._look()
+            self._pass_on_requests()
+            self.stop = self._find_stop()
             if self.stop is not None:
                 self._announce(self.stop)
         return self.stop
@@ -147,7 +147,7 @@ class ShutdownWatch:
             self._latest_kills[at] = steady() + left_s - reserve_s if left_s > 0 else float("inf")
         return self._latest_kills[at]
 
-    def _look(self) -> Stop | None:
+    def _find_stop(self) -> Stop | None:
         notice = self._notice()
         if notice is not None:
             self._status.notice = notice_row(notice.source, notice.reason, notice.at_text)
@@ -173,11 +173,11 @@ class ShutdownWatch:
             found = notices.Notice("signal", "the machine is shutting down (SIGTERM)", None)
         return found
 
-    def _pass_on_wishes(self) -> None:
+    def _pass_on_requests(self) -> None:
         order = self._keeper.grant.checkpoint_order
         if order > self._orders_seen:
             self._orders_seen = self._status.order_checkpoint = order
-            self._job_file.tell("checkpoint", "a checkpoint is wished for", None)
+            self._job_file.tell("checkpoint", "a checkpoint is requested", None)
             self._store.events.add("checkpoint_order", seq=order)
             self.wants_checkpoint = True
         if self._imds_rebalance is not None:

@@ -18,7 +18,7 @@ from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, sink_of
 
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 15.0
-_FAILURES_TOLD = 3
+_FAILURES_REPORTED = 3
 _EVENTS_KEPT_MAX = 1000
 SEQ_PER_BOOT = 1_000_000
 
@@ -61,8 +61,8 @@ class RunnerStore:
         self._closing = threading.Event()
         self.numbers = Numbers(boot)
         self.failing: str | None = None
-        self._is_told = False
-        self._beat_refused: dict[str, Any] | None = None
+        self._is_reported = False
+        self._marker_refused: dict[str, Any] | None = None
         self.events = Events(self)
 
     @property
@@ -124,22 +124,22 @@ class RunnerStore:
                 self._closing.wait(min(pause_s * longer, _PAUSE_MAX_S) * spread)
                 pause_s = min(pause_s * 2, _PAUSE_MAX_S)
             else:
-                self.failing, self._is_told = None, False
+                self.failing, self._is_reported = None, False
                 return
 
-    def put_beat(self, data: bytes) -> None:
+    def put_liveness_marker(self, data: bytes) -> None:
         """Write the attempt's liveness marker. Without permission for one, or where it was refused, nothing happens.
 
         Raises:
             SinkError: it does not, now.
         """
-        beat = self._grant().raw.get("beat")
-        if beat is None or beat == self._beat_refused:
+        marker = self._grant().raw.get("liveness_marker")
+        if marker is None or marker == self._marker_refused:
             return
         try:
-            sink_of(beat, fleeting=True).put(beat["name"], data)
+            sink_of(marker, fleeting=True).put(marker["name"], data)
         except SinkDenied:
-            self._beat_refused = beat  # a renewed grant may be another
+            self._marker_refused = marker  # a renewed grant may be another
             raise
 
     def hurry(self) -> None:
@@ -150,8 +150,8 @@ class RunnerStore:
     def _note_failure(self, reason: str, failures: int) -> None:
         self.failing = clean(reason)
         # Every store fails now and then; what does not work three times in a row is worth a word, once.
-        if failures >= _FAILURES_TOLD and not self._is_told:
-            self._is_told = True
+        if failures >= _FAILURES_REPORTED and not self._is_reported:
+            self._is_reported = True
             log_line("storing failed and is tried again: " + clean(reason))
             self.events.add("upload_failing", reason=reason)
 

@@ -26,11 +26,11 @@ from spotd_jobs.runner.tree import FILE, Node, Stage, Unfit, Vanished, is_same
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.clocks import steady
 
-_CHUNKS_WISHED_MAX = 16_384
+_CHUNKS_PREFERRED_MAX = 16_384
 _PACKED_BYTES_MAX = 1024 * 1024
 _PACKED_SHARE = 8
 _CHUNK_BYTES_MAX = 64 * 1024 * 1024
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 
 
 class Yielded(Exception):
@@ -142,7 +142,7 @@ class TreeUpload:
         self._must_yield = must_yield
         self.mark = new_mark()
         total = stage.tree.size
-        while total > chunk_bytes * _CHUNKS_WISHED_MAX and chunk_bytes < _CHUNK_BYTES_MAX:
+        while total > chunk_bytes * _CHUNKS_PREFERRED_MAX and chunk_bytes < _CHUNK_BYTES_MAX:
             chunk_bytes *= 2  # a manifest has its limits too
         files = stage.tree.files
         loads = loads_of(files, chunk_bytes, min(_PACKED_BYTES_MAX, chunk_bytes // _PACKED_SHARE))
@@ -167,7 +167,7 @@ class TreeUpload:
         """
         threads = self._crew(workers)
         while threads:
-            threads[0].join(_LOOK_S)
+            threads[0].join(_CHECK_S)
             threads = [thread for thread in threads if thread.is_alive()]
             way = self._gives_way()
             if threads and way < self._way:

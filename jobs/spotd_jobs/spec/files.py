@@ -35,7 +35,7 @@ def read_toml(path: Path, *, refusal: type[FileProblems]) -> tuple[dict[str, Any
         problem = Problem(key="", message=f"cannot be read: {exc.strerror}", hint="check the file's owner and mode")
         raise refusal(source, [problem]) from exc
     if len(raw) > BYTES_MAX:
-        problem = Problem(key="", message="larger than 1 MB", hint="this does not look like a file meant for spotd")
+        problem = Problem(key="", message="larger than 1 MB", hint="no file meant for spotd is so large")
         raise refusal(source, [problem])
     return parse_toml(raw, source=source, refusal=refusal)
 

@@ -131,19 +131,19 @@ def attempt_prefix(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/attempts/{attempt}/"
 
 
-BEATS_PREFIX: Final = "jobs/_beats/"
+LIVENESS_PREFIX: Final = "jobs/_liveness/"
 """Below `jobs/`, where the key that signs for hosts may write; no job's id begins so."""
-BEAT_BYTES_MAX: Final = 4096
+MARKER_BYTES_MAX: Final = 4096
 
 
-def beat_name(job_id: str, attempt: int) -> str:
-    """Return the name of the attempt's liveness marker below `BEATS_PREFIX`: all of them are names in one folder."""
+def liveness_marker_name(job_id: str, attempt: int) -> str:
+    """Return the name of the attempt's liveness marker below `LIVENESS_PREFIX`: all of them are names in one folder."""
     return f"{job_id}.{attempt}"
 
 
-def beat_of(key: str) -> tuple[str, int] | None:
+def attempt_of_marker(key: str) -> tuple[str, int] | None:
     """Whose liveness marker this is; `None` for any other object."""
-    job, _, number = key.removeprefix(BEATS_PREFIX).rpartition(".")
-    if not key.startswith(BEATS_PREFIX) or _JOB_ID.fullmatch(job) is None or _NUMBER.fullmatch(number) is None:
+    job, _, number = key.removeprefix(LIVENESS_PREFIX).rpartition(".")
+    if not key.startswith(LIVENESS_PREFIX) or _JOB_ID.fullmatch(job) is None or _NUMBER.fullmatch(number) is None:
         return None
     return job, int(number)

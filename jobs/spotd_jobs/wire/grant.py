@@ -32,7 +32,7 @@ from spotd_jobs.wire.fields import (
     WireError,
     WireModel,
     attempt_prefix,
-    beat_name,
+    liveness_marker_name,
 )
 
 GRANT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -66,7 +66,7 @@ class UploadMethod(StrEnum):
 
 
 class Upload(WireModel):
-    """Leave to write below `prefix` and nowhere else.
+    """Permission to write below `prefix` and nowhere else.
 
     Attributes:
         size_max: of one object.
@@ -90,7 +90,7 @@ class Upload(WireModel):
 
 
 class LivenessMarker(WireModel):
-    """Leave to write one small object, whose place is listed together with those of all other attempts.
+    """Permission to write one small object, whose place is listed together with those of all other attempts.
 
     Attributes:
         name: of the object, below what `fields` call its prefix or directory.
@@ -233,7 +233,7 @@ class Grant(WireModel):
     """The whole of grant.json. See the module for when a grant renews the lease.
 
     Attributes:
-        beat: the liveness marker; `None` where the store cannot limit a host to its prefix and one name beside it.
+        liveness_marker: `None` where the store cannot limit a host to its prefix and one name beside it.
         seen_running: the daemon has seen this attempt's command run. A runner that starts fresh under such a grant was
             started again by its provider, maybe on a wiped disk: unless `restore` is given too, it runs nothing, since
             starting over would put the job back.
@@ -251,7 +251,7 @@ class Grant(WireModel):
     runner: Blob
     code: Blob | None
     upload: Upload
-    beat: LivenessMarker | None = None
+    liveness_marker: LivenessMarker | None = None
     restore: list[Restore] = Field(default_factory=list)
     spec: RunSpec
     transfer: TransferRules = TransferRules()
@@ -265,8 +265,10 @@ class Grant(WireModel):
     def _is_consistent(self) -> Grant:
         if self.upload.prefix != attempt_prefix(self.job.id, self.attempt):
             raise ValueError("upload.prefix is not this attempt's own")
-        if self.beat is not None and self.beat.name != beat_name(self.job.id, self.attempt):
-            raise ValueError("beat.name is not this attempt's own")
+        if self.liveness_marker is not None and self.liveness_marker.name != liveness_marker_name(
+            self.job.id, self.attempt
+        ):
+            raise ValueError("liveness_marker.name is not this attempt's own")
         if self.transfer.chunk_bytes > self.upload.size_max:
             raise ValueError("a chunk is larger than upload.size_max")
         if self.expires <= self.issued_at:

@@ -4,9 +4,9 @@ However that ends, the machine shuts itself down, and as its shutdown behaviour 
 then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a
 container cannot shut down its host, and needs no right to. Nothing is installed: driver, docker and NVIDIA's toolkit
 are in the machine image. While the job's image is pulled, the machine's own Python fetches the checkpoint
-(`SPOTD_AHEAD`) into the folder that will be the container's; nothing is run and nothing ended by it. A machine without
-a working GPU ends, rather than train at its price without one. A machine that EC2 is about to take waits for that: in
-its first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
+(`SPOTD_PREFETCH`) into the folder that will be the container's; nothing is run and nothing ended by it. A machine
+without a working GPU ends, rather than train at its price without one. A machine that EC2 is about to take waits for
+that: in its first hour it is free if EC2 ends it, and not if it ends itself a minute earlier.
 
 A runner that hangs ends nothing, and spotd may be dead at that time. So a watchdog outside of it, and of its container,
 shuts the machine down when the mark that the runner makes at each renewal of its lease (`machine-lease`: a number that
@@ -61,7 +61,7 @@ until nvidia-smi >/dev/null 2>&1; do
 done
 n=0
 until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
-SPOTD_AHEAD=1 /bin/sh ./start.sh >ahead.log 2>&1 &
+SPOTD_PREFETCH=1 /bin/sh ./start.sh >prefetch.log 2>&1 &
 n=0
 until timeout 900 docker pull -q "$image"; do
   n=$((n + 1))

@@ -30,7 +30,7 @@ from spotd.daemon.recovery_survey import use_number
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
-from spotd_jobs.wire.fields import beat_name
+from spotd_jobs.wire.fields import liveness_marker_name
 from spotd_jobs.wire.grant import (
     Blob,
     CheckpointRules,
@@ -148,7 +148,7 @@ class GrantBuilder:
     def remove(self, attempt: AttemptId) -> None:
         """Remove the grant and the secrets in it, and the permission to write, where the store can revoke it."""
         self._passed_over.pop(attempt, None)
-        self._objects.delete([object_keys.grant_key(attempt), object_keys.beat_key(attempt)])
+        self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt)])
         self._objects.revoke_upload(object_keys.prefix_of(attempt))
 
     def _write(self, attempt: Attempt, job: Job, policy: Policy, points: tuple[CrashPoint, CrashPoint]) -> None:
@@ -165,7 +165,7 @@ class GrantBuilder:
             object_keys.prefix_of(attempt.id),
             expires=min(expires, now + WRITE_LIFE),
             size_max=OBJECT_BYTES_MAX,
-            beat=object_keys.beat_key(attempt.id),
+            marker_key=object_keys.liveness_key(attempt.id),
         )
         traits = self._traits.get(attempt.provider)
         fixed = superseded or attempt.running_at is not None
@@ -191,12 +191,12 @@ class GrantBuilder:
                 size_max=upload.size_max,
                 fields=dict(upload.fields),
             ),
-            beat=None
-            if upload.beat is None or superseded
+            liveness_marker=None
+            if upload.liveness_marker is None or superseded
             else LivenessMarker(
                 method=UploadMethod(upload.method),
-                name=beat_name(job.id, attempt.id.number),
-                fields=dict(upload.beat),
+                name=liveness_marker_name(job.id, attempt.id.number),
+                fields=dict(upload.liveness_marker),
             ),
             restore=[] if fixed else self._restores(attempt, job, expires),
             spec=self._run_spec(job.spec),

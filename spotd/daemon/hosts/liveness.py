@@ -21,7 +21,7 @@ from typing import Final
 
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError
-from spotd_jobs.wire.fields import BEAT_BYTES_MAX, BEATS_PREFIX, beat_of
+from spotd_jobs.wire.fields import LIVENESS_PREFIX, MARKER_BYTES_MAX, attempt_of_marker
 
 BEATS_LISTED_MAX: Final = 100_000
 STRAYS_KEPT: Final = timedelta(minutes=10)
@@ -37,7 +37,7 @@ def list_beats(objects: ObjectStore) -> dict[str, ObjectInfo]:
     Raises:
         StoreError
     """
-    return {info.key: info for info in islice(objects.list(BEATS_PREFIX), BEATS_LISTED_MAX)}
+    return {info.key: info for info in islice(objects.list(LIVENESS_PREFIX), BEATS_LISTED_MAX)}
 
 
 def delete_strays(
@@ -47,7 +47,7 @@ def delete_strays(
     strays = (
         key
         for key, info in beats.items()
-        if key not in known and info.modified < real - STRAYS_KEPT and beat_of(key) is not None
+        if key not in known and info.modified < real - STRAYS_KEPT and attempt_of_marker(key) is not None
     )
     some = list(islice(strays, STRAYS_DELETED_MAX))
     if some:
@@ -60,7 +60,7 @@ def note_beat(view: HostReader, found: ObjectInfo | None, *, at: datetime) -> No
     before = view.beat
     if before is not None and found is not None and _mark(found) != _mark(before):
         view.beat_at = at
-    if found is not None and found.size > BEAT_BYTES_MAX:
+    if found is not None and found.size > MARKER_BYTES_MAX:
         view.flood = f"a beat of {found.size} bytes"
     view.beat = found
 

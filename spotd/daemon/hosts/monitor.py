@@ -186,7 +186,7 @@ class HostMonitor:
             return
         if self._strays_at is None or pass_.real - self._strays_at >= STRAYS_KEPT:
             self._strays_at = pass_.real
-            delete_strays(self._objects, beats, {object_keys.beat_key(i) for i in world.attempts}, real=pass_.real)
+            delete_strays(self._objects, beats, {object_keys.liveness_key(i) for i in world.attempts}, real=pass_.real)
 
     def _probe_writes(self, pass_: _Pass, world: World) -> None:
         """Learn whether the store takes writes at all, while a host is silent that may be unable to write."""
@@ -230,7 +230,7 @@ class HostMonitor:
         for attempt in free:
             view = self._views[attempt.id]
             if pass_.beats is not None:
-                note_beat(view, pass_.beats.get(object_keys.beat_key(attempt.id)), at=pass_.at)
+                note_beat(view, pass_.beats.get(object_keys.liveness_key(attempt.id)), at=pass_.at)
                 quiet = is_quiet(view, at=pass_.at, silence_max=world.policy.silence_max)
             else:
                 quiet = not view.first_look

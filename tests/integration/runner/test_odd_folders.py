@@ -260,8 +260,8 @@ def test_what_was_fetched_ahead_of_one_that_does_not_fit_makes_room_for_an_older
     with Rig(tmp_path) as rig:
         older, newer = saved(rig, "step-1", 10_000), saved(rig, "step-2", 300_000)
         home = tmp_path / "home"
-        (home / "ahead").mkdir(parents=True)
-        (home / "ahead" / ("0" * 64)).write_bytes(b"x" * 1000)
+        (home / "prefetch").mkdir(parents=True)
+        (home / "prefetch" / ("0" * 64)).write_bytes(b"x" * 1000)
         with_free(monkeypatch, 17_000_000)
         restore = restore_into(rig, tmp_path / "back", [newer, older])
         restore._prefetch = Prefetch(str(home))
@@ -269,7 +269,7 @@ def test_what_was_fetched_ahead_of_one_that_does_not_fit_makes_room_for_an_older
         real = restore._fill
 
         def filled(work: str, document: dict[str, Any]) -> None:
-            room.append(not (home / "ahead").exists())
+            room.append(not (home / "prefetch").exists())
             real(work, document)
 
         restore._fill = filled  # type: ignore[method-assign]  # the same work, seen

@@ -127,7 +127,9 @@ class SizedStore:
     def first_versions(self, prefix: str) -> Mapping[str, str]:
         return {}
 
-    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int, beat: str | None = None) -> UploadGrant:
+    def grant_upload(
+        self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
+    ) -> UploadGrant:
         return UploadGrant(
             method="folder", prefix=prefix, expires=expires, size_max=size_max, fields={"directory": "/nowhere"}
         )

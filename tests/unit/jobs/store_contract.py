@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spotd_jobs.objects.api import Conflict, ObjectMissing, ObjectStore, StoreError
 from spotd_jobs.wire.client.sinks import sink_of
-from spotd_jobs.wire.fields import BEATS_PREFIX, attempt_prefix, beat_name, beat_of
+from spotd_jobs.wire.fields import LIVENESS_PREFIX, attempt_of_marker, attempt_prefix, liveness_marker_name
 
 MUCH = 10_000_000
 
@@ -208,35 +208,35 @@ class StoreContract:
     ) -> None:
         soon = datetime.now(UTC) + timedelta(hours=1)
         for job, number in (("j1", 1), ("j1", 2), ("j.2", 1)):
-            name = beat_name(job, number)
+            name = liveness_marker_name(job, number)
             grant = store.grant_upload(
-                attempt_prefix(job, number), expires=soon, size_max=1000, beat=BEATS_PREFIX + name
+                attempt_prefix(job, number), expires=soon, size_max=1000, marker_key=LIVENESS_PREFIX + name
             )
-            assert grant.beat is not None
-            beat = {"method": grant.method, "fields": dict(grant.beat)}
+            assert grant.liveness_marker is not None
+            beat = {"method": grant.method, "fields": dict(grant.liveness_marker)}
             for news in (5, 6):
                 sink_of(beat, fleeting=True).put(name, b"+" * news)
-        listed = {beat_of(info.key): info.size for info in store.list(BEATS_PREFIX)}
+        listed = {attempt_of_marker(info.key): info.size for info in store.list(LIVENESS_PREFIX)}
         assert listed == {("j1", 1): 6, ("j1", 2): 6, ("j.2", 1): 6}
 
     def test_a_beat_that_is_written_again_shows_in_a_listing_though_it_says_the_same(self, store: ObjectStore) -> None:
         soon = datetime.now(UTC) + timedelta(hours=1)
-        key = BEATS_PREFIX + beat_name("j1", 1)
-        grant = store.grant_upload(attempt_prefix("j1", 1), expires=soon, size_max=1000, beat=key)
-        beat = {"method": grant.method, "fields": dict(grant.beat or {})}
+        key = LIVENESS_PREFIX + liveness_marker_name("j1", 1)
+        grant = store.grant_upload(attempt_prefix("j1", 1), expires=soon, size_max=1000, marker_key=key)
+        beat = {"method": grant.method, "fields": dict(grant.liveness_marker or {})}
         seen: set[tuple[datetime, str, int]] = set()
         give_up_at = time.monotonic() + 60
         while len(seen) < 2:
             assert time.monotonic() < give_up_at, "its time never changes"
-            sink_of(beat).put(beat_name("j1", 1), b"+++")
-            (info,) = store.list(BEATS_PREFIX)
+            sink_of(beat).put(liveness_marker_name("j1", 1), b"+++")
+            (info,) = store.list(LIVENESS_PREFIX)
             assert info.size == 3
             seen.add((info.modified, info.etag, info.size))
             time.sleep(0.05)
 
     def test_a_grant_without_a_beat_gives_leave_for_none(self, store: ObjectStore) -> None:
         grant = store.grant_upload("jobs/1/attempts/2/", expires=datetime.now(UTC) + timedelta(hours=1), size_max=1)
-        assert grant.beat is None
+        assert grant.liveness_marker is None
 
     def test_a_grant_for_half_a_name_is_refused(self, store: ObjectStore) -> None:
         with pytest.raises(StoreError, match="must end in '/'"):

@@ -206,18 +206,23 @@ def test_a_credential_reaches_the_one_beat_that_was_asked_for_where_its_maker_ca
     server: Honest, maker: str
 ) -> None:
     store = S3Store(place(server, maker))
-    grant = store.grant_upload(OWN, expires=soon(), size_max=LIMIT, beat="jobs/_beats/j1.2")
+    grant = store.grant_upload(OWN, expires=soon(), size_max=LIMIT, marker_key="jobs/_liveness/j1.2")
     if maker == "b2":
-        assert grant.beat is None, "a key of B2 has one name prefix"
-        assert status(grant, "PUT", "lab/jobs/_beats/j1.2") == 403
+        assert grant.liveness_marker is None, "a key of B2 has one name prefix"
+        assert status(grant, "PUT", "lab/jobs/_liveness/j1.2") == 403
         return
-    assert grant.beat is not None
-    SigV4Sink(dict(grant.beat)).put("j1.2", b"+++")
-    assert server.objects["lab/jobs/_beats/j1.2"] == b"+++"
-    for key in ("lab/jobs/_beats/j1.20", "lab/jobs/_beats/j1.1", "lab/jobs/_beats/j1.2/x", "jobs/_beats/j1.2"):
+    assert grant.liveness_marker is not None
+    SigV4Sink(dict(grant.liveness_marker)).put("j1.2", b"+++")
+    assert server.objects["lab/jobs/_liveness/j1.2"] == b"+++"
+    for key in (
+        "lab/jobs/_liveness/j1.20",
+        "lab/jobs/_liveness/j1.1",
+        "lab/jobs/_liveness/j1.2/x",
+        "jobs/_liveness/j1.2",
+    ):
         assert status(grant, "PUT", key) == 403, key
     for verb in ("GET", "HEAD", "DELETE"):
-        assert status(grant, verb, "lab/jobs/_beats/j1.2") == 403, verb
+        assert status(grant, verb, "lab/jobs/_liveness/j1.2") == 403, verb
 
 
 # --- refusals of those who make them ---------------------------------------------------------------------------------

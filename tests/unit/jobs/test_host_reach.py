@@ -31,7 +31,7 @@ from spotd_jobs.wire.client.sinks import Sink, SinkDenied, sink_of
 from tests.fakes.seaweed import BUCKET, CANARY, ROLE, Weed
 
 OWN = "jobs/j1/attempts/2/"
-BEAT = "jobs/_beats/j1.2"
+BEAT = "jobs/_liveness/j1.2"
 LIMIT = 4096
 MUCH = 1_000_000
 ELSEWHERE = (
@@ -40,10 +40,10 @@ ELSEWHERE = (
     "jobs/j1/attempts/2",
     "jobs/j2/attempts/2/data/x",
     "jobs/j1/spec.json",
-    "jobs/_beats/j1.1",
-    "jobs/_beats/j1.20",
-    "jobs/_beats/j1.2/x",
-    "jobs/_beats/j2.2",
+    "jobs/_liveness/j1.1",
+    "jobs/_liveness/j1.20",
+    "jobs/_liveness/j1.2/x",
+    "jobs/_liveness/j2.2",
     "code/x.tar.gz",
     "x",
 )
@@ -72,7 +72,7 @@ class Held:
             store.put(key, b"another's")
         self.before = self.everything()
         until = datetime.now(UTC) + timedelta(hours=1)
-        self.grant: UploadGrant = store.grant_upload(OWN, expires=until, size_max=LIMIT, beat=BEAT)
+        self.grant: UploadGrant = store.grant_upload(OWN, expires=until, size_max=LIMIT, marker_key=BEAT)
         self.urls = [store.presign_get(key, expires=until) for key in (f"{OWN}grant.json", "code/ours.tar.gz")]
 
     def everything(self) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ class Held:
 
     def beat(self, **changes: Any) -> Sink:
         """What its leave for the one object beside its prefix makes possible."""
-        return sink_of({"method": self.grant.method, "fields": {**(self.grant.beat or {}), **changes}})
+        return sink_of({"method": self.grant.method, "fields": {**(self.grant.liveness_marker or {}), **changes}})
 
     @property
     def signs(self) -> bool:
@@ -131,7 +131,7 @@ def test_nothing_is_uploaded_elsewhere(held: Held) -> None:
 
 def test_the_leave_for_its_own_beat_is_good_for_no_other_key(held: Held) -> None:
     held.beat().put("j1.2", b"+++")
-    (info,) = [info for info in held.store.list("jobs/_beats/") if info.key == BEAT]
+    (info,) = [info for info in held.store.list("jobs/_liveness/") if info.key == BEAT]
     assert info.size == 3
     for key in ELSEWHERE:
         folder, _, name = key.rpartition("/")
@@ -148,13 +148,13 @@ def test_the_leave_for_its_own_beat_is_good_for_no_other_key(held: Held) -> None
 def test_a_host_cannot_read_list_or_delete_beats(held: Held) -> None:
     held.beat().put("j1.2", b"+++")
     base = f"{held.store.place.endpoint_url}/{BUCKET}/"
-    for key in (BEAT, "jobs/_beats/j2.2"):
+    for key in (BEAT, "jobs/_liveness/j2.2"):
         for verb in ("GET", "HEAD", "DELETE"):
             assert ask(verb, base + held.full(key)) >= 400, (verb, key)
             if held.signs:
                 assert signed(held, verb, held.full(key)) == 403, (verb, key)
     if held.signs:
-        assert signed(held, "GET", "", {"list-type": "2", "prefix": held.full("jobs/_beats/")}) == 403
+        assert signed(held, "GET", "", {"list-type": "2", "prefix": held.full("jobs/_liveness/")}) == 403
     assert held.store.head(BEAT) is not None
     assert held.everything() == held.before
 

@@ -95,7 +95,7 @@ class FolderSink(Sink):
 
 
 def sink_of(upload: dict[str, Any], *, fleeting: bool = False) -> Sink:
-    """Return the writer that a grant's `upload` or `beat` describes.
+    """Return the writer that a grant's `upload` or `liveness_marker` describes.
 
     Args:
         fleeting: what is put may be lost in a power cut.

@@ -137,19 +137,19 @@ def test_a_grant_permits_writing_below_its_own_attempt_only(desk: Desk) -> None:
 
 
 def test_a_grant_permits_one_beat_beside_the_prefix_until_the_attempt_counts_no_more(desk: Desk) -> None:
-    beat = desk.build().beat
+    beat = desk.build().liveness_marker
     assert beat is not None
     assert (beat.method, beat.name) == (desk.build().upload.method, f"{desk.job.id}.1")
-    assert beat.fields["directory"].endswith("/objects/jobs/_beats")
-    assert desk.grants.build(desk.attempt, desk.job, desk.policy, superseded=True).beat is None
+    assert beat.fields["directory"].endswith("/objects/jobs/_liveness")
+    assert desk.grants.build(desk.attempt, desk.job, desk.policy, superseded=True).liveness_marker is None
 
 
 def test_the_beat_goes_with_the_grant(desk: Desk) -> None:
-    others = object_keys.beat_key(replace(desk.identity, number=2))
-    for key in (object_keys.beat_key(desk.identity), others):
+    others = object_keys.liveness_key(replace(desk.identity, number=2))
+    for key in (object_keys.liveness_key(desk.identity), others):
         desk.objects.put(key, b"+")
     desk.grants.remove(desk.identity)
-    assert [info.key for info in desk.objects.list("jobs/_beats/")] == [others]
+    assert [info.key for info in desk.objects.list("jobs/_liveness/")] == [others]
 
 
 def test_what_a_provider_says_of_its_machines_is_passed_on(desk: Desk) -> None:

@@ -22,7 +22,7 @@ from spotd.daemon.hosts.monitor import HostMonitor
 from spotd_jobs.objects.api import ObjectInfo, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner import heartbeat
-from spotd_jobs.wire.fields import BEAT_BYTES_MAX, beat_of
+from spotd_jobs.wire.fields import MARKER_BYTES_MAX, attempt_of_marker
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.unit.core.builders import NOW, world_with
 from tests.unit.daemon.host import Host
@@ -119,7 +119,7 @@ def put_quickly(objects: FolderStore, key: str, data: bytes) -> Path:
 
 def pulse(objects: FolderStore, attempt: AttemptId, news: int) -> None:
     """The attempt's beat is written again, at a time that no other has."""
-    touch(put_quickly(objects, object_keys.beat_key(attempt), b"+" * news))
+    touch(put_quickly(objects, object_keys.liveness_key(attempt), b"+" * news))
 
 
 def touch(beat: Path) -> None:
@@ -143,7 +143,7 @@ async def test_a_thousand_hosts_without_news_cost_at_most_two_requests_in_a_beat
         attempts={i: replace(item, id=i, key=AttemptKey(f"spotd-lab-{i.job}-1")) for i in ids},
         jobs={i.job: replace(job, id=i.job) for i in ids},
     )
-    places = [put_quickly(watch.objects, object_keys.beat_key(i), b"+++") for i in ids]
+    places = [put_quickly(watch.objects, object_keys.liveness_key(i), b"+++") for i in ids]
     for i in ids:
         put_quickly(watch.objects, object_keys.heartbeat_key(i), Host(watch.objects, i).heartbeat())
     beats, cycles_per_beat = 4, 5
@@ -226,7 +226,7 @@ async def test_a_glance_will_not_do_where_more_is_asked_for(tmp_path: Path) -> N
 
 async def test_a_store_that_cannot_list_the_beats_is_away(watch: Watch) -> None:
     await watch.settled()
-    watch.objects.away = "_beats/"
+    watch.objects.away = "_liveness/"
     assert await watch.host_monitor.look(WORLD) == {}
     assert watch.host_monitor.last_error == "it is away"
     assert await watch.host_monitor.look(WORLD) == {}
@@ -269,9 +269,9 @@ async def test_a_checkpoint_whose_chunks_are_not_listed_yet_is_looked_at_again_w
 
 async def test_a_beat_larger_than_any_runner_writes_is_a_flood(watch: Watch) -> None:
     await watch.settled()
-    watch.pulse(news=BEAT_BYTES_MAX + 1)
-    assert (await watch.look()).flood == f"a beat of {BEAT_BYTES_MAX + 1} bytes"
-    assert heartbeat.BEAT_BYTES_MAX == BEAT_BYTES_MAX
+    watch.pulse(news=MARKER_BYTES_MAX + 1)
+    assert (await watch.look()).flood == f"a beat of {MARKER_BYTES_MAX + 1} bytes"
+    assert heartbeat.MARKER_BYTES_MAX == MARKER_BYTES_MAX
 
 
 async def test_how_much_a_quiet_host_wrote_is_counted_all_the_same(tmp_path: Path) -> None:
@@ -289,14 +289,14 @@ async def test_how_much_a_quiet_host_wrote_is_counted_all_the_same(tmp_path: Pat
 async def test_beats_of_attempts_long_gone_are_deleted_and_no_others(watch: Watch) -> None:
     zombie, young = AttemptId(job=JobId("gone"), number=3), AttemptId(job=JobId("other"), number=1)
     pulse(watch.objects, zombie, 3)
-    watch.objects.put(object_keys.beat_key(young), b"+")
-    watch.objects.put("jobs/_beats/no beat", b"+")
+    watch.objects.put(object_keys.liveness_key(young), b"+")
+    watch.objects.put("jobs/_liveness/no beat", b"+")
     watch.pulse()
     watch.clock.at = datetime.now(UTC)
     await watch.look()
-    left = {info.key for info in watch.objects.list("jobs/_beats/")}
-    assert left == {object_keys.beat_key(ATTEMPT), object_keys.beat_key(young), "jobs/_beats/no beat"}
-    assert beat_of("jobs/_beats/no beat") is None
+    left = {info.key for info in watch.objects.list("jobs/_liveness/")}
+    assert left == {object_keys.liveness_key(ATTEMPT), object_keys.liveness_key(young), "jobs/_liveness/no beat"}
+    assert attempt_of_marker("jobs/_liveness/no beat") is None
 
 
 async def test_a_host_is_lost_in_time_though_all_looks_were_glances(rig: Rig) -> None:

@@ -79,7 +79,7 @@ def test_the_image_is_run_with_the_start_script_and_then_the_machine_ends(tmp_pa
 
 
 def test_the_checkpoint_is_fetched_while_the_image_is_pulled_and_nothing_else_is_done(tmp_path: Path) -> None:
-    start = 'if [ -n "${SPOTD_AHEAD:-}" ]; then echo fetched >"$SPOTD_HOME/ahead"; exit 1; fi; echo "the job runs"'
+    start = 'if [ -n "${SPOTD_PREFETCH:-}" ]; then echo fetched >"$SPOTD_HOME/ahead"; exit 1; fi; echo "the job runs"'
     pull = DOCKER.replace("pull) ", 'pull) until [ -e "$SPOTD_HOME/ahead" ]; do :; done; ')
     seen = Host(tmp_path, docker=pull).run(user_data(image=IMAGE, start_script=start, container="docker"))
     assert "the job runs" in seen

@@ -29,11 +29,11 @@ def saved(rig: Rig) -> tuple[Grant, list[Path]]:
 
 def fetched(rig: Rig, grant: Grant) -> list[Path]:
     """What lies ready after the runner ran ahead; the machine itself has not started yet."""
-    machine = rig.start(grant, machine="m2", env={"SPOTD_AHEAD": "1"})
+    machine = rig.start(grant, machine="m2", env={"SPOTD_PREFETCH": "1"})
     assert machine.wait() == 0, machine.console()
     assert [key for key in rig.store.keys(grant.upload.prefix) if not key.endswith("grant.json")] == []
     assert not (machine.directory / "machine-done").exists()
-    return sorted((machine.home / "ahead").glob("*"))
+    return sorted((machine.home / "prefetch").glob("*"))
 
 
 def went_on(rig: Rig, grant: Grant) -> Machine:
@@ -41,7 +41,7 @@ def went_on(rig: Rig, grant: Grant) -> Machine:
     assert machine.wait() == 0, machine.console()
     assert machine.event("restored").data["name"] == "step-2"
     assert final_weights(STEPS) in [path.read_text() for path in machine.home.rglob("final")]
-    assert not (machine.home / "ahead").exists()
+    assert not (machine.home / "prefetch").exists()
     return machine
 
 
@@ -58,9 +58,9 @@ def test_what_comes_too_late_for_the_restore_fetches_nothing(tmp_path: Path) -> 
     with Rig(tmp_path) as rig:
         grant, _ = saved(rig)
         went_on(rig, grant)
-        late = rig.start(grant, machine="m2", env={"SPOTD_AHEAD": "1"})
+        late = rig.start(grant, machine="m2", env={"SPOTD_PREFETCH": "1"})
         assert late.wait() == 0
-        assert not (late.home / "ahead").exists()
+        assert not (late.home / "prefetch").exists()
 
 
 def flip(path: Path) -> None:

@@ -8,21 +8,23 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.runner.heartbeat import BEAT_BYTES_MAX, HeartbeatWriter, Status
+from spotd_jobs.runner.heartbeat import MARKER_BYTES_MAX, HeartbeatWriter, Status
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.wire.client.sinks import SinkDenied, SinkError
-from spotd_jobs.wire.fields import BEATS_PREFIX, beat_name
+from spotd_jobs.wire.fields import LIVENESS_PREFIX, liveness_marker_name
 from spotd_jobs.wire.grant import LivenessMarker, UploadMethod
 from tests.integration.runner.inside import runner_grant, store_of
 from tests.integration.runner.rig import JOB, Rig, until
 
-BEAT = BEATS_PREFIX + beat_name(JOB, 1)
+BEAT = LIVENESS_PREFIX + liveness_marker_name(JOB, 1)
 
 
 def leave(rig: Rig) -> LivenessMarker:
-    folder = rig.store.path(BEATS_PREFIX)
+    folder = rig.store.path(LIVENESS_PREFIX)
     folder.mkdir(parents=True)
-    return LivenessMarker(method=UploadMethod.FOLDER, name=beat_name(JOB, 1), fields={"directory": str(folder)})
+    return LivenessMarker(
+        method=UploadMethod.FOLDER, name=liveness_marker_name(JOB, 1), fields={"directory": str(folder)}
+    )
 
 
 class Progress:
@@ -52,7 +54,7 @@ class Desk:
 
     def beat(self) -> int:
         """The size that a listing shows now; 0 without a beat."""
-        self.heartbeat._put_beat(self.heartbeat._document())
+        self.heartbeat._put_liveness_marker(self.heartbeat._document())
         return len(self.rig.store.get(BEAT) or b"")
 
 
@@ -60,13 +62,13 @@ class Desk:
 def desk(tmp_path: Path) -> Any:
     with Rig(tmp_path) as rig:
         grant = runner_grant(rig)
-        grant.raw["beat"] = leave(rig).model_dump()
+        grant.raw["liveness_marker"] = leave(rig).model_dump()
         yield Desk(rig, store_of(grant), tmp_path)
 
 
 def test_the_size_changes_with_news_and_with_nothing_else(desk: Desk) -> None:
     first = desk.beat()
-    assert 1 <= first <= BEAT_BYTES_MAX
+    assert 1 <= first <= MARKER_BYTES_MAX
     assert [desk.beat() for _ in range(3)] == [first] * 3, "seq, time and figures are no news"
     sizes = [first]
     desk.status.phase = "run"
@@ -77,7 +79,7 @@ def test_the_size_changes_with_news_and_with_nothing_else(desk: Desk) -> None:
     sizes.append(desk.beat())
     desk.status.exit = {"outcome": "succeeded"}
     sizes.append(desk.beat())
-    steps = [(after - before) % BEAT_BYTES_MAX for before, after in pairwise(sizes)]
+    steps = [(after - before) % MARKER_BYTES_MAX for before, after in pairwise(sizes)]
     assert steps == [1, 1, 1, 1]
 
 
@@ -97,40 +99,40 @@ def test_how_far_an_upload_has_come_is_news_only_now_and_then(desk: Desk) -> Non
 
 def test_a_beat_that_could_not_be_stored_loses_no_news(desk: Desk) -> None:
     first = desk.beat()
-    folder = desk.rig.store.path(BEATS_PREFIX)
+    folder = desk.rig.store.path(LIVENESS_PREFIX)
     away = folder.with_name("away")
     folder.rename(away)
     desk.status.phase = "run"
     with pytest.raises(SinkError):
         desk.beat()
     away.rename(folder)
-    desk.store._beat_refused = None
-    assert (desk.beat() - first) % BEAT_BYTES_MAX == 1
+    desk.store._marker_refused = None
+    assert (desk.beat() - first) % MARKER_BYTES_MAX == 1
 
 
 def test_where_a_beat_was_refused_it_is_tried_again_with_the_next_grant_only(desk: Desk) -> None:
-    folder = desk.rig.store.path(BEATS_PREFIX)
+    folder = desk.rig.store.path(LIVENESS_PREFIX)
     folder.rename(folder.with_name("away"))
     with pytest.raises(SinkDenied):
         desk.beat()
     folder.mkdir()
     assert desk.beat() == 0
     grant = desk.store._grant()
-    grant.raw["beat"] = {**grant.raw["beat"], "renewed": True}
+    grant.raw["liveness_marker"] = {**grant.raw["liveness_marker"], "renewed": True}
     assert desk.beat() > 0
 
 
 def test_a_grant_without_a_beat_is_served_as_ever(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         grant = runner_grant(rig)
-        assert grant.raw["beat"] is None
+        assert grant.raw["liveness_marker"] is None
         assert Desk(rig, store_of(grant), tmp_path).beat() == 0
 
 
 def test_a_real_runner_beats_and_its_last_beat_tells_that_it_is_over(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         grant = rig.grant(["sh", "-c", "while ! test -e go; do sleep 0.05; done"])
-        grant = rig.renew(grant, beat=leave(rig))
+        grant = rig.renew(grant, liveness_marker=leave(rig))
         machine = rig.start(grant)
         machine.event("started")
         path = rig.store.path(BEAT)
