@@ -147,7 +147,7 @@ class ShelfHarness(Harness):
         raise NotApplicable("a slot is sold on one market only")
 
     def refuse_but_leave_machine(self) -> None:
-        raise NotApplicable("the shop books a rental or refuses it, never both")
+        raise NotApplicable("the shop rents a slot or refuses it, never both")
 
     def set_list_lag(self, lag: timedelta) -> None:
         self.shop.lag = lag

@@ -37,7 +37,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = {
     Power.SPOT: Capability(available=True),
     Power.BALANCE: Capability(available=True),
     Power.HOST_IDENTITY: Capability(available=True),
-    Power.BID_CHANGE: Capability(available=False, reason="the shop has fixed prices; nobody bids"),
+    Power.BID_CHANGE: Capability(available=False, reason="the shop has fixed prices and takes no bids"),
     Power.NOTICES: Capability(available=False, reason="the shop reclaims machines without notice"),
     Power.LOGS: Capability(available=False, reason="the shop keeps no logs of its machines"),
     Power.BILLING: Capability(available=False, reason="the shop sends its bills on paper"),

@@ -106,12 +106,12 @@ _FIELDS: Final = {
 
 
 def failure(refused: AwsRefused, *, what: str, rng: Random) -> ProviderError:
-    """The leaf of the contract that a refused question is."""
+    """Translate a refused read into an error of the contract."""
     return _common(refused, what, rng) or Unavailable(f"{what}: {refused}")
 
 
 def launch_failure(refused: AwsRefused, request: LaunchRequest, *, rng: Random) -> ProviderError:
-    """The leaf that a refused launch is; nothing was bought unless it is `OutcomeUnknown`."""
+    """Translate a refused launch into an error of the contract; nothing was bought unless it is `OutcomeUnknown`."""
     pool, code = request.offer.pool, refused.code
     if code == SUBNET_FULL:
         return OfferGone(f"the subnet for {pool} has no free address", lasts=FULL_FOR)

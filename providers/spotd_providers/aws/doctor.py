@@ -31,7 +31,7 @@ QUOTA_HINT: Final = (
 
 
 async def _identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> Mapping[str, Any]:
-    """What AWS says of the key.
+    """Return AWS's answer about the key.
 
     Raises:
         AuthFailed, Unavailable, RateLimited: as every call.
@@ -46,7 +46,7 @@ async def _identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> 
 
 
 async def account_of(sdk: Sdk, regions: Sequence[Region], services: Services) -> str:
-    """The number of the account; empty where AWS does not say."""
+    """Return the number of the account; empty where AWS does not state it."""
     return str((await _identity(sdk, regions, services)).get("Account") or "")
 
 

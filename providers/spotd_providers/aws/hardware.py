@@ -26,7 +26,7 @@ class Hardware:
 
 
 def hardware(row: TypeRow, *, own_image: bool) -> Hardware | str | None:
-    """The type's hardware, a reason why it cannot be used, or `None` for types without GPUs.
+    """Describe the type's hardware: a reason if it cannot be used, `None` for a type without GPUs.
 
     `own_image`: the user names the machine image, and answers for its drivers and processor.
     """
@@ -62,10 +62,10 @@ def hardware(row: TypeRow, *, own_image: bool) -> Hardware | str | None:
     )
 
 
-def _memory(gpu: str, told_mb: int | None) -> int | None:
+def _memory(gpu: str, stated_mb: int | None) -> int | None:
     """Of a card that the table knows, what it is sold as: AWS states 22,888 MiB of one with 24 GB."""
     info = gpu_info(gpu)
-    if info is not None and told_mb:
-        fitting = [gb for gb in info.vram_gb if vram_fits(gb, told_mb)]
-        return max([told_mb, *(gb * 1024 for gb in fitting)])
-    return told_mb or None
+    if info is not None and stated_mb:
+        fitting = [gb for gb in info.vram_gb if vram_fits(gb, stated_mb)]
+        return max([stated_mb, *(gb * 1024 for gb in fitting)])
+    return stated_mb or None

@@ -62,7 +62,7 @@ _RUNS: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING, Instance
 
 
 def key_in(row: AwsInstanceRow, install: InstallId) -> AttemptKey | None:
-    """The attempt this machine was launched for, by its tag, or by its launch's token while tags are not seen yet."""
+    """Return the key in the machine's tags, or in its launch's token while the tags are not visible yet."""
     tags = row.tags
     if tags.get(INSTALL_TAG, install) != install:
         return None
@@ -78,17 +78,17 @@ def as_instance(
     prices: Mapping[tuple[str, str], MicroUsdPerHour],
     announced_at: datetime | None = None,
 ) -> Instance:
-    """The machine in the words of the contract. An undocumented state is unknown, never gone.
+    """Translate a row to a machine. An undocumented state is unknown, never gone.
 
     `announced_at` is when we first saw an announced interruption, for one whose own time cannot be read.
     """
     state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
     code = request.Status.Code if request is not None else ""
     zone = row.Placement.AvailabilityZone if row.Placement is not None else ""
-    told_at = announced_at
+    decided_at = announced_at
     if request is not None and request.Status.UpdateTime is not None:
-        told_at = request.Status.UpdateTime.astimezone(UTC)
-    notice_at = told_at + NOTICE if told_at is not None and is_announced(row, request) else None
+        decided_at = request.Status.UpdateTime.astimezone(UTC)
+    notice_at = decided_at + NOTICE if decided_at is not None and is_announced(row, request) else None
     spot = row.InstanceLifecycle == "spot"
     return Instance(
         ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(row.InstanceId), scope=region),

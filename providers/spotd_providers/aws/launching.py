@@ -21,23 +21,24 @@ MAX_PRICE_MICRO_USD_MIN: Final = 1_001
 
 
 def client_token(key: AttemptKey) -> str:
-    """What makes a launch idempotent in its zone: the key, or its hash if that is too long."""
+    """Return the idempotency token of a launch: the key, or its hash if the key is too long."""
     if len(key) <= TOKEN_CHARS_MAX:
         return str(key)
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def check_offer(offer: Offer) -> None:
-    """
+    """Check that this provider made the offer.
+
     Raises:
-        RequestRejected: it is no offer that this provider made.
+        RequestRejected: it did not.
     """
     if not {"region", "zone", "type"} <= offer.extra.keys():
         raise _rejected("offer", "it is not an offer of AWS")
 
 
 def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings) -> dict[str, Any]:
-    """The parameters of RunInstances for this request.
+    """Return the parameters of RunInstances for this request.
 
     Tags are given with the launch, so that no moment exists in which the machine is orphaned. The root disk is the
     job's disk on top of what the machine image itself takes.
@@ -111,7 +112,7 @@ def tag_specifications(install: InstallId, key: str, *, spot: bool) -> list[dict
 
 
 def launched_row(answer: Mapping[str, Any]) -> Any | None:
-    """The row of the one machine that was launched, or `None` if the answer names none."""
+    """Return the row of the launched machine, or `None` if the answer does not hold exactly one."""
     rows = answer.get("Instances")
     return rows[0] if isinstance(rows, list) and len(rows) == 1 else None
 

@@ -44,13 +44,13 @@ _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def storage_fixed(image_gb: int, mb_per_s: int) -> MicroUsdPerHour:
-    """What AWS bills for each machine besides the disk that its job asked for, rounded up."""
+    """Compute what AWS bills per hour for each machine besides the disk that its job asked for, rounded up."""
     monthly = GP3_PRICE * image_gb + THROUGHPUT_PRICE * max(0, mb_per_s - GP3_MB_PER_S_FREE)
     return MicroUsdPerHour(-(-monthly // HOURS_PER_MONTH) + ADDRESS_PRICE)
 
 
 def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], list[Rejected]]:
-    """The price in force of each pool: the newest Linux row's. A newest row that is no price hides its pool."""
+    """Return the price in force of each pool: that of its newest Linux row. If that is invalid, the pool has none."""
     newest: dict[Pool, PriceRow] = {}
     rejected: list[Rejected] = []
     for raw in rows:

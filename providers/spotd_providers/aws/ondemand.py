@@ -97,7 +97,7 @@ class AwsOnDemandPrices:
     last_error: str = ""
 
     def price(self, instance_type: str) -> MicroUsdPerHour | None:
-        """The hourly price of a type; `None` where none is known."""
+        """Return the hourly price of a type; `None` where none is known."""
         own = self.own.get(instance_type)
         if own is not None:
             return MicroUsdPerHour(micro_usd(own))

@@ -44,19 +44,19 @@ class Optional(Generic[T]):
         self.is_refused = False
 
     def known(self) -> T:
-        """The newest answer, unless it is too old."""
+        """Return the newest answer unless it is too old."""
         if self._known is None or self._clock.now() - self._known[0] >= self._kept:
             return self._without
         return self._known[1]
 
     async def get(self) -> T:
-        """The newest answer, asked for if it is due; a failure is recorded, not raised."""
+        """Return the newest answer, read again if it is due; a failure is recorded, not raised."""
         if self._due is None or self._clock.now() >= self._due:
             await self._renew()
         return self.known()
 
     async def ask_now(self) -> T:
-        """The answer to the question asked now.
+        """Read the answer now.
 
         Raises:
             ProviderError: there is none.

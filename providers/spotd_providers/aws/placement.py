@@ -19,7 +19,7 @@ TYPES_MIN: Final = 3
 
 
 def sets_of_types(kinds: Iterable[Hardware]) -> list[tuple[str, ...]]:
-    """The types that are scored together, each set with the same GPUs."""
+    """Group the types with the same GPUs: each group is scored together."""
     found: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     for kind in kinds:
         if Market.SPOT.value in kind.sold_as:

@@ -74,7 +74,7 @@ async def _opened(settings: AwsSettings, services: Services) -> AsyncIterator[Pr
 
 
 async def _bands(settings: AwsSettings, services: Services) -> Mapping[tuple[str, str], Band]:
-    """What the saved Spot Advisor says. It is only a prior, so nothing stops for want of it."""
+    """Read the saved Spot Advisor. It is only a prior, so a missing or invalid file is logged and ignored."""
     if not settings.spot_advisor:
         return {}
     file = await anyio.Path(settings.spot_advisor).expanduser()

@@ -53,12 +53,12 @@ class ListedProduct(PriceListPart):
 
 
 def endpoint_region(region: str) -> str:
-    """The one of the three regions with a Price List endpoint that is nearest to this region."""
+    """Return the region of the nearest Price List endpoint; there are three."""
     return _BY_AREA.get(region.partition("-")[0], _HOME)
 
 
 def questions(region: str, types: Iterable[str]) -> list[list[dict[str, str]]]:
-    """The filters of as few questions as name all these types: a filter's value is limited in length."""
+    """Build as few filters as name all these types: the length of a filter's value is limited."""
     fixed = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in MEANT.items()]
     fixed.append({"Type": "TERM_MATCH", "Field": "regionCode", "Value": region})
     found: list[list[dict[str, str]]] = []

@@ -230,7 +230,7 @@ class AwsProvider:
             raise Unavailable(f"AWS's answer does not say that {ref.instance_id} ends")
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
-        """The machine's console as AWS kept it, minutes late, without anything that resembles a secret."""
+        """Return the machine's console as AWS kept it, minutes late, without anything that resembles a secret."""
         region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
         answer = await region.ask("ec2", "get_console_output", InstanceId=str(ref.instance_id))
         encoded = answer.get("Output")
@@ -241,7 +241,7 @@ class AwsProvider:
         return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
 
     async def account(self) -> str:
-        """The number of the AWS account."""
+        """Return the number of the AWS account."""
         return await doctor.account_of(self._sdk, tuple(self._regions.values()), self._services)
 
     async def check(self) -> Sequence[CheckLine]:
@@ -256,7 +256,7 @@ class AwsProvider:
         return Region(name, self._sdk, self._settings, self._services, self._pace)
 
     async def _everywhere(self, ask: Callable[[Region], Awaitable[T]]) -> tuple[dict[str, T], list[str]]:
-        """What each region answered, and those that did not.
+        """Ask every region at once; return the answers, and the names of the regions that failed.
 
         Raises:
             ProviderError: no region answered; the error of the first, a refused key before all else.
@@ -295,7 +295,7 @@ class AwsProvider:
             raise PriceMoved(f"the spot price of {request.offer.pool} is above what was agreed")
 
     async def _subnet(self, region: Region, offer: Offer) -> str:
-        """The subnet to launch this offer in now.
+        """Return the subnet to launch this offer in now.
 
         Raises:
             OfferGone: every one of its zone is full.
@@ -330,7 +330,7 @@ class AwsProvider:
     async def _machines(
         self, region: Region, name: str, value: str, *, expected: AttemptKey | None = None
     ) -> tuple[list[Instance], bool]:
-        """The machines of ours that this filter matches, and whether every row could be attributed."""
+        """Return our machines that match this filter, and whether every row could be attributed."""
         rows = await region.machine_rows(name, value)
         readable = True
         ours: list[tuple[AwsInstanceRow, AttemptKey]] = []
@@ -370,7 +370,7 @@ class AwsProvider:
     async def _spot_requests(
         self, region: Region, ours: Sequence[tuple[AwsInstanceRow, AttemptKey]]
     ) -> Mapping[str, SpotRequestRow]:
-        """By machine, what its spot request says; nothing where AWS does not tell, which costs only the warning."""
+        """Return each machine's spot request; none where AWS does not list them, which costs only the warning."""
         if not any(row.InstanceLifecycle == "spot" for row, _ in ours):
             return {}
         try:

@@ -19,7 +19,7 @@ _NAME: Final = re.compile(r"([a-z]+)([0-9]*)")
 
 
 def family_of(instance_type: str, market: Market) -> str:
-    """The family whose vCPUs this type takes, by the names above; types without GPUs keep their own letters."""
+    """Return the quota family whose vCPUs this type takes; types without GPUs keep their own letters."""
     found = _NAME.match(instance_type)
     letters, generation = (found[1], found[2]) if found is not None else (instance_type, "")
     if letters in {"g", "gr", "vt"}:
@@ -32,10 +32,10 @@ def family_of(instance_type: str, market: Market) -> str:
 
 
 def family_quota(instance_type: str, region: str, market: Market) -> QuotaId:
-    """The limit that a launch of this type meets first."""
+    """Return the vCPU quota that a launch of this type counts against."""
     return QuotaId(f"{region} {market.value} {family_of(instance_type, market)} vCPUs")
 
 
 def region_quota(region: str) -> QuotaId:
-    """What every launch in the region needs besides: volumes, their operations, addresses."""
+    """Return the quota of volumes, their operations and addresses, which every launch in the region counts against."""
     return QuotaId(f"{region} volumes and addresses")

@@ -96,7 +96,7 @@ class Region:
         """How likely a spot launch is to succeed in each pool, where AWS says."""
 
     async def kinds(self) -> Kinds:
-        """The instance types with GPUs that this region sells."""
+        """Return the instance types with GPUs that this region sells."""
         return await self._kinds.get()
 
     async def pools(self) -> Sequence[Pool]:
@@ -118,7 +118,7 @@ class Region:
         self._full_until[subnet] = self._services.clock.now() + FULL_FOR
 
     async def image(self) -> MachineImage:
-        """What machines boot from here.
+        """Return the machine image that machines boot from in this region.
 
         Raises:
             RequestRejected: the settings name no image that exists here.
@@ -126,14 +126,14 @@ class Region:
         return await self._image.get()
 
     async def image_gb(self) -> int:
-        """What the image's own disk takes of each machine's; a usual size where AWS does not tell, as a launch will."""
+        """Return the size of the image's own disk; a usual size where AWS does not state it, since a launch will."""
         try:
             return (await self._image.get()).disk_gb
         except ProviderError:
             return IMAGE_GB
 
     async def price_rows(self, pool: Pool | None = None) -> Sequence[Any]:
-        """The rows that tell the spot price in force in every zone, or in one pool."""
+        """Return the rows of the spot prices in force, in every zone or for one pool."""
         types = sorted((await self.kinds()).usable) if pool is None else [pool[0]]
         if not types:
             return ()
@@ -150,7 +150,7 @@ class Region:
         )
 
     async def on_demand(self) -> AwsOnDemandPrices:
-        """What machines cost here on-demand, as far as it is known."""
+        """Return the known on-demand prices of this region."""
         return AwsOnDemandPrices(
             region=self.name,
             own=self._settings.on_demand_usd.get(self.name, {}),
@@ -183,7 +183,7 @@ class Region:
         return await self._pages("describe_volumes", "Volumes", Filters=filters, MaxResults=500)
 
     async def ask(self, service: str, operation: str, *, at: str = "", **params: Any) -> Mapping[str, Any]:
-        """The answer to one question without effects, repeated a few times on failure; `at` names another endpoint.
+        """Send one read, repeated a few times on failure; `at` names the region of another endpoint.
 
         Raises:
             AuthFailed, RateLimited, Unavailable: there is none.
@@ -334,7 +334,7 @@ class Region:
 
 
 def kinds_of(raw: Sequence[Any], settings: AwsSettings, region: str) -> Kinds:
-    """The rows of DescribeInstanceTypes, sorted into usable and not."""
+    """Sort the rows of DescribeInstanceTypes into usable types and rejected ones."""
     usable: dict[str, Hardware] = {}
     rejected = []
     for item in raw:

@@ -48,7 +48,8 @@ class Sdk:
     """Calls to AWS, each in a thread, with a deadline."""
 
     def __init__(self, settings: AwsSettings, credential: str | None) -> None:
-        """
+        """Open a session; clients are made when they are needed.
+
         Raises:
             AuthFailed: the client is not installed, or the key is not of the right form.
         """
@@ -76,7 +77,7 @@ class Sdk:
             raise AnswerLost(f"AWS did not answer {operation} within {CALL_TIMEOUT_S:.0f} s") from None
 
     def close(self) -> None:
-        """Connections are dropped."""
+        """Close all connections."""
         with self._lock:
             for client in self._clients.values():
                 client.close()

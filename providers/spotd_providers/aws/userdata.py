@@ -87,7 +87,7 @@ shutdown -h now
 
 
 def user_data(*, image: str, start_script: str, container: str) -> str:
-    """The script for `UserData`.
+    """Build the script for `UserData`.
 
     Raises:
         ValueError: the image is no image name, or everything together is beyond EC2's limit.

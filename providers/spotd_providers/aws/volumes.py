@@ -53,7 +53,7 @@ class Volumes:
         """Our disks that hang on nothing.
 
         Raises:
-            ProviderError: AWS does not tell.
+            ProviderError: AWS does not list them.
         """
         now = self._services.clock.now()
         rows = (read(VolumeRow, raw) for raw in await self._region.volume_rows())
@@ -93,6 +93,6 @@ class Volumes:
 
 
 def named(strays: Sequence[VolumeRow]) -> str:
-    """These disks in a few words."""
+    """Summarise these disks in one line."""
     shown = ", ".join(row.VolumeId for row in strays[:3]) + (", ..." if len(strays) > 3 else "")
     return f"{len(strays)} disks of ended machines are left ({shown}), {sum(row.Size for row in strays)} GB"

@@ -174,7 +174,7 @@ class ImageRow(Row):
 
 
 def rows_of(answer: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """The list of this name.
+    """Return the list of this name.
 
     Raises:
         AnswerLost: the answer holds none, so it is no answer to this question, whatever else it is.
@@ -186,7 +186,7 @@ def rows_of(answer: Mapping[str, Any], name: str) -> Sequence[Any]:
 
 
 def read(model: type[_M], row: Any) -> _M | None:
-    """The row, or `None` if it cannot be read."""
+    """Parse a row; `None` if it is not valid."""
     try:
         return model.model_validate(row)
     except ValidationError:
@@ -194,7 +194,7 @@ def read(model: type[_M], row: Any) -> _M | None:
 
 
 def spot_price(text: str) -> MicroUsdPerHour:
-    """The price of a row.
+    """Parse the price of a row.
 
     Raises:
         ValueError: it is no price.

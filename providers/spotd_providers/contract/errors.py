@@ -26,7 +26,7 @@ class Unavailable(ProviderError):
 
 
 class AuthFailed(ProviderError):
-    """The key is missing, wrong or may not do this: stop calling, tell the user."""
+    """The key is missing, wrong or may not do this: stop calling, alert the user."""
 
 
 class NoCapacity(ProviderError):
@@ -34,7 +34,7 @@ class NoCapacity(ProviderError):
 
 
 class OfferGone(ProviderError):
-    """This very offer no longer exists: take the next quote. `lasts`: how long it stays so, where that is known."""
+    """The offer no longer exists: take the next quote. `lasts`: how long it stays so, where that is known."""
 
     def __init__(self, message: str, *, lasts: timedelta | None = None) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class PriceMoved(ProviderError):
 
 
 class QuotaExceeded(ProviderError):
-    """An account limit of the provider is used up: pause there, tell the user which.
+    """An account limit of the provider is used up: pause there, name it to the user.
 
     `quota` names it as the offer's `quotas` do; empty is the first of them.
     """
@@ -66,7 +66,7 @@ class RequestRejected(ProviderError):
 
 
 class NoBalance(ProviderError):
-    """The account has no money left: pause the provider, tell the user."""
+    """The account has no money left: pause the provider, alert the user."""
 
 
 class OutcomeUnknown(ProviderError):

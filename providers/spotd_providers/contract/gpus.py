@@ -2,7 +2,7 @@
 
 Three kinds of names meet here. A *canonical id* (`H100_SXM`, `A100_SXM_80`) is a row of `gpus_table`. A *short name*
 (`h100`, `a100-80gb`) is what a person types; it means every row they would accept. A *kept name* is a provider's own
-spelling, upper-cased and joined by underscores, for anything the table does not know or can not tell apart: it is
+spelling, upper-cased and joined by underscores, for anything the table does not hold or cannot distinguish: it is
 never dropped and can be asked for by that name.
 
 Nothing is guessed upwards. A card without a stated memory is taken for the smallest it may be; a modified card gets an
@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Final
 
-from spotd_providers.contract.gpus_table import GPUS, LOOK_ALIKES, GpuInfo
+from spotd_providers.contract.gpus_table import AMBIGUOUS_NAMES, GPUS, GpuInfo
 
 __all__ = [
     "GpuInfo",
@@ -62,7 +62,7 @@ class UnknownGpu(ValueError):
 
 
 def resolve(text: str, *, sold: Collection[str] = ()) -> frozenset[str]:
-    """The canonical ids a user accepts who types this.
+    """Return the canonical ids that this name stands for.
 
     `sold` holds names that providers offer now; kept names among them can be asked for too.
 
@@ -80,7 +80,7 @@ def resolve(text: str, *, sold: Collection[str] = ()) -> frozenset[str]:
 
 
 def canonical(provider: str, name: str, vram_mb: int | None = None) -> str:
-    """The id under which a provider's GPU is offered: a row of the table, or its own name kept.
+    """Return the id of a provider's GPU: a row of the table, or the provider's own name kept.
 
     `vram_mb` is memory of one GPU in MiB, as the provider reports it; it distinguishes rows of one name and wins over
     the name for modified cards.
@@ -107,7 +107,7 @@ def canonical(provider: str, name: str, vram_mb: int | None = None) -> str:
 
 
 def gpu_info(name: str) -> GpuInfo | None:
-    """The row of a canonical id; `None` for kept names."""
+    """Return the row of a canonical id; `None` for kept names."""
     return _BY_ID.get(name)
 
 
@@ -117,7 +117,7 @@ def all_gpus() -> tuple[GpuInfo, ...]:
 
 
 def aws_gpus(instance_type: str) -> tuple[str, int] | None:
-    """The canonical id and number of the GPUs in an EC2 type; `None` for types without whole GPUs known here."""
+    """Return the canonical id and number of GPUs in an EC2 type; `None` for types without whole GPUs in the table."""
     return _AWS_TYPES.get(instance_type)
 
 
@@ -136,7 +136,7 @@ def matches(requested: frozenset[str], offered: str) -> bool:
 
 
 def kept_name(name: str) -> str:
-    """A provider's own spelling as an id: maker's words removed, upper case, joined by underscores."""
+    """Turn a provider's own spelling into an id: maker's words removed, upper case, joined by underscores."""
     words = [word for word in _NOT_NAME.split(name.lower()) if word]
     while len(words) > 1 and words[0] in _PREFIXES:
         words = words[1:]
@@ -189,7 +189,7 @@ def _without_memory(row: GpuInfo) -> str:
 
 @lru_cache(maxsize=4096)
 def _expand(text: str) -> frozenset[str]:
-    """The rows a name may mean; empty if the table does not know it or generations share it."""
+    """Return the rows a name may mean; none if the table does not hold it or generations share it."""
     slice_ = _MIG.search(text)
     if slice_:
         cards = _expand(text[: slice_.start()])
@@ -273,7 +273,7 @@ _USER: Final[Mapping[str, tuple[GpuInfo, ...]]] = {
 }
 
 _SHARED: Final[Mapping[str, tuple[GpuInfo, ...]]] = {
-    _squash(name): tuple(_BY_ID[row] for row in rows) for name, rows in LOOK_ALIKES.items()
+    _squash(name): tuple(_BY_ID[row] for row in rows) for name, rows in AMBIGUOUS_NAMES.items()
 }
 
 _AWS_TYPES: Final[Mapping[str, tuple[str, int]]] = {

@@ -307,7 +307,7 @@ def _rtx(
     more: tuple[int, ...] = (),
     odd: tuple[int, ...] = (),
 ) -> tuple[GpuInfo, ...]:
-    """The rows of one consumer model: the usual one, factory variants with `more` memory, and `odd` ones.
+    """Build the rows of one consumer model: the usual one, factory variants with `more` memory, and `odd` ones.
 
     Providers sell all of them under one name; people who say that name mean the usual one or more.
     """
@@ -378,7 +378,7 @@ _CONSUMER: Final = (
 
 GPUS: Final[tuple[GpuInfo, ...]] = (*_DATA_CENTER, *_WORKSTATION, *_CONSUMER)
 
-LOOK_ALIKES: Final[Mapping[str, tuple[str, ...]]] = {
+AMBIGUOUS_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "RTX 6000": ("RTX_A6000", "RTX_6000_ADA", "QUADRO_RTX_6000", "RTX_PRO_6000_SE"),
     "6000": ("RTX_A6000", "RTX_6000_ADA", "QUADRO_RTX_6000", "RTX_PRO_6000_SE"),
     "RTX 5000": ("RTX_A5000", "RTX_5000_ADA", "QUADRO_RTX_5000", "RTX_PRO_5000"),

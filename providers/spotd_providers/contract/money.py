@@ -29,7 +29,7 @@ _LIMIT_USD: Final = Decimal(10_000_000)
 
 
 def micro_usd(value: Decimal | int | float | str) -> int:
-    """The micro-dollars of a finite, non-negative dollar figure, rounded up.
+    """Convert a finite, non-negative dollar figure to micro-dollars, rounded up.
 
     The caller wraps the result in the type that names its unit.
 
@@ -48,21 +48,21 @@ def micro_usd(value: Decimal | int | float | str) -> int:
 
 
 def cost(price: MicroUsdPerHour, duration: timedelta) -> MicroUsd:
-    """What a machine at this price costs over a duration, rounded up."""
+    """Compute the cost of a machine at this price over a duration, rounded up."""
     microseconds = max(0, duration // timedelta(microseconds=1))
     return MicroUsd(-(-price * microseconds // _MICROSECONDS_PER_HOUR))
 
 
 def per_gpu(price: MicroUsdPerHour, gpu_count: int) -> MicroUsdPerGpuHour:
-    """The share of one GPU in a machine's price, rounded up."""
+    """Divide a machine's price by its GPUs, rounded up."""
     return MicroUsdPerGpuHour(-(-price // gpu_count))
 
 
 def whole_machine(price: MicroUsdPerGpuHour, gpu_count: int) -> MicroUsdPerHour:
-    """What a machine may cost when each of its GPUs may cost `price`."""
+    """Multiply a price per GPU by the number of GPUs."""
     return MicroUsdPerHour(price * gpu_count)
 
 
 def as_usd(amount: int) -> float:
-    """The dollars of a micro-dollar figure, for display and JSON only."""
+    """Convert micro-dollars to dollars, for display and JSON only."""
     return amount / MICRO

@@ -83,7 +83,7 @@ class Provider(Protocol):
     def capabilities(self) -> Mapping[Power, Capability]: ...
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """What is sold now. One malformed row costs that row, never the page."""
+        """Return the offers on sale now. One malformed row costs that row, never the page."""
         ...
 
     async def launch(self, request: LaunchRequest) -> Launched:
@@ -104,7 +104,7 @@ class Provider(Protocol):
         ...
 
     async def terminate(self, ref: InstanceRef) -> None:
-        """The provider accepted that this machine ends. Succeeds for one that does not exist."""
+        """Ask the provider to end this machine; return once it accepted. Succeeds for a machine that does not exist."""
         ...
 
     async def check(self) -> Sequence[CheckLine]:
@@ -131,7 +131,7 @@ class KnowsAccount(Protocol):
     """Names the account of its machines: without it, a key of another account makes every machine appear gone."""
 
     async def account(self) -> str:
-        """What names the account of this key, the same for every key of it; never a secret.
+        """Return a name of this key's account, the same for every key of it; never a secret.
 
         Raises:
             AuthFailed: the key may not ask for it.

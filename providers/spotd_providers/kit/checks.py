@@ -12,7 +12,7 @@ CLOCK_HINT: Final = "synchronise this computer's clock"
 
 
 def clock_line(skew: timedelta, *, who: str, hint: str = CLOCK_HINT) -> CheckLine:
-    """The line about this computer's clock, which differs by `skew` from that of `who`."""
+    """Compare this computer's clock with the provider's; `skew` is the difference."""
     is_near = skew <= SKEW_MAX
     detail = f"{skew.total_seconds():.0f} s from {who}'s"
     return CheckLine(name="clock", ok=is_near, detail=detail, hint="" if is_near else hint)

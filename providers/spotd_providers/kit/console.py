@@ -13,6 +13,6 @@ CONSOLE_LINES: Final = 50
 
 
 def start_complaint(lines: Iterable[str]) -> str:
-    """The start script's own complaint, if the console's last word is one; else an empty string."""
+    """Return the error of the start script if it is the last line of the console; else an empty string."""
     spoken = [line.strip() for line in lines if line.strip()]
     return clean(NO_PYTHON) if spoken and NO_PYTHON in spoken[-1] else ""

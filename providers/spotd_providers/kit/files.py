@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
-    """The file holds exactly `content`; a reader sees the old content or this, never a part."""
+    """Replace the file in one step: a reader sees the old content or the new one, never a part."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

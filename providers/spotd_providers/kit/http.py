@@ -66,7 +66,7 @@ class HttpAnswer:
         return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The decoded body; NaN and infinities are refused, since JSON does not know them.
+        """Decode the body; NaN and infinities are refused, since they are not JSON.
 
         Raises:
             Unavailable: the body is not JSON.
@@ -93,7 +93,7 @@ class HttpAnswer:
 
 
 async def _unpacked(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
-    """The body piece by piece, never more of it in memory than a piece and what the caller keeps.
+    """Yield the unpacked body piece by piece; no more than one piece is in memory.
 
     Raises:
         BodyTooLarge: it has more bytes than that, or is packed in a way that was not asked for.
@@ -176,7 +176,7 @@ class Http:
         total_s: float = 20.0,
         bytes_max: int = 1024 * 1024,
     ) -> HttpAnswer:
-        """What a stream said until it ended, fell silent for `quiet_s` or said too much: it may never end by itself.
+        """Read a stream until it ends, sends nothing for `quiet_s` or is too long: it may never end by itself.
 
         Nor need it fall silent: what follows a log goes on as long as somebody writes, or keeps the line open with
         comments. So it is left `talk_s` after it began to answer, whatever it still has to say.
@@ -251,7 +251,7 @@ async def open_http(
     connections_max: int = 8,
     follow_redirects: bool = False,
 ) -> AsyncIterator[Http]:
-    """A client bound to one base URL; `headers` (keys included) go with every request.
+    """Open a client for one base URL; `headers` (keys included) go with every request.
 
     The environment's proxies are honoured, but never on the way to this very computer; its `.netrc` is not.
     """

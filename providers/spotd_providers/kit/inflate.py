@@ -65,7 +65,7 @@ class _Plain:
         yield raw
 
     def finish(self) -> None:
-        """A plain body's length is known to HTTP."""
+        """Do nothing: HTTP itself states the length of a plain body."""
 
 
 class _Packed:

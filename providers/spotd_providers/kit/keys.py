@@ -8,7 +8,7 @@ from spotd_providers.contract.values import AttemptKey, InstallId
 
 
 def key_of(label: Any, install: InstallId) -> AttemptKey | None:
-    """The attempt this label names, if it is one of this installation's."""
+    """Return the attempt key in this label, if it carries this install's label."""
     if not isinstance(label, str):
         return None
     label = label.strip()

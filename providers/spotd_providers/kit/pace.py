@@ -16,7 +16,7 @@ RETRY_AFTER_MAX: Final = timedelta(days=1)
 
 
 def too_often(who: str, what: str, wait: timedelta, rng: Random) -> RateLimited:
-    """The error of a 429 that asks for this wait, within a bound and with some jitter."""
+    """Build the error of a 429 with its wait, bounded and with some jitter."""
     jitter = timedelta(seconds=0.1 + 0.4 * rng.random())
     return RateLimited(f"{who} is asked too often ({what})", retry_after=min(wait, RETRY_AFTER_MAX) + jitter)
 
@@ -30,7 +30,7 @@ class Rest:
         self._until: datetime | None = None
 
     def take(self, span: timedelta) -> None:
-        """It lasts so long from now on, if it does not last longer already."""
+        """Start the pause now, or lengthen it to `span` from now."""
         now = self._clock.now()
         if self._until is None or self.left() < span:
             self._noted_at, self._until = now, now + span
@@ -55,7 +55,7 @@ class RequestPace:
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def turn(self, endpoint: str, interval: timedelta) -> None:
-        """Returns when a call to this endpoint is due."""
+        """Wait until a call to this endpoint is due."""
         async with self._locks[endpoint]:
             rest = self._rests.setdefault(endpoint, Rest(self._clock))
             if (left := rest.left()) > timedelta(0):
@@ -63,5 +63,5 @@ class RequestPace:
             rest.take(interval)
 
     def penalise(self, endpoint: str, wait: timedelta) -> None:
-        """The next call to this endpoint is at least `wait` away."""
+        """Delay the next call to this endpoint by at least `wait`."""
         self._rests.setdefault(endpoint, Rest(self._clock)).take(wait)

@@ -24,7 +24,7 @@ async def retry_read(
     first_wait: timedelta = timedelta(seconds=0.5),
     wait_max: timedelta = timedelta(seconds=15),
 ) -> T:
-    """The call's result, tried again on `Unavailable` and `RateLimited` with jittered exponential waits.
+    """Await the call, again on `Unavailable` and `RateLimited`, with jittered exponential waits.
 
     A `RateLimited` that asks for longer than `wait_max` is raised at once: the poller's own pace deals with it.
     """

@@ -27,7 +27,7 @@ Lenient: Final = WrapValidator(_none_if_odd)
 
 
 def decoded(body: bytes, *, who: str) -> Any:
-    """The JSON of a body. NaN and infinities survive this step, so that they cost their row only.
+    """Decode the JSON of a body. NaN and infinities survive this step, so that they cost their row only.
 
     Raises:
         Unavailable: not JSON, or too much of it.
@@ -48,7 +48,7 @@ def decoded(body: bytes, *, who: str) -> Any:
 
 
 def shaped(model: type[_M], value: Any, *, who: str, what: str) -> _M:
-    """The value as this model.
+    """Validate the value as this model.
 
     Raises:
         Unavailable: it has another shape, so it proves nothing.

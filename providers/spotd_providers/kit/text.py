@@ -17,7 +17,7 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u20
 
 
 def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """The text without control characters, URL queries or anything that resembles a key."""
+    """Remove control characters, URL queries and anything that resembles a key from the text."""
     text = _UNPRINTABLE.sub("", text)
     text = _URL.sub(lambda url: f"{url[1]}?..." if url[2] else url[1], text)
     text = _ASSIGNED_SECRET.sub(r"\1\2***", text)
@@ -25,5 +25,5 @@ def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text of a refusal, for an error: any word that mixes letters and digits may be a secret that was echoed."""
+    """Clean the text of a refusal for an error message: a word with letters and digits may be an echoed secret."""
     return _MIXED_TOKEN.sub("***", clean(text))

@@ -18,7 +18,7 @@ class BlockingCalls:
         self._limiter = anyio.CapacityLimiter(count)
 
     async def run(self, call: Callable[[], T], *, timeout_s: float) -> T:
-        """The result of a blocking call.
+        """Run a blocking call in a thread.
 
         The thread cannot be stopped: after a time-out its outcome is unknown, so give the SDK a shorter one.
 

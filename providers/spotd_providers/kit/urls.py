@@ -18,7 +18,7 @@ def is_loopback(url: str) -> bool:
 
 
 def safe_base_url(value: str, *, example: str) -> str:
-    """The URL without a final slash.
+    """Check a base URL and return it without a final slash.
 
     Raises:
         ValueError: it is no base URL, or would carry the key in the clear.

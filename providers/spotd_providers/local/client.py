@@ -41,7 +41,7 @@ class MarketClient:
         self._endpoint: ServedEndpoint | None = None
 
     async def read(self, answer_type: type[A], path: str, params: Mapping[str, str | int] | None = None) -> A:
-        """A checked answer, asked for again a few times if there is none.
+        """Send a read, repeated a few times on failure, and validate its answer.
 
         Raises:
             Unavailable, RateLimited, AuthFailed, RequestRejected: as the market says.
@@ -59,7 +59,7 @@ class MarketClient:
         return await retry_read(once, clock=self._services.clock, rng=self._services.rng)
 
     async def change(self, method: str, path: str, *, params: Mapping[str, str | int], body: Any = None) -> None:
-        """A call that may safely be repeated by the caller has been accepted."""
+        """Send a change that the caller may safely repeat; return once it is accepted."""
         answer = await self._try(method, path, params=params, body=body)
         if answer.status != HTTPStatus.OK:
             raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
@@ -67,7 +67,7 @@ class MarketClient:
             raise Unavailable("the local market does not say that it did what was asked")
 
     async def buy(self, body: Mapping[str, Any], *, key: AttemptKey) -> Any:
-        """The market's answer to one launch, tried once.
+        """Send one launch, once.
 
         Raises:
             OutcomeUnknown: there is no answer that says what happened.
@@ -134,7 +134,7 @@ class MarketClient:
     # --- finding and starting the server --------------------------------------------------------------------------
 
     async def _meet(self) -> ServedEndpoint:
-        """A market's server that answered, started if need be."""
+        """Return the endpoint of a running market server, started if there is none."""
         if self._settings.base_url is not None:
             if not self._services.credential:
                 raise AuthFailed("a market with a base_url needs its token as api_key")
@@ -167,7 +167,7 @@ class MarketClient:
         return endpoint
 
     async def _with_our_settings(self, endpoint: ServedEndpoint) -> ServedEndpoint:
-        """A server that was started with other settings makes room for one with ours, unless it has machines."""
+        """Replace a server that was started with other settings, unless it has machines."""
         try:
             answer = await self._call(endpoint, "GET", "/v1/status")
             if answer.status != HTTPStatus.OK:

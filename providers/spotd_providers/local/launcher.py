@@ -24,12 +24,12 @@ _PASSED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "VIRTUAL_EN
 
 
 def spec_text(settings: LocalSettings) -> str:
-    """The market's specification as its server reads it."""
+    """Return the market's specification as its server reads it."""
     return settings.market().model_dump_json()
 
 
 def start_server(folder: Path, settings: LocalSettings, clock: HostClock) -> ServedEndpoint:
-    """A server of this market listens, started now unless there was one. Blocks until it does.
+    """Start a server of this market unless one runs, and wait until it serves.
 
     Raises:
         Unavailable: it does not come up; the message says why.
@@ -55,7 +55,7 @@ def start_server(folder: Path, settings: LocalSettings, clock: HostClock) -> Ser
 
 
 def clocks_agree(ours: HostClock, theirs: HostClock) -> bool:
-    """Whether two clocks tell the same instant, as far as a couple of real seconds."""
+    """Whether two clocks show the same instant, as far as a couple of real seconds."""
     an_hour = timedelta(hours=1)
     return (
         abs(ours.real_seconds(an_hour) / theirs.real_seconds(an_hour) - 1) < 1e-6
@@ -64,7 +64,7 @@ def clocks_agree(ours: HostClock, theirs: HostClock) -> bool:
 
 
 def _agree_on_time(file: Path, clock: HostClock) -> None:
-    """The server will tell the same time as we do; a file that says so already is left alone."""
+    """Give the server this clock; a file that agrees with it already is left alone."""
     if file.exists():
         try:
             if clocks_agree(clock, read_clock(file)):
@@ -104,7 +104,7 @@ def _spawn(folder: Path, ready: int, *, idle_exit: timedelta) -> None:
 
 
 def _one_line(reader: int) -> str:
-    """What the server said first; empty if it died or said nothing in time."""
+    """Return the server's first line; empty if it died or wrote nothing in time."""
     text = b""
     while not text.endswith(b"\n"):
         if not select.select([reader], [], [], START_TIMEOUT_S)[0]:

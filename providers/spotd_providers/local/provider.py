@@ -72,7 +72,7 @@ class LocalProvider:
         return CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """What is sold now."""
+        """Return the offers of the markets asked for."""
         return as_page(await self._client.read(OfferAnswer, "/v1/offers"), query)
 
     async def launch(self, request: LaunchRequest) -> Launched:
@@ -115,7 +115,7 @@ class LocalProvider:
         return as_listing(answer, self._install)
 
     async def terminate(self, ref: InstanceRef) -> None:
-        """The machine is gone."""
+        """End the machine."""
         await self._client.change("DELETE", f"/v1/machines/{ref.instance_id}", params={"install": self._install})
 
     async def check(self) -> Sequence[CheckLine]:
@@ -144,19 +144,19 @@ class LocalProvider:
         )
 
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
-        """The machine bids this much from now on."""
+        """Set the machine's bid."""
         await self._client.change(
             "PUT", f"/v1/machines/{ref.instance_id}/bid", params={"install": self._install}, body={"price": price}
         )
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
-        """The last lines that the machine printed."""
+        """Return the last lines that the machine printed."""
         path = f"/v1/machines/{ref.instance_id}/log"
         answer = await self._client.read(LogAnswer, path, {"install": self._install, "lines": max(0, lines)})
         return answer.lines
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
-        """What the market's own ledger holds for our machines."""
+        """Return the charges of our machines in the market's own ledger."""
         span = {"since": since.isoformat(), "until": until.isoformat()}
         answer = await self._client.read(ChargeAnswer, "/v1/charges", {"install": self._install, **span})
         return tuple(as_charge(row) for row in answer.charges)

@@ -114,8 +114,10 @@ class CsvPrice(_Model):
 
 
 class TracePrice(_Model):
-    """A recorded trace, replayed: JSON or .json.gz with `metadata.gap_seconds`, `data` (how many machines could be
-    had) and `prices`. After its end it begins again."""
+    """A recorded trace, replayed; after its end it begins again.
+
+    JSON or .json.gz with `metadata.gap_seconds`, `data` (how many machines could be had) and `prices`.
+    """
 
     kind: Literal["trace"] = "trace"
     path: File
@@ -239,12 +241,12 @@ class LocalSettings(MarketSpec):
         return self
 
     def market(self) -> MarketSpec:
-        """The part that the market's server must know."""
+        """Return the part that the market's server needs."""
         return MarketSpec.model_validate({name: getattr(self, name) for name in MarketSpec.model_fields})
 
 
 def event_time(event: EventSpec, opened_at: datetime) -> datetime | None:
-    """The instant of an event with a set time."""
+    """Return the instant of an event with a set time."""
     if isinstance(event.at, timedelta):
         return opened_at + event.at
     return event.at

@@ -113,7 +113,7 @@ def as_offer(row: LocalOfferRow) -> Offer:
 
 
 def as_listing(answer: MachineAnswer, install: str) -> Listing:
-    """The machines of this install; not complete if a row is missing or unreadable."""
+    """Translate the machines of this install; incomplete if a row is missing or invalid."""
     instances: list[Instance] = []
     complete = answer.count == len(answer.machines)
     for row in answer.machines:
@@ -162,7 +162,7 @@ def as_charge(row: LocalChargeRow) -> ProviderCharge:
 
 
 def as_error(answer: HttpAnswer) -> ProviderError | None:
-    """Why the market said no; `None` where its answer does not tell what happened."""
+    """Translate a refusal; `None` where the answer does not state what happened."""
     if answer.status == 401:
         return AuthFailed("the local market refuses this token")
     if answer.status == 429:

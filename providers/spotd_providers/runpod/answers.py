@@ -60,7 +60,7 @@ def says(text: str, words: tuple[str, ...]) -> bool:
 
 
 def body_of(answer: HttpAnswer) -> Any:
-    """The decoded body, or `None` if it is no JSON."""
+    """Decode the body; `None` if it is not JSON."""
     try:
         return decoded(answer.body)
     except Unavailable:
@@ -68,7 +68,7 @@ def body_of(answer: HttpAnswer) -> Any:
 
 
 def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: bool = False) -> None:
-    """Returns only if the answer is a yes.
+    """Raise the error that an answer stands for; return only if it is a success.
 
     On a create, 403 may mean that this account may not rent that kind of GPU; elsewhere it is the key.
 

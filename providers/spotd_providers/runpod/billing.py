@@ -15,7 +15,7 @@ from spotd_providers.runpod.wire import BillingRow, billing_row
 async def charges_between(
     client: RunpodClient, pod_keys: PodKeys, log: Logger, since: datetime, until: datetime
 ) -> tuple[ProviderCharge, ...]:
-    """What our pods were billed in a span, hour by hour: one charge per kind (gpu, cpu, disk), or one `total`."""
+    """Return what our pods were billed, hour by hour: one charge per kind (gpu, cpu, disk), or one `total`."""
     found: list[ProviderCharge] = []
     for raw in (await client.billing(since, until)).records:
         row = billing_row(raw)
@@ -27,7 +27,7 @@ async def charges_between(
 
 
 def as_charges(row: BillingRow, pod_keys: PodKeys) -> list[ProviderCharge]:
-    """The charges of one record; none for pods that were not ours. The parts are used only if they add up."""
+    """Translate one record; no charges for pods that were not ours. The parts are used only if they add up."""
     key = pod_keys.key_of(row.pod)
     if key is None:
         return []

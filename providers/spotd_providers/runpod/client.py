@@ -59,7 +59,7 @@ class RunpodClient:
     # --- catalogue ------------------------------------------------------------------------------------------------
 
     async def gpus(self, *, cloud: str, count: int, cuda_min: str | None) -> GpuRows:
-        """The GPU types with prices and stock for machines of this size. Not repeated: the poller comes back anyway.
+        """Return the GPU types for machines of this size. Not repeated on failure: the poller comes back anyway.
 
         Prices are asked for most often and matter least: the last quarter of a minute's requests is kept for machines.
         """
@@ -125,7 +125,7 @@ class RunpodClient:
             return
 
     async def pod(self, pod_id: str) -> Any | None:
-        """The row of one pod, or `None` when RunPod says that it does not exist (or not yet)."""
+        """Return the row of one pod, or `None` when RunPod says that it does not exist (or not yet)."""
 
         async def call() -> Any | None:
             try:
@@ -170,7 +170,7 @@ class RunpodClient:
         await self._repeated(call, attempts=attempts)
 
     async def log_lines(self, pod_id: str, *, source: str, lines: int) -> list[str]:
-        """The last lines of a pod's log: `container`, or `system` (what the host did with it)."""
+        """Return the last lines of a pod's log: `container`, or `system` (what the host did with it)."""
         await self._turn()
         answer = await self._http.overheard(
             f"{_pod_path(pod_id)}/logs",
@@ -187,7 +187,7 @@ class RunpodClient:
     # --- bills ----------------------------------------------------------------------------------------------------
 
     async def billing(self, since: datetime, until: datetime) -> BillingPage:
-        """What was billed for pods, hour by hour."""
+        """Return what was billed for pods, hour by hour."""
         params: dict[str, str | int] = {"bucketSize": "hour", "startTime": _zulu(since), "endTime": _zulu(until)}
 
         async def call() -> BillingPage:
@@ -200,7 +200,7 @@ class RunpodClient:
         return await self._repeated(call)
 
     async def greeting(self) -> HttpAnswer:
-        """A whole answer to the cheapest call that needs the key, for its `Date` header."""
+        """Send the cheapest call that needs the key; its answer is used for the `Date` header."""
 
         async def call() -> HttpAnswer:
             answer = await self._asked("GET", "/v2/pods", what="the list of pods")
@@ -263,7 +263,7 @@ class RunpodClient:
             raise RateLimited(f"RunPod's rate limit is used up ({what})", retry_after=wait)
 
     async def _turn(self, *, urgent: bool = False) -> None:
-        """Returns when the account has a request left, if that is soon.
+        """Wait until the account has a request left, if that is soon.
 
         An end, and the list that shows whether it took effect, wait for no longer window than that of a minute: they
         are sent all the same, as seldom as their callers do, and RunPod may refuse them itself.
@@ -287,7 +287,7 @@ def _zulu(instant: datetime) -> str:
 
 
 def _events(text: str) -> list[str]:
-    """The lines in a stream of events; what is no event of a log is left out."""
+    """Return the lines in a stream of log events; other events are left out."""
     found = []
     for line in text.splitlines():
         if not line.startswith("data:"):

@@ -54,7 +54,7 @@ async def examine(client: RunpodClient, settings: RunpodSettings, services: Serv
 
 
 async def _creates(client: RunpodClient) -> list[CheckLine]:
-    """A line for a key that may read and not create: RunPod refuses its creates like those of a forbidden pool."""
+    """Check that the key may create: a create that is refused for the key reads like one of a forbidden pool."""
     try:
         await client.may_create()
     except AuthFailed as exc:

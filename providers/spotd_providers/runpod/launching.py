@@ -37,7 +37,7 @@ UNEXPLAINED_MAX: Final = 3
 
 
 def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, Any]:
-    """The pod to make. The schema is closed, so nothing is in it that is not needed.
+    """Build the pod to create. The schema is closed, so it holds only what is needed.
 
     No `mounts` (nothing outlives the machine but checkpoints), no `ports` (hosts only call out), no `env` (secrets
     have no business there). `args` goes to the image's ENTRYPOINT; almost every image runs what it is given.
@@ -71,7 +71,7 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
 
 
 def arguments(script: str) -> str:
-    """The start script as one string of shell words."""
+    """Quote the start script as one string of shell words."""
     return shlex.join(["/bin/sh", "-c", script])
 
 
@@ -127,7 +127,7 @@ class UnexplainedRefusals:
 def refusal_of_create(
     refused: RunpodRefused, request: LaunchRequest, unexplained: UnexplainedRefusals
 ) -> ProviderError:
-    """The leaf of the contract that a refused create is; no pod was made."""
+    """Translate a refused create into an error of the contract; no pod was made."""
     said = refused.detail or f"HTTP {refused.status}"
     if refused.status in (413, 422):
         return rejected("request", said, status=refused.status)
@@ -153,7 +153,7 @@ def refusal_of_create(
 
 
 def refusal_in_words(text: str, said: str) -> ProviderError | None:
-    """What a sentence of RunPod's means, if it is a known one."""
+    """Translate a known sentence of RunPod's; `None` for others."""
     if says(text, BALANCE_WORDS):
         return NoBalance(f"the RunPod account's balance is too low: {said}")
     if says(text, QUOTA_WORDS):
@@ -164,6 +164,6 @@ def refusal_in_words(text: str, said: str) -> ProviderError | None:
 
 
 def rejected(field: str, reason: str, *, status: int | None = None) -> RequestRejected:
-    """A request that is wrong and will be wrong again."""
+    """Build the error of a request that is wrong and will be wrong again."""
     what = f"RunPod refused the request ({status})" if status else f"RunPod: {field}"
     return RequestRejected(f"{what}: {reason}", field=field, reason=reason)

@@ -125,7 +125,7 @@ class PodListing:
             self._console_due.add(row.id)
 
     async def _start_complaint(self, pod_id: str) -> str:
-        """The error that spotd's own start script reported on this pod, if any."""
+        """Return the error that spotd's own start script reported on this pod, if any."""
         if pod_id in self._console_due and not self._complaints.get(pod_id):
             self._console_due.discard(pod_id)
             try:
@@ -136,7 +136,7 @@ class PodListing:
         return self._complaints.get(pod_id, "")
 
     async def _explained(self, instance: Instance) -> Instance:
-        """The machine, with an image that cannot start our script or cannot be pulled named as its loss."""
+        """Set the loss of a machine whose image cannot start our script or cannot be pulled."""
         complaint = await self._start_complaint(instance.ref.instance_id)
         if complaint and instance.state is not InstanceState.GONE:
             return replace(instance, state=InstanceState.PAUSED, loss=Loss.IMAGE_ERROR, detail=complaint)
@@ -152,7 +152,7 @@ class PodListing:
         return instance
 
     async def _image_complaint(self, pod_id: str) -> str:
-        """The line of the host's log that names the image as the fault, if any. RunPod itself waits for ever."""
+        """Return the line of the host's log that names the image as the fault, if any. RunPod itself waits for ever."""
         now = self._services.clock.now()
         at, complaint = self._image_checks.get(pod_id, (datetime.min.replace(tzinfo=UTC), ""))
         if complaint or now - at < LOG_READ_EVERY:

@@ -42,7 +42,7 @@ _CREATED_AS: Final = {"NVIDIA RTX PRO 4500 Blackwell Server Edition": "NVIDIA RT
 
 
 def create_id(gpu: str) -> str:
-    """The id by which a create knows this GPU of the catalogue."""
+    """Return the id by which a create knows this GPU of the catalogue."""
     return _CREATED_AS.get(gpu, gpu)
 
 
@@ -63,7 +63,7 @@ def translated(
 
 
 def offer_id(gpu: str, count: int, cloud: str) -> str:
-    """The name of an offer: stable as long as the same thing is sold."""
+    """Name an offer, the same as long as the same thing is sold."""
     return f"{gpu.replace(' ', '_')}:{count}:{cloud.lower()}"
 
 
@@ -112,7 +112,7 @@ def _not_sold(row: GpuRow, cloud: str, count: int, settings: RunpodSettings) -> 
 
 
 def _places(row: GpuRow, settings: RunpodSettings) -> tuple[str, ...]:
-    """The data centres that have some now, among those that may be used."""
+    """Return the data centres that have some now, among those that may be used."""
     allowed = frozenset(settings.data_centers)
     stocked = (place.id for place in row.data_centers or () if place.availability in IN_STOCK)
     return tuple(place for place in stocked if not allowed or place in allowed)

@@ -44,6 +44,6 @@ class PodKeys:
             self._log.warning("runpod.pod_keys_unwritable", reason=type(exc).__name__)
 
     def key_of(self, pod_id: str) -> AttemptKey | None:
-        """The key of this pod, if it is or was one of ours."""
+        """Return the key of this pod, if it is or was one of ours."""
         key = self._keys.get(pod_id)
         return None if key is None else AttemptKey(key)

@@ -61,7 +61,7 @@ def ref_of(pod_id: str) -> InstanceRef:
 
 
 def as_instance(row: PodRow, key: AttemptKey) -> Instance:
-    """The machine of this row."""
+    """Translate a row to a machine."""
     word = (row.status or "").strip().upper()
     state = _STATES.get(word, InstanceState.UNKNOWN)
     loss = _LOSSES.get(word)
@@ -86,7 +86,7 @@ def as_instance(row: PodRow, key: AttemptKey) -> Instance:
 
 
 def unreadable(pod_id: str, key: AttemptKey) -> Instance:
-    """A machine that certainly exists under our name, though its row makes no sense."""
+    """Describe a machine that certainly exists under our name, though its row is malformed."""
     return Instance(
         ref=ref_of(pod_id), key=key, state=InstanceState.UNKNOWN, detail="RunPod's row about it is malformed"
     )

@@ -151,7 +151,7 @@ class RunpodProvider:
         await self._delete(pod_id)
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
-        """The container's last lines, or the host's where the container said nothing; no secrets."""
+        """Return the container's last lines, or the host's where the container printed nothing; no secrets."""
         pod_id = _pod_id(ref)
         found = await self._client.log_lines(pod_id, source="container", lines=lines)
         if not found:
@@ -159,7 +159,7 @@ class RunpodProvider:
         return tuple(clean(line, chars_max=4096) for line in found)
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
-        """The charges of our pods, hour by hour."""
+        """Return the charges of our pods, hour by hour."""
         return await charges_between(self._client, self._pod_keys, self._services.log, since, until)
 
     async def check(self) -> Sequence[CheckLine]:

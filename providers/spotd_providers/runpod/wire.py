@@ -155,7 +155,7 @@ class GpuRows:
 
 
 def decoded(body: bytes) -> Any:
-    """The JSON of a body of RunPod's.
+    """Decode the JSON of a body of RunPod's.
 
     Raises:
         Unavailable: not JSON.
@@ -164,7 +164,7 @@ def decoded(body: bytes) -> Any:
 
 
 def shaped(model: type[_M], value: Any, *, what: str) -> _M:
-    """The value as this model.
+    """Validate the value as this model.
 
     Raises:
         Unavailable: it has another shape, so it proves nothing.
@@ -196,7 +196,7 @@ def gpu_rows(value: Any) -> GpuRows:
 
 
 def price_of(row: GpuRow, cloud: str) -> float | str:
-    """The price of one GPU on this cloud, or why there is none."""
+    """Return the price of one GPU on this cloud, or why there is none."""
     found = row.price.get(cloud.lower())
     if found is None or (found == 0 and not isinstance(found, bool)):
         return "price: not sold on this cloud"
@@ -207,7 +207,7 @@ def price_of(row: GpuRow, cloud: str) -> float | str:
 
 
 def pod_row(raw: Any) -> PodRow | None:
-    """The pod of this row, or `None` if not even its id can be read."""
+    """Parse a pod; `None` if not even its id is valid."""
     try:
         return _POD.validate_python(raw)
     except ValidationError:
@@ -215,7 +215,7 @@ def pod_row(raw: Any) -> PodRow | None:
 
 
 def billing_row(raw: Any) -> BillingRow | None:
-    """The bill of this row, or `None` if it cannot be read."""
+    """Parse a bill; `None` if it is not valid."""
     try:
         return _BILL.validate_python(raw)
     except ValidationError:
@@ -223,7 +223,7 @@ def billing_row(raw: Any) -> BillingRow | None:
 
 
 def problem_of(body: Any) -> str:
-    """What a refusal says: RFC 9457's title, detail and errors, or the words of the older APIs."""
+    """Return the text of a refusal: RFC 9457's title, detail and errors, or the fields of the older APIs."""
     if not isinstance(body, Mapping):
         return ""
     errors = body.get("errors")

@@ -30,7 +30,7 @@ class NothingToRun(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status of a run; the report is on stdout."""
+    """Run the suite, print the report on stdout and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m spotd_providers.testkit", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="the provider, as its entry point calls it")
     parser.add_argument("-k", metavar="TEXT", default="", help="only behaviours whose name holds TEXT")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def load_harness(name: str) -> HarnessFactory:
-    """The harness of an installed provider, which opens that very provider.
+    """Load the harness of an installed provider, and check that it opens that very provider.
 
     Raises:
         NothingToRun: one of the two entry points is missing or broken.

@@ -20,7 +20,7 @@ import anyio.lowlevel
 
 T = TypeVar("T")
 
-_LOOK_EVERY_S: Final = 0.02
+_POLL_S: Final = 0.02
 START: Final = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
 
@@ -45,7 +45,7 @@ class FakeClock:
             return self._now
 
     async def sleep(self, duration: timedelta) -> None:
-        """Returns at now + duration; other sleepers that are due earlier return earlier."""
+        """Sleep until now + duration; other sleepers that are due earlier return earlier."""
         with self._lock:
             self.slept.append(duration)
             wake = (self._now + max(duration, timedelta(0)), next(self._order))
@@ -65,7 +65,7 @@ class FakeClock:
         return duration.total_seconds()
 
     def advance(self, duration: timedelta) -> None:
-        """It is `duration` later."""
+        """Move the clock ahead by `duration`."""
         with self._lock:
             self._now += duration
 
@@ -84,7 +84,7 @@ class JumpLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The result of an async function run on a `JumpLoop`."""
+    """Run an async function on a `JumpLoop`."""
     return anyio.run(main, backend="asyncio", backend_options={"loop_factory": JumpLoop})
 
 
@@ -98,7 +98,7 @@ async def outlast(
     *,
     limit: timedelta = timedelta(minutes=10),
 ) -> tuple[T | Exception, timedelta]:
-    """What a call returned or raised, and how long it was willing to wait for answers that never came.
+    """Await a call, and measure how long it was willing to wait for answers that never came.
 
     While `hanging()` says that a request is being held, loop time jumps a second at a time. Runs on a `JumpLoop` only.
 
@@ -124,7 +124,7 @@ async def outlast(
         group.start_soon(caller, name="outlasted call")
         while not outcome:
             if not hanging():
-                with anyio.move_on_after(_LOOK_EVERY_S):
+                with anyio.move_on_after(_POLL_S):
                     await done.wait()
                 continue
             loop.jump(1.0)
@@ -140,7 +140,7 @@ async def outlast(
 
 
 async def until(condition: Callable[[], bool], *, tries: int = 500) -> None:
-    """The condition holds; for what happens in another thread or process and needs real time.
+    """Wait until the condition holds, for what happens in another thread or process and needs real time.
 
     Raises:
         TimeoutError: it still does not after ten seconds.
@@ -154,4 +154,4 @@ async def until(condition: Callable[[], bool], *, tries: int = 500) -> None:
 
 async def _real_pause() -> None:
     # A request on its way through a socket needs real time; nothing virtual can stand in for it.
-    await asyncio.sleep(_LOOK_EVERY_S)
+    await asyncio.sleep(_POLL_S)

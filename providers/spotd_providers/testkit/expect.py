@@ -39,7 +39,7 @@ class BehaviourFailed(AssertionError):
 
 
 def expect(condition: object, otherwise: str) -> None:
-    """The condition holds.
+    """Require that the condition holds.
 
     Raises:
         BehaviourFailed: with `otherwise` as its message.
@@ -49,7 +49,7 @@ def expect(condition: object, otherwise: str) -> None:
 
 
 async def attempted(h: Harness, call: Callable[[], Awaitable[T]]) -> T | ProviderError:
-    """What a call returned, or the leaf of the contract it raised. Deadlines pass at once where answers hang."""
+    """Await a call; return its result or its error of the contract. Deadlines pass at once where answers hang."""
     outcome, waited = await outlast(call, lambda: h.faults.hanging)
     expect(waited <= DEADLINE_MAX, f"kept its caller waiting for {waited}")
     if isinstance(outcome, Exception):
@@ -64,7 +64,7 @@ async def attempted(h: Harness, call: Callable[[], Awaitable[T]]) -> T | Provide
 
 
 async def refused(h: Harness, call: Callable[[], Awaitable[object]], *kinds: type[ProviderError]) -> ProviderError:
-    """The error of a call that must fail in one of these ways."""
+    """Require that a call fails in one of these ways, and return its error."""
     outcome = await attempted(h, call)
     names = " or ".join(kind.__name__ for kind in kinds)
     if not isinstance(outcome, ProviderError):
@@ -75,14 +75,14 @@ async def refused(h: Harness, call: Callable[[], Awaitable[object]], *kinds: typ
 
 
 async def all_offers(h: Harness) -> tuple[Offer, ...]:
-    """What is on sale; never nothing."""
+    """Return the offers on sale, at least one."""
     page = await h.provider.offers(h.query())
     expect(page.offers, "nothing is on offer although the cloud sells something")
     return page.offers
 
 
 async def an_offer(h: Harness, market: Market | None = None) -> Offer:
-    """The cheapest offer (of that market).
+    """Return the cheapest offer (of that market).
 
     Raises:
         NotApplicable: nothing is sold on that market.
@@ -94,7 +94,7 @@ async def an_offer(h: Harness, market: Market | None = None) -> Offer:
 
 
 async def bought(h: Harness, offer: Offer | None = None) -> tuple[AttemptKey, Instance]:
-    """A machine of ours that is up."""
+    """Launch a machine of ours and let it come up."""
     key = h.key()
     request = h.request(offer or await an_offer(h), key)
     instance = (await h.provider.launch(request)).instance
@@ -103,20 +103,20 @@ async def bought(h: Harness, offer: Offer | None = None) -> tuple[AttemptKey, In
 
 
 async def the_machine(h: Harness, key: AttemptKey) -> Instance:
-    """The one machine under this key that is not gone, as `find` returns it."""
+    """Return the one machine under this key that is not gone, as `find` returns it."""
     found = [i for i in await h.provider.find(key) if i.state is not InstanceState.GONE]
     expect(len(found) == 1, f"find({key}) returns {len(found)} machines instead of one: {found!r}")
     return found[0]
 
 
 def nothing_bought(h: Harness, key: AttemptKey) -> None:
-    """The world holds no machine under this key."""
+    """Require that the world holds no machine under this key."""
     machines = h.live(key)
     expect(not machines, f"a machine exists although the launch was refused: {machines!r}")
 
 
 def bought_once(h: Harness, key: AttemptKey) -> None:
-    """The world holds exactly one machine under this key, and one request to buy was sent."""
+    """Require that the world holds exactly one machine under this key, and that one request to buy was sent."""
     machines = h.live(key)
     expect(len(machines) == 1, f"{len(machines)} machines exist under {key} instead of one: {machines!r}")
     expect(h.launch_calls() == 1, f"{h.launch_calls()} requests to buy were sent instead of one")

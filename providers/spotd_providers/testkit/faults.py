@@ -101,19 +101,19 @@ class Faults:
         self._released = 0
 
     def answer(self, call: Call, canned: Canned, *, times: int = 1, after_effect: bool = False) -> None:
-        """The next requests get this answer; by default the cloud does nothing for them."""
+        """Give the next requests this answer; by default the cloud does nothing for them."""
         self._add(call, _Fault(kind=_Kind.ANSWER, after_effect=after_effect, canned=canned), times)
 
     def lose_answer(self, call: Call, *, times: int = 1, after_effect: bool = True) -> None:
-        """The connection breaks before the first byte of the answer."""
+        """Break the connection before the first byte of the answer."""
         self._add(call, _Fault(kind=_Kind.LOSE, after_effect=after_effect), times)
 
     def cut_body(self, call: Call, *, times: int = 1) -> None:
-        """The true answer breaks off in the middle of its body, after the effect."""
+        """Break off the true answer in the middle of its body, after the effect."""
         self._add(call, _Fault(kind=_Kind.CUT_BODY, after_effect=True), times)
 
     def truncate(self, call: Call, *, times: int = 1) -> None:
-        """The true answer arrives as the first half of itself, in a perfectly valid HTTP message."""
+        """Deliver the first half of the true answer, in a perfectly valid HTTP message."""
 
         def half(true: Canned) -> Canned:
             return Canned(status=true.status, body=true.body[: len(true.body) // 2], headers=true.headers)
@@ -121,7 +121,7 @@ class Faults:
         self.edit(call, half, times=times)
 
     def edit(self, call: Call, edit: Callable[[Canned], Canned], *, times: int = 1) -> None:
-        """The true answer is changed on its way back."""
+        """Change the true answer on its way back."""
         self._add(call, _Fault(kind=_Kind.EDIT, after_effect=True, edit=edit), times)
 
     def hang(self, call: Call, *, times: int = 1, after_effect: bool = True) -> None:
@@ -129,7 +129,7 @@ class Faults:
         self._add(call, _Fault(kind=_Kind.HANG, after_effect=after_effect), times)
 
     def release(self) -> None:
-        """Requests that hang now are cut; later ones hang anew."""
+        """Cut the requests that hang now; later ones hang anew."""
         with self._lock:
             self._released += 1
 
@@ -179,7 +179,7 @@ class Faults:
             return queue[0].fault if queue[0].left else queue.popleft().fault
 
     async def _perform(self, scope: Scope, body: bytes, receive: Receive) -> Canned:
-        """The cloud did what was asked; its answer is kept here."""
+        """Let the cloud do what was asked, and keep its answer here."""
         status = 500
         headers: dict[str, str] = {}
         content = b""

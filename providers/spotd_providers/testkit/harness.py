@@ -99,7 +99,7 @@ class WorldOffer:
     """Something the cloud sells now.
 
     Attributes:
-        offer_id: as the provider will name it; `None` if the fake cannot tell (behaviours then compare prices only).
+        offer_id: as the provider will name it; `None` if the fake does not know it (only prices are compared then).
         price: GPU part of the whole machine per hour, all its GPUs together.
     """
 
@@ -139,11 +139,11 @@ class Harness(MarketKnobs, ABC):
 
     @abstractmethod
     def settings(self) -> Any:
-        """The provider's own settings model, pointing at the fake."""
+        """Return the provider's own settings model, pointing at the fake."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Provider]:
-        """The provider is open; `self.provider` is it."""
+        """Open the provider; `self.provider` is it."""
         state_dir = self.folder / "state"
         state_dir.mkdir(parents=True, exist_ok=True)
         services = Services(
@@ -173,14 +173,14 @@ class Harness(MarketKnobs, ABC):
 
     @abstractmethod
     def sold(self) -> Sequence[WorldOffer]:
-        """What the provider should offer now: at least two kinds of GPU, at least one machine with several."""
+        """Return what the provider should offer now: at least two kinds of GPU, at least one machine with several."""
 
     def secrets(self) -> Sequence[str]:
         """Texts that must turn up in no log, error or URL. Override where a credential has several parts."""
         return [secret for secret in (self.credential, GRANT_CANARY) if secret]
 
     def requests(self, call: Call | None = None) -> list[RecordedRequest]:
-        """What arrived at the cloud, in order, lost answers included."""
+        """Return the requests that arrived at the cloud, in order, those with a lost answer included."""
         return [r for r in self.served.requests if call is None or self.faults.classify(r) is call]
 
     def live(self, key: AttemptKey | None = None) -> list[WorldMachine]:
@@ -195,11 +195,11 @@ class Harness(MarketKnobs, ABC):
         ]
 
     def key(self) -> AttemptKey:
-        """A key of ours that was never used."""
+        """Return a key of ours that was never used."""
         return AttemptKey(f"spotd-{self.install}-j0b{next(self._attempts):04d}-1")
 
     def request(self, offer: Offer, key: AttemptKey | None = None, **changes: Any) -> LaunchRequest:
-        """A sound launch request for an offer."""
+        """Build a valid launch request for an offer."""
         values: dict[str, Any] = {
             "key": key or self.key(),
             "install": self.install,
@@ -213,11 +213,11 @@ class Harness(MarketKnobs, ABC):
         return LaunchRequest(**values)
 
     def query(self) -> OfferQuery:
-        """What is asked for where a behaviour does not care."""
+        """Return the query of behaviours that need no special one."""
         return OfferQuery(disk_gb=20)
 
     async def advance(self, duration: timedelta) -> None:
-        """It is `duration` later in the cloud and for the provider."""
+        """Move time ahead by `duration`, in the cloud and for the provider."""
         if not isinstance(self.clock, FakeClock):
             raise NotImplementedError("a harness with a clock of its own overrides advance()")
         self.clock.advance(duration)

@@ -23,7 +23,7 @@ class Undecided(NotImplementedError):
 
 
 class NotApplicable(Exception):
-    """This cloud has no such thing; the message is the reason a reader of the report gets."""
+    """An error for what this cloud does not have; its message is the reason that the report shows."""
 
 
 class OddState(StrEnum):
@@ -40,52 +40,54 @@ class MarketKnobs:
     """One method per thing that a market may do. They take effect at once and last until the harness is closed."""
 
     def set_raw_price(self, offer_id: str, raw: str) -> None:
-        """In the cloud's next offer answers, this offer's price is the raw text `raw` (JSON clouds: `NaN`, `1e999`,
-        `-1`, `"abc"`, `true`, `null`, `[]`)."""
+        """Put the raw text `raw` in place of this offer's price in the cloud's next offer answers.
+
+        For clouds that answer in JSON it is `NaN`, `1e999`, `-1`, `"abc"`, `true`, `null` or `[]`.
+        """
         raise Undecided
 
     def sell_nothing(self) -> None:
-        """The market is empty."""
+        """Empty the market."""
         raise Undecided
 
     def vanish_offer(self, offer: Offer) -> None:
-        """The offer was listed a moment ago and cannot be bought any more."""
+        """Remove an offer that was listed a moment ago."""
         raise Undecided
 
     def raise_price(self, offer: Offer, factor: float = 2.0) -> None:
-        """What the offer stands for now costs `factor` times as much."""
+        """Multiply the price of what the offer stands for by `factor`."""
         raise Undecided
 
     def exhaust_capacity(self, offer: Offer) -> None:
-        """The cloud is out of this kind of machine."""
+        """Use up this kind of machine."""
         raise Undecided
 
     def empty_balance(self) -> None:
-        """The account has no money left."""
+        """Take all money from the account."""
         raise Undecided
 
     def exhaust_quota(self) -> None:
-        """An account limit is used up."""
+        """Use up an account limit."""
         raise Undecided
 
     def break_auth(self) -> None:
-        """The key is not accepted any more."""
+        """Invalidate the key."""
         raise Undecided
 
     def sell_on_demand_instead(self) -> None:
-        """The next launch buys an on-demand machine although an interruptible one was asked for."""
+        """Sell an on-demand machine to the next launch although it asks for an interruptible one."""
         raise Undecided
 
     def refuse_but_leave_machine(self) -> None:
-        """The next launch is refused and nevertheless leaves a machine behind that bills."""
+        """Refuse the next launch and nevertheless leave a machine behind that bills."""
         raise Undecided
 
     def set_list_lag(self, lag: timedelta) -> None:
-        """A new machine is missing from listings for so long."""
+        """Hide a new machine from listings for this long."""
         raise Undecided
 
     def list_only_part(self) -> None:
-        """The next listing ends early although there is more (a page fails, a region does not answer)."""
+        """End the next listing early although there is more (a page fails, a region does not answer)."""
         raise Undecided
 
     def spoil_listed_row(self, machine_id: str) -> None:
@@ -97,28 +99,31 @@ class MarketKnobs:
         raise Undecided
 
     def add_foreign_machines(self) -> Sequence[str]:
-        """Running machines that are not ours exist: one without a label, one of another install whose name begins with
-        ours (`spotd-lab2-...`), one with a label of a person's own. Their ids are returned."""
+        """Add running machines that are not ours, and return their ids.
+
+        One has no label, one is of another install whose name begins with ours (`spotd-lab2-...`), one has a label of
+        a person's own.
+        """
         raise Undecided
 
     def preempt(self, machine_id: str) -> None:
-        """The cloud takes this machine away, without notice where it knows notices too."""
+        """Take this machine away, without notice where the cloud knows notices too."""
         raise Undecided
 
     def pause(self, machine_id: str) -> None:
-        """The machine is outbid: stopped, kept, billing storage."""
+        """Outbid the machine: stopped, kept, billing storage."""
         raise Undecided
 
     def give_notice(self, machine_id: str) -> None:
-        """The cloud announces that it will take this machine away."""
+        """Announce that this machine will be taken away."""
         raise Undecided
 
     def set_state(self, machine_id: str, state: OddState) -> None:
-        """The cloud reports this state of the machine."""
+        """Report this state of the machine."""
         raise Undecided
 
     def true_balance(self) -> Balance:
-        """What the account really holds."""
+        """Return what the account really holds."""
         raise Undecided
 
     def billed(self, machine_id: str) -> int:

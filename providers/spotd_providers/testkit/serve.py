@@ -77,7 +77,7 @@ class Served:
     _stop: Callable[[], None]
 
     def on_loop(self, change: Callable[[], T]) -> T:
-        """The result of `change`, run in the server's thread between two steps of its requests."""
+        """Run `change` in the server's thread between two steps of its requests, and return its result."""
         result: Future[T] = Future()
 
         def run() -> None:
@@ -95,12 +95,12 @@ class Served:
 
 
 def cut(scope: Scope) -> None:
-    """The connection of this request is gone, as if a cable was pulled; the app should return at once."""
+    """Drop the connection of this request, as if a cable was pulled; the app should return at once."""
     scope["extensions"][_CUT]()
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body of a request."""
+    """Read the whole body of a request."""
     body = bytearray()
     while True:
         message = await receive()
@@ -112,7 +112,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def as_request(scope: Scope, body: bytes) -> RecordedRequest:
-    """The request of an ASGI scope whose body was read."""
+    """Build the record of an ASGI scope whose body was read."""
     return RecordedRequest(
         method=scope["method"],
         path=scope["raw_path"].decode("latin-1").partition("?")[0],
@@ -123,7 +123,7 @@ def as_request(scope: Scope, body: bytes) -> RecordedRequest:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that delivers the body once more."""
+    """Return a `receive` that delivers the body once more."""
     delivered = False
 
     async def replay() -> Message:

@@ -49,7 +49,7 @@ C = TypeVar("C", bound=Callable[..., Awaitable[None]])
 
 
 def behaviour(*, cases: Sequence[Any] | None = None, opens: bool = False) -> Callable[[C], C]:
-    """The function is a behaviour; with `cases` it is one per case, which it gets as its second argument."""
+    """Register the function as a behaviour; with `cases`, as one per case, which it gets as its second argument."""
 
     def register(check: C) -> C:
         name = check.__name__
@@ -71,7 +71,7 @@ def registered() -> tuple[Behaviour, ...]:
 
 
 def run(one: Behaviour, factory: HarnessFactory, folder: Path) -> None:
-    """The provider shows this behaviour, and no secret turned up where it must not.
+    """Run one behaviour, and search for secrets where none may be.
 
     Raises:
         BehaviourFailed: it does not (an `AssertionError`).

@@ -16,7 +16,7 @@ class Advancing(Protocol):
 
 @contextmanager
 def ticking(cloud: Advancing, *, every_s: float = 0.05) -> Iterator[None]:
-    """The cloud is brought up to date this often, in real seconds, until the block ends.
+    """Advance the cloud this often, in real seconds, until the block ends.
 
     For clouds on a scaled or real clock whose machines must start without a customer polling for them.
     """

@@ -49,7 +49,7 @@ class VastRefused(Exception):
 
 
 def body_of(answer: HttpAnswer) -> Any:
-    """The decoded body, or `None` if it is no JSON."""
+    """Decode the body; `None` if it is not JSON."""
     try:
         return decoded(answer.body)
     except Unavailable:
@@ -66,7 +66,7 @@ def raise_for(
     rng: Random,
     purchase: bool = False,
 ) -> None:
-    """Returns only if the answer is a yes.
+    """Raise the error that an answer stands for; return only if it is a success.
 
     On a purchase, a 403 may be about the account or the offer (hosts may rent only their own, new accounts may spend
     only so fast) and says so in its words; elsewhere it is the key.

@@ -18,7 +18,7 @@ PAGES_MAX: Final = 400
 
 
 async def money_left(client: VastClient) -> tuple[int, datetime | None]:
-    """The spendable micro-dollars (negative for a debt), and the server's clock.
+    """Return the spendable micro-dollars (negative for a debt), and the server's clock.
 
     Raises:
         Unavailable: the account answer states no money.
@@ -36,7 +36,7 @@ async def money_left(client: VastClient) -> tuple[int, datetime | None]:
 async def charges_between(
     client: VastClient, services: Services, since: datetime, until: datetime
 ) -> tuple[ProviderCharge, ...]:
-    """What our machines were billed in a span: one charge per kind (gpu, disk, bwd, bwu), or one `total`."""
+    """Return what our machines were billed in a span: one charge per kind (gpu, disk, bwd, bwu), or one `total`."""
     found: list[ProviderCharge] = []
     after: str | None = None
     for _ in range(PAGES_MAX):
@@ -61,7 +61,7 @@ def _charges_of(raw: Any, services: Services) -> list[ProviderCharge]:
 
 
 def as_charges(row: ChargeRow, install: InstallId) -> list[ProviderCharge]:
-    """The charges of one row; none for machines that are not ours. The parts are used only if they add up."""
+    """Translate one row; no charges for machines that are not ours. The parts are used only if they add up."""
     key = key_of(row.metadata.label if row.metadata else None, install)
     contract = row.source.removeprefix("instance-")
     if key is None or not contract.isdecimal():

@@ -52,8 +52,9 @@ T = TypeVar("T")
 
 
 class VastEndpoint(Enum):
-    """Minimum seconds between calls (a little above vast.ai's own thresholds, since requests arrive unevenly), and how
-    long to stay away after a 429 without advice.
+    """Minimum seconds between calls, and the pause after a 429 without advice.
+
+    The intervals are a little above vast.ai's own thresholds, since requests arrive unevenly.
     """
 
     SEARCH = ("search", 0.0, 6.0)
@@ -93,7 +94,7 @@ class SearchWindow:
         self._started: deque[datetime] = deque(maxlen=calls)
 
     async def turn(self) -> None:
-        """Returns when one more search keeps the limit."""
+        """Wait until one more search keeps the limit."""
         while (wait := self.wait()) > timedelta(0):
             await self._clock.sleep(wait)
         self._started.append(self._clock.now())
@@ -121,7 +122,7 @@ class VastClient:
         self._one_purchase = anyio.Lock()
 
     async def search(self, query: Mapping[str, Any]) -> OfferRows:
-        """The rows of one search. Not repeated on failure: the poller comes back anyway, and searches are counted."""
+        """Return the rows of one search. Not repeated on failure: the poller comes back anyway."""
         await self._searches.turn()
         answer = await self._asked(
             VastEndpoint.SEARCH, "POST", "/api/v0/bundles/", json_body=query, timeout_s=SEARCH_TIMEOUT_S
@@ -182,7 +183,7 @@ class VastClient:
         return Created(contract=reply.new_contract)
 
     async def instance(self, contract: int) -> Any | None:
-        """The row of one machine, or `None` when vast.ai says that it does not exist (or not yet)."""
+        """Return the row of one machine, or `None` when vast.ai says that it does not exist (or not yet)."""
 
         async def call() -> Any | None:
             try:
@@ -232,7 +233,7 @@ class VastClient:
         await self._repeated(call, attempts=attempts)
 
     async def change_bid(self, contract: int, price_usd: float) -> None:
-        """The bid of this contract is changed. Repeating it is harmless: the same price is set again."""
+        """Change the bid of this contract. Repeating it is harmless: the same price is set again."""
 
         async def call() -> None:
             body = {"client_id": "me", "price": price_usd}
@@ -241,7 +242,7 @@ class VastClient:
         await self._repeated(call)
 
     async def user(self) -> tuple[UserReply, HttpAnswer]:
-        """The money of the account, and the answer for its `Date` header alone (its body may hold the key)."""
+        """Return the money of the account, and the answer, of which only the `Date` header may be used."""
 
         async def call() -> tuple[UserReply, HttpAnswer]:
             answer = await self._asked(VastEndpoint.USER, "GET", "/api/v0/users/current/")
@@ -280,7 +281,7 @@ class VastClient:
         return await self._repeated(call)
 
     async def fetched_log(self, url: str) -> str:
-        """The text behind a log URL, once vast.ai has put it there.
+        """Return the text behind a log URL, once vast.ai has put it there.
 
         Raises:
             Unavailable: nothing there in time.

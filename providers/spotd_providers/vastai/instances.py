@@ -85,7 +85,7 @@ def ref_of(contract: int) -> InstanceRef:
 
 
 def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, bought_at: datetime | None = None) -> Instance:
-    """The machine of this row; `bought_at` is when this process bought it, by its own clock."""
+    """Translate a row to a machine; `bought_at` is when this process bought it, by its own clock."""
     found = standing(row, now=now, bought_at=bought_at)
     return Instance(
         ref=ref_of(row.id),
@@ -101,7 +101,7 @@ def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, bought_at: 
 
 
 def unreadable(contract: int, key: AttemptKey) -> Instance:
-    """A machine that certainly exists under our label, though its row makes no sense."""
+    """Describe a machine that certainly exists under our label, though its row is malformed."""
     return Instance(
         ref=ref_of(contract), key=key, state=InstanceState.UNKNOWN, detail="vast.ai's row about it is malformed"
     )
@@ -110,7 +110,7 @@ def unreadable(contract: int, key: AttemptKey) -> Instance:
 def standing(
     row: InstanceRow, *, now: datetime, bought_at: datetime | None = None, out_of_credit: bool = False
 ) -> Standing:
-    """What the row's four opinions come to."""
+    """Decide the state from the row's four opinions."""
     actual, current = _word(row.actual_status), _word(row.cur_state)
     following, intended = _word(row.next_state), _word(row.intended_status)
     fresh = _is_fresh(row, now, bought_at)
@@ -148,7 +148,7 @@ def _by_agent(row: InstanceRow, actual: str, *, now: datetime, out_of_credit: bo
 
 
 def _failure_of_start(message: str, actual: str) -> Loss | None:
-    """What the host's agent says of a container that it could not start: its own fault or the image's."""
+    """Return whose fault a failed start is by the agent's message: the host's own or the image's."""
     said = message.strip().lower()
     if _NOT_IN_THE_IMAGE.search(said) or any(words in said for words in _IMAGE_FAILURES):
         return Loss.IMAGE_ERROR

@@ -29,7 +29,7 @@ BID_USD_MAX: Final = 128.0
 
 
 def request_body(request: LaunchRequest) -> tuple[int, dict[str, Any]]:
-    """The ask to buy and the body that buys it.
+    """Build the purchase: the ask to buy, and the body.
 
     `price` makes it a bid; without it vast.ai silently sells on-demand. `cancel_unavail` makes an unavailable GPU an
     error where the default for bids is a stopped contract that bills. `onstart` carries the entrypoint in this style.
@@ -67,7 +67,7 @@ def request_body(request: LaunchRequest) -> tuple[int, dict[str, Any]]:
 
 
 def refusal_of_purchase(refused: VastRefused, market: Market) -> ProviderError:
-    """The leaf of the contract that a refused purchase is; nothing was bought."""
+    """Translate a refused purchase into an error of the contract; nothing was bought."""
     said = refused.detail or refused.code or f"HTTP {refused.status}"
     words = f"{refused.code} {refused.detail}".lower()
     if "no_such_ask" in words or "no longer available" in words or "is not available" in words:

@@ -55,13 +55,13 @@ class InstanceListing:
         self._credit_gone = (False, datetime.min.replace(tzinfo=UTC))
 
     def own(self, contract: int) -> None:
-        """This contract was bought here, now."""
+        """Record that this contract was bought here, now."""
         machine = ref_of(contract).instance_id
         self.ours.add(machine)
         self._bought_at[machine] = self._services.clock.now()
 
     def own_row(self, row: InstanceRow, key: AttemptKey) -> Instance:
-        """The machine of this row."""
+        """Translate a row of ours to a machine."""
         bought_at = self._bought_at.get(ref_of(row.id).instance_id)
         return as_instance(row, key, now=self._services.clock.now(), bought_at=bought_at)
 
@@ -129,7 +129,7 @@ class InstanceListing:
         return whole
 
     async def _settled(self, found: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """The machines with three late findings worked in.
+        """Work three late findings into the machines.
 
         An empty account, an image that cannot start our script, and a bid that was sold on-demand.
         """
@@ -141,7 +141,7 @@ class InstanceListing:
         return tuple([await self._verified(await self._explained(instance)) for instance in found])
 
     async def _explained(self, instance: Instance) -> Instance:
-        """A container that ended by itself may have said why: in an image without Python nothing else can speak."""
+        """Read why a container ended by itself: in an image without Python only its console says so."""
         if instance.loss is not Loss.SELF:
             return instance
         machine = instance.ref.instance_id

@@ -42,7 +42,7 @@ _TYPE: Final = {Market.SPOT: "bid", Market.ON_DEMAND: "on-demand"}
 
 
 def search_body(settings: VastSettings, query: OfferQuery, market: Market) -> dict[str, Any]:
-    """The search that asks vast.ai for one market under these settings."""
+    """Build the search for one market under these settings."""
     body: dict[str, Any] = {
         "external": {"eq": False},
         "rentable": {"eq": True},
@@ -109,7 +109,7 @@ class OnDemandPrices:
             self._by_machine[place] = min(row.dph_base, self._by_machine.get(place, row.dph_base))
 
     def of(self, row: OfferRow) -> float | None:
-        """The on-demand price seen for this hardware, if any."""
+        """Return the known on-demand price of this hardware, if any."""
         price = self._by_ask.get(row.id)
         return self._by_machine.get((row.machine_id, row.num_gpus)) if price is None else price
 
@@ -247,7 +247,7 @@ def _offer_id(row: OfferRow, market: Market) -> str:
 
 
 def country(geolocation: str | None) -> str:
-    """The country code of `City, CC`, else whatever text there is."""
+    """Return the country code of `City, CC`, else the text itself."""
     text = (geolocation or "").strip(" ,")
     code = text.rpartition(",")[2].strip()
     return code.upper() if len(code) == 2 and code.isalpha() else text

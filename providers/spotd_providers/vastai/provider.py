@@ -122,7 +122,7 @@ class VastProvider:
         return self._client.requests_sent
 
     async def launch(self, request: LaunchRequest) -> Launched:
-        """A contract exists, was bought by one PUT, and is the kind we wanted: a bid is a bid."""
+        """Buy a contract by one PUT, and check that it is of the market that was asked for."""
         ask, body = request_body(request)
         try:
             created = await self._client.create(ask, body, key=request.key)
@@ -169,7 +169,7 @@ class VastProvider:
         await self._client.destroy(contract)
 
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
-        """The machine's bid is `price` for all its GPUs."""
+        """Set the machine's bid to `price` for all its GPUs."""
         contract = _contract(ref)
         row = await self._row(contract)
         gpus = max(1, (row.num_gpus if row else None) or 1)
@@ -190,21 +190,21 @@ class VastProvider:
             ) from exc
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
-        """The container's last lines as vast.ai kept them, without anything that resembles a secret."""
+        """Return the container's last lines as vast.ai kept them, without anything that resembles a secret."""
         return await self._console(_contract(ref), lines)
 
     async def account(self) -> str:
-        """The number of the user; empty where vast.ai does not say it."""
+        """Return the number of the user; empty where vast.ai does not state it."""
         user, _ = await self._client.user()
         return "" if user.id is None else str(user.id)
 
     async def balance(self) -> Balance:
-        """The credit that is left. A debt is shown as nothing left."""
+        """Return the credit that is left. A debt counts as nothing left."""
         money, _ = await money_left(self._client)
         return Balance(available=MicroUsd(max(0, money)))
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
-        """What vast.ai billed for our machines, one charge per kind (gpu, disk, bwd, bwu)."""
+        """Return what vast.ai billed for our machines, one charge per kind (gpu, disk, bwd, bwu)."""
         return await charges_between(self._client, self._services, since, until)
 
     async def check(self) -> Sequence[CheckLine]:
@@ -231,7 +231,7 @@ class VastProvider:
         return None if row is None else instance_row(row)
 
     async def _without_leftover(self, created: Created, refused: VastRefused, request: LaunchRequest) -> ProviderError:
-        """The refusal, once the stopped contract that vast.ai left behind it is destroyed.
+        """Destroy the stopped contract that vast.ai left behind a refusal, and return the refusal.
 
         A bid that is too low is answered with an error *and* a contract, which bills storage until it is destroyed.
         """
@@ -251,7 +251,7 @@ class VastProvider:
         return NoCapacity(f"vast.ai could not start the machine: {said}")
 
     async def _verified(self, contract: int, request: LaunchRequest) -> Instance:
-        """The new machine, seen to be of the market and price that was agreed.
+        """Check that the new machine is of the market and price that was agreed.
 
         A fresh contract may not be listed for some seconds. If it can not be seen in time it is returned as pending,
         and the check is made when it is first listed.

@@ -63,7 +63,7 @@ class SearchGroup:
         return row.gpu_name in self.names and (not self.counts or row.num_gpus in self.counts)
 
     def narrowed(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The search for this group alone."""
+        """Narrow a search to this group."""
         more: dict[str, Any] = {}
         if self.names:
             more["gpu_name"] = {"in": list(self.names)}
@@ -95,7 +95,7 @@ def is_cut(count: int, limit: int) -> bool:
 
 
 def groups_of(query: OfferQuery) -> tuple[list[SearchGroup], list[SearchGroup]]:
-    """The searches for GPUs that jobs wait for, and for those that are only watched.
+    """Return the searches for GPUs that jobs wait for, and those for GPUs that are only watched.
 
     Canonical names that vast.ai spells alike (the A100 of 40 and of 80 GB) share a search.
     """
@@ -241,7 +241,7 @@ class OfferSearch:
         return self._settings.offers_max if self._cap is None else min(self._cap, self._settings.offers_max)
 
     async def found(self, query: OfferQuery) -> SearchResult:
-        """The offers of one poll.
+        """Read the offers of one poll.
 
         Raises:
             ProviderError: nothing could be read.

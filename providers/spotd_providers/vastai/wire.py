@@ -205,7 +205,7 @@ _CHARGE_ROW: Final = TypeAdapter(ChargeRow)
 
 
 def decoded(body: bytes) -> Any:
-    """The JSON of a body of vast.ai's.
+    """Decode the JSON of a body of vast.ai's.
 
     Raises:
         Unavailable: not JSON.
@@ -214,7 +214,7 @@ def decoded(body: bytes) -> Any:
 
 
 def shaped(model: type[_M], value: Any, *, what: str) -> _M:
-    """The value as this model.
+    """Validate the value as this model.
 
     Raises:
         Unavailable: it has another shape, so it proves nothing.
@@ -272,7 +272,7 @@ def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
 
 
 def instance_row(row: Any) -> InstanceRow | None:
-    """The machine of this row, or `None` if not even its id and label can be read."""
+    """Parse a machine; `None` if not even its id and label are valid."""
     try:
         return _INSTANCE_ROW.validate_python(row)
     except ValidationError:
@@ -280,7 +280,7 @@ def instance_row(row: Any) -> InstanceRow | None:
 
 
 def charge_row(row: Any) -> ChargeRow | None:
-    """The bill of this row, or `None` if it cannot be read."""
+    """Parse a bill; `None` if it is not valid."""
     try:
         return _CHARGE_ROW.validate_python(row)
     except ValidationError:
@@ -288,7 +288,7 @@ def charge_row(row: Any) -> ChargeRow | None:
 
 
 def single_instance(value: Any) -> Any:
-    """The row in a single-instance answer: vast.ai wraps one object under the *plural* key, or `None` when gone."""
+    """Unwrap a single-instance answer: one object under the *plural* key, or `None` when it is gone."""
     if isinstance(value, Mapping) and "instances" in value:
         inner = value["instances"]
         if isinstance(inner, Sequence) and not isinstance(inner, str):

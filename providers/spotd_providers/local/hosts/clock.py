@@ -36,7 +36,7 @@ class ScaledClock:
         return self.at_real(time.time())
 
     def at_real(self, epoch_s: float) -> datetime:
-        """The virtual instant at this moment of the wall clock (say, the change time of a file)."""
+        """Convert a wall clock's time (say, the change time of a file) to virtual time."""
         return self.virtual0 + timedelta(seconds=(epoch_s - self.real0) * self.scale)
 
     def real_seconds(self, duration: timedelta) -> float:
@@ -47,7 +47,7 @@ REAL_TIME = ScaledClock(real0=0.0, virtual0=datetime(1970, 1, 1, tzinfo=UTC), sc
 
 
 def measure(clock: HostClock, *, samples: int = 9) -> ScaledClock:
-    """The parameters of any clock that runs evenly against the wall clock, from looking at it.
+    """Measure the parameters of any clock that runs evenly against the wall clock.
 
     The tightest of a few readings is taken: being descheduled between two reads is hours at a high scale.
     """
@@ -65,13 +65,13 @@ def measure(clock: HostClock, *, samples: int = 9) -> ScaledClock:
 
 
 def write_clock(path: Path, clock: ScaledClock) -> None:
-    """The parameters are on disk as `clock.json`."""
+    """Write the clock's parameters to a `clock.json`."""
     content = {"real0": clock.real0, "virtual0": clock.virtual0.isoformat(), "scale": clock.scale}
     write_atomically(path, json.dumps(content))
 
 
 def read_clock(path: Path) -> ScaledClock:
-    """The clock that a `clock.json` describes.
+    """Read a `clock.json`.
 
     Raises:
         ValueError: the file does not hold one.
@@ -91,5 +91,5 @@ def read_clock(path: Path) -> ScaledClock:
 
 
 def real_now() -> datetime:
-    """The wall clock, for what processes on this computer compare with their own."""
+    """Return the wall clock's time, which processes on this computer compare with their own."""
     return datetime.now(UTC)

@@ -70,7 +70,7 @@ class Segment:
     paused: bool
 
     def amount(self, until: datetime) -> MicroUsd:
-        """What this span cost up to an instant, each part rounded up."""
+        """Compute the cost of this span up to an instant, each part rounded up."""
         end = until if self.end is None else min(self.end, until)
         return MicroUsd(cost(self.compute, end - self.start) + cost(self.storage, end - self.start))
 
@@ -79,7 +79,7 @@ class Ledger:
     """Writer of one market's ledger. One writer per file; readers come and go."""
 
     def __init__(self, path: Path) -> None:
-        """A torn last line of a writer that was killed is cut off: it was never acknowledged."""
+        """Open the ledger. A torn last line of a writer that was killed is cut off: it was never acknowledged."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._latest: dict[str, LedgerLine] = {}
@@ -97,11 +97,11 @@ class Ledger:
         compute: MicroUsdPerHour,
         storage: MicroUsdPerHour = _FREE,
     ) -> None:
-        """The machine costs this much from `at` on."""
+        """Record the machine's price from `at` on."""
         self._append(LedgerEvent.OPEN, machine_id, key, at, compute, storage, "")
 
     def price(self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour) -> None:
-        """The machine's price is another one from `at` on; nothing is written if it is the same or does not count."""
+        """Record another price from `at` on, unless it is the same or the machine is paused or ended."""
         last = self._latest[machine_id]
         if last.event in (LedgerEvent.PAUSED, LedgerEvent.END):
             return
@@ -114,12 +114,12 @@ class Ledger:
         self._append(LedgerEvent.PAUSED, machine_id, last.key, at, _FREE, last.storage, note)
 
     def resumed(self, machine_id: str, *, at: datetime, compute: MicroUsdPerHour) -> None:
-        """The machine runs again from `at` on."""
+        """Record that the machine runs again from `at` on."""
         last = self._latest[machine_id]
         self._append(LedgerEvent.RESUMED, machine_id, last.key, at, compute, last.storage, "")
 
     def end(self, machine_id: str, *, at: datetime, note: str = "") -> None:
-        """The machine costs nothing from `at` on. Ending it again changes nothing."""
+        """Record that the machine costs nothing from `at` on. Ending it again changes nothing."""
         last = self._latest[machine_id]
         if last.event is not LedgerEvent.END:
             self._append(LedgerEvent.END, machine_id, last.key, at, _FREE, _FREE, note)
@@ -160,7 +160,7 @@ class Ledger:
         self._latest[machine_id] = line
 
     def _write(self, text: bytes) -> None:
-        """The whole text is in the file, or none of it."""
+        """Write the whole text or nothing."""
         before = os.fstat(self._descriptor).st_size
         written = os.write(self._descriptor, text)
         if written != len(text):
@@ -183,7 +183,7 @@ def read_ledger(path: Path) -> tuple[LedgerLine, ...]:
 
 
 def segments(lines: Iterable[LedgerLine]) -> tuple[Segment, ...]:
-    """The spans of one price, in the order in which they began."""
+    """Return the spans of one price, in the order of their starts."""
     found: list[Segment] = []
     running: dict[str, LedgerLine] = {}
     for line in lines:
@@ -197,7 +197,7 @@ def segments(lines: Iterable[LedgerLine]) -> tuple[Segment, ...]:
 
 
 def total_by_machine(spans: Sequence[Segment], until: datetime) -> dict[str, MicroUsd]:
-    """What each machine cost up to an instant."""
+    """Sum the cost of each machine up to an instant."""
     totals: dict[str, MicroUsd] = {}
     for span in spans:
         totals[span.machine_id] = MicroUsd(totals.get(span.machine_id, 0) + span.amount(until))
@@ -205,7 +205,7 @@ def total_by_machine(spans: Sequence[Segment], until: datetime) -> dict[str, Mic
 
 
 def total_by_key(spans: Sequence[Segment], until: datetime) -> dict[str, MicroUsd]:
-    """What the machines under each key cost together up to an instant."""
+    """Sum the cost of the machines under each key up to an instant."""
     totals: dict[str, MicroUsd] = {}
     for span in spans:
         totals[span.key] = MicroUsd(totals.get(span.key, 0) + span.amount(until))
@@ -213,7 +213,7 @@ def total_by_key(spans: Sequence[Segment], until: datetime) -> dict[str, MicroUs
 
 
 def most_at_once(spans: Iterable[Segment], *, paused_too: bool = False) -> int:
-    """The greatest number of machines that ran (or existed) at the same instant; ends count before starts."""
+    """Count the most machines that ran (or existed) at the same instant; ends count before starts."""
     changes: list[tuple[datetime, int]] = []
     for span in spans:
         if span.end == span.start or (span.paused and not paused_too):

@@ -76,7 +76,7 @@ class Machines:
     # --- starting -------------------------------------------------------------------------------------------------
 
     def start(self, machine_id: str, start_script: str, env: Mapping[str, str] | None = None) -> MachineStatus:
-        """The script runs as a new session in the machine's directory, which is kept from an earlier boot.
+        """Run the script as a new session in the machine's directory, which is kept from an earlier boot.
 
         Raises:
             MachineError: it runs already, or the id cannot name a directory.
@@ -124,7 +124,7 @@ class Machines:
             return self.status(machine_id)
 
     def restart(self, machine_id: str) -> MachineStatus:
-        """The machine's own start script runs again in the same directory, with the same environment."""
+        """Run the machine's own start script again in the same directory, with the same environment."""
         with self._lock:
             record = self._get(machine_id)
             return self.start(machine_id, self._script_file(machine_id).read_text(), record.env)
@@ -137,7 +137,7 @@ class Machines:
             return tuple(self._records)
 
     def status(self, machine_id: str) -> MachineStatus:
-        """What the machine does now. An end is noted on disk the first time it is seen."""
+        """Return the machine's status. Its end is recorded on disk when it is observed first."""
         with self._lock:
             record = self._settle(self._get(machine_id))
             return MachineStatus(
@@ -156,19 +156,19 @@ class Machines:
         return self.status(machine_id).state is HostMachineState.RUNNING
 
     def exited(self, machine_id: str) -> int | None:
-        """The exit code of the start script, where it ended by itself."""
+        """Return the exit code of the start script, where it ended by itself."""
         return self.status(machine_id).exit_code
 
     def directory(self, machine_id: str) -> Path:
-        """The machine's own directory: where its start script runs."""
+        """Return the machine's own directory, in which its start script runs."""
         return self._root / "hosts" / machine_id
 
     def home(self, machine_id: str) -> Path:
-        """The machine's `$SPOTD_HOME`."""
+        """Return the machine's `$SPOTD_HOME`."""
         return self.directory(machine_id) / "spotd"
 
     def console(self, machine_id: str, *, lines: int) -> list[str]:
-        """The last lines of what the machine printed."""
+        """Return the last lines that the machine printed."""
         try:
             with (self.directory(machine_id) / "console.log").open("rb") as stream:
                 stream.seek(0, os.SEEK_END)
@@ -228,7 +228,7 @@ class Machines:
             self.kill(machine_id)
 
     def remove(self, machine_id: str) -> None:
-        """The machine is dead and its directory is gone."""
+        """Kill the machine and delete its directory."""
         with self._lock:
             self.kill(machine_id)
             self._records.pop(machine_id, None)
@@ -249,8 +249,11 @@ class Machines:
         }
 
     def _read_root_mark(self) -> str:
-        """A word of this root's own: two roots may use the same ids, even one after the other at the same place, and
-        a mark must never catch another root's machine."""
+        """Return this root's own mark.
+
+        Two roots may use the same ids, even one after the other at the same place, and a mark must never catch another
+        root's machine.
+        """
         file = self._root / "mark"
         if not file.exists():
             write_atomically(file, secrets.token_hex(8))
@@ -286,7 +289,7 @@ class Machines:
         return record
 
     def _note_end(self, record: Record) -> Record:
-        """The end is known, and on disk if that can be written: a full disk must not keep a machine from being killed.
+        """Record the end, on disk if that can be written: a full disk must not keep a machine from being killed.
 
         Without the note its next owner finds the processes gone all the same.
         """
@@ -295,14 +298,14 @@ class Machines:
         return record
 
     def _leader(self, record: Record) -> processes.Process | None:
-        """The machine's first process, if it runs and is really that one."""
+        """Return the machine's first process, if it runs and is really that one."""
         if record.pid is None:
             return None
         row = processes.find_process(record.pid)
         return row if row and row.started == record.pid_started and not row.dead else None
 
     def _settle(self, record: Record) -> Record:
-        """The record with its machine's end noted, if it has ended."""
+        """Return the record, with the machine's end in it if it has ended."""
         if record.ended is not None:
             return record
         done_at = min((_changed_at(file) for file in self._done_files(record.machine_id)), default=None, key=_late)
@@ -324,7 +327,7 @@ class Machines:
         )
 
     def _virtual(self, epoch_s: float | None) -> datetime:
-        """The virtual instant of a moment that has passed; now, if it is not known."""
+        """Convert a past moment of the wall clock to virtual time; now, if the moment is not known."""
         now = self._clock.now()
         if epoch_s is None:
             return now
@@ -351,7 +354,7 @@ class Machines:
         return frozenset(pid for pid in caught if pid in table and not table[pid].dead and pid != os.getpid())
 
     def _adopt_by_mark(self, record: Record) -> None:
-        """A machine whose owner died between starting it and noting its pid is found by its mark, or is dead."""
+        """Find a machine whose owner died before it recorded the pid: by its mark, or as dead."""
         marked = processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}")
         rows = (processes.find_process(pid) for pid in marked)
         leader = next((row for row in rows if row and row.session == row.pid and not row.dead), None)

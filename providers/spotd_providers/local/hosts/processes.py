@@ -37,7 +37,7 @@ class Process:
 
 
 def find_process(pid: int) -> Process | None:
-    """The process that has this pid now."""
+    """Return the process that has this pid now."""
     if HAS_PROC:
         return _from_stat(pid)
     return next((process for process in _ask_ps(["-p", str(pid)]) if process.pid == pid), None)
@@ -52,7 +52,7 @@ def all_processes() -> tuple[Process, ...]:
 
 
 def pids_with_environment(mark: str) -> frozenset[int]:
-    """The processes whose first environment holds the entry `mark` (`NAME=value`)."""
+    """Return the processes whose first environment holds the entry `mark` (`NAME=value`)."""
     if not HAS_PROC:
         return _pids_with_environment_by_ps(mark)
     wanted = mark.encode()
@@ -78,7 +78,7 @@ def kill_hard(pid: int) -> None:
 
 
 def reap(pid: int) -> int | None:
-    """The exit code of a child that ended, once; `None` when it runs, or is not our child (any more)."""
+    """Return the exit code of a child that ended, once; `None` if it runs or is not our child."""
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -13,7 +13,7 @@ class MachineError(Exception):
 
 
 class HostMachineState(StrEnum):
-    """Where a machine is, as its processes tell."""
+    """The state of a machine, by its processes."""
 
     RUNNING = "running"
     ENDED = "ended"

@@ -8,7 +8,7 @@ from spotd_providers.local.settings import Flavour, HostSpec, SeededPrice
 
 
 def _marketplace(name: str, gpu: str, vram_gb: int, base: float, **more: Any) -> HostSpec:
-    """A host of a bid market: cheap, sudden, with prices on traffic."""
+    """Build a host of a bid market: cheap, sudden, with prices on traffic."""
     return HostSpec(
         name=name,
         gpu=gpu,
@@ -24,7 +24,7 @@ def _marketplace(name: str, gpu: str, vram_gb: int, base: float, **more: Any) ->
 
 
 def _cloud(name: str, gpu: str, vram_gb: int, base: float, on_demand: float, **more: Any) -> HostSpec:
-    """A pool of a large cloud: higher prices, fewer interruptions, two minutes of notice."""
+    """Build a pool of a large cloud: higher prices, fewer interruptions, two minutes of notice."""
     return HostSpec(
         name=name,
         gpu=gpu,

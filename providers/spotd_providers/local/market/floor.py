@@ -114,7 +114,7 @@ class Floor:
     def existing(self) -> Iterator[Machine]:
         return (machine for machine in self.memory.machines.values() if machine.exists)
 
-    def open_books(self, machine: Machine) -> None:
+    def open_in_ledger(self, machine: Machine) -> None:
         self.ledger.open(
             machine.machine_id, machine.key, at=machine.created_at, compute=machine.price, storage=machine.storage
         )
@@ -152,7 +152,7 @@ class Floor:
         self.dirty = True
 
     def take_away(self, machine: Machine, now: datetime) -> None:
-        """Stopped and kept in a bid market, gone elsewhere."""
+        """Stop and keep the machine in a bid market, end it elsewhere."""
         if self.hosts[machine.host].flavour is Flavour.NOTICE or machine.market is Kind.ON_DEMAND:
             self.end(machine, now, Loss.PREEMPTED, "the provider took it away")
             return

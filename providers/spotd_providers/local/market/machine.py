@@ -105,12 +105,12 @@ class MachineMemory:
 
 
 def save(memory: MachineMemory, path: Path) -> None:
-    """The memory is on disk, whole."""
+    """Write the memory to disk, whole."""
     write_atomically(path, json.dumps(asdict(memory), default=_encode))
 
 
 def load(path: Path) -> MachineMemory | None:
-    """The memory on disk, if there is one."""
+    """Read the memory from disk, if there is one."""
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:

@@ -43,7 +43,7 @@ class LocalMarket:
     """One market with its machines and ledger, below one folder."""
 
     def __init__(self, spec: MarketSpec, folder: Path, *, clock: HostClock) -> None:
-        """The market is as it was when its last server ended, and has caught up with the clock.
+        """Open the market as its last server left it, and let it catch up with the clock.
 
         Raises:
             BadPriceFile: a host's price file is missing or makes no sense.
@@ -63,7 +63,7 @@ class LocalMarket:
             if machine.host not in sources:
                 self.floor.end(machine, now, Loss.HOST_LOST, "its host is not part of the market any more")
             elif not self.ledger.is_open(machine.machine_id):
-                self.floor.open_books(machine)
+                self.floor.open_in_ledger(machine)
         self.advance()
 
     @property
@@ -72,7 +72,7 @@ class LocalMarket:
         return self.floor.spec
 
     def change_rules(self, changes: Mapping[str, object]) -> None:
-        """These fields of the specification are others from now on; hosts stay."""
+        """Replace these fields of the specification; hosts stay."""
         self.floor.spec = self.floor.spec.model_copy(update=dict(changes))
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class LocalMarket:
         self.memory.machines[machine.machine_id] = machine
         try:
             self._save()
-            self.floor.open_books(machine)
+            self.floor.open_in_ledger(machine)
         except OSError as exc:
             # What cannot be written down is not sold: a machine that a restart forgets would run for ever.
             del self.memory.machines[machine.machine_id]
@@ -158,7 +158,7 @@ class LocalMarket:
         return machine
 
     def listed(self, *, install: str, key: str | None = None) -> tuple[Machine, ...]:
-        """The machines of one install that lists show, the recently gone included."""
+        """Return the machines of one install that lists show, the recently gone included."""
         self.advance()
         return tuple(
             machine
@@ -167,7 +167,7 @@ class LocalMarket:
         )
 
     def terminate(self, machine_id: str, *, install: str) -> None:
-        """The machine does not exist any more; one that does not exist is fine."""
+        """End the machine; one that does not exist is a success."""
         self.advance()
         machine = self.memory.machines.get(machine_id)
         if machine is not None and machine.exists and machine.install == install:
@@ -175,7 +175,7 @@ class LocalMarket:
             self._save()
 
     def change_bid(self, machine_id: str, *, install: str, price: MicroUsdPerHour) -> None:
-        """The machine bids this much from now on.
+        """Set the machine's bid.
 
         Raises:
             Refused: it does not exist, or there is nothing to bid for.
@@ -190,7 +190,7 @@ class LocalMarket:
         self._save()
 
     def get(self, machine_id: str, *, install: str) -> Machine:
-        """The machine of this install, in any state but gone.
+        """Return the machine of this install, in any state but gone.
 
         Raises:
             Refused: there is none.
@@ -204,7 +204,7 @@ class LocalMarket:
     # --- what the world does --------------------------------------------------------------------------------------
 
     def preempt(self, machine: Machine, *, notice: bool | None, lasting: timedelta, at: datetime | None = None) -> None:
-        """The machine is taken away as its host's flavour has it, and the cause lasts for a while."""
+        """Take the machine away as its host's flavour has it; the cause lasts for a while."""
         now = at or self.memory.reached
         host = self.hosts[machine.host]
         cause = Disturbance(host=host.name, start=now, end=now + lasting)
@@ -222,12 +222,12 @@ class LocalMarket:
         self._save()
 
     def crash(self, machine: Machine, *, at: datetime | None = None) -> None:
-        """The machine's host died under it."""
+        """End the machine as if its host had died."""
         self.floor.end(machine, at or self.memory.reached, Loss.HOST_LOST, "the host does not answer")
         self._save()
 
     def disturb(self, cause: Disturbance) -> None:
-        """The host behaves so until the disturbance ends."""
+        """Change the host's prices or stock until the disturbance ends."""
         self.memory.disturbances.append(cause)
         self.floor.dirty = True
 
@@ -269,7 +269,7 @@ class LocalMarket:
     # --- time -----------------------------------------------------------------------------------------------------
 
     def _next_due(self, now: datetime) -> datetime | None:
-        """The first instant after `now` at which something may change for a machine, or an event is due."""
+        """Return the first instant after `now` at which a machine may change or an event is due."""
         dues = [at for _, at in self._open_events()]
         hosts = set()
         for machine in self.floor.existing():
@@ -288,7 +288,7 @@ class LocalMarket:
         return min((at for at in dues if at > now), default=None)
 
     def _apply(self, now: datetime) -> None:
-        """What is due at this very instant happens."""
+        """Apply what is due at this very instant."""
         for index, at in list(self._open_events()):
             if at <= now:
                 self.memory.fired.append(index)
@@ -329,7 +329,7 @@ class LocalMarket:
                 self.preempt(machine, notice=event.notice, lasting=event.lasting, at=now)
 
     def _ends_seen(self, now: datetime) -> list[_End]:
-        """The machines whose processes have ended, by the moment they did."""
+        """Return the machines whose processes have ended, in the order of their ends."""
         ends = []
         for machine in self.floor.existing():
             if machine.state is not State.RUNNING:
@@ -345,7 +345,7 @@ class LocalMarket:
         return sorted(ends, key=lambda end: end.at)
 
     def _forget(self, now: datetime) -> None:
-        """What is long past needs no memory."""
+        """Drop disturbances and machines that are long past."""
         if any(cause.end <= now for cause in self.memory.disturbances):
             self.memory.disturbances = [cause for cause in self.memory.disturbances if cause.end > now]
             self.floor.dirty = True

@@ -1,6 +1,6 @@
-"""How prices move: sources that tell price and availability at any instant, and when they change next.
+"""Price sources: price and availability at any instant, and when they change next.
 
-Theory. A market that restarts must tell the same past and the same future, so a price is never the state of a
+Theory. A market that restarts must have the same past and the same future, so a price is never the state of a
 process: it is a pure function of (seed, host, time). The made-up series is a first-order autoregression of the
 logarithm around a daily and weekly shape. Its shocks are hashes of (seed, host, tick), and the sum over past shocks is
 cut after they have faded below a thousandth, which makes a value computable from nothing but its tick. Shocks are
@@ -54,12 +54,12 @@ class PriceSource(Protocol):
     def at(self, now: datetime) -> Tick: ...
 
     def next_change(self, now: datetime) -> datetime | None:
-        """The first instant after `now` at which it may say something else; `None` if never."""
+        """Return the first instant after `now` at which the tick may differ; `None` if never."""
         ...
 
 
 def price_source(spec: PriceSpec, *, seed: int, host: HostSpec, opened_at: datetime) -> PriceSource:
-    """The source that a price specification describes, for this host.
+    """Build the source that a price specification describes, for this host.
 
     Raises:
         BadPriceFile: its file is missing or makes no sense.
@@ -99,7 +99,7 @@ class Seeded:
         return _EPOCH + ((now - _EPOCH) // self._tick + 1) * self._tick
 
     def deviation(self, number: int) -> float:
-        """The autoregression at a tick, in standard deviations; never beyond `deviation_max`."""
+        """Compute the autoregression at a tick, in standard deviations; never beyond `deviation_max`."""
         return sum(weight * self._shock_at(number - age) for age, weight in enumerate(self._weights))
 
     @property
@@ -108,7 +108,7 @@ class Seeded:
         return math.sqrt(1 - self._decay**2) * math.sqrt(12) / 2 / (1 - self._decay)
 
     def shape(self, now: datetime) -> float:
-        """The part of the price that clock and calendar explain: 1 on a weekday noon."""
+        """Compute the part of the price that clock and calendar explain: 1 on a weekday noon."""
         local = now + self._offset
         hour = local.hour + local.minute / 60
         # Deepest at 03:30 local time, nothing at 15:30.

@@ -38,14 +38,14 @@ from spotd_providers.local.server.files import (
 _PAUSE_MIN_S: Final = 0.02
 _WATCH_S: Final = 0.25
 """How soon the end of a machine's processes is noticed without requests."""
-_LOOK_AROUND_S: Final = 5.0
+_IDLE_PAUSE_S: Final = 5.0
 _STOP_TIMEOUT_S: Final = 30.0
 _HANDOVER_TIMEOUT_S: Final = 10.0
 _log = logging.getLogger("spotd.local")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the command."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m spotd_providers.local.server", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the market's folder")
     parser.add_argument("--stop", action="store_true", help="end every machine and the server")
@@ -99,7 +99,7 @@ def stop(folder: Path) -> int:
 
 
 def _take_soon(folder: Path) -> int:
-    """The market is ours until this process has ended, so that the next owner finds no other process there.
+    """Lock the market until this process ends, so that the next owner finds no other process in it.
 
     Waits for another server that is just ending, or until it is clear that it serves.
 
@@ -182,11 +182,11 @@ async def _run(
 
 
 async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server, lock: int, idle_exit_s: float) -> None:
-    """Makes happen what is due, and sleeps until the next thing is; ends a server that is not needed."""
+    """Advance the market when something is due; end a server that is not needed."""
     market = app.market
     while not server.should_exit:
         changed.clear()
-        pauses = [_LOOK_AROUND_S]
+        pauses = [_IDLE_PAUSE_S]
         if not still_ours(market.folder, lock):
             # The market was removed: its machines could never be found again.
             await app.on_market(market.machines.kill_all)
@@ -200,7 +200,7 @@ async def _watch(app: MarketApp, changed: asyncio.Event, server: uvicorn.Server,
                 pauses.append(_WATCH_S)
         except Exception:  # noqa: BLE001 - the task's outermost loop, see below
             # The outermost loop of this task: a market that cannot act now (disk full, a process that will not die)
-            # must try again, and must not die and leave its machines to themselves.
+            # must try again, and must not die and leave its machines without an owner.
             _log.exception("market.advance_failed")
             pauses.append(1.0)
         if idle_exit_s > 0 and not market.exists_any():

@@ -108,7 +108,7 @@ class MarketApp:
         )
 
     async def on_market(self, do: Callable[[], T]) -> T:
-        """The result of `do`, run in the one thread that may touch the market."""
+        """Run `do` in the one thread that may touch the market, and return its result."""
         return await anyio.to_thread.run_sync(do, limiter=self._one)
 
     def _called(self) -> None:
@@ -374,7 +374,7 @@ def _machine_row(machine: Machine) -> dict[str, Any]:
 
 
 def _charge_row(span: Segment, since: datetime, until: datetime) -> dict[str, Any] | None:
-    """What the part of the span inside the window cost."""
+    """Compute the cost of the part of the span inside the window."""
     start = max(span.start, since)
     end = until if span.end is None else min(span.end, until)
     if end <= start:

@@ -28,7 +28,7 @@ class FrontDoor:
         self._waiting: defaultdict[MarketCall, deque[_Waiting]] = defaultdict(deque)
 
     def add(self, fault: FaultBody) -> None:
-        """The next calls of the fault's kind fail as it says."""
+        """Make the next calls of the fault's kind fail as it states."""
         self._waiting[fault.call].append(_Waiting(fault, fault.times))
 
     def clear(self) -> None:
@@ -38,7 +38,7 @@ class FrontDoor:
     async def answer(
         self, call: MarketCall, request: Request, do: Callable[[Request], Awaitable[Response]]
     ) -> Response:
-        """The true answer, or what a waiting fault makes of it."""
+        """Answer truly, or as the next queued fault has it."""
         fault = self._next(call)
         if fault is None:
             return await do(request)
@@ -61,7 +61,7 @@ class FrontDoor:
 
 
 def _broken_off() -> Response:
-    """An answer that promises more bytes than ever come: to the client its connection breaks."""
+    """Promise more bytes than ever come: the client sees its connection break."""
 
     async def nothing() -> AsyncIterator[bytes]:
         return

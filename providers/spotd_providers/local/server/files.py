@@ -44,7 +44,7 @@ def find_endpoint(folder: Path) -> ServedEndpoint | None:
 
 
 def announce(folder: Path, url: str) -> str:
-    """Customers can find the server; the token that opens its door is returned.
+    """Write where the server listens; return the token for its clients.
 
     Every server has a new one: a process that takes a dead server's port, and is sent its token, has nothing.
     """
@@ -54,18 +54,18 @@ def announce(folder: Path, url: str) -> str:
 
 
 def withdraw(folder: Path) -> None:
-    """Customers find no server any more."""
+    """Delete the file by which clients find the server."""
     (folder / "server.json").unlink(missing_ok=True)
 
 
 def clock_of(folder: Path) -> ScaledClock:
-    """The market's time."""
+    """Return the market's clock."""
     file = folder / "clock.json"
     return read_clock(file) if file.exists() else REAL_TIME
 
 
 def spec_of(folder: Path) -> tuple[MarketSpec, str]:
-    """The market's specification, and the hash of its text."""
+    """Return the market's specification, and the hash of its text."""
     try:
         text = (folder / "spec.json").read_text()
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def spec_of(folder: Path) -> tuple[MarketSpec, str]:
 
 
 def spec_hash(text: str) -> str:
-    """A name for this very specification."""
+    """Hash the text of a specification."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

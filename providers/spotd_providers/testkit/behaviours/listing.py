@@ -31,8 +31,8 @@ async def an_unknown_key_finds_nothing(h: Harness) -> None:
 
 
 @behaviour()
-async def keys_that_begin_alike_are_told_apart(h: Harness) -> None:
-    """Find of attempt 1 does not tell of attempt 10, nor the other way round."""
+async def keys_that_begin_alike_are_distinguished(h: Harness) -> None:
+    """Find of attempt 1 does not return attempt 10, nor the other way round."""
     first, tenth = AttemptKey(f"spotd-{h.install}-j0b-1"), AttemptKey(f"spotd-{h.install}-j0b-10")
     offers = sorted(await all_offers(h), key=lambda o: (o.gpu_price, o.offer_id))
     other = next((o for o in offers if o.pool != offers[0].pool), offers[0])

@@ -45,7 +45,7 @@ async def an_outbid_machine_is_paused(h: Harness) -> None:
 
 
 @behaviour()
-async def a_notice_is_told(h: Harness) -> None:
+async def a_notice_is_reported(h: Harness) -> None:
     """An announced loss is reported with its time while the machine still runs."""
     if not h.provider.capabilities[Power.NOTICES].available:
         raise NotApplicable(h.provider.capabilities[Power.NOTICES].reason)

@@ -24,7 +24,7 @@ async def _never_costs_more(h: Harness, request: LaunchRequest) -> None:
         )
         nothing_bought(h, request.key)
     for machine in h.live(request.key):
-        expect(machine.price is not None, "the harness does not tell what its machines cost")
+        expect(machine.price is not None, "the harness does not state what its machines cost")
         expect(
             machine.price is not None and machine.price <= request.price_max,
             f"a machine was bought at {machine.price}, agreed were {request.price_max}",
@@ -53,7 +53,7 @@ async def a_machine_is_bought_at_the_offered_price_or_less(h: Harness) -> None:
     key, _ = await bought(h, offer)
     for machine in h.live(key):
         if machine.price is None:
-            raise NotApplicable("the harness does not tell what its machines cost")
+            raise NotApplicable("the harness does not state what its machines cost")
         expect(machine.price <= offer.gpu_price, f"{offer.gpu_price} was offered, {machine.price} is charged")
 
 
@@ -61,7 +61,7 @@ async def a_machine_is_bought_at_the_offered_price_or_less(h: Harness) -> None:
 async def the_balance_is_what_the_account_holds(h: Harness) -> None:
     """The balance is the cloud's own, never more."""
     truth = h.true_balance()
-    expect(isinstance(h.provider, KnowsBalance), "the account has a balance and the provider cannot tell it")
+    expect(isinstance(h.provider, KnowsBalance), "the account has a balance and the provider does not read it")
     if isinstance(h.provider, KnowsBalance):
         stated = await h.provider.balance()
         # Rounded up to a micro-dollar at the edge, like every amount.

@@ -87,7 +87,7 @@ async def gpu_names_are_canonical_or_kept(h: Harness) -> None:
 
 @behaviour()
 async def the_same_thing_keeps_its_offer_id(h: Harness) -> None:
-    """Two polls of an unmoved market tell of the same offers at the same prices."""
+    """Two polls of an unmoved market show the same offers at the same prices."""
     first = {offer.offer_id: offer.gpu_price for offer in await all_offers(h)}
     await h.advance(timedelta(seconds=30))
     second = {offer.offer_id: offer.gpu_price for offer in await all_offers(h)}

@@ -116,7 +116,7 @@ def _require_finding(outcome: object) -> None:
 
 
 @behaviour(cases=tuple(CHECK_FAULTS))
-async def check_finds_trouble_and_never_raises(h: Harness, case: str) -> None:
+async def check_finds_failures_and_never_raises(h: Harness, case: str) -> None:
     """When nothing works, check returns lines that say so."""
     for call in Call:
         CHECK_FAULTS[case](h.faults, call)

@@ -1,4 +1,4 @@
-"""When the cloud misbehaves: every failure is a leaf of the contract, in bounded time, without a secret in it."""
+"""Failures of the cloud: every failure is a leaf of the contract, in bounded time, without a secret in it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ READ_FAULTS: Final[dict[str, Callable[[Faults, Call], None]]] = {
 
 
 @behaviour(cases=READS)
-async def trouble_in_a_read_is_a_leaf_and_never_a_false_none(h: Harness, case: Read) -> None:
+async def a_failed_read_is_a_leaf_and_never_a_false_none(h: Harness, case: Read) -> None:
     """Whatever comes back, a read raises a leaf or admits that it is incomplete; it never hides a machine."""
     _, machine = await bought(h)
     for name, strike in READ_FAULTS.items():
@@ -120,7 +120,7 @@ async def a_storm_of_rate_limits_is_not_answered_by_a_storm(h: Harness, case: Re
 
 
 @behaviour(cases=READS)
-async def a_single_hiccup_is_survived_or_told(h: Harness, case: Read) -> None:
+async def a_single_hiccup_is_survived_or_reported(h: Harness, case: Read) -> None:
     """One failed answer either is retried or raises; the next call is as if nothing had been."""
     _, machine = await bought(h)
     h.faults.answer(case.of, GATEWAY_ERROR)
@@ -132,7 +132,7 @@ async def a_single_hiccup_is_survived_or_told(h: Harness, case: Read) -> None:
 
 
 @behaviour(cases=READS)
-async def a_wrong_content_type_is_survived_or_told(h: Harness, case: Read) -> None:
+async def a_wrong_content_type_is_survived_or_reported(h: Harness, case: Read) -> None:
     """A true answer under a wrong content type is read, or is Unavailable; it crashes nothing."""
     _, machine = await bought(h)
 
