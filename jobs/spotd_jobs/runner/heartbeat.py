@@ -28,6 +28,8 @@ MARKER_BYTES_MAX = 4096
 _NO_NEWS = frozenset({"seq", "at", "up_s", "grant_issued_at", "gpus", "host"})
 _PROGRESS_HEARTBEATS = 4
 """How far a transfer has come is news only so seldom."""
+_FIGURES_HEARTBEATS = 20
+"""And the use of the GPUs so seldom."""
 
 
 class Status:
@@ -114,7 +116,7 @@ class HeartbeatWriter:
     def _put_liveness_marker(self, document: dict[str, Any]) -> None:
         """Comes after what it announces is stored: a reader that sees the new size finds the news."""
         stored = self._store.events.stored
-        report = json.dumps([stored, _news_of(document, _PROGRESS_HEARTBEATS * self._every_s())])
+        report = json.dumps([stored, _news_of(document, self._every_s())])
         if report != self._last_report:
             self._last_report = report
             self._news += 1
@@ -166,14 +168,16 @@ class HeartbeatWriter:
         self._disk_was_low = low
 
 
-def _news_of(document: dict[str, Any], progress_s: float) -> dict[str, Any]:
+def _news_of(document: dict[str, Any], every_s: float) -> dict[str, Any]:
     """Return what of a heartbeat is worth reading it for."""
     news = {name: value for name, value in document.items() if name not in _NO_NEWS}
     for name in ("upload", "restore"):
         transfer = dict(document[name] or {})
         if transfer.get("name") is not None:
-            transfer.update(bytes_done=int(steady() / progress_s), bytes_per_s=None)
+            transfer.update(bytes_done=int(steady() / (_PROGRESS_HEARTBEATS * every_s)), bytes_per_s=None)
         news[name] = transfer
+    if document["gpus"]:
+        news["gpus"] = int(steady() / (_FIGURES_HEARTBEATS * every_s))
     return news
 
 

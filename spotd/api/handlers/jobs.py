@@ -100,7 +100,7 @@ class JobHandlers:
         shown = attempts
         if not attempts and state is not None:
             shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
-        return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor.transfer)
+        return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor)
 
     async def detail(self, ref: str) -> JobDetailResponse:
         job_id = await self._context.find(ref)

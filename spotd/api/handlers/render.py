@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, JobResponse, TransferResponse
+from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, GpuResponse, JobResponse, TransferResponse
 from spotd.api.schemas.plans import PassedOverResponse
 from spotd.api.schemas.prices import BoardResponse, BreakdownResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
@@ -20,6 +20,7 @@ from spotd.core.metering import on_demand_spent, spent
 from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
 from spotd.core.quotes import PriceBreakdown, Quote
 from spotd.core.verdicts import Verdict
+from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.store import AttemptView, EventView, JobView
 from spotd_jobs.spec.model import JobSpec
@@ -79,18 +80,26 @@ def transfer_response(at: HostTransfer) -> TransferResponse:
     )
 
 
+def gpu_responses(hosts: HostMonitor, attempt: AttemptId) -> list[GpuResponse]:
+    """Return the use of the host's GPUs by its newest heartbeat that was read."""
+    heartbeat, at = hosts.heartbeat(attempt), hosts.heartbeat_at(attempt)
+    if heartbeat is None or at is None:
+        return []
+    return [GpuResponse(**gpu.model_dump(), at=utc_text(at)) for gpu in heartbeat.gpus]  # type: ignore[typeddict-item]  # the fields of both are the same, which a test holds
+
+
 def job_response(
     view: JobView,
     attempts: Iterable[Attempt],
     verdict: Verdict | None,
     now: datetime,
-    transfer: Callable[[AttemptId], HostTransfer | None],
+    hosts: HostMonitor,
 ) -> JobResponse:
     """Return the job object. In a list, `attempts` are those that have not ended."""
     machine = next((a for a in view.open if a.state.counts), None)
     spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
     gpu, count = _gpu_of(view, machine)
-    moving = None if machine is None else transfer(machine.id)
+    moving = None if machine is None else hosts.transfer(machine.id)
     return JobResponse(
         id=view.id,
         name=view.name,
@@ -114,6 +123,7 @@ def job_response(
         verdict=view.reason if verdict is None or view.state.is_final else verdict.sentence,
         exit_code=view.exit_code,
         transfer=None if moving is None else transfer_response(moving),
+        gpus=[] if machine is None else gpu_responses(hosts, machine.id),
     )
 
 

@@ -35,6 +35,19 @@ class TransferResponse(TypedDict):
     failing: str
 
 
+class GpuResponse(TypedDict):
+    """The use of one GPU, as the heartbeat that was read at `at` states it; what its driver leaves out is null."""
+
+    index: int
+    name: str
+    util_pct: float | None
+    mem_used_mb: float | None
+    mem_total_mb: float | None
+    power_w: float | None
+    temp_c: float | None
+    at: str
+
+
 class ForgottenResponse(TypedDict):
     """A machine that was given up; `job` is null for one without an attempt."""
 
@@ -76,6 +89,7 @@ class JobResponse(TypedDict):
 
     `gpu` and `gpu_count` are what the job asks for while it has no machine (its first alternative).
     `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
+    `gpus` is empty without a machine, and where its image has no `nvidia-smi`.
     """
 
     id: str
@@ -100,6 +114,7 @@ class JobResponse(TypedDict):
     verdict: str
     exit_code: int | None
     transfer: TransferResponse | None
+    gpus: list[GpuResponse]
 
 
 class JobDetailResponse(TypedDict):

@@ -26,7 +26,7 @@ from spotd.cli.words import (
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.jobs import AttemptResponse, JobDetailResponse, JobResponse, TransferResponse
+    from spotd.api.schemas.jobs import AttemptResponse, GpuResponse, JobDetailResponse, JobResponse, TransferResponse
     from spotd.api.schemas.plans import WhyResponse
     from spotd.api.schemas.prices import BoardResponse, QuoteResponse
 
@@ -120,6 +120,21 @@ def gpu_text(machine: Mapping[str, Any]) -> str:
     return f"{machine['gpu']}:{machine['gpu_count']}" if machine["gpu"] else NOTHING
 
 
+def gpu_use_text(gpu: GpuResponse, now: str) -> str:
+    """Return what one GPU does, as far as its driver states it, and how old that is."""
+    parts = [gpu["name"]]
+    if gpu["util_pct"] is not None:
+        parts.append(f"{gpu['util_pct']:.0f} % busy")
+    if gpu["mem_used_mb"] is not None and gpu["mem_total_mb"] is not None:
+        # What `nvidia-smi` calls MB are 1,048,576 bytes.
+        parts.append(f"{gpu['mem_used_mb'] / 1024:.1f} of {gpu['mem_total_mb'] / 1024:.1f} GiB")
+    if gpu["power_w"] is not None:
+        parts.append(f"{gpu['power_w']:.0f} W")
+    if gpu["temp_c"] is not None:
+        parts.append(f"{gpu['temp_c']:.0f} C")
+    return ", ".join([*parts, f"{short_span(seconds_between(gpu['at'], now) or 0)} ago"])
+
+
 def where_text(machine: Mapping[str, Any]) -> str:
     """Return provider and host, as far as there is one."""
     return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
@@ -182,13 +197,13 @@ def show(*, ref: str, output: str) -> None:
     detail: JobDetailResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for sentence in answer.get("set_aside", ()):
         stderr.warning(sentence)
-    stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail)))
+    stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail, answer["now"])))
     if detail["job"]["attempts"]:
         stdout.line("")
         show_table(_ATTEMPT_COLUMNS, [_attempt_row(attempt, answer["now"]) for attempt in detail["job"]["attempts"]])
 
 
-def _facts(detail: JobDetailResponse) -> list[tuple[str, str]]:
+def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
     """Return the facts in reading order; what does not apply is left out."""
     job = detail["job"]
     facts = [
@@ -197,6 +212,7 @@ def _facts(detail: JobDetailResponse) -> list[tuple[str, str]]:
         ("state", f"{job['state']}: {job['reason']}"),
         ("verdict", job["verdict"]),
         ("gpu", gpu_text(job)),
+        *((f"gpu {gpu['index']}", gpu_use_text(gpu, now)) for gpu in job["gpus"]),
         ("where", where_text(job)),
         ("price", _price_text(job["effective_usd_h"], "per hour for the machine")),
         ("ceiling", _price_text(detail["ceiling_usd_gpu_h"], "per GPU-hour")),

@@ -62,6 +62,8 @@ def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, 
     except WireError as exc:
         view.complain("heartbeat", f"the host's heartbeat is not usable: {exc}", at)
         return
+    if view.heartbeat is None or beat.seq > view.heartbeat.seq:
+        view.heartbeat_at = at
     view.heartbeat = beat
     view.transfers.take(beat)
     if beat.exit is not None:

@@ -37,6 +37,8 @@ class HostReader:
     relearns: bool | None = None
     """Events are read that a former process has told already."""
     heartbeat: Heartbeat | None = None
+    heartbeat_at: datetime | None = None
+    """When it was read for the first time."""
     transfers: TransferMeter = field(default_factory=TransferMeter)
     exit: Exit | None = None
     exit_at: datetime | None = None

@@ -109,6 +109,11 @@ class HostMonitor:
         view = self._views.get(attempt)
         return view.heartbeat if view is not None else None
 
+    def heartbeat_at(self, attempt: AttemptId) -> datetime | None:
+        """When that heartbeat was read."""
+        view = self._views.get(attempt)
+        return view.heartbeat_at if view is not None else None
+
     def transfer(self, attempt: AttemptId) -> HostTransfer | None:
         """What a host is moving now, as far as its newest heartbeats tell."""
         view = self._views.get(attempt)

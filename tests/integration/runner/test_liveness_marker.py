@@ -97,6 +97,17 @@ def test_how_far_an_upload_has_come_is_news_only_now_and_then(desk: Desk) -> Non
     assert desk.beat() != begun, "but it is"
 
 
+def test_the_use_of_the_gpus_is_news_only_now_and_then(desk: Desk) -> None:
+    desk.every_s = 1e9
+    figures = {"index": 0, "name": "H100", "util_pct": 5.0}
+    desk.heartbeat._gpus.read = lambda: [figures]  # type: ignore[method-assign]  # this machine has none
+    first = desk.beat()
+    figures["util_pct"] = 97.0
+    assert desk.beat() == first
+    desk.every_s = 1e-9
+    assert desk.beat() != first
+
+
 def test_a_beat_that_could_not_be_stored_loses_no_news(desk: Desk) -> None:
     first = desk.beat()
     folder = desk.rig.store.path(LIVENESS_PREFIX)

@@ -104,6 +104,7 @@ def job(**given: Any) -> JobResponse:
         "verdict": "runs at $2.31 per GPU-hour, under the ceiling of $2.40",
         "exit_code": None,
         "transfer": None,
+        "gpus": [],
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

@@ -44,7 +44,7 @@ def test_ls_json_is_the_promised_job_object(stocked: Ctl) -> None:
     assert body["schema"] == 1
     promised = (
         "id name state reason provider host gpu gpu_count attempt attempts effective_usd_h spent_usd on_demand_usd "
-        "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer"
+        "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer gpus"
     )
     assert list(body["jobs"][0]) == promised.split()
     assert set(body["jobs"][0]["checkpoint"]) >= {"name", "step", "bytes", "at"}
@@ -281,6 +281,19 @@ def test_a_transfer_is_told_by_ls_and_show_with_rate_and_time_left(ctl: Ctl) -> 
     assert "  1200 up 30% 80.0 MB/s 35s  " in ctl("ls").out
     shown = ctl("show", "llama-lora").out
     assert "transfer:   upload of step-1300, 1.2 GB of 4.0 GB (30 %), 80.0 MB/s, 35 s left, 2 more waiting\n" in shown
+
+
+def test_show_states_the_use_of_each_gpu_and_its_age(ctl: Ctl) -> None:
+    known = {
+        "index": 0, "name": "NVIDIA H100 80GB HBM3", "util_pct": 97.0, "mem_used_mb": 62_669.0,
+        "mem_total_mb": 81_559.0, "power_w": 650.1, "temp_c": 71.0, "at": "2026-11-21T09:58:00.000Z",
+    }  # fmt: skip
+    unknown = {**dict.fromkeys(known), "index": 1, "name": "NVIDIA H100 80GB HBM3", "at": known["at"]}
+    only(ctl, made_responses.job(gpus=[known, unknown]))
+    shown = ctl("show", "llama-lora").out
+    assert "gpu 0:      NVIDIA H100 80GB HBM3, 97 % busy, 61.2 of 79.6 GiB, 650 W, 71 C, 2m ago\n" in shown
+    assert "gpu 1:      NVIDIA H100 80GB HBM3, 2m ago\n" in shown
+    assert json.loads(ctl("ls", "-o", "json").out)["jobs"][0]["gpus"] == [known, unknown]
 
 
 def test_a_restore_whose_rate_is_not_known_yet_says_how_far_it_is(ctl: Ctl) -> None:

@@ -11,6 +11,7 @@ import pytest
 from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.handlers.logs import parse_cursor
 from spotd.api.requests import EventQuery, JobQuery, JobRequest, LogQuery, PriceQuery, Submission
+from spotd.api.timestamps import utc_text
 from spotd.core.ids import JobId
 from spotd.core.states import JobState
 from spotd.store import StateUnavailable as StateUnavailable
@@ -242,6 +243,25 @@ async def test_events_are_told_from_where_the_reader_was(rig: Rig) -> None:
         await rig.handlers().jobs.cancel(job)
         async with aclosing(followed) as stream:  # type: ignore[type-var]  # a generator behind an iterator's type
             assert (await anext(stream))["kind"] == "job.cancelled"
+
+
+async def test_a_job_has_the_use_of_its_gpus_from_the_newest_heartbeat_and_when_that_was_read(rig: Rig) -> None:
+    figures: dict[str, Any] = {
+        "index": 0, "name": "H100", "util_pct": 97.0, "mem_used_mb": 61_000.0, "mem_total_mb": 81_559.0,
+        "power_w": 650.0, "temp_c": None,
+    }  # fmt: skip
+    async with rig.ready():
+        job = await submitted(rig)
+        assert (await rig.handlers().jobs.detail(job))["job"]["gpus"] == []
+        host = await rig.until_running(job, 1)
+        host.beat("run", gpus=[figures])
+        await rig.until(lambda: getattr(rig.host_monitor.heartbeat(host.attempt), "gpus", None))
+        (shown,) = (await rig.handlers().jobs.detail(job))["job"]["gpus"]
+        read_at = rig.host_monitor.heartbeat_at(host.attempt)
+        assert read_at is not None
+        assert shown == {**figures, "at": utc_text(read_at)}
+        (row,) = (await rig.handlers().jobs.page(JobQuery()))["jobs"]
+        assert row["gpus"] == [shown]
 
 
 @pytest.mark.long
