@@ -29,7 +29,7 @@ def start_deadline(
     """When the machine is given up if it has not spoken since its launch; written down while that moves."""
     usual = launched_at + rules.provision_timeout
     limit = launched_at + PARTS_MAX * rules.provision_timeout
-    known = usual if item.start_deadline is None else max(usual, min(item.start_deadline, limit))
+    known = usual if item.start_deadline is None else max(usual, item.start_deadline)
     grace = GRACE * builder.policy.silence_max
     if not witnesses.hosts_cannot_write or known - builder.now > grace / 2:
         return known

@@ -77,7 +77,7 @@ def ending(cause: ExitCause, **report: object) -> Answer:
     def answer(world: World, attempt: AttemptId, now: datetime) -> World:
         made = machine(attempt.number, now)
         world = applied(world, launched(world, attempt, made, now))
-        told = HostStatus(attempt=attempt, looked_at=now, seq=1, phase="done", exit_cause=cause, **report)  # type: ignore[arg-type]
+        told = HostStatus(attempt=attempt, looked_at=now, seq=1, phase="done", exit_cause=cause, **report)  # type: ignore[arg-type]  # fields by name
         seen = Listing(instances=(made,), complete=True, at=now)
         world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, now))
         gone = Listing(instances=(machine(attempt.number, now, InstanceState.GONE),), complete=True, at=now)

@@ -37,7 +37,7 @@ def saved(*sizes: int) -> tuple[Checkpoint, ...]:
 
 def needing(disk_gb: int = 10, *sizes: int, **changes: object) -> Job:
     wanted = Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),), disk_gb=disk_gb)
-    return replace(job(resources=wanted, checkpoints=saved(*sizes)), **changes)  # type: ignore[arg-type]
+    return replace(job(resources=wanted, checkpoints=saved(*sizes)), **changes)  # type: ignore[arg-type]  # fields by name
 
 
 def chosen(owner: Job, *offers: Offer) -> list[str]:

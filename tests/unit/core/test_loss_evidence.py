@@ -316,12 +316,13 @@ def test_one_list_ends_no_launch_of_unknown_outcome_while_no_host_can_be_heard()
     assert watch.world.attempts[number(1)].ref == found[0].ref
 
 
-def test_a_machine_that_is_found_long_after_its_launch_has_a_whole_start_from_then_on() -> None:
+@pytest.mark.parametrize("starts", [1, 5, 500])
+def test_a_machine_that_is_found_long_after_its_launch_has_a_whole_start_from_then_on(starts: int) -> None:
     watch = Watch(world_with(AttemptState.INTENDED, outcome_unknown=True))
     watch.unheard = {1}
     rules = watch.world.policy.providers[SHOP]
     found = machines(watch.world, 1)
-    watch.now += rules.provision_timeout - MINUTE
+    watch.now += starts * rules.provision_timeout - MINUTE
     watch.run(rules.provision_timeout - MINUTE, *found)
     assert watch.alive == {1}, "its provider was away: it may have been paused until then"
     watch.run(2 * MINUTE, *found)

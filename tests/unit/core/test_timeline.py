@@ -180,6 +180,6 @@ def test_no_instant_of_a_row_is_left_behind() -> None:
         for rows, moved in ((before.jobs, plan.jobs), (before.attempts, plan.attempts), (before.intents, plan.intents)):
             for identity, row in rows.items():  # type: ignore[attr-defined]  # each is a mapping of its own kind
                 for field in fields(row):
-                    was, now = getattr(row, field.name), getattr(moved[identity], field.name)  # type: ignore[index]
+                    was, now = getattr(row, field.name), getattr(moved[identity], field.name)  # type: ignore[index]  # of either mapping
                     if isinstance(was, datetime):
                         assert now == was + 8 * HOUR, field.name
