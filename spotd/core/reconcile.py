@@ -532,13 +532,28 @@ def _end_again(builder: PlanBuilder, item: Attempt) -> None:
     if intent is not None and intent.state is IntentState.OPEN and item.meter.rate <= halted_rate(item.quote):
         # It was halted and bills in full again, so an order that waits for its turn to be repeated waits no longer.
         builder.put_intent(replace(intent, not_before=None))
-        _rate(builder, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+        _bill_again(builder, item.id, intent.accepted_at)
         builder.event("machine.woke", "it woke up although its attempt has ended: ending it at once", attempt=item.id)
     elif intent is None or not intent.is_open:
         builder.owe_termination(item.ref, item.key, item.id, why="it runs although its attempt has ended")
     elif _end_again_if_forgotten(builder, item, "it still runs after its end was accepted"):
         builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.LIVE))
-        _rate(builder, item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+        _bill_again(builder, item.id, intent.accepted_at)
+
+
+def _bill_again(builder: PlanBuilder, attempt_id: AttemptId, accepted_at: datetime | None) -> None:
+    """Bill a machine that runs although it should be gone.
+
+    Where its meter was stopped by an order that its provider accepted, nothing has ended it since, however long no list
+    could be read; one that was paused has billed its disk and was woken.
+    """
+    item = builder.attempt(attempt_id)
+    rate, compared = metered_rate(item.quote), on_demand_rate(item.quote)
+    if item.meter.since is None:
+        builder.set_rate(attempt_id, rate, compared, at=accepted_at)
+        prove(builder, attempt_id, builder.listed_at.get(item.provider, builder.now))
+    else:
+        _rate(builder, attempt_id, rate, compared)
 
 
 def _end_again_if_forgotten(builder: PlanBuilder, item: Attempt, seen: str) -> bool:
