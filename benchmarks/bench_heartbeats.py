@@ -119,7 +119,7 @@ async def watched(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[Atte
     for _ in range(ROUNDS):
         await anyio.to_thread.run_sync(beaten, objects, ids)
         new.append(await meter.cost(look))
-        assert all(report.glance and report.beat_at is not None for report in reports.values())
+        assert all(report.glance and report.marker_at is not None for report in reports.values())
     assert len(reports) == JOBS
     return old, best(new), reports
 
@@ -131,7 +131,7 @@ async def decided(store: Store, reports: dict[AttemptId, HostStatus]) -> Cost:
         at = datetime.now(UTC) + timedelta(seconds=number * LOOK_S)
         wall, cpu = time.perf_counter(), time.process_time()
         told = {
-            i: HostStatus(attempt=i, looked_at=at, glance=True, beat_at=at, seq=report.seq, phase="run")
+            i: HostStatus(attempt=i, read_at=at, glance=True, marker_at=at, seq=report.seq, phase="run")
             for i, report in reports.items()
         }
 

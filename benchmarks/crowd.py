@@ -94,7 +94,7 @@ def history(at: datetime, *, jobs: int, running: int) -> list[Plan]:
         ref = InstanceRef(provider=LOCAL, instance_id=InstanceId(f"m-{attempt.id.job}"))
         machine = Instance(ref=ref, key=attempt.key, state=InstanceState.RUNNING, created_at=at)
         happens(outcomes.launched(world, attempt.id, machine, at))
-    reports = {i: HostStatus(attempt=i, looked_at=at, seq=1, phase="run") for i in world.attempts}
+    reports = {i: HostStatus(attempt=i, read_at=at, seq=1, phase="run") for i in world.attempts}
     happens(reconcile(world, {}, reports, at))
     return plans
 

@@ -23,9 +23,9 @@ def combine(first: Plan, second: Plan) -> Plan:
         events=first.events + second.events,
         verdicts={**first.verdicts, **second.verdicts},
         wake_at=min(wakes, default=None),
-        look_again=first.look_again | second.look_again,
-        look_closer=first.look_closer | second.look_closer,
-        doubts=first.doubts + second.doubts,
+        list_again=first.list_again | second.list_again,
+        full_reads=first.full_reads | second.full_reads,
+        shared_silence=first.shared_silence + second.shared_silence,
         sealed=first.sealed + second.sealed,
         contained=first.contained + second.contained,
     )

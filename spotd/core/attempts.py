@@ -59,7 +59,7 @@ class Attempt:
         missing_since: first of the consecutive complete listings that lack the machine.
         price_max: GPU part of the whole machine given to the launch call; the bid in a bid market.
         heartbeat_seen_at: when the daemon last saw the heartbeat's sequence number move, by its own clock.
-        looked_at: the last full read of what this attempt wrote.
+        read_at: the last full read of what this attempt wrote.
         listed_at: the newest listing that showed the machine, while that matters: it starts, or costs too much.
         over_ceiling_at: the first of the consecutive listings whose price is above the ceiling.
         start_deadline: when a machine that never spoke is given up, where that is later than usual; see `starting`.
@@ -87,7 +87,7 @@ class Attempt:
     machine: MachineState = MachineState.EXPECTED
     heartbeat_seq: int = -1
     heartbeat_seen_at: datetime | None = None
-    looked_at: datetime | None = None
+    read_at: datetime | None = None
     phase: str = ""
     resumed_from: str | None = None
     notice_at: datetime | None = None

@@ -101,7 +101,7 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
     item = builder.attempt(attempt)
     if before.heartbeat_seen_at is None and item.heartbeat_seen_at is not None:
         # It has a lease from now on, which is shorter than the time it had for its start.
-        known = proven_until(item, job, builder.policy, max(proven, min(report.looked_at, builder.now))) or known
+        known = proven_until(item, job, builder.policy, max(proven, min(report.read_at, builder.now))) or known
         item = replace(item, meter=replace(item.meter, until=known))
         builder.put_attempt(item)
     if report.exit_at is not None and proven < report.exit_at <= builder.now:
@@ -109,9 +109,9 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
         if until < known:
             builder.put_attempt(replace(item, meter=replace(item.meter, until=until)))
         return
-    at = report.looked_at if moved else report.beat_at
+    at = report.read_at if moved else report.marker_at
     if at is not None and at - proven > GAP:
-        at = report.alive_at if report.alive_at is not None and report.alive_at <= report.looked_at else None
+        at = report.alive_at if report.alive_at is not None and report.alive_at <= report.read_at else None
     if at is not None:
         prove(builder, attempt, at)
 
@@ -178,7 +178,7 @@ def look_for_start(builder: PlanBuilder, item: Attempt) -> None:
     if rules is None or rules.bills_from_script or item.launched_at is None:
         return
     if builder.now - item.launched_at < STARTS_WITHIN:
-        builder.look_again(item.provider)
+        builder.list_again(item.provider)
 
 
 def start_billing_later(builder: PlanBuilder, attempt: AttemptId, script_began_at: datetime | None) -> None:

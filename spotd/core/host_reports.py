@@ -32,7 +32,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         job = builder.job(attempt_id.job)
         builder.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))
         for checkpoint in report.checkpoints:
-            if checkpoint.manifest_key in report.untold:
+            if checkpoint.manifest_key in report.unannounced:
                 continue
             builder.event(
                 "checkpoint.accepted",
@@ -46,7 +46,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         item = replace(
             item,
             heartbeat_seq=report.seq,
-            heartbeat_seen_at=report.looked_at,
+            heartbeat_seen_at=report.read_at,
             phase=report.phase or item.phase,
         )
     elif item.heartbeat_seen_at is not None:
@@ -55,7 +55,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         if seen_at - item.heartbeat_seen_at >= builder.policy.silence_max:
             item = replace(item, heartbeat_seen_at=seen_at)
     if not report.liveness_check:
-        item = replace(item, looked_at=report.looked_at)
+        item = replace(item, read_at=report.read_at)
     if report.resumed_from is not None and item.resumed_from is None:
         item = replace(item, resumed_from=report.resumed_from)
         builder.event(
@@ -105,7 +105,7 @@ def _extend_stop(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus
 
 def last_sign_of_life(written: datetime, report: HostStatus) -> datetime:
     """Return the later of what is on record and what the liveness markers showed since."""
-    return written if report.beat_at is None else max(written, report.beat_at)
+    return written if report.marker_at is None else max(written, report.marker_at)
 
 
 def _running(builder: PlanBuilder, attempt_id: AttemptId) -> None:
@@ -133,7 +133,7 @@ def note_notice(builder: PlanBuilder, attempt_id: AttemptId, at: datetime) -> No
     builder.put_attempt(replace(item, notice_at=at))
     seconds = max(0, int((at - builder.now).total_seconds()))
     builder.event("attempt.notice", f"the provider will take the machine in {seconds} s", attempt=attempt_id)
-    builder.look_again(item.provider)
+    builder.list_again(item.provider)
 
 
 def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:

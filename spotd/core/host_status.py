@@ -31,7 +31,7 @@ class HostStatus:
     Attributes:
         glance: nothing of the attempt's own was read: this is what is known since the last complete look. A glance
             can show that a host lives, never that it is lost.
-        beat_at: when it was last seen to give a sign of life, whatever `seq` says.
+        marker_at: when it was last seen to give a sign of life, whatever `seq` says.
         seq: of the heartbeat, -1 before the first.
         checkpoints: newly accepted ones, oldest first.
         exit_cause: set once the runner reported its end.
@@ -46,9 +46,9 @@ class HostStatus:
     """
 
     attempt: AttemptId
-    looked_at: datetime
+    read_at: datetime
     liveness_check: bool = False
-    beat_at: datetime | None = None
+    marker_at: datetime | None = None
     seq: int = -1
     phase: str = ""
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -65,7 +65,7 @@ class HostStatus:
     flood: str = ""
     """What the host wrote too much of, in words; empty while it is within its limits."""
     fallbacks: tuple[FallbackRestore, ...] = ()
-    untold: frozenset[str] = frozenset()
+    unannounced: frozenset[str] = frozenset()
     """Keys of manifests among `checkpoints` that get no line of their own in the job's history."""
     outputs_sha256: str | None = None
     outputs_bytes: int = 0

@@ -112,7 +112,7 @@ def not_sent(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> N
 def tell_doubt(builder: PlanBuilder, item: Attempt, what: str) -> None:
     """Begin the search for the machine, and let the job report what it waits for."""
     builder.event("launch.unknown", f"{what}; looking for the machine by its key", attempt=item.id)
-    builder.look_again(item.provider)
+    builder.list_again(item.provider)
     job = builder.job(item.id.job)
     if job.state is JobState.PROVISIONING:
         span = int((window_end(builder, item.provider) - builder.now).total_seconds())
@@ -175,7 +175,7 @@ def end_contained(world: World, intent_id: IntentId, now: datetime) -> Plan:
     if intent is not None and intent.state is IntentState.OPEN:
         accepted = replace(intent, state=IntentState.ACCEPTED, accepted_at=now, tries=intent.tries + 1, error="")
         builder.put_intent(accepted)
-        builder.look_again(intent.provider)
+        builder.list_again(intent.provider)
     return builder.plan()
 
 

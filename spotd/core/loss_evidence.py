@@ -81,7 +81,7 @@ class LossEvidence:
         sign = self.sign(item)
         if sign is None or self._builder.now - sign < self._silence_max:
             return False
-        watched = self._builder.looked_before(item.id)
+        watched = self._builder.read_before(item.id)
         return watched is None or watched - sign >= self._silence_max / 2
 
     def is_shared(self, item: Attempt) -> bool:
@@ -117,7 +117,7 @@ class LossEvidence:
             return min(limit, max(self._silence_max, list_lag(self._builder, item)))
         return limit
 
-    def doubts(self) -> tuple[str, ...]:
+    def shared_silence(self) -> tuple[str, ...]:
         """Why silence is no witness at the moment, in words."""
         if any(report.store_takes_no_writes for report in self._reports.values()):
             return ("the checkpoint store takes no writes, so that a silent host is not taken for lost",)

@@ -224,7 +224,7 @@ def terminate_accepted(world: World, intent_id: IntentId, now: datetime) -> Plan
         if item.ref == intent.ref and item.machine is not MachineState.GONE:
             builder.set_rate(intent.attempt, MicroUsdPerHour(0), None)
             builder.put_attempt(replace(builder.attempt(intent.attempt), machine=MachineState.HALTED))
-    builder.look_again(intent.provider)
+    builder.list_again(intent.provider)
     return builder.plan()
 
 

@@ -54,11 +54,11 @@ class Plan:
     events: tuple[Event, ...] = ()
     verdicts: Mapping[JobId, Verdict] = field(default_factory=dict)
     wake_at: datetime | None = None
-    look_again: frozenset[ProviderName] = frozenset()
+    list_again: frozenset[ProviderName] = frozenset()
     """Providers whose machines must be listed again at once, before a large loss is believed."""
-    look_closer: frozenset[AttemptId] = frozenset()
+    full_reads: frozenset[AttemptId] = frozenset()
     """Attempts about which only a look at all that their hosts wrote can decide."""
-    doubts: tuple[str, ...] = ()
+    shared_silence: tuple[str, ...] = ()
     """Readings that are not believed at the moment, in words; not written."""
     sealed: tuple[UnreadableRow, ...] = ()
     """Rows that cannot be understood: they are marked as over, as they stand."""

@@ -84,12 +84,12 @@ class PlanBuilder:
         self._charges: list[Charge] = []
         self._events: list[Event] = []
         self._wake_at: datetime | None = None
-        self._look_again: set[ProviderName] = set()
-        self._look_closer: set[AttemptId] = set()
+        self._list_again: set[ProviderName] = set()
+        self._full_reads: set[AttemptId] = set()
         self.listed_at: Mapping[ProviderName, datetime] = {}
         """The instants of the listings that are being taken in."""
         self._contained: list[Contained] = []
-        self._doubts: list[str] = []
+        self._shared_silence: list[str] = []
         self._undo: list[Callable[[], object]] = []
 
     def plan(self) -> Plan:
@@ -101,9 +101,9 @@ class PlanBuilder:
             charges=tuple(self._charges),
             events=tuple(self._events),
             wake_at=self._wake_at,
-            look_again=frozenset(self._look_again),
-            look_closer=frozenset(self._look_closer),
-            doubts=tuple(self._doubts),
+            list_again=frozenset(self._list_again),
+            full_reads=frozenset(self._full_reads),
+            shared_silence=tuple(self._shared_silence),
             contained=tuple(self._contained),
         )
 
@@ -112,7 +112,7 @@ class PlanBuilder:
         self._undo.clear()
         lists: tuple[list[Any], ...] = (self._cooldowns, self._charges, self._events)
         lengths = [len(some) for some in lists]
-        wake_at, again, closer = self._wake_at, frozenset(self._look_again), frozenset(self._look_closer)
+        wake_at, again, closer = self._wake_at, frozenset(self._list_again), frozenset(self._full_reads)
         try:
             step()
         except Exception as exc:  # noqa: BLE001 - whatever it is, it must not reach the other jobs
@@ -120,7 +120,7 @@ class PlanBuilder:
                 undo()
             for some, length in zip(lists, lengths, strict=True):
                 del some[length:]
-            self._wake_at, self._look_again, self._look_closer = wake_at, set(again), set(closer)
+            self._wake_at, self._list_again, self._full_reads = wake_at, set(again), set(closer)
             return exc
         return None
 
@@ -138,13 +138,13 @@ class PlanBuilder:
     def job(self, job: JobId) -> Job:
         return self._jobs.get(job) or self._world.jobs[job]
 
-    def looked_before(self, attempt: AttemptId) -> datetime | None:
+    def read_before(self, attempt: AttemptId) -> datetime | None:
         """When the host's words were read completely the last time before this judgement."""
         before = self._world.attempts.get(attempt)
-        return None if before is None else before.looked_at
+        return None if before is None else before.read_at
 
-    def doubt(self, why: str) -> None:
-        self._doubts.append(why)
+    def note_shared_silence(self, why: str) -> None:
+        self._shared_silence.append(why)
 
     def find_job(self, job: JobId) -> Job | None:
         return self._jobs.get(job) or self._world.jobs.get(job)
@@ -169,11 +169,11 @@ class PlanBuilder:
         """Ask for the next decision no later than this."""
         self._wake_at = at if self._wake_at is None else min(self._wake_at, at)
 
-    def look_again(self, provider: ProviderName) -> None:
-        self._look_again.add(provider)
+    def list_again(self, provider: ProviderName) -> None:
+        self._list_again.add(provider)
 
-    def look_closer(self, attempt: AttemptId) -> None:
-        self._look_closer.add(attempt)
+    def read_in_full(self, attempt: AttemptId) -> None:
+        self._full_reads.add(attempt)
 
     def put_attempt(self, attempt: Attempt) -> None:
         before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)

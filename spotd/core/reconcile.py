@@ -112,8 +112,8 @@ def _reconcile(
                 builder, attempt.id.job, step, f"what the host of attempt {attempt.id.number} wrote cannot be judged"
             )
     witnesses = LossEvidence(builder, reports)
-    for why in witnesses.doubts():
-        builder.doubt(why)
+    for why in witnesses.shared_silence():
+        builder.note_shared_silence(why)
     listings, held = _usable(builder, listings, witnesses)
     builder.listed_at = {provider: listing.at for provider, listing in listings.items()}
     sighted = _by_key(listings)
@@ -206,7 +206,7 @@ def _held_back(
             large = len(missing) * 3 > len(tracked)
             if item.missing_since is None:
                 builder.put_attempt(replace(item, missing_since=listing.at))
-                builder.look_again(item.provider)
+                builder.list_again(item.provider)
                 if large:  # one that a list lacks now and then is told by `why`, not by an event each time
                     _tell_missing(builder, item, f"{len(missing)} of {len(tracked)} machines")
             item = builder.attempt(item.id)
@@ -243,7 +243,7 @@ def _ask_when_it_matters(builder: PlanBuilder, item: Attempt, listing: Listing, 
     if builder.now < due:
         builder.wake(due)
     elif listing.at < due or witnesses.is_silent(item):
-        builder.look_again(item.provider)
+        builder.list_again(item.provider)
 
 
 # --- one attempt -----------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class _Case:
         However little is known of it, it may have run and saved while the store did not answer.
         """
         report, listing = self.report, self.listing
-        return report is not None and not report.liveness_check and (listing is None or report.looked_at >= listing.at)
+        return report is not None and not report.liveness_check and (listing is None or report.read_at >= listing.at)
 
     def end(self, reason: EndReason, detail: str = "") -> None:
         self.builder.end_attempt(self.attempt_id, reason, detail)
@@ -355,7 +355,7 @@ def _is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) 
     if builder.now < believed_at:
         builder.wake(believed_at)
     else:
-        builder.look_again(item.provider)
+        builder.list_again(item.provider)
     return False
 
 
@@ -603,7 +603,7 @@ def end_other_market(case: _Case) -> None:
 
 def read_in_full(case: _Case) -> None:
     """Ask for a full read of what its host wrote, before a loss is believed."""
-    case.builder.look_closer(case.attempt_id)
+    case.builder.read_in_full(case.attempt_id)
 
 
 def end_halted(case: _Case) -> None:
@@ -683,7 +683,7 @@ def _watch_clocks(
 
     def end(reason: EndReason, detail: str = "") -> None:
         if glanced:
-            builder.look_closer(attempt_id)
+            builder.read_in_full(attempt_id)
         else:
             _book_until_missing(builder, item)
             builder.end_attempt(attempt_id, reason, detail)
@@ -719,7 +719,7 @@ def _watch_clocks(
 
 def _never_spoke(item: Attempt, stop: StopOrder, report: HostStatus | None) -> bool:
     """Whether a look since the order found that there is nothing to wait for."""
-    if report is None or report.liveness_check or report.looked_at < stop.ordered_at:
+    if report is None or report.liveness_check or report.read_at < stop.ordered_at:
         return False
     return item.running_at is None and item.heartbeat_seen_at is None
 
@@ -749,7 +749,7 @@ def _look_when_late(builder: PlanBuilder, item: Attempt, seen_at: datetime) -> N
     if builder.now < late_at:
         builder.wake(late_at)
     elif builder.now < late_at + LATE_FOR:
-        builder.look_again(item.provider)
+        builder.list_again(item.provider)
 
 
 # --- the tables ------------------------------------------------------------------------------------------------

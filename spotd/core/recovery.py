@@ -210,4 +210,4 @@ def _look_for(builder: PlanBuilder, attempt: Attempt) -> None:
     )
     builder.event("launch.unknown", sentence, attempt=attempt.id)
     builder.move_job(attempt.id.job, JobState.PROVISIONING, f"{sentence} for its machine")
-    builder.look_again(attempt.provider)
+    builder.list_again(attempt.provider)

@@ -73,7 +73,7 @@ def without_save(builder: PlanBuilder, order: StopOrder) -> StopOrder:
 
 def _may_have_run(item: Attempt, now: datetime) -> bool:
     """Whether its machine may have run and saved since it was read last: the daemon or the store may have been away."""
-    known = item.looked_at or item.launched_at or item.intended_at
+    known = item.read_at or item.launched_at or item.intended_at
     return (item.ref is not None or item.outcome_unknown) and now - known > LOOK_IS_FRESH
 
 

@@ -84,7 +84,7 @@ class ControlLoop:
         clock: Clock,
         log: Logger,
         wake_event: WakeEvent,
-        look_again: Callable[[ProviderName], None],
+        list_again: Callable[[ProviderName], None],
         alive: Callable[[], None],
         watchdog_s: float | None = None,
         look_every_s: float = LOOK_SHARED_S,
@@ -103,7 +103,7 @@ class ControlLoop:
         self._clock = clock
         self._log = log
         self._wake_event = wake_event
-        self._look_again = look_again
+        self._list_again = list_again
         self._alive = alive
         self._watchdog_s = watchdog_s
         self._look_every_s = look_every_s
@@ -115,7 +115,7 @@ class ControlLoop:
         self.controller = Controller("control-loop", self._reconcile_or_hold, interval_s=HOLD_S, wake_event=wake_event)
         self._adopted = False
         self._contained: frozenset[Contained] = frozenset()
-        self.doubts: tuple[str, ...] = ()
+        self.shared_silence: tuple[str, ...] = ()
         """Why silence says nothing of a host at the moment."""
         self._durable: World | None = None
         """What was read from the state since it could be written last."""
@@ -204,16 +204,16 @@ class ControlLoop:
         self._host_monitor.committed(reports)
         self._tell(committed, listings, reports)
         self._tell_contained(committed.plan.contained)
-        self._tell_doubts(committed.plan.doubts, committed.at)
+        self._log_shared_silence(committed.plan.shared_silence, committed.at)
         self._publish(committed)
         for job in committed.plan.jobs.values():
             if job.state is JobState.SUCCEEDED:
                 self._succeeded(job.id)
         self._executor.take(committed.plan, committed.world)
         self._executor.end(committed.world)
-        self._closely = committed.plan.look_closer
-        for provider in sorted(committed.plan.look_again):
-            self._look_again(provider)
+        self._closely = committed.plan.full_reads
+        for provider in sorted(committed.plan.list_again):
+            self._list_again(provider)
         self.cycles += 1
         return self._pause_s(committed)
 
@@ -224,15 +224,15 @@ class ControlLoop:
             self._log.error("failure.contained", subject=one.subject, error=one.error)
         self._contained = now
 
-    def _tell_doubts(self, doubts: tuple[str, ...], at: datetime) -> None:
+    def _log_shared_silence(self, shared_silence: tuple[str, ...], at: datetime) -> None:
         """One event when silence begins to be no witness, and one when it is again."""
-        if doubts and not self.doubts:
-            self._log.warning("silence.doubted", why=doubts[0])
-            self._offer_cache.note("silence.doubted", doubts[0], {}, at=at)
-        elif self.doubts and not doubts:
+        if shared_silence and not self.shared_silence:
+            self._log.warning("silence.doubted", why=shared_silence[0])
+            self._offer_cache.note("silence.doubted", shared_silence[0], {}, at=at)
+        elif self.shared_silence and not shared_silence:
             self._log.info("silence.trusted")
             self._offer_cache.note("silence.trusted", "the hosts are heard again", {}, at=at)
-        self.doubts = doubts
+        self.shared_silence = shared_silence
 
     @property
     def contained(self) -> frozenset[Contained]:
@@ -255,11 +255,11 @@ class ControlLoop:
         before = self._offer_cache.watched
         self._offer_cache.watched = self._inhabited.update(world, self._offer_cache.listings(), committed.at)
         for provider in sorted(self._offer_cache.watched - before):
-            self._look_again(provider)
+            self._list_again(provider)
         self._grant_writer.update(world)
 
     def _pause_s(self, committed: Committed) -> float:
-        if committed.plan.look_closer:
+        if committed.plan.full_reads:
             return 0.0
         world, now = committed.world, committed.at
         recheck = virtual_at_least(self._clock, world.policy.recheck_every, real_s=RECHECK_FLOOR_S)
@@ -291,9 +291,9 @@ class ControlLoop:
         held = replace(world.policy, launches_paused=NOT_WRITABLE)
         plan = think(replace(world, policy=held), self._clock.now())
         self._unsaved = applied(world, plan)
-        self._closely = plan.look_closer
-        for provider in sorted(plan.look_again):
-            self._look_again(provider)
+        self._closely = plan.full_reads
+        for provider in sorted(plan.list_again):
+            self._list_again(provider)
         self._grant_writer.update(self._unsaved)
         self._executor.end_unsaved(self._unsaved)
 

@@ -81,7 +81,7 @@ class Executor:
         clock: Clock,
         log: Logger,
         loop_wake: WakeEvent,
-        look_again: Callable[[ProviderName], None],
+        list_again: Callable[[ProviderName], None],
         ask_again: Callable[[ProviderName], None],
         bought: Callable[[Offer], None],
         crash: CrashPoints,
@@ -93,7 +93,7 @@ class Executor:
         self._clock = clock
         self._log = log
         self._loop_wake = loop_wake
-        self._look_again = look_again
+        self._list_again = list_again
         self._ask_again = ask_again
         self._bought = bought
         self._crash = crash
@@ -191,7 +191,7 @@ class Executor:
         if detail:
             self._log.warning("terminate.failed", detail=detail, **fields)
         else:
-            self._look_again(intent.provider)
+            self._list_again(intent.provider)
             self._log.info("terminate.accepted_unsaved", **fields)
 
     async def drain(self, *, seconds: float) -> bool:
@@ -321,7 +321,7 @@ class Executor:
                 )
                 if no.failure is LaunchFailure.CONTRACT:
                     # What broke the rule may exist all the same: the next listing shows it, and it is ended as a stray.
-                    self._look_again(attempt.provider)
+                    self._list_again(attempt.provider)
                 elif no.failure in {LaunchFailure.PRICE_MOVED, LaunchFailure.OFFER_GONE}:
                     # Where one price or offer is old the others of that provider are, and each wrong try costs a call.
                     self._ask_again(attempt.provider)
@@ -417,7 +417,7 @@ class Executor:
             if committed is None:
                 failures += 1
                 await anyio.sleep(backoff_s(COMMIT_RETRY_FIRST_S, failures, max_s=COMMIT_RETRY_MAX_S))
-        for provider in committed.plan.look_again:
-            self._look_again(provider)
+        for provider in committed.plan.list_again:
+            self._list_again(provider)
         self._loop_wake.notify()
         return committed

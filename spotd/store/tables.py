@@ -146,7 +146,7 @@ class AttemptRow(Base, table=True):
     machine: str = _text()
     heartbeat_seq: int = _big()
     heartbeat_seen_at: int | None = _big(nullable=True)
-    looked_at: int | None = _big(nullable=True)
+    read_at: int | None = _big(nullable=True)
     phase: str = _text()
     resumed_from: str | None = _text(nullable=True)
     notice_at: int | None = _big(nullable=True)

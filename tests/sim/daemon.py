@@ -402,7 +402,7 @@ class Daemon:
     def report(self, item: Attempt) -> HostStatus:
         m = self.machine_of(item)
         if m is None:
-            return HostStatus(attempt=item.id, looked_at=self.now)
+            return HostStatus(attempt=item.id, read_at=self.now)
         fresh: tuple[Checkpoint, ...] = ()
         if m.saved:
             known = self.newest_known(item)
@@ -416,7 +416,7 @@ class Daemon:
             fresh = tuple(replace(one, step=odd["step"]) for one in fresh)
         return HostStatus(
             attempt=item.id,
-            looked_at=self.now,
+            read_at=self.now,
             store_takes_no_writes=self.writes_fail(),
             notice_at=odd.get("notice_at"),
             stored_bytes=m.task.bytes * sum(save.at <= self.true for save in m.saved),
@@ -474,8 +474,8 @@ class Daemon:
             self.note_readings()
         if self.can_write and not blind:
             self.write_grants()
-        for name in sorted(plan.look_again):
-            self.look_again(name)
+        for name in sorted(plan.list_again):
+            self.list_again(name)
         # Without a machine only prices can change anything, and a new price rings.
         wake = self.pace * 2 if self.world.attempts else timedelta(hours=1)
         if plan.wake_at is not None and self.world.attempts:
@@ -508,8 +508,8 @@ class Daemon:
             self.told.broken.append(f"a cycle on a full disk raised {type(exc).__name__}: {exc}")
         finally:
             self.world = durable
-        for name in sorted(plan.look_again):
-            self.look_again(name)
+        for name in sorted(plan.list_again):
+            self.list_again(name)
 
     def end_unsaved(self) -> None:
         for intent in self.world.intents.values():
@@ -573,7 +573,7 @@ class Daemon:
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
             m.saves_no_more = m.saves_no_more or (item.stop is not None and not item.stop.flush)
 
-    def look_again(self, name: ProviderName) -> None:
+    def list_again(self, name: ProviderName) -> None:
         if name not in self.polling:
             self.polling.add(name)
             self.soon(timedelta(seconds=2), lambda: self.poll(name))

@@ -171,7 +171,7 @@ class BlindIsSilent(Daemon):
     """Takes a store that does not answer for hosts that do not speak."""
 
     def thought(self, reports: Mapping[AttemptId, HostStatus]) -> Plan:
-        blank = {i: HostStatus(attempt=i, looked_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
+        blank = {i: HostStatus(attempt=i, read_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
         return super().thought({**blank, **reports})
 
 

@@ -83,7 +83,7 @@ class DoctorHandlers:
             row_of("daemon", one.subject, one.error, ok=False, hint="everything else goes on; report this with the log")
             for one in sorted(context.control_loop.contained, key=lambda one: one.subject)
         )
-        rows.extend(row_of("daemon", "silent hosts", why, ok=False) for why in context.control_loop.doubts)
+        rows.extend(row_of("daemon", "silent hosts", why, ok=False) for why in context.control_loop.shared_silence)
         if context.control_loop.held:
             rows.append(row_of("daemon", "decisions", f"none are made: {context.control_loop.held}", ok=False))
         return rows

@@ -51,7 +51,7 @@ class HostReader:
     """By manifest key: a checkpoint that its framework writes anew under one name (`last.ckpt`) comes several times."""
     uploads: dict[str, int] = field(default_factory=dict)
     """Bytes that each of them added to the store."""
-    untold: set[str] = field(default_factory=set)
+    unannounced: set[str] = field(default_factory=set)
     """Those of them that get no line of their own in the job's history."""
     settled: dict[str, str] = field(default_factory=dict)
     """Manifest keys that need no second reading, with the etag they had."""
@@ -70,7 +70,7 @@ class HostReader:
     fallbacks: list[FallbackRestore] = field(default_factory=list)
     beat: ObjectInfo | None = None
     """As it was listed last."""
-    beat_at: datetime | None = None
+    marker_at: datetime | None = None
     """When a listing last showed that it had been written again."""
     news_before: int = -1
     """The size of the beat that was listed before the look under way."""

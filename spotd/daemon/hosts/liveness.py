@@ -59,7 +59,7 @@ def note_beat(view: HostReader, found: ObjectInfo | None, *, at: datetime) -> No
     """The newest listing showed this for the host."""
     before = view.beat
     if before is not None and found is not None and _mark(found) != _mark(before):
-        view.beat_at = at
+        view.marker_at = at
     if found is not None and found.size > MARKER_BYTES_MAX:
         view.flood = f"a beat of {found.size} bytes"
     view.beat = found
@@ -73,8 +73,8 @@ def is_quiet(view: HostReader, *, at: datetime, silence_max: timedelta) -> bool:
         and beat.size == view.news_read
         and view.heartbeat is not None
         and not view.unfinished
-        and view.beat_at is not None
-        and at - view.beat_at <= silence_max * STILL_SHARE
+        and view.marker_at is not None
+        and at - view.marker_at <= silence_max * STILL_SHARE
     )
 
 

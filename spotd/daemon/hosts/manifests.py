@@ -100,7 +100,7 @@ def read_manifests(
         view.uploads[one.info.key] = one.uploaded
         view.accepted[one.info.key] = one.checkpoint
         if not view.ration.take("checkpoints that were accepted", at):
-            view.untold.add(one.info.key)
+            view.unannounced.add(one.info.key)
     if is_flood and found:
         _pass_over(view, unread, max(one.info.modified for one in found), at=at)
     view.behind = share.is_spent and any(

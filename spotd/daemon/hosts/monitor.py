@@ -128,7 +128,7 @@ class HostMonitor:
     async def look(self, world: World, closely: frozenset[AttemptId] = frozenset()) -> dict[AttemptId, HostStatus]:
         """One report for each counting attempt that could be looked at, or needed but a glance.
 
-        `looked_at` is the instant before the first read, so everything written before it is in a complete report.
+        `read_at` is the instant before the first read, so everything written before it is in a complete report.
 
         Args:
             closely: a glance will not do for these.
@@ -219,8 +219,8 @@ class HostMonitor:
 
     def _is_late(self, item: Attempt, late: datetime) -> bool:
         view = self._views.get(item.id)
-        beat_at = None if view is None else view.beat_at
-        signs = [at for at in (item.heartbeat_seen_at, beat_at) if at is not None]
+        marker_at = None if view is None else view.marker_at
+        signs = [at for at in (item.heartbeat_seen_at, marker_at) if at is not None]
         return item.state.counts and item.heartbeat_seen_at is not None and max(signs) < late
 
     def _batches(

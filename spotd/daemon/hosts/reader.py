@@ -67,7 +67,7 @@ def look_at_news(objects: ObjectStore, view: HostReader, attempt: Attempt, share
     # A look that is broken off has left everything, and what was published before an end is read after it.
     view.unfinished, view.behind, view.left = True, True, False
     if view.relearns is None:
-        view.relearns = attempt.looked_at is not None
+        view.relearns = attempt.read_at is not None
     read_heartbeat(objects, view, attempt, at=at)
     read_events(objects, view, attempt, share, at=at, tell=not view.relearns)
     view.relearns = view.relearns and view.left
@@ -108,15 +108,15 @@ def report_of(
     notice = beat.notice if beat is not None else None
     return HostStatus(
         attempt=attempt.id,
-        looked_at=at,
+        read_at=at,
         liveness_check=liveness_check or view.behind,
-        beat_at=view.beat_at,
+        marker_at=view.marker_at,
         flood=view.flood,
         upload_progress="" if beat is None else _progress_of(beat),
         seq=beat.seq if beat is not None else -1,
         phase=beat.phase.value if beat is not None else "",
         checkpoints=tuple(c for key, c in view.accepted.items() if key not in known),
-        untold=frozenset(view.untold),
+        unannounced=frozenset(view.unannounced),
         resumed_from=view.resumed_from,
         exit_cause=_CAUSES[ended.outcome] if ended is not None else None,
         exit_code=_exit_code(ended),
@@ -169,7 +169,7 @@ def told(view: HostReader, report: HostStatus) -> None:
     for checkpoint in report.checkpoints:
         view.accepted.pop(checkpoint.manifest_key, None)
         view.uploads.pop(checkpoint.manifest_key, None)
-        view.untold.discard(checkpoint.manifest_key)
+        view.unannounced.discard(checkpoint.manifest_key)
 
 
 def with_job(report: HostStatus, job: Job) -> HostStatus:

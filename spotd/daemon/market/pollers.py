@@ -118,7 +118,7 @@ class Poller:
         )
         self.controllers = (causes.controller, self.offers, self.machines)
 
-    def look_again(self) -> None:
+    def list_again(self) -> None:
         """Have the machines listed as soon as the provider may be asked."""
         self.machines.wake_event.notify()
 

@@ -109,10 +109,10 @@ class ProviderSupervisor:
         )
         group.start_soon(controller.run, name=controller.name)
 
-    def look_again(self, provider: ProviderName) -> None:
+    def list_again(self, provider: ProviderName) -> None:
         entry = self.entries.get(provider)
         if entry is not None and entry.poller is not None:
-            entry.poller.look_again()
+            entry.poller.list_again()
 
     def ask_again(self, provider: ProviderName) -> None:
         entry = self.entries.get(provider)

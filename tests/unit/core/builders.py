@@ -191,4 +191,4 @@ def listing(*instances: Instance, complete: bool = True, at: datetime = NOW) -> 
 
 def report(**changes: Any) -> dict[AttemptId, HostStatus]:
     number = AttemptId(job=JobId("j1"), number=1)
-    return {number: HostStatus(attempt=number, looked_at=NOW, **changes)}
+    return {number: HostStatus(attempt=number, read_at=NOW, **changes)}

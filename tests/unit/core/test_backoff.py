@@ -77,7 +77,7 @@ def ending(cause: ExitCause, **report: object) -> Answer:
     def answer(world: World, attempt: AttemptId, now: datetime) -> World:
         made = machine(attempt.number, now)
         world = applied(world, launched(world, attempt, made, now))
-        told = HostStatus(attempt=attempt, looked_at=now, seq=1, phase="done", exit_cause=cause, **report)  # type: ignore[arg-type]  # fields by name
+        told = HostStatus(attempt=attempt, read_at=now, seq=1, phase="done", exit_cause=cause, **report)  # type: ignore[arg-type]  # fields by name
         seen = Listing(instances=(made,), complete=True, at=now)
         world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, now))
         gone = Listing(instances=(machine(attempt.number, now, InstanceState.GONE),), complete=True, at=now)
@@ -133,7 +133,7 @@ def taken_after(span: timedelta, loss: Loss = Loss.PREEMPTED, saves: bool = Fals
         at = now + span
         name, number = f"c{attempt.number}", attempt.number
         made = Checkpoint(name=name, attempt=number, step=number, bytes=1, at=at, manifest_key=name, sha256="0" * 64)
-        told = HostStatus(attempt=attempt, looked_at=at, seq=1, phase="run", checkpoints=(made,) if saves else ())
+        told = HostStatus(attempt=attempt, read_at=at, seq=1, phase="run", checkpoints=(made,) if saves else ())
         taken = replace(machine(attempt.number, now, InstanceState.GONE), loss=loss)
         seen = Listing(instances=(taken,), complete=True, at=at)
         world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, at))
@@ -217,7 +217,7 @@ def lost_after(span: timedelta) -> Plan:
     stage = world_with(AttemptState.RUNNING, running_at=NOW - span)
     owner = replace(stage.jobs[JOB], failed_starts=4, idle_launches=9, not_before=NOW - MINUTE)
     stage = replace(stage, jobs={JOB: owner})
-    told = HostStatus(attempt=AttemptId(job=JOB, number=1), looked_at=NOW, exit_cause=ExitCause.RUNNER_FAILED, seq=9)
+    told = HostStatus(attempt=AttemptId(job=JOB, number=1), read_at=NOW, exit_cause=ExitCause.RUNNER_FAILED, seq=9)
     seen = Listing(instances=(machine(1, NOW),), complete=True, at=NOW)
     return reconcile(stage, {SHOP: seen}, {told.attempt: told}, NOW)
 

@@ -60,8 +60,8 @@ def with_rules(world: World, **changes: Any) -> World:
 
 def seen(world: World, state: InstanceState, at: datetime, heard: Any = None, **row: Any) -> World:
     """A listing of this instant, and a look of the same that shows the host as it was unless something was heard."""
-    last = {i: HostStatus(attempt=i, looked_at=at, seq=the(world).heartbeat_seq) for i in world.attempts}
-    look = {i: replace(r, looked_at=at) for i, r in (last if heard is None else heard).items()}
+    last = {i: HostStatus(attempt=i, read_at=at, seq=the(world).heartbeat_seq) for i in world.attempts}
+    look = {i: replace(r, read_at=at) for i, r in (last if heard is None else heard).items()}
     plan = reconcile(world, listing(replace(instance(state), **row), at=at), look, at)
     return applied(world, plan)
 
@@ -141,7 +141,7 @@ def test_an_order_that_is_accepted_after_a_gap_books_no_more_than_the_lease() ->
     world = running()
     left = ASLEEP + timedelta(minutes=30)
     last = report(seq=40, phase="done", exit_cause=ExitCause.LEASE, exit_at=left, alive_at=left)
-    plan = reconcile(world, {}, {i: replace(r, looked_at=AWAKE) for i, r in last.items()}, AWAKE)
+    plan = reconcile(world, {}, {i: replace(r, read_at=AWAKE) for i, r in last.items()}, AWAKE)
     world = applied(world, plan)
     (owed,) = world.intents
     world = applied(world, terminate_accepted(world, owed, AWAKE))
@@ -160,7 +160,7 @@ def test_a_host_that_beats_keeps_its_meter_running_while_its_provider_is_away() 
     world = running()
     for minutes in range(1, 121):
         at = ASLEEP + minutes * MINUTE
-        heard = {i: replace(r, looked_at=at) for i, r in report(seq=100 + minutes, phase="run").items()}
+        heard = {i: replace(r, read_at=at) for i, r in report(seq=100 + minutes, phase="run").items()}
         world = applied(world, reconcile(world, {}, heard, at))
     assert spent(the(world), at) == cost(RATE, timedelta(minutes=130))
 
@@ -214,7 +214,7 @@ def test_what_is_billed_with_the_disk_is_booked_from_the_launch_and_counts_for_t
 def test_the_first_sign_of_life_of_its_host_begins_the_bill_as_well() -> None:
     world = started(bills_from_running=True)
     world = seen(world, InstanceState.PENDING, NOW + 5 * MINUTE, {})
-    heard = {i: replace(r, looked_at=NOW + 6 * MINUTE) for i, r in report(seq=0).items()}
+    heard = {i: replace(r, read_at=NOW + 6 * MINUTE) for i, r in report(seq=0).items()}
     world = applied(world, reconcile(world, {}, heard, NOW + 6 * MINUTE))
     assert the(world).meter.rate == RATE
     assert spent(the(world), NOW + 7 * MINUTE) == cost(RATE, 2 * MINUTE)
@@ -227,7 +227,7 @@ SECOND = timedelta(seconds=1)
 def first_words(world: World, at: datetime, script_began_at: datetime | None) -> World:
     """The host is heard for the first time, at this instant."""
     heard = report(seq=0, phase="boot", script_began_at=script_began_at)
-    heard = {i: replace(r, looked_at=at) for i, r in heard.items()}
+    heard = {i: replace(r, read_at=at) for i, r in heard.items()}
     return applied(world, reconcile(world, {}, heard, at))
 
 
@@ -288,7 +288,7 @@ def test_a_start_that_only_a_listing_shows_is_looked_for_more_often(
 ) -> None:
     at = NOW + minutes * MINUTE
     plan = reconcile(started(**rules), listing(instance(InstanceState.PENDING), at=at), {}, at)
-    assert plan.look_again == ({SHOP} if looks else frozenset())
+    assert plan.list_again == ({SHOP} if looks else frozenset())
 
 
 def test_where_a_start_is_billed_it_is_booked_from_the_launch() -> None:

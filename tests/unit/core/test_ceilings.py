@@ -86,7 +86,7 @@ def later(world: World, usd: int, after: timedelta) -> World:
     """A listing some time later states this price."""
     at = NOW + after
     seen = replace(instance(InstanceState.RUNNING), price=MicroUsdPerHour(usd))
-    told = {i: replace(r, looked_at=at) for i, r in report(seq=7 + int(after.total_seconds())).items()}
+    told = {i: replace(r, read_at=at) for i, r in report(seq=7 + int(after.total_seconds())).items()}
     return applied(world, reconcile(world, listing(seen, at=at), told, at))
 
 

@@ -45,7 +45,7 @@ def world(*, free: timedelta = timedelta(hours=1), launched: datetime = NOW - 10
 
 def seen(before: World, state: InstanceState, loss: Loss | None, at: datetime = NOW) -> tuple[World, Plan]:
     """A listing tells this of the machine, whose runner has written nothing new."""
-    heard = {i: replace(r, looked_at=at) for i, r in report(seq=5).items()}
+    heard = {i: replace(r, read_at=at) for i, r in report(seq=5).items()}
     plan = reconcile(before, listing(instance(state, loss=loss), at=at), heard, at)
     check_plan(
         plan, StoredRows(jobs={j: before.jobs[j].state for j in before.jobs}, attempts=_stored(before), intents={})

@@ -19,7 +19,7 @@ from tests.unit.core.builders import NOW, SHOP, instance, listing, report, world
 def test_a_late_heartbeat_asks_for_a_list_within_the_first_minutes(silent_s: int, looks: bool) -> None:
     world = world_with(AttemptState.RUNNING, heartbeat_seen_at=NOW - timedelta(seconds=silent_s))
     plan = reconcile(world, listing(instance(InstanceState.RUNNING)), report(liveness_check=True), NOW)
-    assert plan.look_again == ({SHOP} if looks else frozenset())
+    assert plan.list_again == ({SHOP} if looks else frozenset())
 
 
 def test_the_next_cycle_comes_when_the_heartbeat_is_late() -> None:

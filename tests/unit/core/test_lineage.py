@@ -80,7 +80,7 @@ class Story:
     def tell(self, **told: Any) -> Story:
         assert self.world is not None
         (item,) = self.world.attempts.values()
-        report = HostStatus(attempt=item.id, looked_at=self.now, seq=item.heartbeat_seq + 1, phase="run", **told)
+        report = HostStatus(attempt=item.id, read_at=self.now, seq=item.heartbeat_seq + 1, phase="run", **told)
         plan = reconcile(self.world, {}, {item.id: report}, self.now)
         self.events += [(e.kind, e.message) for e in plan.events]
         jobs = {**self.world.jobs, **plan.jobs}

@@ -66,11 +66,11 @@ class Watch:
         reports = {}
         for identity in self.world.attempts:
             n = int(identity.job[1:])
-            beat_at = min(self.now, self.silent.get(n, self.now))
-            seq = int((beat_at - NOW).total_seconds() // 5) + 10
+            marker_at = min(self.now, self.silent.get(n, self.now))
+            seq = int((marker_at - NOW).total_seconds() // 5) + 10
             reports[identity] = HostStatus(
                 attempt=identity,
-                looked_at=self.now,
+                read_at=self.now,
                 seq=-1 if n in self.unheard else seq,
                 phase="" if n in self.unheard else "run",
                 liveness_check=liveness_check,
@@ -101,7 +101,7 @@ def test_empty_lists_end_no_machine_whose_heartbeats_arrive_however_many_there_a
     assert watch.alive == {1, 2, 3, 4}
     kinds = [e.kind for plan in watch.plans for e in plan.events]
     assert kinds.count("machine.missing") == 4, "it is told once for each"
-    assert sum(len(plan.look_again) for plan in watch.plans) < 20, "and asked again only when it matters"
+    assert sum(len(plan.list_again) for plan in watch.plans) < 20, "and asked again only when it matters"
 
 
 def test_a_list_that_lacks_one_row_ends_no_machine_whose_heartbeats_arrive() -> None:
@@ -139,11 +139,11 @@ def test_hosts_that_cannot_write_for_70_s_are_all_kept(count: int) -> None:
     watch.run(MINUTE, *rows)
     watch.silent = dict.fromkeys(range(1, count + 1), watch.now)
     watch.run(timedelta(seconds=70), *rows)
-    assert watch.plans[-1].doubts
+    assert watch.plans[-1].shared_silence
     watch.silent = {}
     watch.run(MINUTE, *rows)
     assert watch.alive == set(range(1, count + 1))
-    assert not watch.plans[-1].doubts
+    assert not watch.plans[-1].shared_silence
 
 
 def test_a_list_that_is_empty_while_the_store_takes_no_writes_of_hosts_ends_nobody_before_it_may_lag_no_more() -> None:
@@ -211,7 +211,7 @@ def test_a_lone_host_is_kept_while_the_daemon_itself_cannot_write() -> None:
     watch.store_takes_no_writes = True
     watch.run(timedelta(minutes=100), *rows, every=timedelta(seconds=30))
     assert watch.alive == {1}
-    assert watch.plans[-1].doubts
+    assert watch.plans[-1].shared_silence
 
 
 @pytest.mark.parametrize("loss", [Loss.PREEMPTED, Loss.OUTBID, None])

@@ -74,7 +74,7 @@ def running(gigabytes: float | None, upload: int, **changes: Any) -> World:
 
 def cycle(world: World, at: datetime, fresh: tuple[Checkpoint, ...] = ()) -> World:
     seq = the(world).heartbeat_seq + 1
-    told = {i: replace(r, looked_at=at) for i, r in report(seq=seq, phase="run", checkpoints=fresh).items()}
+    told = {i: replace(r, read_at=at) for i, r in report(seq=seq, phase="run", checkpoints=fresh).items()}
     first = reconcile(world, listing(instance(InstanceState.RUNNING), at=at), told, at)
     world = applied(world, first)
     return applied(world, decide(world, market(at=at), at))

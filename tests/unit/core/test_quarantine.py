@@ -51,7 +51,7 @@ def shown(**changes: Any) -> dict[ProviderName, Listing]:
 
 
 def reports(**changes: Any) -> dict[AttemptId, HostStatus]:
-    return {**report(**changes), SECOND: HostStatus(attempt=SECOND, looked_at=NOW, seq=9, phase="run")}
+    return {**report(**changes), SECOND: HostStatus(attempt=SECOND, read_at=NOW, seq=9, phase="run")}
 
 
 def quarantined(world: World, plan: Plan) -> World:

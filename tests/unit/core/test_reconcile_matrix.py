@@ -120,12 +120,12 @@ def test_absence_of_the_only_machine_is_believed_at_the_second_reading_once_it_i
     world = world_with(ours, heartbeat_seen_at=silent)
     first = reconcile(world, listing(), report(), NOW)
     assert after(world, first)[0] is ours
-    assert first.look_again == {REF.provider}
+    assert first.list_again == {REF.provider}
     world = applied(world, first)
     same = reconcile(world, listing(), report(), NOW)
     assert after(world, same)[0] is ours, "the same reading is not a second one"
     later = NOW + (3 * MINUTE if ours is A.STARTING else MINUTE / 60)
-    looked = {i: r.__class__(attempt=i, looked_at=NOW + 3 * MINUTE) for i, r in report().items()}
+    looked = {i: r.__class__(attempt=i, read_at=NOW + 3 * MINUTE) for i, r in report().items()}
     second = reconcile(world, listing(at=later), looked, later)
     assert after(world, second)[0] is A.ENDING
     assert ends(second), "even what is believed to be gone is ended for certain"
@@ -155,7 +155,7 @@ def test_one_empty_list_does_not_end_a_machine_that_no_list_has_shown_yet() -> N
     world = world_with(A.STARTING, ever_listed=False)
     plan = reconcile(world, listing(), report(), NOW)
     assert after(world, plan)[0] is A.STARTING
-    assert plan.look_again
+    assert plan.list_again
 
 
 @pytest.mark.parametrize("ours", [A.STARTING, A.RUNNING], ids=str)
@@ -360,5 +360,5 @@ def test_the_window_begins_when_the_answer_was_lost_and_not_when_the_launch_was_
     soon = NOW + timedelta(minutes=2)
     assert after(world, reconcile(world, listing(at=soon), report(), soon))[0] is A.INTENDED
     later = NOW + timedelta(minutes=3, seconds=1)
-    looked = {i: replace(r, looked_at=later) for i, r in report().items()}
+    looked = {i: replace(r, read_at=later) for i, r in report().items()}
     assert after(world, reconcile(world, listing(at=later), looked, later))[0] is A.ENDED

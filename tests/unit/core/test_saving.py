@@ -31,7 +31,7 @@ def uploads(world: World, *, until: datetime, advances: bool = True) -> tuple[Wo
     while at < until:
         at, seq = at + timedelta(seconds=10), seq + 1
         told = report(seq=seq, phase="upload", upload_progress=f"c:{seq if advances else 0}:0")
-        seen = {i: replace(r, looked_at=at) for i, r in told.items()}
+        seen = {i: replace(r, read_at=at) for i, r in told.items()}
         world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), seen, at))
         world = applied(world, decide(world, market(at=at), at))
         if not world.attempts[FIRST].state.counts:

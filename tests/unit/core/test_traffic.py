@@ -55,7 +55,7 @@ def saved(number: int, gigabytes: float, at: datetime) -> Checkpoint:
 def after_saving(world: World, gigabytes: float, at: datetime, **heard: Any) -> World:
     number = the(world).heartbeat_seq + 1
     told = report(seq=number, phase="run", checkpoints=(saved(number, gigabytes, at),), **heard)
-    told = {i: replace(r, looked_at=at) for i, r in told.items()}
+    told = {i: replace(r, read_at=at) for i, r in told.items()}
     return applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), told, at))
 
 
@@ -92,7 +92,7 @@ def test_what_was_restored_is_paid_for_once() -> None:
         ({"restored_bytes": 30 * GB}, {"restored_bytes": 10**18}, {"resumed_from": "step-1"})
     ):
         at = NOW + minutes * MINUTE
-        told = {i: replace(r, looked_at=at) for i, r in report(seq=6 + minutes, **heard).items()}
+        told = {i: replace(r, read_at=at) for i, r in report(seq=6 + minutes, **heard).items()}
         world = applied(world, reconcile(world, {}, told, at))
         assert the(world).restored_bytes == (30 if minutes == 0 else 80) * GB
     assert the(world).meter.settled > 800_000
@@ -189,7 +189,7 @@ def test_uploads_that_never_became_a_checkpoint_are_paid_for_and_end_the_machine
     for number in range(1, 10):
         at = NOW + number * 10 * MINUTE
         told = report(seq=5 + number, phase="run", stored_bytes=number * 40 * GB)
-        told = {i: replace(r, looked_at=at) for i, r in told.items()}
+        told = {i: replace(r, read_at=at) for i, r in told.items()}
         world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), told, at))
         assert the(world).uploaded_bytes == number * 40 * GB
         if the(world).stop is not None:

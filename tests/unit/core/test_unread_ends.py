@@ -35,7 +35,7 @@ def saved(name: str = "late", at: datetime = NOW) -> Checkpoint:
 
 
 def looked(at: datetime, **changes: object) -> dict[AttemptId, HostStatus]:
-    return {i: replace(r, looked_at=at) for i, r in report(**changes).items()}
+    return {i: replace(r, read_at=at) for i, r in report(**changes).items()}
 
 
 def attempt_of(world: World) -> Attempt:
@@ -44,7 +44,7 @@ def attempt_of(world: World) -> Attempt:
 
 def cancelled_after(away: timedelta, state: AttemptState = AttemptState.STARTING) -> World:
     """A cancel of a machine that was read so long ago, before anything was heard of it."""
-    world = world_with(state, looked_at=NOW - away)
+    world = world_with(state, read_at=NOW - away)
     return applied(world, cancel(world, FIRST.job, NOW))
 
 
@@ -139,8 +139,8 @@ def test_a_machine_that_is_believed_lost_late_is_booked_up_to_the_first_list_tha
     began = NOW - 10 * HOUR
     world = world_with(AttemptState.RUNNING, missing_since=missing, heartbeat_seen_at=missing - 10 * MINUTE)
     item = attempt_of(world)
-    looked_at = NOW - 6 * HOUR
-    item = replace(item, launched_at=began, looked_at=looked_at, meter=replace(item.meter, since=began, until=None))
+    read_at = NOW - 6 * HOUR
+    item = replace(item, launched_at=began, read_at=read_at, meter=replace(item.meter, since=began, until=None))
     world = replace(world, attempts={FIRST: item})
     plan = reconcile(world, {} if silent else listing(at=NOW - SECOND), looked(NOW), NOW)
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST

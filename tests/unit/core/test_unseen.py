@@ -97,13 +97,13 @@ def test_a_machine_that_speaks_was_launched_whatever_the_lists_lack() -> None:
     world = lost_launch(timedelta(hours=1))
     for minute in range(30):
         at = NOW + minute * MINUTE
-        speaks = {i: replace(r, looked_at=at, seq=minute, phase="run") for i, r in report().items()}
+        speaks = {i: replace(r, read_at=at, seq=minute, phase="run") for i, r in report().items()}
         world = applied(world, reconcile(world, listing(at=at), speaks, at))
     assert world.attempts[FIRST].state is AttemptState.INTENDED
-    silent = {i: replace(r, looked_at=at + 2 * MINUTE, seq=29) for i, r in report().items()}
+    silent = {i: replace(r, read_at=at + 2 * MINUTE, seq=29) for i, r in report().items()}
     for _ in range(2):
         at += 2 * MINUTE
-        plan = reconcile(world, listing(at=at), {i: replace(r, looked_at=at) for i, r in silent.items()}, at)
+        plan = reconcile(world, listing(at=at), {i: replace(r, read_at=at) for i, r in silent.items()}, at)
         world = applied(world, plan)
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
     assert plan.jobs[FIRST.job].spent > 0
@@ -114,7 +114,7 @@ def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_l
     died = NOW - timedelta(hours=9)
     for minute in range(0, 9, 2):
         at = NOW + minute * MINUTE
-        left = {i: replace(r, looked_at=at, seq=240, phase="run", alive_at=died) for i, r in report().items()}
+        left = {i: replace(r, read_at=at, seq=240, phase="run", alive_at=died) for i, r in report().items()}
         plan = reconcile(world, listing(at=at), left, at)
         world = applied(world, plan)
         if plan.jobs and plan.jobs[FIRST.job].spent:
@@ -126,10 +126,10 @@ def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_l
 def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_stays_away() -> None:
     world = lost_launch()
     early = NOW + WINDOW + PATIENCE - timedelta(seconds=1)
-    looked = {i: replace(r, looked_at=early) for i, r in report().items()}
+    looked = {i: replace(r, read_at=early) for i, r in report().items()}
     assert applied(world, reconcile(world, {}, looked, early)).attempts[FIRST].state is AttemptState.INTENDED
     late = NOW + WINDOW + PATIENCE
-    looked = {i: replace(r, looked_at=late) for i, r in report().items()}
+    looked = {i: replace(r, read_at=late) for i, r in report().items()}
     plan = reconcile(world, {}, looked, late)
     assert plan.attempts[FIRST].end_reason is EndReason.LAUNCH_UNKNOWN
     assert plan.attempts[FIRST].state is AttemptState.ENDING
@@ -158,13 +158,13 @@ def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_st
 def test_a_launch_without_an_answer_is_not_given_up_while_the_store_is_away_or_its_machine_speaks() -> None:
     world, late = lost_launch(), NOW + timedelta(hours=2)
     assert applied(world, reconcile(world, {}, {}, late)).attempts[FIRST].state is AttemptState.INTENDED
-    speaks = {i: replace(r, looked_at=late, seq=7, phase="run") for i, r in report().items()}
+    speaks = {i: replace(r, read_at=late, seq=7, phase="run") for i, r in report().items()}
     assert applied(world, reconcile(world, {}, speaks, late)).attempts[FIRST].state is AttemptState.INTENDED
 
 
 def test_lists_of_a_part_of_a_provider_hold_no_job_back_for_ever() -> None:
     world, late = lost_launch(), NOW + WINDOW + PATIENCE
-    looked = {i: replace(r, looked_at=late) for i, r in report().items()}
+    looked = {i: replace(r, read_at=late) for i, r in report().items()}
     cut_off = reconcile(world, listing(complete=False, at=late), looked, late)
     assert cut_off.attempts[FIRST].end_reason is EndReason.LAUNCH_UNKNOWN
 
@@ -174,7 +174,7 @@ def test_a_launch_that_was_given_up_without_an_answer_holds_no_slot() -> None:
     world = replace(world, policy=replace(world.policy, machines_max=1))
     late = NOW + WINDOW + PATIENCE
     assert machines_in_use(world, late) == 1
-    looked = {i: replace(r, looked_at=late) for i, r in report().items()}
+    looked = {i: replace(r, read_at=late) for i, r in report().items()}
     world = applied(world, reconcile(world, {}, looked, late))
     assert machines_in_use(world, late) == 0
     assert decide(world, market(offer("o2"), at=late), late).attempts, "its job goes on, although one machine is all"

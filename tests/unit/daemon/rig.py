@@ -151,7 +151,7 @@ class Rig:
             clock=self.clock,
             log=self.log,
             loop_wake=self.wake_event,
-            look_again=self.look_again,
+            list_again=self.list_again,
             ask_again=lambda name: self.pollers[name].ask_again(),
             bought=lambda offer: self.offer_cache.bought(offer, at=self.clock.now()),
             crash=self.crash,
@@ -166,7 +166,7 @@ class Rig:
             clock=self.clock,
             log=self.log,
             wake_event=self.wake_event,
-            look_again=self.look_again,
+            list_again=self.list_again,
             alive=self._note_alive,
             look_every_s=look_every_s,
             succeeded=self.secrets.remove,
@@ -198,8 +198,8 @@ class Rig:
             self.dead = True
             raise Killed
 
-    def look_again(self, provider: ProviderName) -> None:
-        self.pollers[provider].look_again()
+    def list_again(self, provider: ProviderName) -> None:
+        self.pollers[provider].list_again()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Rig]:

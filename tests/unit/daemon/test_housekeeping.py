@@ -49,7 +49,7 @@ def save(store: Store, world: World, first: int) -> World:
         for number in range(first, first + AT_ONCE)
     )
     draft = PlanBuilder(world, v.NOW)
-    absorb(draft, ATTEMPT, HostStatus(attempt=ATTEMPT, looked_at=v.NOW, checkpoints=fresh))
+    absorb(draft, ATTEMPT, HostStatus(attempt=ATTEMPT, read_at=v.NOW, checkpoints=fresh))
     accepted = draft.plan()
     dropped = trim(applied(world, accepted), (), v.NOW)
     store.tx(lambda tx: tx.commit(combine(accepted, dropped)))

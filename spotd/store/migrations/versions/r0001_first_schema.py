@@ -126,7 +126,7 @@ def _attempts() -> None:
         _text("machine"),
         _big("heartbeat_seq"),
         _big("heartbeat_seen_at", nullable=True),
-        _big("looked_at", nullable=True),
+        _big("read_at", nullable=True),
         _text("phase"),
         _text("resumed_from", nullable=True),
         _big("notice_at", nullable=True),

@@ -98,7 +98,7 @@ async def test_everything_is_counted_seldom(tmp_path: Path) -> None:
 
 
 async def test_a_flooding_attempt_is_ended_and_uses_up_a_retry() -> None:
-    report = HostStatus(attempt=ATTEMPT, looked_at=NOW, seq=5, phase="run", flood="more than 20 objects in 1 day")
+    report = HostStatus(attempt=ATTEMPT, read_at=NOW, seq=5, phase="run", flood="more than 20 objects in 1 day")
     plan = reconcile(WORLD, {}, {ATTEMPT: report}, NOW)
     assert plan.attempts[ATTEMPT].end_reason is EndReason.FLOODED
     assert plan.attempts[ATTEMPT].state is AttemptState.ENDING

@@ -245,7 +245,7 @@ async def test_a_host_that_publishes_every_second_gets_no_line_for_each(tmp_path
         watch.publish(0, f"c{number:03d}")
         (report,) = await watch.look()
         assert report is not None
-        told += len({c.manifest_key for c in report.checkpoints} - report.untold)
+        told += len({c.manifest_key for c in report.checkpoints} - report.unannounced)
     assert told == TOLD_AT_ONCE
 
 

@@ -160,7 +160,7 @@ async def test_a_thousand_hosts_without_news_cost_at_most_two_requests_in_a_beat
             touch(place)
     assert liveness_checks == 1000 * beats * cycles_per_beat
     assert watch.objects.asked.total() <= 2 * beats, watch.objects.asked
-    last = max(report.beat_at or NOW for report in reports.values())
+    last = max(report.marker_at or NOW for report in reports.values())
     assert watch.clock.at - last <= timedelta(seconds=2 * BEAT_S), "and each is known to live"
 
 
@@ -182,8 +182,8 @@ async def test_a_beat_written_again_is_a_sign_of_life(watch: Watch) -> None:
     watch.pulse()
     first = await watch.look(after_s=10)
     still = await watch.look(after_s=10)
-    assert (first.liveness_check, first.beat_at) == (True, watch.clock.at - timedelta(seconds=10))
-    assert (still.liveness_check, still.beat_at) == (True, first.beat_at)
+    assert (first.liveness_check, first.marker_at) == (True, watch.clock.at - timedelta(seconds=10))
+    assert (still.liveness_check, still.marker_at) == (True, first.marker_at)
 
 
 async def test_a_beat_that_stands_still_for_long_is_not_relied_upon(watch: Watch) -> None:

@@ -54,7 +54,7 @@ async def test_a_heartbeat_tells_sequence_and_phase(host_monitor: HostMonitor, h
     host.beat("restore")
     host.beat("run")
     report = await look(host_monitor)
-    assert (report.seq, report.phase, report.looked_at) == (1, "run", NOW)
+    assert (report.seq, report.phase, report.read_at) == (1, "run", NOW)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_a_restarted_daemon_tells_nothing_twice(
     report = await look(host_monitor)
     owner = WORLD.jobs[ATTEMPT.job]
 
-    item = replace(WORLD.attempts[ATTEMPT], looked_at=NOW)
+    item = replace(WORLD.attempts[ATTEMPT], read_at=NOW)
     later = replace(
         WORLD,
         jobs={owner.id: replace(owner, checkpoints=report.checkpoints)},

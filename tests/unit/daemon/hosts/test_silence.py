@@ -30,7 +30,7 @@ async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(
             assert rig.job(name).state is JobState.RUNNING
             assert any(row["name"] == "silent hosts" for row in (await rig.handlers().doctor.report())["checks"])
         host.beat("run")
-        await rig.until(lambda: not rig.control_loop.doubts)
+        await rig.until(lambda: not rig.control_loop.shared_silence)
         host.exit("succeeded")
         await rig.until_state(name, JobState.SUCCEEDED)
     assert rig.kinds().count("silence.doubted") == 1
@@ -51,7 +51,7 @@ async def test_a_host_has_time_to_be_heard_once_the_store_takes_writes_again(
             await rig.clock.sleep(timedelta(minutes=50))
         await rig.clock.sleep(timedelta(seconds=20))
         host.beat("run")
-        await rig.until(lambda: not rig.control_loop.doubts)
+        await rig.until(lambda: not rig.control_loop.shared_silence)
         assert [a.end_reason for a in rig.attempts(name)] == [None]
         await rig.clock.sleep(timedelta(minutes=40))
         assert rig.attempts(name)[0].end_reason is EndReason.HOST_LOST, "a silence of its own ends it"
@@ -85,7 +85,7 @@ async def test_two_empty_lists_end_no_machine_that_beats(rig: Rig) -> None:
         for _ in range(24):
             for host in hosts:
                 host.beat("run")
-            rig.look_again(rig.shop.name)
+            rig.list_again(rig.shop.name)
             await rig.clock.sleep(timedelta(seconds=5))
         rig.shop.machines = machines
         for host in hosts:

@@ -126,7 +126,7 @@ class Listed(Shop):
 async def ring_for_machines(poller: Poller, *, every_s: float) -> None:
     while True:
         await anyio.sleep(every_s)
-        poller.look_again()
+        poller.list_again()
 
 
 async def lists_s(

@@ -109,6 +109,6 @@ def _running(offer: Offer, listing: Listing) -> World:
     world = replace(world, attempts={item.id: item})
     assert item.ref is not None
     seen = replace(machine, ref=item.ref, key=item.key)
-    looked = {i: replace(r, looked_at=listing.at) for i, r in report(seq=6).items()}
+    looked = {i: replace(r, read_at=listing.at) for i, r in report(seq=6).items()}
     plan = reconcile(world, {SHOP: replace(listing, instances=(seen,))}, looked, listing.at)
     return applied(world, plan)
