@@ -31,62 +31,17 @@ from spotd_jobs.objects.api import (
     StoreUnavailable,
     UploadGrant,
 )
+from spotd_jobs.objects.files import flush, flush_folder, opened_source, whole_file
+from spotd_jobs.objects.keys import checked_key, checked_prefix, listed_key
+from spotd_jobs.wire.client.files import TEMPORARY
 from spotd_jobs.wire.fields import INSTANT_MAX
 
-TEMPORARY_PREFIX: Final = ".spotd-"
-"""File names that begin so are unfinished writes, the runner's too: no objects, never listed, refused in keys."""
-
-_SPOOL: Final = f"{TEMPORARY_PREFIX}spool"
+_SPOOL: Final = f"{TEMPORARY}spool"
 _SPOOL_KEPT: Final = timedelta(days=1)
-_KEY_MAX: Final = 1024
-_NAME_MAX: Final = 255
 _MODIFIED_MAX_S: Final = INSTANT_MAX.timestamp()
 """A writer chooses the time of change of its file, and no later one fits every calendar."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PASSING: Final = frozenset({errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.EAGAIN})
-
-
-def checked_key(key: str) -> str:
-    """Return the key, if it is a relative path that stays below the store and every file system can hold.
-
-    Raises:
-        StoreError: naming what is wrong with it.
-    """
-    parts = key.split("/")
-    wrong = None
-    if not key or len(key.encode(errors="surrogateescape")) > _KEY_MAX:
-        wrong = f"is empty or longer than {_KEY_MAX} bytes"
-    elif any(part in ("", ".", "..") for part in parts):
-        wrong = "has an empty part, '.' or '..'"
-    elif any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) <= 0xDFFF for char in key) or "\\" in key:
-        wrong = "holds a control character, a backslash or broken text"
-    elif any(len(part.encode()) > _NAME_MAX for part in parts):
-        wrong = f"has a part longer than {_NAME_MAX} bytes"
-    elif any(part.startswith(TEMPORARY_PREFIX) for part in parts):
-        wrong = f"has a part that begins with {TEMPORARY_PREFIX}, which is for unfinished writes"
-    if wrong is not None:
-        raise StoreError(f"the object key {key[:100]!r} {wrong}")
-    return key
-
-
-def is_key(key: str) -> bool:
-    """Whether every method of a store takes this key."""
-    try:
-        checked_key(key)
-    except StoreError:
-        return False
-    return True
-
-
-def listed_key(key: str) -> str:
-    """Return the key as it was listed, if it means the same object to every store: no part of it can lead elsewhere.
-
-    Raises:
-        StoreError
-    """
-    if "\0" in key or any(part in {"", ".", ".."} for part in key.split("/")):
-        raise StoreError(f"the object key {key[:100]!r} has an empty part, '.' or '..', or a NUL")
-    return key
 
 
 _NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
@@ -112,34 +67,13 @@ class FolderStore:
         return "filesystem"
 
     def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
-        """All or nothing, durable when it returns.
-
-        Raises:
-            Conflict: `create_only` and the object exists.
-            StoreUnavailable: the disk is full.
-        """
         return self._write(key, lambda file: file.write(data), create_only=create_only)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
-        """Store a copy of the file as it was read; durable when it returns.
-
-        Raises:
-            StoreError: the file cannot be read.
-            StoreUnavailable: the disk is full.
-        """
-        try:
-            source = path.open("rb")
-        except OSError as exc:
-            raise StoreError(f"{path} cannot be read: {exc.strerror}") from exc
-        with source:
+        with opened_source(path) as source:
             return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), create_only=False)
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:  # noqa: ARG002  # a folder has none
-        """Return the object, refused when larger than `bytes_max`.
-
-        Raises:
-            ObjectMissing, StoreError
-        """
         with self._translated("read"), self._opened(key) as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
@@ -147,23 +81,10 @@ class FolderStore:
         return data
 
     def get_file(self, key: str, path: Path) -> None:
-        """Write the object's bytes to `path`, all or not at all.
-
-        Raises:
-            ObjectMissing, StoreError
-        """
-        spooled = path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
-        with self._translated("read"), self._opened(key) as source:
-            try:
-                with spooled.open("xb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
-                    _flush(file)
-                spooled.replace(path)
-            finally:
-                spooled.unlink(missing_ok=True)
+        with self._translated("read"), self._opened(key) as source, whole_file(path) as file:
+            shutil.copyfileobj(source, file, 1 << 20)
 
     def head(self, key: str) -> ObjectInfo | None:
-        """Return what is known of the object, or `None` if there is none."""
         path = self._path(key)
         with self._translated("read"):
             try:
@@ -173,7 +94,6 @@ class FolderStore:
         return _info(key, found) if stat.S_ISREG(found.st_mode) else None
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object whose key begins with the prefix, in key order (by bytes, as S3 orders them)."""
         folder, _, _ = prefix.rpartition("/")
         if folder:
             self._path(folder)
@@ -181,7 +101,6 @@ class FolderStore:
             yield from self._below(f"{folder}/" if folder else "", prefix)
 
     def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:  # noqa: ARG002  # a folder has no pages
-        """Every object below the prefix whose key is greater than `after`, in key order (by bytes)."""
         last = os.fsencode(after)
         return (info for info in self.list(prefix) if os.fsencode(info.key) > last)
 
@@ -197,7 +116,6 @@ class FolderStore:
                             yield _info(key, path.lstat())
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete the objects; absent ones do not matter."""
         paths = [self._path(key) for key in keys]
         with self._translated("delete"):
             for path in paths:
@@ -205,7 +123,6 @@ class FolderStore:
                     path.unlink()
 
     def delete_listed(self, key: str) -> None:
-        """Delete the object, also under a name that no key can have: a host may write any in its own folder."""
         path = self._root / listed_key(key)
         if os.path.realpath(path.parent) != str(path.parent):
             raise StoreError(f"the object {key[:100]!r} lies behind a link, which this store never follows")
@@ -225,27 +142,16 @@ class FolderStore:
     def grant_upload(
         self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
     ) -> UploadGrant:
-        """Make the folder below which the holder may write.
-
-        Raises:
-            StoreError: the prefix does not end in `/`, or is no place in this store.
-        """
-        if not prefix.endswith("/"):
-            raise StoreError(f"the prefix of a grant must end in '/', not {prefix[:100]!r}")
-        folder = self._path(prefix[:-1])
-        with self._translated("write"):
-            self._make_folders(folder)
         return UploadGrant(
             method="folder",
             prefix=prefix,
             expires=expires,
             size_max=size_max,
-            fields={"directory": str(folder)},
-            liveness_marker=None if marker_key is None else self._marker_fields(marker_key),
+            fields=self._writable(self._path(checked_prefix(prefix))),
+            liveness_marker=None if marker_key is None else self._writable(self._path(marker_key).parent),
         )
 
-    def _marker_fields(self, key: str) -> dict[str, str]:
-        folder = self._path(key).parent
+    def _writable(self, folder: Path) -> dict[str, str]:
         with self._translated("write"):
             self._make_folders(folder)
         return {"directory": str(folder)}
@@ -295,22 +201,19 @@ class FolderStore:
                     fill(file)
                     # an etag rests on the time of change, and that of the file system may tick only every few ms
                     os.utime(file.fileno(), ns=(now := time.time_ns(), now))
-                    _flush(file)
+                    flush(file)
                 self._make_folders(path.parent)
                 if create_only:
-                    self._publish_new(spooled, path, key)
+                    try:
+                        path.hardlink_to(spooled)  # fails if the name is taken, which a rename would not
+                    except FileExistsError as exc:
+                        raise Conflict(f"the object {key} exists already in {self._root}") from exc
                 else:
                     spooled.replace(path)
             finally:
                 spooled.unlink(missing_ok=True)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
             return _info(key, path.lstat())
-
-    def _publish_new(self, spooled: Path, path: Path, key: str) -> None:
-        try:
-            path.hardlink_to(spooled)  # fails if the name is taken, which a rename would not
-        except FileExistsError as exc:
-            raise Conflict(f"the object {key} exists already in {self._root}") from exc
 
     def _below(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
         """Yield what lies below the folder, however deep: without recursion, whose depth a host could exhaust."""
@@ -337,7 +240,7 @@ class FolderStore:
                 names = [
                     entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
                     for entry in scanned
-                    if not entry.name.startswith(TEMPORARY_PREFIX)
+                    if not entry.name.startswith(TEMPORARY)
                 ]
         except OSError as exc:
             if exc.errno not in _NOTHING_THERE:
@@ -353,7 +256,7 @@ class FolderStore:
             folder = folder.parent
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
 
     def _sweep_spool(self) -> None:
         """Delete writes that a crash left unfinished; young ones may be another process's and stay."""
@@ -378,19 +281,6 @@ class FolderStore:
                 raise StoreUnavailable(f"cannot {action} in {place} now: {exc.strerror}; check the disk") from exc
             reason = exc.strerror or type(exc).__name__
             raise StoreError(f"cannot {action} in {place}: {reason}; check its owner, mode and mount") from exc
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _info(key: str, found: os.stat_result) -> ObjectInfo:

@@ -2,8 +2,10 @@
 
 A store that accepts an upload outside a grant's prefix, above its size, after its end or with a forged signature
 would let any host overwrite every job's data: it gets no grants at all. A store that only lacks a feature is
-distinguished and worked around: without forms, temporary credentials are tried where the store has them
-(`probe_credentials.py`). Costs about twenty requests below `.probe/`, all of which is deleted again.
+distinguished and worked around: without forms, temporary credentials are tried where the store has them. A credential
+is more than a form: it can be used with every verb. So every verb is tried outside the prefix, and what is there must
+still be there afterwards, whatever the store answered. Costs about twenty requests below `.probe/`, all of which is
+deleted again.
 
 The uploads are sent by the very code that hosts run.
 """
@@ -11,25 +13,32 @@ The uploads are sent by the very code that hosts run.
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
-from spotd_jobs.objects.s3_grants import GrantMethod, methods_for
+from spotd_jobs.objects.s3_bucket import S3Bucket
+from spotd_jobs.objects.s3_grants import GrantMethod, folder_of, methods_for
 from spotd_jobs.wire.client import web
+from spotd_jobs.wire.client.clocks import CLOCK
+from spotd_jobs.wire.client.sigv4 import Credential
 from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError
 from spotd_jobs.wire.client.sinks_s3 import PostSink, SigV4Sink
-
-if TYPE_CHECKING:
-    from spotd_jobs.objects.s3 import S3Store
 
 PROBES: Final = ".probe/"
 LIFE: Final = timedelta(minutes=5)
 SIZE_MAX: Final = 64
 CONTENT: Final = b"spotd checks what this store enforces"
+STALE_S: Final = 3600.0
+"""A signature as old as this must be worth nothing: no store accepts more than a quarter of an hour."""
+B2_TRIES: Final = 5
+B2_PAUSE_S: Final = 1.0
+"""B2 keeps a record of each key, and one that was just made may not be known everywhere yet."""
+_OTHERS: Final = b"another attempt's"
 _ORDER: Final = ("a-b", "a.b", "a/x", "a0")
 
 
@@ -63,7 +72,7 @@ class Findings:
     ordered: bool = False
 
 
-def probe(store: S3Store) -> Findings:
+def probe(store: S3Bucket) -> Findings:
     """Every forgery was tried.
 
     Raises:
@@ -82,10 +91,10 @@ def probe(store: S3Store) -> Findings:
         raise StoreUnavailable(f"{store.place} cannot be probed: {exc}") from exc
     finally:
         web.drop_connections()
-        store.delete([info.key for info in store.list(place)])
+        store.delete([info.key for info in store.listed(place)])
 
 
-def _method(store: S3Store, place: str) -> tuple[GrantMethod, str]:
+def _method(store: S3Bucket, place: str) -> tuple[GrantMethod, str]:
     """How grants are made here, or what speaks against any.
 
     A method that the store lacks leads to the next. One that it has and does not enforce ends the search: such a store
@@ -93,7 +102,11 @@ def _method(store: S3Store, place: str) -> tuple[GrantMethod, str]:
     """
     methods, lacks = methods_for(store.place), []
     for method in methods:
-        verdict = refusal_of_forms(store, place) if method is GrantMethod.FORM else _by_credential(store, method, place)
+        verdict = (
+            refusal_of_forms(store, place)
+            if method is GrantMethod.FORM
+            else refusal_of_credentials(store, method, place)
+        )
         if verdict.lacks:
             lacks.append(verdict.lacks)
             continue
@@ -102,19 +115,13 @@ def _method(store: S3Store, place: str) -> tuple[GrantMethod, str]:
     return methods[0], f"{ways}; docs/stores.md says what each store needs"
 
 
-def _by_credential(store: S3Store, method: GrantMethod, place: str) -> Tried:
-    from spotd_jobs.objects.probe_credentials import refusal_of_credentials
-
-    return refusal_of_credentials(store, method, place)
-
-
-def refusal_of_forms(store: S3Store, place: str) -> Tried:
+def refusal_of_forms(store: S3Bucket, place: str) -> Tried:
     """Return what speaks against signed forms."""
     now = store.now()
     inside, outside = f"{place}inside/", f"{place}outside/"
 
     def form(**changes: Any) -> dict[str, Any]:
-        return store.form(inside, **{"expires": now + LIFE, "size_max": SIZE_MAX, "checksums": False, **changes})
+        return store.grants.form(inside, **{"expires": now + LIFE, "size_max": SIZE_MAX, "checksums": False, **changes})
 
     good = form()
     if not accepted(PostSink(good)):
@@ -122,7 +129,7 @@ def refusal_of_forms(store: S3Store, place: str) -> Tried:
     if store.get(f"{inside}probe", bytes_max=SIZE_MAX) != CONTENT:
         return Tried(refusal="it stores something else than what was sent by a form")
     beside = {**good, "key_prefix": store.place.prefix + outside}
-    one = store.form_of(f"{place}markers/one", expires=now + LIFE, size_max=SIZE_MAX)
+    one = store.grants.form_of(f"{place}markers/one", expires=now + LIFE, size_max=SIZE_MAX)
     signature = next((name for name in good["form"] if name.lower() == "x-amz-signature"), "x-amz-signature")
     forged = {**good["form"], signature: "0" * 64}
     forgeries: dict[str, Callable[[], bool]] = {
@@ -139,7 +146,83 @@ def refusal_of_forms(store: S3Store, place: str) -> Tried:
     return Tried()
 
 
-def _refusal_of_urls(store: S3Store, key: str) -> str:
+def refusal_of_credentials(store: S3Bucket, method: GrantMethod, place: str) -> Tried:
+    """Return what speaks against credentials of this kind."""
+    inside, outside = f"{place}inside/", f"{place}outside/"
+    one = f"{place}markers/one"
+    also = "" if method is GrantMethod.B2 else one
+    try:
+        fields, _ = store.grants.credential(method, inside, expires=store.now() + LIFE, checksums=False, also=also)
+    except StoreUnavailable:
+        raise
+    except StoreError as exc:
+        return Tried(lacks=str(exc))
+    if not _accepted_soon(method, SigV4Sink(fields)):
+        return Tried(lacks=f"it takes no uploads by a temporary credential ({method.value})")
+    if store.get(f"{inside}probe", bytes_max=SIZE_MAX) != CONTENT:
+        return Tried(refusal="it stores something else than what was sent with a temporary credential")
+    store.put(f"{outside}probe", _OTHERS)
+    tries: dict[str, Callable[[], bool]] = {
+        "an upload outside the prefix that was granted": lambda: accepted(
+            SigV4Sink({**fields, "key_prefix": store.place.prefix + outside})
+        ),
+        "an upload under another name than was granted": lambda: accepted(
+            SigV4Sink({**fields, "key_prefix": store.place.prefix + folder_of(one)}), "one-more"
+        ),
+        "an upload with a forged signature": lambda: accepted(SigV4Sink({**fields, "secret_key": "0" * 64})),
+        "an upload signed an hour ago": lambda: _works(fields, "PUT", f"{store.place.prefix}{inside}late", STALE_S),
+        "a temporary credential for reading what is another's": lambda: _works(
+            fields, "GET", f"{store.place.prefix}{outside}probe"
+        ),
+        "a temporary credential for listing what is another's": lambda: _works(
+            fields, "GET", "", query={"list-type": "2", "prefix": store.place.prefix + outside}
+        ),
+        "a temporary credential for deleting what is another's": lambda: _deletes(store, fields, f"{outside}probe"),
+    }
+    if fields["session_token"]:
+        tries["an upload without the token of its credential"] = lambda: accepted(
+            SigV4Sink({**fields, "session_token": ""})
+        )
+    if method is GrantMethod.R2:
+        ended = store.now() - timedelta(minutes=1)
+        late, _ = store.grants.credential(method, f"{place}ended/", expires=ended, checksums=False)
+        tries["an upload after the grant has expired"] = lambda: accepted(SigV4Sink(late))
+    for words, is_accepted in tries.items():
+        if is_accepted():
+            return Tried(refusal=f"it accepts {words}")
+    if store.get(f"{outside}probe", bytes_max=SIZE_MAX) != _OTHERS:
+        return Tried(refusal="a temporary credential can change what is another's")
+    return Tried()
+
+
+def _accepted_soon(method: GrantMethod, sink: SigV4Sink) -> bool:
+    tries = B2_TRIES if method is GrantMethod.B2 else 1
+    for number in range(tries):
+        if number:
+            time.sleep(B2_PAUSE_S)
+        if accepted(sink):
+            return True
+    return False
+
+
+def _works(
+    fields: dict[str, Any], method: str, key: str, old_s: float = 0.0, *, query: dict[str, str] | None = None
+) -> bool:
+    """Whether the store does this for the holder of the credential."""
+    url, headers = Credential(fields).request(method, key, CLOCK.now() - old_s, query=query)
+    try:
+        status, _, _ = web.request(method, url, headers, [CONTENT] if method == "PUT" else None)
+    except web.WebError as exc:
+        raise SinkError(str(exc)) from None
+    return status < 400
+
+
+def _deletes(store: S3Bucket, fields: dict[str, Any], key: str) -> bool:
+    _works(fields, "DELETE", store.place.prefix + key)
+    return store.described(key, checksums=False) is None
+
+
+def _refusal_of_urls(store: S3Bucket, key: str) -> str:
     url = store.presign_get(key, expires=store.now() + LIFE)
     if _status(url) != 200:
         return "it does not serve a signed URL"
@@ -151,24 +234,25 @@ def _refusal_of_urls(store: S3Store, key: str) -> str:
     return ""
 
 
-def _verifies_checksums(store: S3Store, method: GrantMethod, place: str) -> bool:
+def _verifies_checksums(store: S3Bucket, method: GrantMethod, place: str) -> bool:
     """Whether wrong content is refused, and the hash of right content stated."""
     folder = f"{place}inside/" if method is not GrantMethod.FORM else f"{place}checksums/"
     expires = store.now() + LIFE
     if method is GrantMethod.FORM:
-        sink: Sink = PostSink(store.form(folder, expires=expires, size_max=SIZE_MAX, checksums=True))
+        sink: Sink = PostSink(store.grants.form(folder, expires=expires, size_max=SIZE_MAX, checksums=True))
     else:
-        sink = SigV4Sink(store.credential(method, folder, expires=expires, checksums=True)[0])
+        sink = SigV4Sink(store.grants.credential(method, folder, expires=expires, checksums=True)[0])
     if accepted(sink, "checked", sha256="0" * 64) or not accepted(sink, "checked"):
         return False
-    return store.stored_sha256(f"{folder}checked") == hashlib.sha256(CONTENT).hexdigest()
+    stored = store.described(f"{folder}checked", checksums=True)
+    return stored is not None and stored.sha256 == hashlib.sha256(CONTENT).hexdigest()
 
 
-def _lists_in_order(store: S3Store, place: str) -> bool:
+def _lists_in_order(store: S3Bucket, place: str) -> bool:
     folder = f"{place}order/"
     for name in _ORDER:
         store.put(folder + name, b"x")
-    listed = [key.removeprefix(folder) for key in store.keys_as_listed(folder)]
+    listed = [info.key.removeprefix(folder) for info in store.listed(folder)]
     if sorted(listed) != sorted(_ORDER):
         raise StoreError(f"{store.place} does not list what was just stored, so nothing in it can be relied upon")
     return listed == list(_ORDER)

@@ -35,11 +35,11 @@ def advice(client: S3Client, place: S3Place) -> list[Advice]:
             Advice(name="lifecycle", detail=unread, hint="allow s3:GetLifecycleConfiguration, or read them yourself")
         ]
     found = [_of_parts(rules, place.prefix), *_of_ends(rules, place.prefix)]
-    return [*found, _of_versions(rules, place.prefix)] if _keeps_versions(client, place) else found
+    return [*found, _of_versions(rules, place.prefix)] if keeps_versions(client, place) else found
 
 
-def _keeps_versions(client: S3Client, place: S3Place) -> bool:
-    """Whether what is deleted or overwritten stays; where that may not be asked, it is left out."""
+def keeps_versions(client: S3Client, place: S3Place) -> bool:
+    """Whether what is deleted or overwritten stays; `False` where that may not be asked."""
     try:
         with translated(place, ""):
             return client.get_bucket_versioning(Bucket=place.bucket).get("Status") == "Enabled"

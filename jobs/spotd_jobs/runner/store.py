@@ -14,7 +14,8 @@ from typing import Any, Callable
 from spotd_jobs.runner.grants import RunnerGrant
 from spotd_jobs.wire.client.clocks import now_text, steady
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
-from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, sink_of
+from spotd_jobs.wire.client.grant_sinks import sink_of
+from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError
 
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 15.0

@@ -51,7 +51,7 @@ from spotd_jobs.objects.api import (
     StoreError,
     StoreUnavailable,
 )
-from spotd_jobs.objects.folder import is_key, listed_key
+from spotd_jobs.objects.keys import is_key, listed_key
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix, parse_manifest
 from spotd_providers.contract.provider import Clock, Logger

@@ -18,7 +18,8 @@ from botocore.credentials import Credentials
 
 from spotd_jobs.runner import ending, notices
 from spotd_jobs.wire.client import clocks, web
-from spotd_jobs.wire.client.sinks import SinkDenied, SinkError, sink_of
+from spotd_jobs.wire.client.grant_sinks import sink_of
+from spotd_jobs.wire.client.sinks import SinkDenied, SinkError
 from tests.integration.runner.rig import until
 from tests.integration.runner.servers import Answer, Request, Server
 

@@ -26,8 +26,9 @@ from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.objects.s3_client import S3Place, s3_client
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.clocks import CLOCK
+from spotd_jobs.wire.client.grant_sinks import sink_of
 from spotd_jobs.wire.client.sigv4 import Credential
-from spotd_jobs.wire.client.sinks import Sink, SinkDenied, sink_of
+from spotd_jobs.wire.client.sinks import Sink, SinkDenied
 from tests.fakes.seaweed import BUCKET, CANARY, ROLE, Weed
 
 OWN = "jobs/j1/attempts/2/"

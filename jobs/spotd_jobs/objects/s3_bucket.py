@@ -1,0 +1,302 @@
+"""Objects in a bucket: AWS, and everything that speaks its protocol, by `endpoint_url`.
+
+Nothing is assumed of what the store enforces: `probe.py` finds that out by what is here, and `s3.py` obeys it.
+
+Retries are few and bounded, so that a store that is away is reported soon. Nothing here logs, and no error quotes a
+URL, a form or a key of the account.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import IO, Any, Final
+from urllib.parse import unquote_plus
+
+from spotd_jobs.objects.api import (
+    Advice,
+    Conflict,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreError,
+    StoreUnavailable,
+)
+from spotd_jobs.objects.files import opened_source, whole_file
+from spotd_jobs.objects.keys import checked_key, listed_key
+from spotd_jobs.objects.s3_advice import advice, keeps_versions
+from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
+from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
+from spotd_jobs.objects.s3_grants import S3Grants
+from spotd_jobs.objects.s3_signing import Signer
+from spotd_jobs.wire.fields import KEY_BYTES_MAX
+
+URL_LIFE_MAX_S: Final = 7 * 86400
+"""A presigned URL cannot live longer, whatever it states."""
+PAGE: Final = 1000
+"""Objects in one answer of a listing, and in one call that deletes."""
+CREATE_TRIES: Final = 5
+PART_BYTES_MAX: Final = 5 * 1024**3
+VERSIONS_MAX: Final = 200_000
+"""Of one prefix: how many there are was an untrusted host's choice."""
+_WRITER: Final = "spotd-writer"
+_XML_CARRIES: Final = re.compile("[\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*").fullmatch
+"""Any other character makes the whole document unreadable; a carriage return would come out as a line feed."""
+
+
+class S3Bucket:
+    """Objects below one prefix of a bucket, and grants for hosts, as far as the store can be used without a probe.
+
+    Args:
+        clock: what dates every form, URL and credential that is signed here.
+    """
+
+    def __init__(self, place: S3Place, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.place = place
+        self.now = clock
+        self._client = s3_client(place, place.access_key, place.secret_key)
+        own, where = s3_keys(place, place.access_key, place.secret_key), self._client.meta
+        self._reader = Signer(place=place, endpoint=where.endpoint_url, region=where.region_name, keys=own, clock=clock)
+        signer = replace(self._reader, keys=s3_keys(place, *place.signing_keys))
+        self.grants = S3Grants(place, signer, clock, self._translated)
+        self._versioned: bool | None = None
+
+    def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
+        full = self._full(key)
+        if create_only:
+            return self._create(key, full, data)
+        with self._translated(key):
+            answer = self._client.put_object(Bucket=self.place.bucket, Key=full, Body=data)
+        return _info(key, len(data), answer)
+
+    def put_file(self, key: str, path: Path) -> ObjectInfo:
+        full = self._full(key)
+        with opened_source(path) as source, self._translated(key):
+            self._client.upload_fileobj(source, self.place.bucket, full)
+        found = self.described(key, checksums=False)
+        if found is None:
+            raise StoreError(f"the object {key} is not in {self.place} although it was just stored")
+        return found
+
+    def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
+        try:
+            with self._opened(key, version, f"bytes=0-{bytes_max}") as (body, _):
+                data = body.read(bytes_max + 1)
+        except Empty:
+            return b""
+        if len(data) > bytes_max:
+            raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
+        return data
+
+    def get_file(self, key: str, path: Path) -> None:
+        with self._opened(key) as (body, size):
+            try:
+                with whole_file(path) as file:
+                    shutil.copyfileobj(body, file, 1 << 20)
+                    if file.tell() != size:
+                        raise StoreUnavailable(f"the object {key} was cut short on its way from {self.place}")
+            except OSError as exc:
+                raise StoreError(f"{path} cannot be written: {exc.strerror}") from exc
+
+    def described(self, key: str, *, checksums: bool) -> ObjectInfo | None:
+        """Return what is known of the object, its content hash only if `checksums` asks for it."""
+        full = self._full(key)
+        try:
+            with self._translated(key):
+                if checksums:
+                    answer = self._client.head_object(Bucket=self.place.bucket, Key=full, ChecksumMode="ENABLED")
+                else:
+                    answer = self._client.head_object(Bucket=self.place.bucket, Key=full)
+        except ObjectMissing:
+            return None
+        return ObjectInfo(
+            key=key,
+            size=answer["ContentLength"],
+            etag=answer["ETag"].strip('"'),
+            modified=answer["LastModified"].astimezone(UTC),
+            sha256=_hex(answer.get("ChecksumSHA256")),
+        )
+
+    def listed(
+        self, prefix: str, *, after: str | None = None, page: int = PAGE, folders: bool = False
+    ) -> Iterator[ObjectInfo]:
+        """List the objects below the prefix in the order in which the store gives them.
+
+        Args:
+            folders: objects that some stores show for a folder, too.
+        """
+        head = self.place.prefix
+        more: dict[str, Any] = {} if after is None else {"StartAfter": head + after}
+        for item in self._items(
+            "list_objects_v2", prefix, "Contents", Prefix=head + prefix, PaginationConfig={"PageSize": page}, **more
+        ):
+            key = item["Key"].removeprefix(head)
+            if folders or item["Size"] or not key.endswith("/"):
+                yield _listed_info(item, key)
+
+    def stored(self, prefix: str) -> Iterator[ObjectInfo]:
+        if self._keeps_versions():
+            for item in self._versions(prefix):
+                yield _listed_info(item, item["Key"].removeprefix(self.place.prefix))
+        else:
+            yield from self.listed(prefix, folders=True)
+        yield from self._parts(prefix)
+
+    def first_versions(self, prefix: str) -> dict[str, str]:
+        first: dict[str, str] = {}
+        if self._keeps_versions():
+            for item in self._versions(prefix):
+                first[item["Key"].removeprefix(self.place.prefix)] = item[
+                    "VersionId"
+                ]  # the newest of a key comes first
+                if len(first) > VERSIONS_MAX:
+                    break
+        return first
+
+    def _versions(self, prefix: str) -> Iterator[Any]:
+        return self._items("list_object_versions", prefix, "Versions", Prefix=self.place.prefix + prefix)
+
+    def _parts(self, prefix: str) -> Iterator[ObjectInfo]:
+        """List parts of uploads that were never completed; none where the store has no such uploads."""
+        full = self.place.prefix + prefix
+        try:
+            for upload in self._items("list_multipart_uploads", prefix, "Uploads", Prefix=full, EncodingType="url"):
+                yield from self._parts_of(unquote_plus(upload["Key"]), upload["UploadId"])
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return  # it does not know this question, or the key may not ask it
+
+    def _parts_of(self, full: str, upload: str) -> Iterator[ObjectInfo]:
+        key = full.removeprefix(self.place.prefix)
+        try:
+            for item in self._items("list_parts", key, "Parts", Key=full, UploadId=upload):
+                yield _listed_info(item, key)
+        except ObjectMissing:
+            return  # it was completed or given up
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            # No honest writer uses a name that the answer cannot hold, so it counts as much as one part may be.
+            yield ObjectInfo(key=key, size=PART_BYTES_MAX, etag="", modified=self.now())
+
+    def _items(self, operation: Any, key: str, kind: str, **asked: Any) -> Iterator[Any]:
+        """Every item of a kind that all pages of an answer hold."""
+        with self._translated(key):
+            for page in self._client.get_paginator(operation).paginate(Bucket=self.place.bucket, **asked):
+                yield from page.get(kind, ())
+
+    def delete(self, keys: Sequence[str]) -> None:
+        every = [self._full(key) for key in keys]
+        easy = [full for full in every if _XML_CARRIES(full)]
+        for start in range(0, len(easy), PAGE):
+            some = easy[start : start + PAGE]
+            with self._translated(keys[start]):
+                answer = self._client.delete_objects(
+                    Bucket=self.place.bucket, Delete={"Objects": [{"Key": key} for key in some], "Quiet": True}
+                )
+            failed = [error for error in answer.get("Errors", ()) if error.get("Code") not in GONE]
+            if failed:
+                raise StoreError(f"{len(failed)} objects cannot be deleted from {self.place}: {failed[0].get('Code')}")
+        for key in (key for key in keys if not _XML_CARRIES(key)):
+            self.delete_listed(key)
+
+    def delete_listed(self, key: str) -> None:
+        # A list of keys is sent as XML, which cannot hold every character; an address can.
+        full = self.place.prefix + listed_key(key)
+        with suppress(ObjectMissing), self._translated(key):
+            self._client.delete_object(Bucket=self.place.bucket, Key=full)
+
+    def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
+        full = self._full(key)
+        left = int((expires - self.now()).total_seconds())
+        seconds = min(URL_LIFE_MAX_S, max(1, left))
+        with self._translated(key):
+            return self._reader.url(full, seconds=seconds, version=version)
+
+    def advice(self) -> Sequence[Advice]:
+        return advice(self._client, self.place)
+
+    def _keeps_versions(self) -> bool:
+        if self._versioned is None:
+            self._versioned = keeps_versions(self._client, self.place)
+        return self._versioned
+
+    def _full(self, key: str) -> str:
+        full = self.place.prefix + checked_key(key)
+        if len(full.encode()) > KEY_BYTES_MAX:
+            raise StoreError(
+                f"the object key {key[:100]!r} is longer than {KEY_BYTES_MAX} bytes with the store's prefix"
+            )
+        return full
+
+    def _create(self, key: str, full: str, data: bytes) -> ObjectInfo:
+        """Raise Conflict unless this very call made the object, also where its first answer was lost."""
+        writer = uuid.uuid4().hex
+        for _ in range(CREATE_TRIES):
+            try:
+                with self._translated(key):
+                    answer = self._client.put_object(
+                        Bucket=self.place.bucket, Key=full, Body=data, IfNoneMatch="*", Metadata={_WRITER: writer}
+                    )
+                return _info(key, len(data), answer)
+            except Busy:
+                continue
+            except Conflict:
+                # A retry loses against its own first try, whose answer did not come through.
+                with self._translated(key):
+                    stored = self._client.head_object(Bucket=self.place.bucket, Key=full)
+                if stored["Metadata"].get(_WRITER) != writer:
+                    raise
+                found = self.described(key, checksums=False)
+                if found is not None:
+                    return found
+        raise StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
+
+    @contextmanager
+    def _opened(
+        self, key: str, version: str | None = None, asked: str | None = None
+    ) -> Iterator[tuple[IO[bytes], int]]:
+        more = {name: value for name, value in (("VersionId", version), ("Range", asked)) if value is not None}
+        full = self._full(key)
+        with self._translated(key):
+            answer: Any = self._client.get_object(Bucket=self.place.bucket, Key=full, **more)  # type: ignore[arg-type]  # the stubs know these two only by name
+            body: Any = answer["Body"]
+            try:
+                yield body, answer["ContentLength"]
+            finally:
+                body.close()
+
+    def _translated(self, key: str) -> AbstractContextManager[None]:
+        return translated(self.place, key)
+
+
+def _listed_info(item: Any, key: str) -> ObjectInfo:
+    """One row of a listing of objects, versions or parts."""
+    return ObjectInfo(
+        key=key, size=item["Size"], etag=item["ETag"].strip('"'), modified=item["LastModified"].astimezone(UTC)
+    )
+
+
+def _info(key: str, size: int, answer: Any) -> ObjectInfo:
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    modified = parsedate_to_datetime(date).astimezone(UTC) if date else datetime.now(UTC)
+    return ObjectInfo(key=key, size=size, etag=answer["ETag"].strip('"'), modified=modified)
+
+
+def _hex(checksum: str | None) -> str | None:
+    """Return the SHA-256 of the whole object as hex; `None` for the checksum of a multipart upload's parts."""
+    if checksum is None or "-" in checksum:
+        return None
+    try:
+        return base64.b64decode(checksum, validate=True).hex()
+    except ValueError:
+        return None
