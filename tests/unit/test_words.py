@@ -50,7 +50,7 @@ BANNED: Final = (
 )
 REMAINING: Final = {
     "a life": 3,
-    "beat": 80,
+    "beat": 67,
     "beats": 26,
     "board": 15,
     "boards": 15,
@@ -63,8 +63,8 @@ REMAINING: Final = {
     "inhabited": 2,
     "leave to write": 4,
     "livegarbage": 1,
-    "look": 187,
-    "looked": 42,
+    "look": 128,
+    "looked": 18,
     "looks": 31,
     "nobody": 30,
     "oddity": 1,
