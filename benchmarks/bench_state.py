@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from spotd.api.handlers.context import find_job
 from spotd.api.handlers.receipts import RECEIPTS_MAX, _receipts
 from spotd.core.attempts import MachineState
 from spotd.core.charges import Charge
@@ -100,10 +101,8 @@ QUESTIONS: dict[str, Callable[[Reads], object]] = {
     "list of 100 jobs": lambda r: r.ended_jobs(limit=101),
     "counts": lambda r: r.counts_by_state(),
     "the world": lambda r: r.world(shop_policy(), NOW),
-    "costs by day": lambda r: r.costs_by_day(),
-    "costs by provider": lambda r: r.costs_by_provider(),
     "newest events": lambda r: r.newest_events(),
-    "find by name": lambda r: r.find_job("job17"),
+    "find by name": lambda r: find_job(r, "job17"),
 }
 
 

@@ -24,7 +24,7 @@ from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.reader import look
 from spotd.daemon.threads import StoreThreads
 from spotd.store import StateError as StateError
-from spotd.store.codec import Codec
+from spotd.store.mapping import from_json, to_json
 from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
 from spotd_providers.contract.provider import Clock, Logger
 
@@ -36,7 +36,6 @@ RETRY_S: Final = 10.0
 DEADLINE_S: Final = 300.0
 NOT_DONE: Final = "spotd has just started and first asks the checkpoint store which attempts were made"
 
-_CODEC: Final = Codec(LaunchRecord)
 Saved = Callable[[ObjectStore, Attempt, Job, datetime], Sequence[Checkpoint]]
 """The accepted checkpoints of an attempt that the job does not know, oldest first."""
 
@@ -47,7 +46,7 @@ class NumberUsed(StoreError):
 
 def record_bytes(record: LaunchRecord) -> bytes:
     """The launch record as it is stored."""
-    return _CODEC.dumps(record).encode()
+    return to_json(record).encode()
 
 
 def use_number(objects: ObjectStore, attempt: Attempt) -> None:
@@ -181,7 +180,8 @@ def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:
 
 def _record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | None:
     try:
-        return _CODEC.loads(objects.get(object_keys.launch_key(job, number), bytes_max=RECORD_BYTES_MAX).decode())
+        stored = objects.get(object_keys.launch_key(job, number), bytes_max=RECORD_BYTES_MAX)
+        return from_json(LaunchRecord, stored.decode())
     except StoreUnavailable:
         raise
     except (StoreError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):

@@ -3,14 +3,13 @@
 from spotd.store.errors import StateError, StateUnavailable, StoreCorrupt, StoreInUse, StoreTooNew, StoreUnsupported
 from spotd.store.folding import Folding
 from spotd.store.points import StorePoint
-from spotd.store.store import Reads, Store, Tx
-from spotd.store.views import AmbiguousJob, AttemptCost, AttemptView, CostView, EventView, JobView, MachineView, Totals
+from spotd.store.queries import Reads
+from spotd.store.store import Store, Tx
+from spotd.store.views import AttemptCost, AttemptView, EventView, JobView, MachineView, Totals
 
 __all__ = [
-    "AmbiguousJob",
     "AttemptCost",
     "AttemptView",
-    "CostView",
     "EventView",
     "Folding",
     "JobView",

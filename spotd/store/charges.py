@@ -18,6 +18,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert_into
 
 from spotd.core.charges import Charge
 from spotd.store import rows
+from spotd.store.mapping import Columns
 from spotd.store.tables import ATTEMPT_COSTS, CHARGES, DAY_COSTS
 from spotd.store.world import chunks
 
@@ -26,7 +27,7 @@ def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
     """Write the charges behind those that are stored."""
     if not charges:
         return
-    fresh = [rows.charge_out(charge) for charge in charges]
+    fresh = [rows.CHARGE.out(charge) for charge in charges]
     earliest = min(int(row["start"]) for row in fresh)
     taken: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     columns = select(CHARGES.c.job_id, CHARGES.c.attempt, CHARGES.c.start).where(CHARGES.c.start >= earliest)
@@ -39,10 +40,10 @@ def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
     _add_up(connection, fresh)
 
 
-def _add_up(connection: Connection, fresh: Sequence[rows.Columns]) -> None:
+def _add_up(connection: Connection, fresh: Sequence[Columns]) -> None:
     """Keep the sums that answers are made of, so that no answer reads the charges of years."""
-    attempts: dict[tuple[str, int], rows.Columns] = {}
-    days: dict[tuple[date, str], rows.Columns] = {}
+    attempts: dict[tuple[str, int], Columns] = {}
+    days: dict[tuple[date, str], Columns] = {}
     for row in fresh:
         amount = int(row["amount"])
         on_demand = amount if row["on_demand"] is None else int(row["on_demand"])
@@ -69,7 +70,7 @@ def _adding(table: Table) -> Insert:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
 
 
-def _begin_apart(row: rows.Columns, taken: set[int]) -> None:
+def _begin_apart(row: Columns, taken: set[int]) -> None:
     start = int(row["start"])
     while start in taken:
         start += 1

@@ -30,14 +30,6 @@ def instant_in(stored: int) -> datetime:
     return _EPOCH + timedelta(microseconds=stored)
 
 
-def maybe_instant_out(at: datetime | None) -> int | None:
-    return None if at is None else instant_out(at)
-
-
-def maybe_instant_in(stored: int | None) -> datetime | None:
-    return None if stored is None else _EPOCH + timedelta(microseconds=stored)
-
-
 def duration_out(duration: timedelta) -> int:
     """Microseconds."""
     return duration // _TICK

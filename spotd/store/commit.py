@@ -21,6 +21,7 @@ from spotd.core.world import UnreadableRow
 from spotd.store import rows
 from spotd.store.charges import append_charges
 from spotd.store.columns import instant_out, words_out
+from spotd.store.mapping import Columns
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.row_cache import RowCache
 from spotd.store.rules import StoredRows, check_plan
@@ -56,9 +57,9 @@ def _write(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoi
     at_point(StorePoint.ATTEMPTS)
     _write_checkpoints(connection, memory, plan.jobs.values())
     at_point(StorePoint.CHECKPOINTS)
-    _upsert(connection, INTENTS, [rows.intent_out(intent) for intent in plan.intents.values()])
+    _upsert(connection, INTENTS, [rows.INTENT.out(intent) for intent in plan.intents.values()])
     at_point(StorePoint.INTENTS)
-    _upsert(connection, COOLDOWNS, [rows.cooldown_out(cooldown) for cooldown in _longest(plan.cooldowns)])
+    _upsert(connection, COOLDOWNS, [rows.COOLDOWN.out(cooldown) for cooldown in _longest(plan.cooldowns)])
     _forget_cooldowns(connection, plan.cooldowns)
     at_point(StorePoint.COOLDOWNS)
     append_charges(connection, plan.charges)
@@ -114,12 +115,12 @@ def _seal(connection: Connection, sealed: Sequence[UnreadableRow]) -> None:
             connection.execute(update_attempt.values(**ended, end_detail=words_out(row.error)))
 
 
-def _upsert(connection: Connection, table: Table, values: Sequence[rows.Columns]) -> None:
+def _upsert(connection: Connection, table: Table, values: Sequence[Columns]) -> None:
     if values:
         connection.execute(_upsert_statement(table), values)
 
 
-def _append(connection: Connection, table: Table, values: Sequence[rows.Columns]) -> None:
+def _append(connection: Connection, table: Table, values: Sequence[Columns]) -> None:
     if values:
         connection.execute(insert(table), values)
 
@@ -156,7 +157,7 @@ def _write_checkpoints(connection: Connection, memory: RowCache, jobs: Collectio
     stored: dict[JobId, tuple[Checkpoint, ...]] = {}
     for some in chunks(job.id for job in changed):
         stored.update(load_checkpoints(connection, some))
-    added: list[rows.Columns] = []
+    added: list[Columns] = []
     replaced: list[JobId] = []
     for job in changed:
         before = stored.get(job.id, ())

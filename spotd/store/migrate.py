@@ -2,7 +2,7 @@
 
 alembic is imported only when there are steps to take: it costs a daemon that is up to date nothing. A state that does
 not exist yet is made at once from the tables, or a daemon would carry alembic's nine megabytes until its next start; a
-test holds that to what the steps make.
+test holds that to what the steps make of the first schema.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def migrate(connection: Connection, place: DatabasePlace, at_point: AtPoint, sch
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         at_point(StorePoint.MIGRATION_BEGUN)
-        if before is None and schema == BUNDLED:
-            _create(connection, at_point)
-        else:
+        if before is None:
+            before = _create(connection, at_point)
+        if before != schema.head:
             _upgrade(connection, at_point, schema)
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
         if broken:
@@ -120,7 +120,8 @@ def _option(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _create(connection: Connection, at_point: AtPoint) -> None:
+def _create(connection: Connection, at_point: AtPoint) -> str:
+    """Make the tables of this version; return their revision."""
     METADATA.create_all(connection)
     # As alembic itself makes it, which finds it there at the next step.
     connection.exec_driver_sql(
@@ -129,6 +130,7 @@ def _create(connection: Connection, at_point: AtPoint) -> None:
     )
     connection.execute(text("INSERT INTO alembic_version (version_num) VALUES (:head)"), {"head": BUNDLED.head})
     at_point(StorePoint.MIGRATION_STEP)
+    return BUNDLED.head
 
 
 def _upgrade(connection: Connection, at_point: AtPoint, schema: Schema) -> None:

@@ -1,14 +1,15 @@
-"""Questions of the API, each a fixed number of statements however many rows answer it."""
+"""What is asked of the state: each question a fixed number of statements however many rows answer it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import date, datetime
-from typing import Any, Final
+from datetime import datetime
+from functools import wraps
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, desc, func, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
 
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Charge
@@ -17,26 +18,24 @@ from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentState
 from spotd.core.jobs import Job
 from spotd.core.plan import Event
+from spotd.core.policy import Policy
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, JobState
+from spotd.core.world import UnreadableRow, World
 from spotd.store import rows
-from spotd.store.columns import duration_in, instant_in, instant_out, maybe_instant_in
-from spotd.store.readable import ROW_ERRORS, kept
-from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS
-from spotd.store.views import (
-    AmbiguousJob,
-    AttemptCost,
-    AttemptView,
-    CostView,
-    EventView,
-    JobView,
-    MachineView,
-    Totals,
-)
-from spotd.store.world import chunks, load_checkpoints
+from spotd.store.columns import duration_in, instant_out
+from spotd.store.engine import DatabasePlace
+from spotd.store.errors import StoreCorrupt
+from spotd.store.mapping import Row
+from spotd.store.readable import ROW_ERRORS, kept, set_aside
+from spotd.store.row_cache import RowCache
+from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS, META
+from spotd.store.views import AttemptCost, AttemptView, EventView, JobView, MachineView, Totals
+from spotd.store.world import chunks, load_checkpoints, load_world
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, ProviderName
 
+C = TypeVar("C")
 AMBIGUOUS_MAX: Final = 10
 _LAST_CHARACTER: Final = chr(sys.maxunicode)
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
@@ -49,29 +48,244 @@ _NAMESAKE: Final = JOBS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
 
 
-def job(connection: Connection, job_id: JobId) -> Job | None:
-    """Return the whole job, spec and checkpoints included."""
+def _reporting_damage(cls: type[C]) -> type[C]:
+    """Make each public method of the class report a row that cannot be understood as a damaged state."""
+
+    def reporting(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except ROW_ERRORS as exc:
+                raise StoreCorrupt(
+                    f"the state {self._place} holds a value that cannot be understood: {exc}",
+                    hint="if a newer spotd has written it, install that one again; else restore a copy of the file",
+                ) from exc
+
+        return call
+
+    for name, method in list(vars(cls).items()):
+        if not name.startswith("_"):
+            setattr(cls, name, reporting(method))
+    return cls
+
+
+@_reporting_damage
+class Reads:
+    """One consistent view of the state, valid until the function it was given to returns.
+
+    Every method raises `StoreCorrupt` for a row that cannot be understood, unless it says that it leaves such rows out.
+    """
+
+    def __init__(self, place: DatabasePlace, connection: Connection, memory: RowCache) -> None:
+        self._place = place
+        self._connection = connection
+        self._memory = memory
+
+    def world(self, policy: Policy, now: datetime) -> World:
+        """Return everything that is not over yet, unexpired cooldowns, and the spending of this UTC month."""
+        return load_world(self._connection, self._memory, policy, now)
+
+    def job(self, job_id: JobId) -> Job | None:
+        """Return the whole job, spec and checkpoints included."""
+        return _job(self._connection, job_id)
+
+    def jobs_meant_by(self, text: str) -> tuple[JobView, ...]:
+        """Return the jobs that a user can mean by an id, a name or the beginning of an id, newest first.
+
+        Only these are read: of a name, which ten thousand runs of one job file may have, the jobs that go on and the
+        newest; of those whose ids begin so, the newest few.
+        """
+        if not text:
+            return ()
+        named = or_(JOBS.c.id == text, JOBS.c.id == _newest_named(text), _active_named(text))
+        return self._list(named) or self._list(_begins_with(text), limit=AMBIGUOUS_MAX)
+
+    def active_named(self, name: str) -> tuple[JobView, ...]:
+        """Return the jobs of this name that are not final, newest first."""
+        return self._list(_active_named(name))
+
+    def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
+        """Return all jobs, or those that are not final; newest first."""
+        where = JOBS.c.state.in_(_ACTIVE) if active else true()
+        return self._memory.listed((active, limit), lambda: self._list(where, limit=limit))
+
+    def ended_jobs(self, *, limit: int) -> tuple[JobView, ...]:
+        """Return the newest jobs that are final."""
+        return self._memory.listed(("ended", limit), lambda: self._list(JOBS.c.state.not_in(_ACTIVE), limit=limit))
+
+    def quarantined_jobs(self, *, limit: int = 20) -> tuple[JobView, ...]:
+        """Return the newest jobs that spotd could not go on with and that were not queued again."""
+        quarantined = JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True)
+        return self._list(and_(JOBS.c.state == JobState.FAILED.value, quarantined), limit=limit)
+
+    def job_view(self, job_id: JobId) -> JobView | None:
+        """Return one line of the list of jobs."""
+        found = self._list(JOBS.c.id == job_id)
+        return found[0] if found else None
+
+    def _list(self, where: ColumnElement[bool], *, limit: int | None = None) -> tuple[JobView, ...]:
+        """Return the lines of these jobs, newest first."""
+        listed = select(JOBS.c.id).where(where).order_by(*_NEWEST_FIRST).limit(limit)
+        picked = where if limit is None else JOBS.c.id.in_(listed)
+        attempts = _open_attempts(self._connection, picked)
+        checkpoints = _newest_checkpoints(self._connection, picked)
+        query = select(*_IN_LIST).where(where).order_by(*_NEWEST_FIRST).limit(limit)
+        found = rows.fetch(self._connection, query)
+        return tuple([_job_view(row, tuple(attempts.get(row.id, ())), checkpoints.get(row.id)) for row in found])
+
+    def ended_ids(self) -> tuple[JobId, ...]:
+        """Return the ids of all final jobs, newest first."""
+        query = select(JOBS.c.id).where(JOBS.c.state.not_in(_ACTIVE)).order_by(*_NEWEST_FIRST)
+        return tuple(JobId(one) for one in self._connection.execute(query).scalars())
+
+    def names_of(self, ids: Iterable[JobId]) -> Mapping[JobId, str]:
+        """Return the names of these jobs, as far as there are such jobs."""
+        found: dict[JobId, str] = {}
+        for some in chunks(ids):
+            query = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(some))
+            found.update((JobId(one), name) for one, name in self._connection.execute(query))
+        return found
+
+    def counts_by_state(self) -> Mapping[JobState, int]:
+        """Return how many jobs are in each state; every state is there."""
+        query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
+        found: dict[str, int] = dict(self._connection.execute(query).all())
+        return {state: found.get(state.value, 0) for state in JobState}
+
+    def jobs_by_id(self, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
+        """Return whole jobs without their checkpoints; those that cannot be understood are left out."""
+        found = rows.fetch(self._connection, select(JOBS).where(JOBS.c.id.in_(ids)))
+        jobs = kept(lambda row: rows.JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=()), found)
+        return {job.id: job for job in jobs}
+
+    def readable_jobs(self, ids: Sequence[JobId]) -> tuple[Job, ...]:
+        """Return whole jobs with their checkpoints; those that cannot be understood are left out."""
+        found: list[Job] = []
+        for job_id in ids:
+            with suppress(*ROW_ERRORS):
+                one = _job(self._connection, job_id)
+                found += [] if one is None else [one]
+        return tuple(found)
+
+    def set_aside(self, job_id: JobId) -> tuple[UnreadableRow, ...]:
+        """Return which rows of this job cannot be understood."""
+        return set_aside(self._connection, job_id)
+
+    def attempts_of(self, job_id: JobId) -> tuple[Attempt, ...]:
+        """Return every attempt of a job, ended ones too, oldest first; one that cannot be understood is left out."""
+        query = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
+        return tuple(kept(rows.attempt_in, rows.fetch(self._connection, query)))
+
+    def attempts_of_jobs(self, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
+        """Return the same of several jobs."""
+        query = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
+        found: dict[JobId, list[Attempt]] = {}
+        for attempt in kept(rows.attempt_in, rows.fetch(self._connection, query)):
+            found.setdefault(attempt.id.job, []).append(attempt)
+        return {job_id: tuple(some) for job_id, some in found.items()}
+
+    def open_machines(self) -> tuple[MachineView, ...]:
+        """Return every machine that the state has to manage, or may have to, in order of its key."""
+        attempts = select(ATTEMPTS.c.key, ATTEMPTS.c.provider, ATTEMPTS.c.ref_id)
+        intents = select(INTENTS.c.key, INTENTS.c.provider, INTENTS.c.ref_id)
+        found: dict[str, MachineView] = {}
+        for query in (
+            intents.where(INTENTS.c.state.in_(_OPEN_INTENT)),
+            attempts.where(ATTEMPTS.c.state.in_(_NOT_ENDED)),
+        ):
+            for key, provider, ref in self._connection.execute(query):
+                if key not in found or ref is not None:
+                    found[key] = MachineView(key=AttemptKey(key), provider=provider, instance=ref)
+        return tuple(found[key] for key in sorted(found))
+
+    def borrowed_checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Return what jobs have on their lists that other jobs wrote; in no order."""
+        query = select(CHECKPOINTS).where(CHECKPOINTS.c.attempt == OF_ANOTHER_JOB)
+        return tuple(map(rows.CHECKPOINT.read, rows.fetch(self._connection, query)))
+
+    def events(self, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000) -> tuple[EventView, ...]:
+        """Return events with a number above `since`, oldest first, the first `limit` of them."""
+        query = _events_of(job_id).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
+        return tuple(map(_event_view, rows.fetch(self._connection, query)))
+
+    def newest_events(self, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
+        """Return the last `limit` events, oldest first."""
+        query = _events_of(job_id).order_by(desc(EVENTS.c.seq)).limit(limit)
+        return tuple(map(_event_view, rows.fetch(self._connection, query)))[::-1]
+
+    def events_of_jobs(self, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
+        """Return the events of these kinds and jobs, oldest first."""
+        query = select(EVENTS).where(EVENTS.c.kind.in_(kinds), EVENTS.c.job_id.in_(ids)).order_by(EVENTS.c.seq)
+        return tuple(map(_event_view, rows.fetch(self._connection, query)))
+
+    def last_event(self) -> int:
+        """Return the number of the newest event, 0 before the first."""
+        return int(self._connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0)
+
+    def charges_of(self, job_id: JobId) -> tuple[Charge, ...]:
+        """Return every booked span of a job, in order of attempt and time."""
+        query = select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.attempt, CHARGES.c.start)
+        return tuple(map(rows.CHARGE.read, rows.fetch(self._connection, query)))
+
+    def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
+        """Return what is booked for each attempt of these jobs."""
+        query = select(ATTEMPT_COSTS).where(ATTEMPT_COSTS.c.job_id.in_(ids))
+        found = rows.fetch(self._connection, query)
+        return {AttemptId(job=row.job_id, number=row.attempt): rows.ATTEMPT_COST.read(row) for row in found}
+
+    def totals(self) -> Totals:
+        """Return what all jobs together cost, as far as it is booked."""
+        amount, on_demand = func.sum(DAY_COSTS.c.amount), func.sum(DAY_COSTS.c.on_demand)
+        spent, compared = self._connection.execute(select(amount, on_demand)).one()
+        sums = select(func.count(), func.sum(JOBS.c.recoveries), func.sum(JOBS.c.lost))
+        count, recoveries, lost = self._connection.execute(sums).one()
+        return Totals(
+            jobs=int(count),
+            spent=MicroUsd(int(spent or 0)),
+            on_demand=MicroUsd(int(compared or 0)),
+            recoveries=int(recoveries or 0),
+            lost=duration_in(int(lost or 0)),
+        )
+
+    def strays(self) -> tuple[Intent, ...]:
+        """Return the ends of machines that no attempt owned, owed or done, as far as their cost is known."""
+        query = (
+            select(INTENTS)
+            .where(INTENTS.c.stray_since.is_not(None), INTENTS.c.attempt_job.is_(None))
+            .order_by(INTENTS.c.created_at, INTENTS.c.id)
+        )
+        return tuple(map(rows.INTENT.read, rows.fetch(self._connection, query)))
+
+    def unchecked_bills(
+        self, provider: ProviderName, *, since: datetime, until: datetime, limit: int
+    ) -> tuple[Attempt, ...]:
+        """Return attempts that ended in this span, had a machine, and whose bill was not compared yet, oldest first."""
+        query = (
+            select(ATTEMPTS)
+            .where(
+                ATTEMPTS.c.state == AttemptState.ENDED.value,
+                ATTEMPTS.c.provider == provider,
+                ATTEMPTS.c.bill_tries >= 0,
+                ATTEMPTS.c.ref_id.is_not(None),
+                ATTEMPTS.c.ended_at.between(instant_out(since), instant_out(until)),
+            )
+            .order_by(ATTEMPTS.c.ended_at)
+            .limit(limit)
+        )
+        return tuple(kept(rows.attempt_in, rows.fetch(self._connection, query)))
+
+    def meta(self, key: str) -> str | None:
+        """Return a fact about this state itself."""
+        return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
+
+
+def _job(connection: Connection, job_id: JobId) -> Job | None:
     row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).one_or_none()
     if row is None:
         return None
-    return rows.job_in(row, rows.spec_in(row.spec), load_checkpoints(connection, [job_id]).get(job_id, ()))
-
-
-def find_job(connection: Connection, text: str) -> JobView | AmbiguousJob | None:
-    """Return the job that a user means: by id, else by name (the newest), else by the only id that begins so.
-
-    A name goes before a prefix, because names are chosen and the beginning of an id is chance. Only the jobs that are
-    answered are read: ten thousand runs of one job file have one name.
-    """
-    if not text:
-        return None
-    exact = list_jobs(connection, where=or_(JOBS.c.id == text, JOBS.c.id == _newest_named(text)))
-    if exact:
-        return next((view for view in exact if view.id == text), exact[0])
-    begins = list_jobs(connection, where=_begins_with(text), limit=AMBIGUOUS_MAX)
-    if len(begins) > 1:
-        return AmbiguousJob(text=text, candidates=begins)
-    return begins[0] if begins else None
+    checkpoints = load_checkpoints(connection, [job_id]).get(job_id, ())
+    return rows.JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=checkpoints)
 
 
 def _newest_named(name: str) -> ColumnElement[str]:
@@ -85,58 +299,25 @@ def _begins_with(text: str) -> ColumnElement[bool]:
     return and_(JOBS.c.id.between(text, f"{text}{_LAST_CHARACTER}"), func.substr(JOBS.c.id, 1, len(text)) == text)
 
 
-def quarantined() -> ColumnElement[bool]:
-    """Return the condition of jobs that failed by a quarantine."""
-    return and_(JOBS.c.state == JobState.FAILED.value, JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True))
-
-
-def active_or_all(*, active: bool) -> ColumnElement[bool]:
-    """Return the condition of a list of jobs."""
-    return JOBS.c.state.in_(_ACTIVE) if active else true()
-
-
-def active_named(name: str) -> ColumnElement[bool]:
-    """Return the condition of jobs of this name that are not final."""
+def _active_named(name: str) -> ColumnElement[bool]:
     # The name as an expression, so that the index of states is searched: few jobs go on, many may have had the name.
     return and_(JOBS.c.name.concat("") == name, JOBS.c.state.in_(_ACTIVE))
 
 
-def ended() -> ColumnElement[bool]:
-    """Return the condition of final jobs."""
-    return JOBS.c.state.not_in(_ACTIVE)
-
-
-def with_id(job_id: JobId) -> ColumnElement[bool]:
-    """Return the condition of one job."""
-    return JOBS.c.id == job_id
-
-
-def list_jobs(connection: Connection, *, where: ColumnElement[bool], limit: int | None = None) -> tuple[JobView, ...]:
-    """Jobs, newest first."""
-    listed = select(JOBS.c.id).where(where).order_by(*_NEWEST_FIRST).limit(limit)
-    picked = where if limit is None else JOBS.c.id.in_(listed)
-    attempts: dict[JobId, list[AttemptView]] = {}
-    for view in _newest_and_open(connection, picked):
-        attempts.setdefault(view.id.job, []).append(view)
-    checkpoints = _newest_checkpoints(connection, picked)
-    found = rows.fetch(connection, select(*_IN_LIST).where(where).order_by(*_NEWEST_FIRST).limit(limit))
-    return tuple([_job_view(row, attempts.get(row.id, ()), checkpoints.get(row.id)) for row in found])
-
-
-def _newest_and_open(connection: Connection, picked: ColumnElement[bool]) -> Iterable[AttemptView]:
+def _open_attempts(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, list[AttemptView]]:
     query = (
         select(*_OF_ATTEMPT)
         .join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
-        .where(
-            picked,
-            or_(ATTEMPTS.c.number == JOBS.c.attempts_made, ATTEMPTS.c.state != AttemptState.ENDED.value),
-        )
+        .where(picked, ATTEMPTS.c.state != AttemptState.ENDED.value)
         .order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
     )
-    return kept(_attempt_view, rows.fetch(connection, query))
+    found: dict[JobId, list[AttemptView]] = {}
+    for view in kept(rows.ATTEMPT_VIEW.read, rows.fetch(connection, query)):
+        found.setdefault(view.id.job, []).append(view)
+    return found
 
 
-def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, tuple[Checkpoint, int]]:
+def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, Checkpoint]:
     # Driven from the jobs, so that it costs one search of the primary key for each however many checkpoints there are.
     newest = select(func.max(_OTHER.c.ordinal)).where(_OTHER.c.job_id == JOBS.c.id).scalar_subquery()
     query = (
@@ -145,163 +326,21 @@ def _newest_checkpoints(connection: Connection, picked: ColumnElement[bool]) -> 
         .join(CHECKPOINTS, and_(CHECKPOINTS.c.job_id == JOBS.c.id, CHECKPOINTS.c.ordinal == newest))
         .where(picked)
     )
-    found = kept(lambda row: (row.job_id, rows.checkpoint_in(row), row.ordinal + 1), rows.fetch(connection, query))
-    return {job_id: (checkpoint, count) for job_id, checkpoint, count in found}
+    return dict(kept(lambda row: (row.job_id, rows.CHECKPOINT.read(row)), rows.fetch(connection, query)))
 
 
-def _attempt_view(row: rows.Row) -> AttemptView:
-    return AttemptView(
-        id=AttemptId(job=row.job_id, number=row.number),
-        state=AttemptState(row.state),
-        provider=row.provider,
-        offer_id=row.offer_id,
-        host_id=row.host_id,
-        region=row.region,
-        gpu=row.gpu,
-        gpu_count=row.gpu_count,
-        price=row.price_total,
-        price_per_gpu=row.price_per_gpu,
-        meter=rows.meter_in(row),
-        on_demand_settled=row.on_demand_settled,
-        phase=row.phase,
-        intended_at=instant_in(row.intended_at),
-        running_at=maybe_instant_in(row.running_at),
-        ended_at=maybe_instant_in(row.ended_at),
-    )
-
-
-def _job_view(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tuple[Checkpoint, int] | None) -> JobView:
-    """One line; of a row that cannot be understood, what of it can, since a list must show every job."""
+def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoint | None) -> JobView:
+    """Return one line; of a row that cannot be understood, what of it can, since a list must show every job."""
     try:
-        return _job_view_of(row, attempts, checkpoint)
+        return rows.JOB_VIEW.read(row, open=attempts, checkpoint=checkpoint)
     except ROW_ERRORS:
         known = {state.value for state in JobState}
         plain = row._replace(
             state=row.state if row.state in known else JobState.FAILED.value,
-            **dict.fromkeys(("submitted_at", "state_since", "lost", "spent", "on_demand"), 0),
-            **dict.fromkeys(("attempts_made", "errors", "recoveries"), 0),
+            **dict.fromkeys(("submitted_at", "lost", "spent", "on_demand", "attempts_made", "recoveries"), 0),
             **dict.fromkeys(("started_at", "ended_at", "exit_code", "outputs_attempt")),
         )
-        return _job_view_of(plain, attempts, checkpoint)
-
-
-def _job_view_of(row: rows.Row, attempts: Sequence[AttemptView], checkpoint: tuple[Checkpoint, int] | None) -> JobView:
-    return JobView(
-        id=row.id,
-        name=row.name,
-        state=JobState(row.state),
-        reason=row.reason,
-        state_since=instant_in(row.state_since),
-        submitted_at=instant_in(row.submitted_at),
-        started_at=maybe_instant_in(row.started_at),
-        ended_at=maybe_instant_in(row.ended_at),
-        exit_code=row.exit_code,
-        cancel_requested=row.cancel_requested,
-        gpu_wanted=row.gpu_wanted,
-        attempts_made=int(row.attempts_made),
-        errors=row.errors,
-        recoveries=row.recoveries,
-        lost=duration_in(row.lost),
-        settled=MicroUsd(int(row.spent)),
-        on_demand_settled=MicroUsd(int(row.on_demand)),
-        newest=attempts[-1] if attempts else None,
-        open=tuple(a for a in attempts if a.state is not AttemptState.ENDED),
-        checkpoint=None if checkpoint is None else checkpoint[0],
-        checkpoint_count=0 if checkpoint is None else checkpoint[1],
-        outputs=rows.outputs_in(row),
-    )
-
-
-def ended_ids(connection: Connection) -> tuple[JobId, ...]:
-    """Return the ids of all final jobs, newest first."""
-    query = select(JOBS.c.id).where(ended()).order_by(*_NEWEST_FIRST)
-    return tuple(JobId(one) for one in connection.execute(query).scalars())
-
-
-def names_of(connection: Connection, ids: Iterable[JobId]) -> Mapping[JobId, str]:
-    """Return the names of these jobs, as far as there are such jobs."""
-    found: dict[JobId, str] = {}
-    for some in chunks(ids):
-        query = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(some))
-        found.update((JobId(one), name) for one, name in connection.execute(query))
-    return found
-
-
-def attempts_of(connection: Connection, job_id: JobId) -> tuple[Attempt, ...]:
-    """Every attempt of a job that can be understood, ended ones too, oldest first."""
-    query = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
-    return tuple(kept(_attempt, rows.fetch(connection, query)))
-
-
-def _attempt(row: rows.Row) -> Attempt:
-    return rows.attempt_in(row, rows.quote_in(row.quote))
-
-
-def attempt_by_key(connection: Connection, key: AttemptKey) -> Attempt | None:
-    """Return the attempt whose machine carries this key."""
-    row = connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.key == key)).one_or_none()
-    return None if row is None else rows.attempt_in(row, rows.quote_in(row.quote))
-
-
-def open_machines(connection: Connection) -> tuple[MachineView, ...]:
-    """Every machine that the state has to manage, or may have to, in order of its key."""
-    attempts = select(ATTEMPTS.c.key, ATTEMPTS.c.provider, ATTEMPTS.c.ref_id).where(ATTEMPTS.c.state.in_(_NOT_ENDED))
-    intents = select(INTENTS.c.key, INTENTS.c.provider, INTENTS.c.ref_id).where(INTENTS.c.state.in_(_OPEN_INTENT))
-    found: dict[str, MachineView] = {}
-    for query in (intents, attempts):
-        for key, provider, ref in connection.execute(query):
-            if key not in found or ref is not None:
-                found[key] = MachineView(key=AttemptKey(key), provider=provider, instance=ref)
-    return tuple(found[key] for key in sorted(found))
-
-
-def intents_of(connection: Connection, job_id: JobId) -> tuple[Intent, ...]:
-    """Every paid call for a job, settled ones too, oldest first."""
-    query = select(INTENTS).where(INTENTS.c.attempt_job == job_id).order_by(INTENTS.c.created_at, INTENTS.c.id)
-    return tuple(map(rows.intent_in, rows.fetch(connection, query)))
-
-
-def checkpoints_of(connection: Connection, job_id: JobId) -> tuple[Checkpoint, ...]:
-    """Return the accepted checkpoints of a job, newest first."""
-    return load_checkpoints(connection, [job_id]).get(job_id, ())
-
-
-def borrowed_checkpoints(connection: Connection) -> tuple[Checkpoint, ...]:
-    """Checkpoints on the list of a job that another job wrote."""
-    query = select(CHECKPOINTS).where(CHECKPOINTS.c.attempt == OF_ANOTHER_JOB)
-    return tuple(map(rows.checkpoint_in, rows.fetch(connection, query)))
-
-
-def counts_by_state(connection: Connection) -> Mapping[JobState, int]:
-    """How many jobs are in each state; every state is there."""
-    query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
-    found: dict[str, int] = dict(connection.execute(query).all())
-    return {state: found.get(state.value, 0) for state in JobState}
-
-
-def events(
-    connection: Connection, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000
-) -> tuple[EventView, ...]:
-    """Events with a number above `since`, in the order they happened, the first `limit` of them."""
-    query = _events_of(job_id).where(EVENTS.c.seq > since).order_by(EVENTS.c.seq).limit(limit)
-    return tuple(map(_event_view, rows.fetch(connection, query)))
-
-
-def events_of_kind(connection: Connection, kind: str, *, job_id: JobId | None = None) -> tuple[EventView, ...]:
-    """All events of a kind, of one job or of all, in the order they happened."""
-    query = _events_of(job_id).where(EVENTS.c.kind == kind).order_by(EVENTS.c.seq)
-    return tuple(map(_event_view, rows.fetch(connection, query)))
-
-
-def newest_events(connection: Connection, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
-    """Return the last `limit` events, in the order they happened."""
-    query = _events_of(job_id).order_by(desc(EVENTS.c.seq)).limit(limit)
-    return tuple(map(_event_view, rows.fetch(connection, query)))[::-1]
-
-
-def last_event(connection: Connection) -> int:
-    """Return the number of the newest event, 0 before the first."""
-    return int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0)
+        return rows.JOB_VIEW.read(plain, open=attempts, checkpoint=checkpoint)
 
 
 def _events_of(job_id: JobId | None) -> Select[Any]:
@@ -309,132 +348,6 @@ def _events_of(job_id: JobId | None) -> Select[Any]:
     return query if job_id is None else query.where(EVENTS.c.job_id == job_id)
 
 
-def _event_view(row: rows.Row) -> EventView:
-    event: Event = rows.event_in(row)
+def _event_view(row: Row) -> EventView:
+    event: Event = rows.EVENT.read(row)
     return EventView(seq=row.seq, event=event)
-
-
-def charges_of(connection: Connection, job_id: JobId) -> tuple[Charge, ...]:
-    """Every booked span of a job, in order of attempt and time."""
-    query = select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.attempt, CHARGES.c.start)
-    return tuple(map(rows.charge_in, rows.fetch(connection, query)))
-
-
-def jobs_by_id(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
-    """Whole jobs without their checkpoints, as far as they can be understood."""
-    found = rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids)))
-    return {job.id: job for job in kept(lambda row: rows.job_in(row, rows.spec_in(row.spec), ()), found)}
-
-
-def readable_jobs(connection: Connection, ids: Sequence[JobId]) -> tuple[Job, ...]:
-    """Whole jobs with their checkpoints, those left out that are not there or cannot be understood."""
-    found: list[Job] = []
-    for job_id in ids:
-        with suppress(*ROW_ERRORS):
-            one = job(connection, job_id)
-            found += [] if one is None else [one]
-    return tuple(found)
-
-
-def attempts_of_jobs(connection: Connection, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
-    """Every attempt of these jobs that can be understood, oldest first."""
-    query = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
-    found: dict[JobId, list[Attempt]] = {}
-    for attempt in kept(_attempt, rows.fetch(connection, query)):
-        found.setdefault(attempt.id.job, []).append(attempt)
-    return {job_id: tuple(some) for job_id, some in found.items()}
-
-
-def attempt_costs(connection: Connection, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
-    """Return what is booked for each attempt of these jobs."""
-    query = select(ATTEMPT_COSTS).where(ATTEMPT_COSTS.c.job_id.in_(ids))
-    return {
-        AttemptId(job=row.job_id, number=row.attempt): AttemptCost(
-            amount=MicroUsd(row.amount),
-            on_demand=MicroUsd(row.on_demand),
-            billed=duration_in(row.billed),
-            free=MicroUsd(row.free),
-        )
-        for row in rows.fetch(connection, query)
-    }
-
-
-def events_of_jobs(connection: Connection, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
-    """Events of these kinds and jobs, in the order they happened."""
-    query = select(EVENTS).where(EVENTS.c.kind.in_(kinds), EVENTS.c.job_id.in_(ids)).order_by(EVENTS.c.seq)
-    return tuple(map(_event_view, rows.fetch(connection, query)))
-
-
-def totals(connection: Connection) -> Totals:
-    """Return what all jobs together cost, as far as it is booked."""
-    amount, on_demand = func.sum(DAY_COSTS.c.amount), func.sum(DAY_COSTS.c.on_demand)
-    spent, compared = connection.execute(select(amount, on_demand)).one()
-    count, recoveries, lost = connection.execute(
-        select(func.count(), func.sum(JOBS.c.recoveries), func.sum(JOBS.c.lost))
-    ).one()
-    return Totals(
-        jobs=int(count),
-        spent=MicroUsd(int(spent or 0)),
-        on_demand=MicroUsd(int(compared or 0)),
-        recoveries=int(recoveries or 0),
-        lost=duration_in(int(lost or 0)),
-    )
-
-
-def _costs(
-    connection: Connection, table: Table, subject: ColumnElement[Any], since: date | None, until: date | None
-) -> tuple[CostView, ...]:
-    query = select(subject, func.sum(table.c.amount), func.sum(table.c.on_demand)).group_by(subject).order_by(subject)
-    if since is not None:
-        query = query.where(DAY_COSTS.c.day >= since)
-    if until is not None:
-        query = query.where(DAY_COSTS.c.day <= until)
-    return tuple(
-        CostView(subject=one, amount=MicroUsd(int(amount)), on_demand=MicroUsd(int(on_demand)))
-        for one, amount, on_demand in connection.execute(query)
-    )
-
-
-def costs_by_job(connection: Connection) -> tuple[CostView, ...]:
-    """Booked cost of each job."""
-    return _costs(connection, ATTEMPT_COSTS, ATTEMPT_COSTS.c.job_id, None, None)
-
-
-def costs_by_provider(
-    connection: Connection, since: date | None = None, until: date | None = None
-) -> tuple[CostView, ...]:
-    """Booked cost at each provider on these UTC days, both included."""
-    return _costs(connection, DAY_COSTS, DAY_COSTS.c.provider, since, until)
-
-
-def costs_by_day(connection: Connection, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
-    """Booked cost of each of these UTC days, both included; a day without any is left out."""
-    return _costs(connection, DAY_COSTS, DAY_COSTS.c.day, since, until)
-
-
-def strays(connection: Connection) -> tuple[Intent, ...]:
-    query = (
-        select(INTENTS)
-        .where(INTENTS.c.stray_since.is_not(None), INTENTS.c.attempt_job.is_(None))
-        .order_by(INTENTS.c.created_at, INTENTS.c.id)
-    )
-    return tuple(map(rows.intent_in, rows.fetch(connection, query)))
-
-
-def unchecked_bills(
-    connection: Connection, provider: ProviderName, since: datetime, until: datetime, *, limit: int
-) -> tuple[Attempt, ...]:
-    """Return attempts that ended in this span, had a machine, and whose bill was not compared yet; the oldest first."""
-    query = (
-        select(ATTEMPTS)
-        .where(
-            ATTEMPTS.c.state == AttemptState.ENDED.value,
-            ATTEMPTS.c.provider == provider,
-            ATTEMPTS.c.bill_tries >= 0,
-            ATTEMPTS.c.ref_id.is_not(None),
-            ATTEMPTS.c.ended_at.between(instant_out(since), instant_out(until)),
-        )
-        .order_by(ATTEMPTS.c.ended_at)
-        .limit(limit)
-    )
-    return tuple(kept(_attempt, rows.fetch(connection, query)))

@@ -15,6 +15,7 @@ from spotd.core.ids import JobId
 from spotd.core.states import InvariantBroken
 from spotd.core.world import UnreadableRow
 from spotd.store import rows
+from spotd.store.mapping import Row
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, JOBS
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ def error_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:WORDS_MAX]
 
 
-def kept(read: Callable[[rows.Row], T], found: Iterable[rows.Row]) -> Iterator[T]:
+def kept(read: Callable[[Row], T], found: Iterable[Row]) -> Iterator[T]:
     """Return what is made of those rows that can be understood."""
     for row in found:
         with suppress(*ROW_ERRORS):
@@ -45,11 +46,11 @@ def set_aside(connection: Connection, job_id: JobId) -> tuple[UnreadableRow, ...
             found.append(UnreadableRow(job=job_id, attempt=attempt, error=error_words(exc)))
 
     for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id == job_id)):
-        attempted(lambda row=row: rows.job_in(row, rows.spec_in(row.spec), ()), None)  # type: ignore[misc]  # mypy cannot type a lambda's defaults
+        attempted(lambda row=row: rows.JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=()), None)  # type: ignore[misc]  # mypy cannot type a lambda's defaults
     if not found:
         for row in rows.fetch(connection, select(CHECKPOINTS).where(CHECKPOINTS.c.job_id == job_id)):
-            attempted(lambda row=row: rows.checkpoint_in(row), None)  # type: ignore[misc]  # as above
+            attempted(lambda row=row: rows.CHECKPOINT.read(row), None)  # type: ignore[misc]  # as above
     attempts = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
     for row in rows.fetch(connection, attempts):
-        attempted(lambda row=row: rows.attempt_in(row, rows.quote_in(row.quote)), row.number)  # type: ignore[misc]  # as above
+        attempted(lambda row=row: rows.attempt_in(row), row.number)  # type: ignore[misc]  # as above
     return tuple(found)

@@ -14,6 +14,7 @@ from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
 from spotd.core.quotes import Quote
 from spotd.store import rows
+from spotd.store.mapping import to_json
 from spotd.store.views import JobView
 from spotd_jobs.spec.model import JobSpec
 
@@ -71,7 +72,7 @@ class RowCache:
         known = self.quotes.get(attempt)
         if known is not None and known[1] is quote:
             return known[0]
-        return rows.quote_out(quote)
+        return to_json(quote)
 
     def keep_only(self, jobs: set[JobId], attempts: set[AttemptId]) -> None:
         """Everything else is forgotten, so that the memory is as small as the world."""

@@ -10,206 +10,31 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Final, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, delete, exc, insert, select, update
+from sqlalchemy import Connection, Engine, delete, exc, insert, update
 
-from spotd.core.attempts import Attempt
-from spotd.core.charges import Charge
-from spotd.core.checkpoints import Checkpoint
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent
-from spotd.core.jobs import Job
+from spotd.core.ids import JobId
 from spotd.core.plan import Plan
-from spotd.core.policy import Policy
-from spotd.core.states import InvariantBroken, JobState
-from spotd.core.world import UnreadableRow, World
-from spotd.store import queries
+from spotd.core.states import InvariantBroken
 from spotd.store.commit import write_plan
 from spotd.store.engine import DatabasePlace, open_engine, parse_place, translated
-from spotd.store.errors import StateUnavailable, StoreCorrupt
+from spotd.store.errors import StateUnavailable
 from spotd.store.folding import Folding, fold, forget_settled
 from spotd.store.lock import WriterLock
 from spotd.store.migrate import migrate
 from spotd.store.points import AtPoint, StorePoint, pass_on
-from spotd.store.readable import ROW_ERRORS, set_aside
+from spotd.store.queries import Reads
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import COOLDOWNS, META
-from spotd.store.views import AmbiguousJob, AttemptCost, CostView, EventView, JobView, MachineView, Totals
-from spotd.store.world import load_world
-from spotd_providers.contract.values import AttemptKey, ProviderName
 
 T = TypeVar("T")
-P = ParamSpec("P")
 NESTED: Final = "a transaction was begun inside another one"
-
-
-class Reads:
-    """One consistent view of the state, valid until the function it was given to returns."""
-
-    def __init__(self, place: DatabasePlace, connection: Connection, memory: RowCache) -> None:
-        self._place = place
-        self._connection = connection
-        self._memory = memory
-
-    def _ask(self, question: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return question(self._connection, *args, **kwargs)
-        except ROW_ERRORS as exc:
-            raise StoreCorrupt(
-                f"the state {self._place} holds a value that cannot be understood: {exc}",
-                hint="if a newer spotd has written it, install that one again; else restore a copy of the file",
-            ) from exc
-
-    def world(self, policy: Policy, now: datetime) -> World:
-        """Everything that is not over yet, unexpired cooldowns, and the books of this UTC month."""
-        return self._ask(load_world, self._memory, policy, now)
-
-    def job(self, job_id: JobId) -> Job | None:
-        """Return the whole job, spec and checkpoints included."""
-        return self._ask(queries.job, job_id)
-
-    def find_job(self, text: str) -> JobView | AmbiguousJob | None:
-        """Return the job a user means by an id, a name (the newest of that name) or a unique beginning of an id."""
-        return self._ask(queries.find_job, text)
-
-    def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
-        """All jobs, or those that are not final; newest first."""
-        where = queries.active_or_all(active=active)
-        return self._memory.listed((active, limit), lambda: self._ask(queries.list_jobs, where=where, limit=limit))
-
-    def ended_jobs(self, *, limit: int) -> tuple[JobView, ...]:
-        """Return the newest jobs that are final."""
-        where = queries.ended()
-        return self._memory.listed(("ended", limit), lambda: self._ask(queries.list_jobs, where=where, limit=limit))
-
-    def quarantined_jobs(self, *, limit: int = 20) -> tuple[JobView, ...]:
-        """Return the newest jobs that spotd could not go on with and that were not queued again."""
-        return self._ask(queries.list_jobs, where=queries.quarantined(), limit=limit)
-
-    def job_view(self, job_id: JobId) -> JobView | None:
-        """One line of the list of jobs."""
-        found = self._ask(queries.list_jobs, where=queries.with_id(job_id))
-        return found[0] if found else None
-
-    def active_named(self, name: str) -> tuple[JobView, ...]:
-        """Jobs of this name that are not final, newest first."""
-        return self._ask(queries.list_jobs, where=queries.active_named(name))
-
-    def ended_ids(self) -> tuple[JobId, ...]:
-        """Return the ids of all final jobs, newest first."""
-        return self._ask(queries.ended_ids)
-
-    def names_of(self, ids: Iterable[JobId]) -> Mapping[JobId, str]:
-        """Return the names of these jobs, as far as there are such jobs."""
-        return self._ask(queries.names_of, ids)
-
-    def counts_by_state(self) -> Mapping[JobState, int]:
-        """How many jobs are in each state; every state is there."""
-        return self._ask(queries.counts_by_state)
-
-    def readable_jobs(self, ids: Sequence[JobId]) -> tuple[Job, ...]:
-        """Whole jobs, those left out that are not there or cannot be understood."""
-        return self._ask(queries.readable_jobs, ids)
-
-    def set_aside(self, job_id: JobId) -> tuple[UnreadableRow, ...]:
-        """Which rows of this job cannot be understood."""
-        return self._ask(set_aside, job_id)
-
-    def attempts_of(self, job_id: JobId) -> tuple[Attempt, ...]:
-        """Every attempt of a job that can be understood, ended ones too, oldest first."""
-        return self._ask(queries.attempts_of, job_id)
-
-    def attempt_by_key(self, key: AttemptKey) -> Attempt | None:
-        """Return the attempt whose machine carries this key."""
-        return self._ask(queries.attempt_by_key, key)
-
-    def intents_of(self, job_id: JobId) -> tuple[Intent, ...]:
-        """Every paid call for a job, settled ones too, oldest first."""
-        return self._ask(queries.intents_of, job_id)
-
-    def open_machines(self) -> tuple[MachineView, ...]:
-        """Every machine that the state has to manage, or may have to, in order of its key."""
-        return self._ask(queries.open_machines)
-
-    def checkpoints_of(self, job_id: JobId) -> tuple[Checkpoint, ...]:
-        """Return the accepted checkpoints of a job, newest first."""
-        return self._ask(queries.checkpoints_of, job_id)
-
-    def borrowed_checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Return what jobs have on their lists that other jobs wrote; in no order."""
-        return self._ask(queries.borrowed_checkpoints)
-
-    def events(self, *, since: int = 0, job_id: JobId | None = None, limit: int = 1000) -> tuple[EventView, ...]:
-        """Events with a number above `since`, oldest first, the first `limit` of them."""
-        return self._ask(queries.events, since=since, job_id=job_id, limit=limit)
-
-    def newest_events(self, *, job_id: JobId | None = None, limit: int = 100) -> tuple[EventView, ...]:
-        """Return the last `limit` events, oldest first."""
-        return self._ask(queries.newest_events, job_id=job_id, limit=limit)
-
-    def events_of_kind(self, kind: str, *, job_id: JobId | None = None) -> tuple[EventView, ...]:
-        """All events of a kind, of one job or of all, oldest first."""
-        return self._ask(queries.events_of_kind, kind, job_id=job_id)
-
-    def last_event(self) -> int:
-        """Return the number of the newest event, 0 before the first."""
-        return self._ask(queries.last_event)
-
-    def charges_of(self, job_id: JobId) -> tuple[Charge, ...]:
-        """Every booked span of a job, in order of attempt and time."""
-        return self._ask(queries.charges_of, job_id)
-
-    def jobs_by_id(self, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
-        """Whole jobs, without their checkpoints."""
-        return self._ask(queries.jobs_by_id, ids)
-
-    def attempts_of_jobs(self, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
-        """Every attempt of these jobs, oldest first."""
-        return self._ask(queries.attempts_of_jobs, ids)
-
-    def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
-        """Return what is booked for each attempt of these jobs."""
-        return self._ask(queries.attempt_costs, ids)
-
-    def events_of_jobs(self, kinds: Sequence[str], ids: Sequence[JobId]) -> tuple[EventView, ...]:
-        """Events of these kinds and jobs, oldest first."""
-        return self._ask(queries.events_of_jobs, kinds, ids)
-
-    def totals(self) -> Totals:
-        """Return what all jobs together cost, as far as it is booked."""
-        return self._ask(queries.totals)
-
-    def costs_by_job(self) -> tuple[CostView, ...]:
-        """Booked cost of each job."""
-        return self._ask(queries.costs_by_job)
-
-    def costs_by_provider(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
-        """Booked cost at each provider on these UTC days, both included."""
-        return self._ask(queries.costs_by_provider, since, until)
-
-    def costs_by_day(self, since: date | None = None, until: date | None = None) -> tuple[CostView, ...]:
-        """Booked cost of each of these UTC days, both included; a day without any is left out."""
-        return self._ask(queries.costs_by_day, since, until)
-
-    def unchecked_bills(
-        self, provider: ProviderName, *, since: datetime, until: datetime, limit: int
-    ) -> tuple[Attempt, ...]:
-        """Return attempts that ended in this span, had a machine, and whose bill was not compared yet, oldest first."""
-        return self._ask(queries.unchecked_bills, provider, since, until, limit=limit)
-
-    def strays(self) -> tuple[Intent, ...]:
-        """Return the ends of machines that no attempt owned, owed or done, as far as their cost is known."""
-        return self._ask(queries.strays)
-
-    def meta(self, key: str) -> str | None:
-        """Return a fact about this state itself."""
-        return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
 
 
 class Tx(Reads):

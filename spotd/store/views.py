@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 
 from spotd.core.charges import NOTHING, Meter
 from spotd.core.checkpoints import Checkpoint
@@ -12,7 +12,7 @@ from spotd.core.jobs import Outputs
 from spotd.core.metering import accrued, on_demand_accrued
 from spotd.core.plan import Event
 from spotd.core.states import AttemptState, JobState
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, ProviderName
 
 
@@ -29,17 +29,11 @@ class AttemptView:
     provider: ProviderName
     offer_id: str
     host_id: str | None
-    region: str
     gpu: str
     gpu_count: int
     price: MicroUsdPerHour
-    price_per_gpu: MicroUsdPerGpuHour
     meter: Meter
     on_demand_settled: MicroUsd
-    phase: str
-    intended_at: datetime
-    running_at: datetime | None
-    ended_at: datetime | None
 
     def spent_at(self, now: datetime) -> MicroUsd:
         """Return what it has cost by now."""
@@ -56,7 +50,6 @@ class JobView:
 
     Attributes:
         gpu_wanted: what the user asked for, before any machine is known.
-        newest: the last attempt, ended or not.
         open: attempts that have not ended; their cost is not in `settled` yet.
         settled, on_demand_settled: of attempts that have ended.
     """
@@ -65,23 +58,18 @@ class JobView:
     name: str
     state: JobState
     reason: str
-    state_since: datetime
     submitted_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
     exit_code: int | None
-    cancel_requested: bool
     gpu_wanted: str
     attempts_made: int
-    errors: int
     recoveries: int
     lost: timedelta
     settled: MicroUsd
     on_demand_settled: MicroUsd
-    newest: AttemptView | None
     open: tuple[AttemptView, ...]
     checkpoint: Checkpoint | None
-    checkpoint_count: int
     outputs: Outputs | None = None
 
     def spent_at(self, now: datetime) -> MicroUsd:
@@ -91,14 +79,6 @@ class JobView:
     def on_demand_at(self, now: datetime) -> MicroUsd:
         """Return what the same time would have cost on-demand."""
         return MicroUsd(self.on_demand_settled + sum(a.on_demand_at(now) for a in self.open))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmbiguousJob:
-    """Several jobs have an id that begins like this; newest first, at most `queries.AMBIGUOUS_MAX`."""
-
-    text: str
-    candidates: tuple[JobView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,20 +96,6 @@ class EventView:
 
     seq: int
     event: Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostView:
-    """Booked cost of one job, provider or day. What still runs on a meter is not in it.
-
-    Attributes:
-        on_demand: what the same spans would have cost on-demand; a span without a known price counts as its own cost,
-            so that no saving is claimed for it.
-    """
-
-    subject: JobId | ProviderName | date
-    amount: MicroUsd
-    on_demand: MicroUsd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

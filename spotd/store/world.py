@@ -1,4 +1,4 @@
-"""Loads what the core needs to decide: everything that is not over yet, and this month's books.
+"""Loads what the core needs to decide: everything that is not over yet, and this month's spending.
 
 Core selects, never ORM objects: a thousand jobs cost a list of their ids and the jobs that changed.
 """
@@ -90,7 +90,9 @@ def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], u
         if row.id in broken:
             continue
         try:
-            memory.jobs[row.id] = rows.job_in(row, memory.spec(row.id, row.spec), checkpoints.get(row.id, ()))
+            memory.jobs[row.id] = rows.JOB.read(
+                row, spec=memory.spec(row.id, row.spec), checkpoints=checkpoints.get(row.id, ())
+            )
         except ROW_ERRORS as exc:
             unreadable.append(UnreadableRow(job=JobId(row.id), attempt=None, error=error_words(exc)))
 
@@ -100,7 +102,7 @@ def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId
     found: dict[JobId, list[Checkpoint]] = {}
     query = select(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(ids)).order_by(CHECKPOINTS.c.ordinal.desc())
     for row in rows.fetch(connection, query):
-        found.setdefault(row.job_id, []).append(rows.checkpoint_in(row))
+        found.setdefault(row.job_id, []).append(rows.CHECKPOINT.read(row))
     return {job: tuple(some) for job, some in found.items()}
 
 
@@ -109,7 +111,7 @@ def _attempts(connection: Connection, memory: RowCache, unreadable: list[Unreada
     for row in rows.fetch(connection, select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))):
         attempt_id = AttemptId(job=row.job_id, number=row.number)
         try:
-            found[attempt_id] = rows.attempt_in(row, memory.quote(attempt_id, row.quote))
+            found[attempt_id] = rows.ATTEMPT.read(row, quote=memory.quote(attempt_id, row.quote))
         except ROW_ERRORS as exc:
             unreadable.append(
                 UnreadableRow(
@@ -122,7 +124,7 @@ def _attempts(connection: Connection, memory: RowCache, unreadable: list[Unreada
 def _intents(connection: Connection) -> dict[IntentId, Intent]:
     query = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
     # One that cannot be understood is made anew, because without it a rule of the core does not hold.
-    return {intent.id: intent for intent in kept(rows.intent_in, rows.fetch(connection, query))}
+    return {intent.id: intent for intent in kept(rows.INTENT.read, rows.fetch(connection, query))}
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
@@ -131,7 +133,7 @@ def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
         .where(COOLDOWNS.c.until > instant_out(now - COOLDOWNS_REMEMBERED))
         .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
     )
-    return tuple(kept(rows.cooldown_in, rows.fetch(connection, query)))
+    return tuple(kept(rows.COOLDOWN.read, rows.fetch(connection, query)))
 
 
 def _spending(connection: Connection, now: datetime) -> Spending:

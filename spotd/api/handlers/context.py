@@ -28,7 +28,7 @@ from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.price_recorder import PriceRecorder
 from spotd.daemon.market.provider_entry import ProviderEntry
 from spotd.daemon.wake import WakeEvent
-from spotd.store import AmbiguousJob, JobView, Reads, StateError
+from spotd.store import Reads, StateError
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_providers.contract.provider import Clock, Logger
@@ -152,14 +152,8 @@ def get_job(reads: Reads, job_id: JobId, world: World | None = None) -> Job:
 
 def find_job(reads: Reads, ref: str) -> JobId:
     """Return the one job that the reference means by the API's rule, reading only jobs that could be it."""
-    candidates: dict[JobId, JobView] = {view.id: view for view in reads.active_named(ref)}
-    found = reads.find_job(ref)
-    if isinstance(found, AmbiguousJob):
-        candidates.update({view.id: view for view in found.candidates})
-    elif found is not None:
-        candidates[found.id] = found
     heads = [
         JobHead(id=view.id, name=view.name, is_final=view.state.is_final, order=view.submitted_at.timestamp())
-        for view in candidates.values()
+        for view in reads.jobs_meant_by(ref)
     ]
     return JobId(resolve(ref, heads))

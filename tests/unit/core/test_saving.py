@@ -6,13 +6,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from spotd.core.applied import applied
+from spotd.core.attempts import StopOrder
 from spotd.core.decide import decide
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.world import World
-from spotd.store import rows
+from spotd.store.mapping import from_json
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, report, world_with
 
@@ -72,5 +73,5 @@ def test_an_upload_is_broken_off_when_the_money_for_it_runs_out() -> None:
 
 
 def test_a_stop_order_of_an_older_state_is_read_as_one_that_is_not_prolonged() -> None:
-    order = rows._STOP.loads('{"reason":"cancelled","detail":"","ordered_at":0,"deadline":1}')
+    order = from_json(StopOrder, '{"reason":"cancelled","detail":"","ordered_at":0,"deadline":1}')
     assert (order.limit, order.progress) == (None, "")

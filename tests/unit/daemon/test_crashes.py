@@ -24,6 +24,7 @@ from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.crew import UNITS, Crew
 from tests.unit.daemon.rig import Killed, Rig
 from tests.unit.daemon.shop import Hang, Shop
+from tests.unit.store.reads import intents_of
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +85,7 @@ async def story(rig: Rig) -> None:
     for name in (first, second):
         await rig.until_state(name, JobState.SUCCEEDED)
     await rig.until(lambda: not rig.shop.not_gone())
-    await rig.until(lambda: not rig.store.read(lambda reads: reads.intents_of(first))[-1].is_open)
+    await rig.until(lambda: not rig.store.read(lambda reads: intents_of(reads, first))[-1].is_open)
 
 
 async def live(rig: Rig) -> None:

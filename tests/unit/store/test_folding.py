@@ -18,6 +18,7 @@ from spotd.store import EventView, Folding, Store
 from spotd.store.folding import NEVER_FOLDED, ROUTINE
 from spotd.store.tables import EVENTS
 from tests.unit.store import values as v
+from tests.unit.store.reads import events_of_kind
 
 pytestmark = pytest.mark.long
 
@@ -38,7 +39,7 @@ def kinds(store: Store) -> list[str]:
 
 def lines(store: Store, job: str | None = None) -> list[EventView]:
     """What says which events are gone, of one job or of no one job."""
-    found = store.read(lambda reads: reads.events_of_kind("events.folded"))
+    found = store.read(lambda reads: events_of_kind(reads, "events.folded"))
     return [line for line in found if line.event.job == job]
 
 

@@ -20,11 +20,12 @@ from spotd.core.plan import Event, Plan
 from spotd.core.quotes import Quote
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.store import Store, Tx
-from spotd.store.codec import Codec
 from spotd.store.columns import instant_in, instant_out, words_out
+from spotd.store.mapping import from_json, to_json
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import ProviderName
 from tests.unit.store import values as v
+from tests.unit.store.reads import checkpoints_of, intents_of
 
 pytestmark = pytest.mark.long
 
@@ -85,7 +86,7 @@ def test_any_intent_comes_back_as_it_was(store: Store, item: Intent, owner: Atte
     owner = replace(owner, state=AttemptState.INTENDED)
     item = replace(item, attempt=owner.id, key=owner.key)
     written = v.plan(v.job(owner.id.job, JobState.RUNNING), owner, item)
-    assert after_storing(store, written, lambda tx: tx.intents_of(owner.id.job)) == (item,)
+    assert after_storing(store, written, lambda tx: intents_of(tx, owner.id.job)) == (item,)
 
 
 @EXAMPLES
@@ -118,7 +119,7 @@ def test_a_jobs_checkpoints_are_whatever_was_committed_last(
     def commit_again(tx: Tx) -> tuple[object, object]:
         tx.world(v.POLICY, v.NOW)
         tx.commit(v.plan(v.job(checkpoints=tuple(second))))
-        return tx.checkpoints_of(J1), tx.world(v.POLICY, v.NOW).jobs[J1].checkpoints
+        return checkpoints_of(tx, J1), tx.world(v.POLICY, v.NOW).jobs[J1].checkpoints
 
     written = v.plan(v.job(checkpoints=tuple(first)))
     assert after_storing(store, written, commit_again) == (tuple(second), tuple(second))
@@ -126,20 +127,17 @@ def test_a_jobs_checkpoints_are_whatever_was_committed_last(
 
 @given(value=v.arbitrary(Quote))
 def test_a_quote_survives_its_json(value: Quote) -> None:
-    codec = Codec(Quote)
-    assert codec.loads(codec.dumps(value)) == value
+    assert from_json(Quote, to_json(value)) == value
 
 
 def test_json_with_a_field_of_another_version_is_still_read() -> None:
-    codec = Codec(StopOrder)
-    with_more = codec.dumps(STOP).replace('"detail"', '"unknown":[1],"detail"')
-    assert codec.loads(with_more) == STOP
+    with_more = to_json(STOP).replace('"detail"', '"unknown":[1],"detail"')
+    assert from_json(StopOrder, with_more) == STOP
 
 
 def test_json_that_lacks_a_field_takes_its_default() -> None:
-    codec = Codec(Quote)
-    without = codec.dumps(v.quote()).replace('"extra":{"zone":"a"}', '"unknown":0')
-    assert codec.loads(without).offer.extra == {}
+    without = to_json(v.quote()).replace('"extra":{"zone":"a"}', '"unknown":0')
+    assert from_json(Quote, without).offer.extra == {}
 
 
 @given(one=v.arbitrary(datetime), other=v.arbitrary(datetime))

@@ -22,6 +22,7 @@ from spotd.store import Store
 from spotd.store.tables import COUNTING_WHERE
 from spotd_providers.contract.money import MicroUsd
 from tests.unit.store import values as v
+from tests.unit.store.reads import intents_of
 
 J1 = v.job_id("j1")
 
@@ -37,11 +38,11 @@ def write(store: Store, plan: Plan) -> int:
 
 def is_refused(store: Store, plan: Plan, words: str, error: type[InvariantBroken] = InvariantBroken) -> None:
     """The plan is refused for this reason, and the state is as if nobody had tried."""
-    before = store.read(lambda r: (r.jobs(), r.attempts_of(J1), r.intents_of(J1), r.charges_of(J1), r.last_event()))
+    before = store.read(lambda r: (r.jobs(), r.attempts_of(J1), intents_of(r, J1), r.charges_of(J1), r.last_event()))
     with pytest.raises(error, match=words):
         store.tx(lambda tx: tx.commit(plan))
     assert before == store.read(
-        lambda r: (r.jobs(), r.attempts_of(J1), r.intents_of(J1), r.charges_of(J1), r.last_event())
+        lambda r: (r.jobs(), r.attempts_of(J1), intents_of(r, J1), r.charges_of(J1), r.last_event())
     )
 
 
@@ -214,7 +215,7 @@ def test_a_machine_that_comes_back_is_ended_again(store: Store) -> None:
     order = v.launch_of(v.attempt(), id="terminate:vast::i-1", kind=IntentKind.TERMINATE, ref=v.ref())
     done = replace(order, state=IntentState.DONE)
     commit(store, v.intended_job(), v.plan(order), v.plan(done), v.plan(order))
-    assert order in store.read(lambda r: r.intents_of(J1))
+    assert order in store.read(lambda r: intents_of(r, J1))
 
 
 def test_a_stranger_under_our_label_can_be_ended_although_its_job_is_unknown(store: Store) -> None:

@@ -13,6 +13,7 @@ from spotd.store import Store
 from tests.sim.daemon import Daemon
 from tests.sim.run import run_world
 from tests.sim.worlds import Shape
+from tests.unit.store.reads import costs_by_job
 
 pytestmark = pytest.mark.long
 
@@ -60,5 +61,5 @@ def test_every_plan_of_a_stormy_world_is_stored_as_the_core_expects(daemon_type:
     events = daemon.store.read(lambda r: r.events(limit=1_000_000))
     assert [e.event.kind for e in events] == daemon.told.events
     assert [e.seq for e in events] == list(range(1, len(events) + 1))
-    booked = daemon.store.read(lambda r: {c.subject: c.amount for c in r.costs_by_job()})
+    booked = daemon.store.read(lambda r: {job_id: amount for job_id, amount, _ in costs_by_job(r)})
     assert booked == {job_id: job.spent for job_id, job in daemon.done.items() if job.spent}

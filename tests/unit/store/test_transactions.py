@@ -11,6 +11,7 @@ import pytest
 from spotd.core.states import InvariantBroken, JobState
 from spotd.store import Reads, StateUnavailable, Store, Tx
 from tests.unit.store import values as v
+from tests.unit.store.reads import checkpoints_of
 
 
 def pragma(tx: Reads, name: str) -> object:
@@ -80,7 +81,7 @@ def test_a_plan_that_was_undone_is_written_in_full_the_second_time(store: Store)
     with pytest.raises(ZeroDivisionError):
         store.tx(fail)
     store.tx(lambda tx: tx.commit(saved))
-    assert store.read(lambda r: r.checkpoints_of(v.job_id("j1"))) == (v.checkpoint(),)
+    assert store.read(lambda r: checkpoints_of(r, v.job_id("j1"))) == (v.checkpoint(),)
 
 
 def test_a_job_that_goes_back_to_what_the_world_showed_is_written(store: Store) -> None:

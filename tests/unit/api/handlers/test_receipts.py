@@ -15,6 +15,7 @@ from spotd.store import Store
 from tests.unit.core.builders import MINUTE
 from tests.unit.daemon.rig import Rig
 from tests.unit.store import values as v
+from tests.unit.store.reads import costs_by_day
 
 pytestmark = pytest.mark.anyio
 
@@ -100,7 +101,7 @@ def test_sums_are_what_the_charges_add_up_to(tmp_path: Path) -> None:
     with Store.open(tmp_path / "state.sqlite") as store:
         history(store, 3, 7)
         charges = store.read(lambda r: [c for job in r.jobs() for c in r.charges_of(job.id)])
-        by_day = store.read(lambda r: {c.subject: (c.amount, c.on_demand) for c in r.costs_by_day()})
+        by_day = store.read(lambda r: {day: sums for day, *sums in costs_by_day(r)})
         assert sum(amount for amount, _ in by_day.values()) == sum(c.amount for c in charges) == 210
         costs = store.read(lambda r: r.attempt_costs([job.id for job in r.jobs()]))
         assert {i: (c.amount, c.billed) for i, c in costs.items()} == {

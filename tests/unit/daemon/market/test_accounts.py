@@ -13,6 +13,7 @@ from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.values import InstanceRef, Listing, ProviderName
 from tests.unit.daemon.rig import SHOP, Rig
 from tests.unit.daemon.shop import Shop
+from tests.unit.store.reads import intents_of
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +73,7 @@ async def test_a_machine_of_a_former_account_is_not_forgotten_and_is_named(tmp_p
         assert shop.counts["terminate"] == 0
         words = other_account_words(again.control_loop.state.world, again.policy.current, SHOP)  # type: ignore[union-attr]  # it runs
         assert "m1 (spotd-lab-j1-1) to first" in words
-        intents = again.store.read(lambda reads: reads.intents_of(name))
+        intents = again.store.read(lambda reads: intents_of(reads, name))
         assert any("belongs to the account first" in intent.error for intent in intents)
     shop.used = "first"
     back = learning(again.reborn())
