@@ -113,6 +113,14 @@ def words_of_setback(back: Setback) -> str:
     return f"; {back.idle_launches} launches in a row came to nothing"
 
 
+def words_of_giving_up(job: Job, back: Setback) -> str:
+    """Which bound ended the job: of a job that has saved before, more starts without a word may fail than of others."""
+    allowed, starts = job.spec.retry_starts, back.failed_starts
+    if starts < MUTE_FACTOR * allowed:
+        return f"; {starts} starts in a row failed, [retry] starts allows {allowed}"
+    return f"; {starts} starts in a row failed, {MUTE_FACTOR} times [retry] starts, which is {allowed}"
+
+
 def _starts_allowed(job: Job, item: Attempt, reason: EndReason) -> int:
     mute = reason in _MUTE and item.heartbeat_seen_at is None
     return job.spec.retry_starts * (MUTE_FACTOR if mute and job.checkpoints else 1)

@@ -159,8 +159,8 @@ class BudgetGuard:
                 total += _traffic_to_end(self._world.jobs[item.id.job], item) if is_former else 0
         return total + sum(save for i, save in self._to_save.items() if job in {None, i.job})
 
-    def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str] | None:
-        """Why this launch may not be made now."""
+    def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str, datetime | None] | None:
+        """Why this launch may not be made now, and when its budget begins anew where that is enough."""
         policy = self._world.policy
         needed = self._needed(job, quote.offer, quote.price.total)
         budget = job.budget
@@ -169,7 +169,11 @@ class BudgetGuard:
             if total + needed > budget:
                 why = f"{_used('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
                 why += _traffic_words(job, quote.offer)
-                return VerdictKind.BUDGET_JOB, f"{why}; waits for a lower price, or for spotctl budget {job.name} +USD"
+                return (
+                    VerdictKind.BUDGET_JOB,
+                    f"{why}; waits for a lower price, or for spotctl budget {job.name} +USD",
+                    None,
+                )
         for kind, what, limit, spent, until in (
             (VerdictKind.BUDGET_DAY, "day", policy.budget_day, self._day, "midnight UTC"),
             (VerdictKind.BUDGET_MONTH, "month", policy.budget_month, self._month, "the 1st"),
@@ -177,13 +181,17 @@ class BudgetGuard:
             if limit is None:
                 continue
             why = _used(what, limit, spent)
+            begins = _begins_anew(_subject(kind, limit), self._now)
             if self.is_held(kind, limit):
-                return kind, f"{why}, and machines were stopped for it; waits for {until}, or for a larger budget"
+                why += f", and machines were stopped for it; waits for {until}, or for a larger budget"
+                return kind, why, begins if needed <= limit else None
             if spent + self._promised + needed > limit:
                 why = f"{why}, ${as_usd(self._promised):.4f} promised"
                 if words := _traffic_words(job, quote.offer):
                     why = f"{why}; a launch needs ${as_usd(needed):.4f}{words}"
-                return kind, f"{why}; waits for {until if needed <= limit else 'a larger budget, or less traffic'}"
+                if needed > limit:
+                    return kind, f"{why}; waits for a larger budget, or less traffic", None
+                return kind, f"{why}; waits for {until}", begins
         return None
 
     def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:
@@ -257,13 +265,6 @@ def hold(builder: PlanBuilder, kind: VerdictKind, limit: MicroUsd, why: str) -> 
 def redated_hold(held: Cooldown, now: datetime) -> datetime:
     """When a hold on a budget ends by a clock that was set to `now`: with its day or month, however long that lasts."""
     return min(held.until, _begins_anew(held.subject, now))
-
-
-def renewed_at(kind: VerdictKind, now: datetime) -> datetime | None:
-    """When the budget that this verdict waits for begins anew; `None` where it never does by itself."""
-    if kind not in {VerdictKind.BUDGET_DAY, VerdictKind.BUDGET_MONTH}:
-        return None
-    return _begins_anew(_subject(kind, MicroUsd(0)), now)
 
 
 def _begins_anew(subject: str, now: datetime) -> datetime:

@@ -19,7 +19,7 @@ from typing import Final
 from spotd.core.attempts import Attempt
 from spotd.core.backoff import pause_left
 from spotd.core.billing import words_over_ceiling
-from spotd.core.budgets import BudgetGuard, hold, renewed_at, traffic_of_a_run
+from spotd.core.budgets import BudgetGuard, hold, traffic_of_a_run
 from spotd.core.candidates import (
     RISK_PREMIUM_PPM_MAX,
     TOO_LITTLE_DISK,
@@ -262,7 +262,7 @@ class _Decision:
             if self.budget_guard.refusal(job, agreed) is None:
                 self._launch(job, agreed, accepted, price_max)
                 return
-        self._wait(job, *refusal, renewed_at(refusal[0], self.now), best=chosen, ceiling=ceiling)
+        self._wait(job, *refusal, best=chosen, ceiling=ceiling)
 
     def _with_less_traffic(
         self, job: Job, offers: RequirementKeys, chosen: Quote

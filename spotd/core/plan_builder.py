@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from spotd.core import lineage
 from spotd.core.attempts import Attempt, MachineState
-from spotd.core.backoff import did_start, doubled, has_saved, setback, words_of_setback
+from spotd.core.backoff import did_start, doubled, has_saved, setback, words_of_giving_up, words_of_setback
 from spotd.core.billing_limits import with_limit
 from spotd.core.bounds import COOLDOWN_MAX, span_within
 from spotd.core.charges import Charge
@@ -422,7 +422,7 @@ class PlanBuilder:
             sentence += f"; it failed on {image_errors} machines in a row"
         elif back.gives_up:
             state = JobState.FAILED
-            sentence += f"; {back.failed_starts} starts in a row failed, as many as [retry] starts allows"
+            sentence += words_of_giving_up(job, back)
         elif reason in _NOTHING_BOUGHT and job.started_at is None:
             state = JobState.QUEUED
         if state is JobState.RECOVERING:

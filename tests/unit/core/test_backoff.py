@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from spotd.core.applied import applied
-from spotd.core.backoff import BOUGHT_PER_HOUR_MAX, LAUNCHES_PER_HOUR_MAX
+from spotd.core.backoff import BOUGHT_PER_HOUR_MAX, LAUNCHES_PER_HOUR_MAX, Setback, words_of_giving_up
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, CooldownScope
 from spotd.core.decide import decide
@@ -181,6 +181,15 @@ def test_the_reason_of_the_last_failure_is_in_the_jobs_own() -> None:
     assert plan.jobs[JOB].state is JobState.FAILED
     assert "no value for TOKEN" in plan.jobs[JOB].reason
     assert "[retry] starts" in plan.jobs[JOB].reason
+
+
+@pytest.mark.parametrize(
+    ("failed_starts", "words"),
+    [(5, "5 starts in a row failed, [retry] starts allows 5"), (20, "4 times [retry] starts")],
+)
+def test_the_reason_names_the_bound_that_ended_the_job(failed_starts: int, words: str) -> None:
+    back = Setback(idle_launches=9, failed_starts=failed_starts, not_before=None, gives_up=True)
+    assert words in words_of_giving_up(stage().jobs[JOB], back)
 
 
 def test_lost_secrets_of_one_job_do_not_keep_another_from_its_machine() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from spotd.core.charges import Spending
 from spotd.core.cooldowns import Cooldown, CooldownScope
 from spotd.core.decide import decide
@@ -81,6 +83,15 @@ def test_a_wait_for_the_budget_of_a_day_lasts_until_the_next_day_and_of_a_month_
     month = verdict(job(1), market(offer()), policy=shop_policy(budget_month=MicroUsd(spent)), spent=spent)
     first = (NOW.replace(day=1) + timedelta(days=32)).replace(day=1)
     assert (month.kind, month.until) == (VerdictKind.BUDGET_MONTH, datetime(first.year, first.month, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("budget", ["budget_day", "budget_month"])
+@pytest.mark.parametrize("spent", [0, 1])
+def test_no_time_ends_the_wait_for_a_budget_that_is_smaller_than_a_launch_needs(budget: str, spent: int) -> None:
+    found = verdict(job(1), market(offer()), policy=shop_policy(**{budget: MicroUsd(1)}), spent=spent)
+    assert found.kind in {VerdictKind.BUDGET_DAY, VerdictKind.BUDGET_MONTH}
+    assert "a larger budget" in found.sentence
+    assert found.until is None
 
 
 def test_a_job_that_backs_off_waits_until_its_pause_is_over() -> None:
