@@ -20,14 +20,16 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 from spotd_jobs.pack import pack
 from spotd_providers.local.hosts import Segment, read_ledger, segments
+from spotd_providers.local.server.__main__ import stop as stop_market
 from spotd_providers.local.server.files import find_endpoint
+from tests.e2e.preloaded import Forked
 
 REPO = Path(__file__).resolve().parents[2]
 CRASHABLE = Path(__file__).with_name("crashable.py")
@@ -92,10 +94,12 @@ directory = "{self.market_folder}"
         clock = {"real0": time.time(), "virtual0": virtual0.isoformat(), "scale": scale}
         (folder / "state" / "clock.json").write_text(json.dumps(clock), encoding="utf-8")
         self.api = Daemon(folder / "run" / "spotd.sock")
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         self.starts = 0
         self.environment: dict[str, str] = {}
         """What the daemon finds in its environment besides."""
+        self.fresh = False
+        """The daemon is executed by an interpreter of its own, and not forked (see `preloaded`)."""
 
     # --- the daemon ---
 
@@ -108,10 +112,12 @@ directory = "{self.market_folder}"
             "SPOTD_CRASH_AT": crash_at,
             **self.environment,
         }
-        command = [sys.executable, str(CRASHABLE), "--config", str(self.folder / "config.toml")]
+        arguments = ["--config", str(self.folder / "config.toml")]
         with (self.folder / f"spotd-{self.starts}.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            self.process = (
+                _executed(arguments, environment, log)
+                if self.fresh
+                else Forked(arguments, environment=environment, output=log)
             )
         if wait:
             until(self.ready, what="the daemon to answer", within=120)
@@ -148,13 +154,8 @@ directory = "{self.market_folder}"
 
     def close(self) -> None:
         self.kill()
-        subprocess.run(
-            [sys.executable, "-m", "spotd_providers.local.server", "--dir", str(self.market_folder), "--stop"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
+        if self.market_folder.exists():
+            stop_market(self.market_folder)
 
     # --- jobs ---
 
@@ -259,6 +260,17 @@ directory = "{self.market_folder}"
 
     def _clock(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "state" / "clock.json").read_text()))
+
+
+def _executed(arguments: list[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, str(CRASHABLE), *arguments],
+        env=environment,
+        stdout=log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 @contextmanager

@@ -256,7 +256,7 @@ trap 'cd "$SPOTD_CHECKPOINT_DIR"; mkdir saved; echo x > saved/state; touch saved
 while true; do sleep 0.1; done
 """
 FAST = 600.0
-BUDGET = 1.4
+BUDGET = 0.8
 
 
 def test_a_used_up_budget_of_the_day_saves_and_stops_every_machine(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def without_test_tools(folder: Path) -> Path:
 def idle(folder: Path, *, providers: str, environment: dict[str, str]) -> Iterator[Lab]:
     """A daemon without jobs that shows prices of every provider and has polled on since."""
     with lab(folder / "lab", hosts=providers, market="enabled = false", scale=1.0, poll_s=1.0) as found:
+        found.fresh = True
         found.environment = {**environment, "PYTHONPATH": str(without_test_tools(folder))}
         found.start()
 

@@ -47,6 +47,7 @@ def signal_daemon(found: Lab, number: signal.Signals) -> None:
 
 
 def test_a_stopped_daemon_leaves_the_machine_running_and_the_next_adopts_it(found: Lab, tmp_path: Path) -> None:
+    found.fresh = True
     found.start()
     job = found.submit("net", waits_for(tmp_path / "release"))
     wait_running(found, job)
@@ -143,6 +144,7 @@ def test_the_service_manager_hears_of_start_life_reload_and_stop(found: Lab, tmp
             while not any(word in message.split("\n") for message in heard):
                 heard.append(manager.recv(4096).decode())
 
+        found.fresh = True
         found.environment |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}
         found.start(wait=False)
         hears("READY=1")

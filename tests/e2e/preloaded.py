@@ -1,0 +1,177 @@
+"""Daemon processes that need no second of imports each: forks of one process that has imported everything.
+
+A test that kills the daemon and starts it again pays for what the daemon does, not for reading its modules once more.
+The forked process is the one that an `exec` would have become: a session and a group of its own, its own files,
+environment, arguments, random seeds and signals, and it ends as any process does. What only an `exec` shows (that the
+command starts at all, and what a fresh process holds in memory) is tested with one: `Lab.fresh`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, Final
+
+from tests.e2e import crashable
+
+_MODULES: Final = (
+    "spotd.service.main",
+    "spotd.api.app",
+    "spotd.service.http_server",
+    "spotd_providers.kit.http",
+    "spotd_providers.local.client",
+    "spotd_providers.local.plugin",
+    "spotd_providers.local.provider",
+    "anyio._backends._asyncio",
+    "httpcore",
+    "uvicorn.protocols.http.h11_impl",
+)
+"""What a daemon imports between its start and its first prices."""
+_REQUEST_BYTES_MAX: Final = 1 << 18
+
+
+class Forked:
+    """What `subprocess.Popen` is for a process that another one has forked."""
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], output: IO[bytes]) -> None:
+        """Run `crashable.main` as if it had been executed with these arguments."""
+        self.returncode: int | None = None
+        self._report, theirs = socket.socketpair()
+        request = json.dumps({"argv": list(command), "env": dict(environment)}).encode()
+        assert len(request) < _REQUEST_BYTES_MAX
+        with theirs:
+            socket.send_fds(_preloaded(), [request], [output.fileno(), theirs.fileno()])
+        self.pid = self._read(60.0)
+        assert self.pid, "no daemon was forked"
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal, or `None` while the process runs."""
+        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
+            self.returncode = self._read(0.0)
+            self._report.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        if self.returncode is None and not select.select([self._report], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("the daemon", timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _read(self, within_s: float) -> int:
+        assert select.select([self._report], [], [], within_s)[0], "the preloaded process does not answer"
+        data = self._report.recv(16)
+        assert len(data) == 8, "the preloaded process has ended"
+        return int.from_bytes(data, "big", signed=True)
+
+
+@cache
+def _preloaded() -> socket.socket:
+    """Return the way to the process that forks; it ends when this one does."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.preloaded", str(theirs.fileno())],
+            cwd=Path(__file__).parents[2],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        mine.close()
+        process.wait(10)
+
+    atexit.register(end)
+    return mine
+
+
+def main() -> int:
+    """Fork for each request and report each end, until nobody is left who could ask; a fork becomes the daemon."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()
+    for name in _MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    assert threading.active_count() == 1, "a fork has no other thread"
+    ended, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    reports: dict[int, socket.socket] = {}
+    while True:
+        ready = select.select([requests, ended], [], [])[0]
+        if ended in ready:
+            ended.recv(4096)
+            _report_ends(reports)
+        if requests in ready:
+            data, fds, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 2)
+            if not data:
+                return 0
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for one in (requests, ended, wake, *reports.values()):
+                    one.close()
+                return _become(json.loads(data), *fds)
+            os.close(fds[0])
+            reports[pid] = socket.socket(fileno=fds[1])
+            _send(reports[pid], pid)
+
+
+def _become(request: dict[str, Any], output: int, report: int) -> int:
+    os.close(report)
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    sys.argv = ["crashable.py", *request["argv"]]
+    return crashable.main()
+
+
+def _report_ends(reports: dict[int, socket.socket]) -> None:
+    for pid in list(reports):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            with reports.pop(pid) as report:
+                _send(report, os.waitstatus_to_exitcode(status))
+
+
+def _send(report: socket.socket, number: int) -> None:
+    with suppress(OSError):  # the test does not want to know
+        report.sendall(number.to_bytes(8, "big", signed=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
