@@ -30,7 +30,6 @@ check: $(VENV)/.dev ## lint, types, direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy --allow-untyped-decorators -p tests.unit.store -p tests.unit.config -p tests.unit.history
 	@$(BIN)/lint-imports
 
 format: $(VENV)/.dev ## put the code into its format

@@ -7,11 +7,12 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-import train  # the example's script lies beside this one in the packed workdir
+import train  # type: ignore[import-not-found]  # the example's script lies beside this one in the packed workdir
 
 SAVE_S = float(os.environ.get("SAVE_S", "0"))
 BALLAST = int(os.environ.get("BALLAST", "0"))
@@ -25,7 +26,7 @@ def pause(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def save(state: dict, folder: Path) -> None:
+def save(state: dict[str, Any], folder: Path) -> None:
     """A big file grows slowly under the temporary name before the rest is written and renamed."""
     if BALLAST and not RELEASE.exists():
         tmp = folder / f"tmp-ballast-{state['step']}"

@@ -62,6 +62,10 @@ def bill_usd(spans: list[Segment]) -> float:
     return sum(span.amount(span.end or span.start) for span in spans) / MICRO
 
 
+def _wait_for(found: Lab, due: datetime) -> None:
+    until(lambda: found.now() >= due, what="the next job's day", every=0.1)
+
+
 def assert_receipts_agree(found: Lab) -> None:
     """For every machine: what the daemon says it cost is what the market billed, but for a poll at either end."""
     billed: defaultdict[str, list[Segment]] = defaultdict(list)
@@ -93,7 +97,7 @@ def test_four_jobs_live_through_two_recorded_weeks_of_nine_zones(tmp_path: Path)
         opened = found.now()
         jobs: dict[int, str] = {}
         for number in range(4):
-            until(lambda due=opened + number * ARRIVALS: found.now() >= due, what="the next job's day", every=0.1)
+            _wait_for(found, opened + number * ARRIVALS)
             jobs[number] = found.submit(
                 f"net-{number}",
                 f"{sys.executable} train.py {flags_of(number)} --pace {PACE_S}",

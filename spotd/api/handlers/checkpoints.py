@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -81,7 +81,9 @@ class CheckpointHandlers:
         self._context.log.info("checkpoint.removed", job=job_id, names=[row["name"] for row in removed])
         return removed
 
-    async def verify(self, ref: str, names: Sequence[str], *, every: bool) -> AsyncIterator[VerificationResponse]:
+    async def verify(
+        self, ref: str, names: Sequence[str], *, every: bool
+    ) -> AsyncGenerator[VerificationResponse, None]:
         """Read and compare every byte of these, or of the newest without names.
 
         Raises:
@@ -96,7 +98,9 @@ class CheckpointHandlers:
             async for record in self._verify(job, checkpoint, sound):
                 yield record
 
-    async def _verify(self, job: Job, checkpoint: Checkpoint, sound: set[str]) -> AsyncIterator[VerificationResponse]:
+    async def _verify(
+        self, job: Job, checkpoint: Checkpoint, sound: set[str]
+    ) -> AsyncGenerator[VerificationResponse, None]:
         """One chunk is in memory at a time; `sound` are chunks that were found to be right in this very call."""
         record = VerificationResponse(
             kind="progress",

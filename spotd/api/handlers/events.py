@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
 
 import anyio
@@ -26,7 +26,7 @@ class EventHandlers:
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
-    async def stream(self, query: EventQuery) -> AsyncIterator[EventResponse]:
+    async def stream(self, query: EventQuery) -> AsyncGenerator[EventResponse, None]:
         """Yield the events; with `follow` it never ends by itself."""
         job = None if query.job is None else await self._context.find(query.job)
         names: dict[JobId, str] = {}

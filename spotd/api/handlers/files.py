@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -54,7 +54,7 @@ class FileHandlers:
             warning=source.warning,
         )
 
-    async def content(self, ref: str, checkpoint: str | None, path: str) -> AsyncIterator[bytes]:
+    async def content(self, ref: str, checkpoint: str | None, path: str) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of one of these files, verified.
 
         Raises:
@@ -70,7 +70,7 @@ class FileHandlers:
 
     async def contents(
         self, ref: str, checkpoint: str | None, manifest: str, spans: Sequence[tuple[int, int]]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of many of these files one behind the other, verified; what is no file has none.
 
         Args:
@@ -100,7 +100,7 @@ class FileHandlers:
         except DamagedContent as exc:
             raise ApiUnavailable(str(exc), hint="pull an older checkpoint: spotctl checkpoints JOB") from exc
 
-    async def _pieces(self, entry: Entry) -> AsyncIterator[bytes]:
+    async def _pieces(self, entry: Entry) -> AsyncGenerator[bytes, None]:
         for chunk in entry.chunks:
             yield await self._context.stored(partial(self._piece, entry.path, chunk))
 

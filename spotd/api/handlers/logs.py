@@ -7,7 +7,7 @@ the attempt and that name; a reader who comes back with it goes on right behind 
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -69,7 +69,7 @@ class LogHandlers:
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
-    async def stream(self, ref: str, query: LogQuery) -> AsyncIterator[LogResponse]:
+    async def stream(self, ref: str, query: LogQuery) -> AsyncGenerator[LogResponse, None]:
         """Yield records from where the query begins to the end of what is there, or of the job when it is followed.
 
         The last is of kind `end`.

@@ -158,5 +158,10 @@ def _unchanged_over_beats(path: Path) -> int:
     if not path.exists():
         return 0
     size, seen = path.stat().st_size, {path.stat().st_mtime_ns}
-    until(lambda: seen.add(path.stat().st_mtime_ns) or len(seen) > 3 or path.stat().st_size != size, "more beats")  # type: ignore[func-returns-value]  # adds and looks
+
+    def beats() -> bool:
+        seen.add(path.stat().st_mtime_ns)
+        return len(seen) > 3 or path.stat().st_size != size
+
+    until(beats, "more beats")
     return size if path.stat().st_size == size else 0

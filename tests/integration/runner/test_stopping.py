@@ -196,7 +196,12 @@ def test_renewals_keep_the_lease_and_rewriting_the_same_grant_does_not(tmp_path:
             renewed = rig.renew(renewed)
             until(partial(_took, machine, renewed.issued_at), "the renewal")
         assert machine.process.poll() is None
-        until(lambda: rig.issue(renewed) or machine.process.poll() is not None, "the end of the lease")
+
+        def ended() -> bool:
+            rig.issue(renewed)
+            return machine.process.poll() is not None
+
+        until(ended, "the end of the lease")
         assert outcome(machine) is Outcome.LEASE_EXPIRED
 
 

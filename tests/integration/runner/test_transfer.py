@@ -17,12 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotd_jobs.runner import restore as restoring
 from spotd_jobs.runner import tree
 from spotd_jobs.runner.chunk_index import ChunkIndex
 from spotd_jobs.runner.store import GivenUp
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
-from spotd_jobs.wire.client import files
 from spotd_jobs.wire.client.files import DiskFull
 from spotd_jobs.wire.manifest import AcceptedManifest, parse_manifest, verify_manifest
 from tests.integration.runner.inside import restore_into, runner_grant, store_of, upload_tree
@@ -182,9 +180,9 @@ def test_a_restore_onto_a_disk_that_fills_up_ends_with_that_reason(
 
     with Rig(tmp_path) as rig:
         good = saved(rig, "step-1", b"a" * 200)
-        monkeypatch.setattr(restoring.os, "pwrite", full)
+        monkeypatch.setattr(os, "pwrite", full)
         one = restore_into(rig, tmp_path / "back", [good])
-        one._stopped = lambda: len(tries) > 50  # type: ignore[method-assign]  # so that a fault is no endless loop
+        one._stopped = lambda: len(tries) > 50  # so that a fault is no endless loop
         with pytest.raises(DiskFull, match="before all of it was there"):
             one.run()
     assert _names(tmp_path / "back") == []
@@ -237,7 +235,7 @@ def test_a_full_disk_is_told_once_and_the_upload_goes_on_when_there_is_room(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real_write(descriptor, data)
 
-    monkeypatch.setattr(files.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     with Rig(tmp_path) as rig:
         grant = runner_grant(rig)
         store = store_of(grant)

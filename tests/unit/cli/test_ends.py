@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -24,10 +25,10 @@ from tests.unit.cli.conftest import Ctl
 _RUN = "import sys; from spotd.cli.client import main; sys.exit(main())"
 
 
-def spotctl(*arguments: str, **given: object) -> subprocess.Popen[str]:
+def spotctl(*arguments: str, stdout: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _RUN, *arguments],
-        stdout=given.get("stdout", subprocess.PIPE),  # type: ignore[arg-type]  # passed on as Popen takes it
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )

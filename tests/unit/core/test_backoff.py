@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -71,13 +72,13 @@ def machine(number: int, at: datetime, state: InstanceState = InstanceState.RUNN
     )
 
 
-def ending(cause: ExitCause, **report: object) -> Answer:
+def ending(cause: ExitCause, **report: Any) -> Answer:
     """The machine comes up, its runner ends for this cause, and the machine is gone."""
 
     def answer(world: World, attempt: AttemptId, now: datetime) -> World:
         made = machine(attempt.number, now)
         world = applied(world, launched(world, attempt, made, now))
-        told = HostStatus(attempt=attempt, read_at=now, seq=1, phase="done", exit_cause=cause, **report)  # type: ignore[arg-type]  # fields by name
+        told = HostStatus(attempt=attempt, read_at=now, seq=1, phase="done", exit_cause=cause, **report)
         seen = Listing(instances=(made,), complete=True, at=now)
         world = applied(world, reconcile(world, {SHOP: seen}, {attempt: told}, now))
         gone = Listing(instances=(machine(attempt.number, now, InstanceState.GONE),), complete=True, at=now)
@@ -255,7 +256,7 @@ def test_a_retry_forgets_the_failed_starts() -> None:
 # --- what ends a cool-down before its time ---
 
 
-def provider_offers(*offers: Offer, at: datetime, **seen: datetime) -> MarketSnapshot:
+def provider_offers(*offers: Offer, at: datetime, **seen: Any) -> MarketSnapshot:
     return MarketSnapshot(
         offer_cache={SHOP: ProviderOffers(provider=SHOP, offer_index=build_offer_index(offers), at=at, **seen)}
     )

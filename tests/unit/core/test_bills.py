@@ -157,7 +157,7 @@ def test_an_end_that_cannot_be_changes_nothing(stated: datetime) -> None:
 
 
 def test_a_host_that_beats_keeps_its_meter_running_while_its_provider_is_away() -> None:
-    world = running()
+    world, at = running(), ASLEEP
     for minutes in range(1, 121):
         at = ASLEEP + minutes * MINUTE
         heard = {i: replace(r, read_at=at) for i, r in report(seq=100 + minutes, phase="run").items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,9 @@ def saved(*sizes: int) -> tuple[Checkpoint, ...]:
     )
 
 
-def needing(disk_gb: int = 10, *sizes: int, **changes: object) -> Job:
+def needing(disk_gb: int = 10, *sizes: int, **changes: Any) -> Job:
     wanted = Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),), disk_gb=disk_gb)
-    return replace(job(resources=wanted, checkpoints=saved(*sizes)), **changes)  # type: ignore[arg-type]  # fields by name
+    return replace(job(resources=wanted, checkpoints=saved(*sizes)), **changes)
 
 
 def chosen(owner: Job, *offers: Offer) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ EMPTY = World(policy=shop_policy(), jobs={}, attempts={}, intents={})
 RATE = MicroUsdPerHour(400_000)
 
 
-def stray(**row: object) -> World:
+def stray(**row: Any) -> World:
     row = {"price": RATE, **row}
     found = replace(instance(InstanceState.RUNNING, key="spotd-lab-lost-3"), **row)
     return applied(EMPTY, reconcile(EMPTY, listing(found), {}, NOW))

@@ -24,7 +24,7 @@ from spotd.core.states import AttemptState, EndReason
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGb
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, market, offer, report, shop_policy, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -54,7 +54,8 @@ def limited(world: World, budget: str, usd: float) -> World:
     amount = MicroUsd(int(usd * USD))
     if budget == "job":
         return replace(world, jobs={i: replace(j, budget_set=amount) for i, j in world.jobs.items()})
-    return replace(world, policy=replace(world.policy, **{f"budget_{budget}": amount}))
+    changes: dict[str, Any] = {f"budget_{budget}": amount}
+    return replace(world, policy=replace(world.policy, **changes))
 
 
 def running(gigabytes: float | None, upload: int, **changes: Any) -> World:
@@ -182,7 +183,7 @@ def test_of_several_machines_those_save_that_have_most_to_lose() -> None:
         )
         jobs[owner.id] = owner
         identity = AttemptId(job=owner.id, number=1)
-        others[identity] = replace(the(world), id=identity, key=f"spotd-lab-{owner.id}-1")
+        others[identity] = replace(the(world), id=identity, key=AttemptKey(f"spotd-lab-{owner.id}-1"))
     world = replace(world, jobs=jobs, attempts=others, spending=Spending(by_day={NOW.date(): MicroUsd(6_300_000)}))
     world = limited(world, "day", 9)
     after = applied(world, decide(world, market(), NOW))

@@ -25,7 +25,7 @@ from spotd.core.quarantine import QUARANTINE_MARK, guarded, sound
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
-from spotd_providers.contract.money import MicroUsd
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState, Listing, ProviderName
 from tests.unit.core.builders import INSTALL, NOW, SHOP, instance, job, listing, market, offer, report, world_with
 
@@ -170,7 +170,7 @@ def test_what_is_added_up_over_all_jobs_is_contained_too(what: str) -> None:
     world = replace(
         world,
         jobs={**world.jobs, queued: job(3)},
-        policy=replace(world.policy, budget_day=10**9),
+        policy=replace(world.policy, budget_day=MicroUsd(10**9)),
     )
     plan = decide(world, market(offer()), NOW)
     assert placed(plan) == [queued]
@@ -185,7 +185,7 @@ BROKEN: dict[str, Callable[[World], World]] = {
         world, jobs={**world.jobs, J: replace(world.jobs[J], state=JobState.CANCELLED)}
     ),
     "it carries another key": lambda world: _first(world, key="spotd-lab-other-9"),
-    "it was agreed above its ceiling": lambda world: _first(world, ceiling=1),
+    "it was agreed above its ceiling": lambda world: _first(world, ceiling=MicroUsdPerGpuHour(1)),
     "its job does not count it": lambda world: replace(
         world, jobs={**world.jobs, J: replace(world.jobs[J], attempts_made=0)}
     ),
@@ -220,7 +220,7 @@ def test_a_world_that_breaks_a_rule_is_made_sound_by_ending_what_breaks_it(break
 def test_the_part_of_a_plan_that_breaks_a_rule_is_left_out_and_the_rest_is_done() -> None:
     world = two_jobs()
     good = replace(world.attempts[SECOND], heartbeat_seq=77)
-    bad = replace(world.attempts[FIRST], ceiling=1)
+    bad = replace(world.attempts[FIRST], ceiling=MicroUsdPerGpuHour(1))
     plan = sound(world, Plan(attempts={FIRST: bad, SECOND: good}), NOW)
     assert plan.attempts[SECOND] == good
     assert plan.attempts[FIRST].end_reason is EndReason.QUARANTINED

@@ -21,6 +21,7 @@ from spotd.core.pricing import halted_rate
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, report, shop_policy, world_with
 
@@ -160,7 +161,9 @@ def test_one_empty_list_does_not_end_a_machine_that_no_list_has_shown_yet() -> N
 
 @pytest.mark.parametrize("ours", [A.STARTING, A.RUNNING], ids=str)
 @pytest.mark.parametrize("shown", [(instance(S.PAUSED, loss=Loss.OUTBID),), ()], ids=["paused", "absent"])
-def test_no_machine_is_given_up_without_a_look_at_what_it_wrote(ours: A, shown: tuple[Instance, ...]) -> None:
+def test_no_machine_is_given_up_without_a_look_at_what_it_wrote(
+    ours: AttemptState, shown: tuple[Instance, ...]
+) -> None:
     world = world_with(ours)
     first = reconcile(world, listing(*shown), {}, NOW)
     world = applied(world, first)
@@ -325,7 +328,7 @@ def test_a_machine_sold_in_another_market_than_agreed_is_ended() -> None:
 
 def test_a_price_that_moved_is_booked_from_now_on() -> None:
     world = world_with(A.RUNNING)
-    moved = replace(instance(S.RUNNING), price=250_000)
+    moved = replace(instance(S.RUNNING), price=MicroUsdPerHour(250_000))
     plan = reconcile(world, listing(moved), report(), NOW)
     meter = next(iter(plan.attempts.values())).meter
     assert (meter.rate, meter.settled, meter.since) == (250_000, 66_667, NOW)

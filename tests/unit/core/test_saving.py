@@ -14,6 +14,7 @@ from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.world import World
 from spotd.store.mapping import from_json
+from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, report, world_with
 
@@ -66,7 +67,7 @@ def test_a_stop_for_money_is_not_prolonged() -> None:
 
 def test_an_upload_is_broken_off_when_the_money_for_it_runs_out() -> None:
     world = stopped()
-    world = replace(world, policy=replace(world.policy, budget_day=160_000))
+    world = replace(world, policy=replace(world.policy, budget_day=MicroUsd(160_000)))
     world, at = uploads(world, until=NOW + timedelta(hours=1))
     assert NOW + BASE < at < NOW + timedelta(minutes=20)
     assert world.attempts[FIRST].meter.settled + 0 <= 160_000

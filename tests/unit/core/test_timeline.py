@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -177,9 +179,14 @@ def test_no_instant_of_a_row_is_left_behind() -> None:
             continue
         before = worlds() if state is AttemptState.STOPPING else world_with(state)
         plan = redated(before, 8 * HOUR, NOW)
-        for rows, moved in ((before.jobs, plan.jobs), (before.attempts, plan.attempts), (before.intents, plan.intents)):
-            for identity, row in rows.items():  # type: ignore[attr-defined]  # each is a mapping of its own kind
+        moved: list[tuple[Mapping[Any, Any], Mapping[Any, Any]]] = [
+            (before.jobs, plan.jobs),
+            (before.attempts, plan.attempts),
+            (before.intents, plan.intents),
+        ]
+        for old, new in moved:
+            for identity, row in old.items():
                 for field in fields(row):
-                    was, now = getattr(row, field.name), getattr(moved[identity], field.name)  # type: ignore[index]  # of either mapping
+                    was, now = getattr(row, field.name), getattr(new[identity], field.name)
                     if isinstance(was, datetime):
                         assert now == was + 8 * HOUR, field.name

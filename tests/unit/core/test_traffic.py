@@ -88,9 +88,12 @@ def test_what_was_restored_is_paid_for_once() -> None:
     world = uploading()
     old = replace(saved(1, 80, NOW), attempt=0)
     world = replace(world, jobs={JOB: replace(world.jobs[JOB], checkpoints=(old,))})
-    for minutes, heard in enumerate(
-        ({"restored_bytes": 30 * GB}, {"restored_bytes": 10**18}, {"resumed_from": "step-1"})
-    ):
+    words: list[dict[str, Any]] = [
+        {"restored_bytes": 30 * GB},
+        {"restored_bytes": 10**18},
+        {"resumed_from": "step-1"},
+    ]
+    for minutes, heard in enumerate(words):
         at = NOW + minutes * MINUTE
         told = {i: replace(r, read_at=at) for i, r in report(seq=6 + minutes, **heard).items()}
         world = applied(world, reconcile(world, {}, told, at))

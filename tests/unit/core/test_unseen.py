@@ -16,6 +16,7 @@ from spotd.core.intents import IntentKind, IntentState
 from spotd.core.interruption_credit import machines_in_use
 from spotd.core.metering import spent
 from spotd.core.outcomes import after_restart, launch_unknown
+from spotd.core.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
@@ -94,7 +95,7 @@ def test_an_end_is_not_taken_in_while_the_answer_to_the_launch_is_on_its_way() -
 
 
 def test_a_machine_that_speaks_was_launched_whatever_the_lists_lack() -> None:
-    world = lost_launch(timedelta(hours=1))
+    world, at, plan = lost_launch(timedelta(hours=1)), NOW, Plan()
     for minute in range(30):
         at = NOW + minute * MINUTE
         speaks = {i: replace(r, read_at=at, seq=minute, phase="run") for i, r in report().items()}
@@ -110,7 +111,7 @@ def test_a_machine_that_speaks_was_launched_whatever_the_lists_lack() -> None:
 
 
 def test_a_machine_that_lived_while_spotd_was_away_is_booked_for_as_long_as_it_lived() -> None:
-    world = lost_launch(timedelta(hours=10))
+    world, plan = lost_launch(timedelta(hours=10)), Plan()
     died = NOW - timedelta(hours=9)
     for minute in range(0, 9, 2):
         at = NOW + minute * MINUTE
@@ -138,14 +139,12 @@ def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_st
     other = ProviderName("other")
     rules = replace(world.policy.providers[SHOP], name=other)
     world = replace(world, policy=replace(world.policy, providers={**world.policy.providers, other: rules}))
-    offer_cache = market(offer(), at=late).offer_cache[SHOP]
     cheap = replace(
         market(replace(offer("x"), provider=other), at=late),
         offer_cache={
             other: replace(market(replace(offer("x"), provider=other), at=late).offer_cache[SHOP], provider=other)
         },
     )
-    assert offer_cache
     placed = decide(world, cheap, late + timedelta(seconds=30))
     assert [t.provider for t in placed.intents.values() if t.kind is IntentKind.LAUNCH] == [other]
     found = reconcile(

@@ -121,7 +121,10 @@ def stopped_for_the_day() -> World:
     after = applied(stage, plan)
     queued = replace(after.jobs[JOB], state=JobState.QUEUED)
     return replace(
-        after, attempts={}, jobs={JOB: queued, JobId("j2"): job(2)}, spending=Spending(by_day={NOW.date(): 500_000})
+        after,
+        attempts={},
+        jobs={JOB: queued, JobId("j2"): job(2)},
+        spending=Spending(by_day={NOW.date(): MicroUsd(500_000)}),
     )
 
 

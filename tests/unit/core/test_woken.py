@@ -8,6 +8,7 @@ from datetime import timedelta
 from spotd.core.applied import applied
 from spotd.core.intents import IntentState
 from spotd.core.metering import accrued
+from spotd.core.plan import Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
 from spotd.core.world import World
@@ -43,7 +44,7 @@ def test_a_woken_machine_is_metered_in_full_again() -> None:
 
 
 def test_one_that_goes_on_running_waits_for_the_repetition_like_any_other() -> None:
-    world = paused_and_not_ended_yet()
+    world, plan = paused_and_not_ended_yet(), Plan()
     for seconds in (30, 60):
         at = NOW + timedelta(seconds=seconds)
         plan = reconcile(world, listing(instance(InstanceState.RUNNING), at=at), {}, at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableSequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -56,7 +56,7 @@ class Log:
     """A logger that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
+        self.lines: MutableSequence[dict[str, Any]] = []
 
     def events(self) -> list[str]:
         return [line["event"] for line in self.lines]
@@ -102,7 +102,7 @@ class Rig:
         self.shop = self.shops[0]
         self.log = Log()
         self.crash_at = crash_at
-        self.passed: list[CrashPoint] = []
+        self.passed: MutableSequence[CrashPoint] = []
         self.dead = False
         # In memory, and handed from life to life: what a transaction left undone is rolled back all the same.
         self.store = store or Store.open(":memory:")

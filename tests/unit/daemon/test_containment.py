@@ -12,6 +12,7 @@ from spotd.api.requests import JobQuery
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, InvariantBroken, JobState
+from spotd.daemon.hosts.reader import look_at_news
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.unit.core.builders import job, offer
 from tests.unit.daemon.rig import Rig
@@ -150,7 +151,7 @@ async def test_an_attempt_that_cannot_be_prepared_costs_its_own_job(rig: Rig, mo
 async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     from spotd.daemon.hosts import monitor
 
-    real = monitor.look_at_news
+    real = look_at_news
 
     def look(objects: Any, view: Any, attempt: Any, *args: Any, **kwargs: Any) -> Any:
         if attempt.id.job == "j1":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
@@ -127,6 +128,10 @@ async def test_a_plugin_that_breaks_in_the_middle_of_a_launch_is_treated_as_unkn
     assert "provider.broke_contract" in rig.log.events()
 
 
+def _sold(rig: Rig, machines: int) -> bool:
+    return len(rig.shop.machines) == machines
+
+
 async def test_a_queue_of_jobs_is_not_refused_what_its_own_jobs_bought(rig: Rig) -> None:
     rig.shop.offer_index = [offer(f"o{number}", price=400_000 + number) for number in range(4)]
     rig.shop.sells_once = True
@@ -134,7 +139,7 @@ async def test_a_queue_of_jobs_is_not_refused_what_its_own_jobs_bought(rig: Rig)
         await rig.until(lambda: rig.offer_cache.snapshot().offer_cache[rig.shop.name].offer_index.size == 4)
         for number in range(1, 4):
             await rig.submit(job(number))
-            await rig.until(lambda wanted=number: len(rig.shop.machines) == wanted)
+            await rig.until(partial(_sold, rig, number))
     assert rig.shop.counts["launch"] == 3
 
 
@@ -301,7 +306,7 @@ async def test_a_cancelled_job_is_told_to_save_and_its_machine_ends(rig: Rig) ->
 async def test_a_machine_whose_command_was_seen_running_is_told_at_once_not_to_begin_anew(rig: Rig) -> None:
     async with rig.running():
         name = await rig.submit()
-        await rig.until(lambda: rig.attempts(name) and rig.attempts(name)[0].ref is not None)
+        await rig.until(lambda: any(item.ref is not None for item in rig.attempts(name)))
         assert not rig.grant(name, 1).seen_running
         await rig.until_running(name, 1)
         since = rig.clock.now()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ async def test_after_a_crash_no_machine_is_forgotten_or_doubled_and_every_job_fi
     keys = [request.key for request in shop.requests]
     assert len(keys) == len(set(keys)), "an attempt was launched twice"
     for name in ("first", "second"):
-        view = rig.store.read(lambda reads, name=name: named(reads, name))
+        view = rig.store.read(partial(named, name=name))
         assert [v.state for v in view] == [JobState.SUCCEEDED]
         newest = rig.job(view[0].id).checkpoints[0]
         assert newest.name == f"u{UNITS:03d}"

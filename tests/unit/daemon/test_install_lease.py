@@ -18,7 +18,7 @@ from spotd.core.ids import JobId
 from spotd.core.keys import attempt_key, is_own_key, key_belongs_to, key_parts
 from spotd.daemon.install_lease import FRESH, Holder, InstallTaken, find_lease, lease_key
 from spotd.daemon.lease_keeper import IDENTITIES, LeaseKeeper
-from spotd_jobs.objects.api import StoreError, StoreUnavailable
+from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.values import InstallId
 from spotd_providers.kit.keys import key_of
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 def leasing(
-    rig: Rig, name: str, *, place: str = "", take_over: str = "", objects: FolderStore | None = None
+    rig: Rig, name: str, *, place: str = "", take_over: str = "", objects: ObjectStore | None = None
 ) -> LeaseKeeper:
     """A daemon's hold on the label, over the rig's state and store."""
     me = Holder(words=f"process {name}", places=frozenset({place or name}), nonce=name)
@@ -67,8 +67,9 @@ async def held(rig: Rig, lease: LeaseKeeper) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-def age(objects: FolderStore, span: timedelta) -> None:
+def age(objects: ObjectStore, span: timedelta) -> None:
     """The lease was renewed so long ago, by the store's clock."""
+    assert isinstance(objects, FolderStore)
     found = find_lease(objects, INSTALL)
     assert found is not None
     at = time.time() - span.total_seconds()

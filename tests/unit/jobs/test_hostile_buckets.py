@@ -74,7 +74,7 @@ def test_a_name_that_no_list_of_keys_can_carry_keeps_no_garbage(plain: Bucket, n
         plain.put(key)
     assert f"{DATA}{name}" in plain.names()
     done = sweep(plain.objects, job(attempts_made=1, state=JobState.FAILED), frozenset())
-    assert (plain.names(), done.objects, done.clean) == ([], 3, {AttemptId(job=RUNNING.id.job, number=1)})
+    assert (plain.names(), done.objects, done.clean) == ([], 3, frozenset({AttemptId(job=RUNNING.id.job, number=1)}))
 
 
 def test_a_listing_goes_on_behind_a_key(plain: Bucket) -> None:

@@ -18,7 +18,7 @@ from spotd.core.states import AttemptState, JobState
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.metrics import FILE_BYTES_MAX
 from spotd.daemon.hosts.reader import look
-from spotd_jobs.objects.api import StoreUnavailable
+from spotd_jobs.objects.api import ObjectStore, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import CheckpointPolicy, MetricBest
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
@@ -304,7 +304,7 @@ def test_without_a_metric_no_checkpoint_is_the_best() -> None:
     assert names(kept(job(checkpoints=told, spec={"checkpoint": CheckpointPolicy(keep=1)}), frozenset())) == ["c2"]
 
 
-def of_host(objects: FolderStore, files: dict[str, bytes]) -> Host:
+def of_host(objects: ObjectStore, files: dict[str, bytes]) -> Host:
     """A host that has published one checkpoint of these files."""
     host = Host(objects, AttemptId(job=job().id, number=1))
     host.beat()
@@ -320,7 +320,7 @@ def of_host(objects: FolderStore, files: dict[str, bytes]) -> Host:
     return host
 
 
-def seen(objects: FolderStore, view: HostReader | None = None) -> list[float | None]:
+def seen(objects: ObjectStore, view: HostReader | None = None) -> list[float | None]:
     item = job(spec={"checkpoint": CheckpointPolicy(metric="loss")}, attempts_made=1)
     (running,) = world_with(AttemptState.RUNNING).attempts.values()
     report = look(objects, view or HostReader(), running, item, at=NOW, virtual=lambda at: at)
@@ -374,11 +374,11 @@ class Flaky(FolderStore):
 
     away_for = ""
 
-    def get(self, key: str, *, bytes_max: int) -> bytes:
+    def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
         if self.away_for and key.endswith(self.away_for):
             self.away_for = ""
             raise StoreUnavailable("the checkpoint store is away")
-        return super().get(key, bytes_max=bytes_max)
+        return super().get(key, bytes_max=bytes_max, version=version)
 
 
 def test_a_store_that_goes_away_in_the_middle_of_a_look_makes_no_checkpoint_old_news(rig: Rig) -> None:

@@ -241,7 +241,7 @@ async def test_events_are_told_from_where_the_reader_was(rig: Rig) -> None:
         assert [e["id"] for e in later] == [events[1]["id"]]
         followed = rig.handlers().events.stream(EventQuery(follow=True, after=events[-1]["id"]))
         await rig.handlers().jobs.cancel(job)
-        async with aclosing(followed) as stream:  # type: ignore[type-var]  # a generator behind an iterator's type
+        async with aclosing(followed) as stream:
             assert (await anext(stream))["kind"] == "job.cancelled"
 
 
@@ -255,7 +255,7 @@ async def test_a_job_has_the_use_of_its_gpus_from_the_newest_heartbeat_and_when_
         assert (await rig.handlers().jobs.detail(job))["job"]["gpus"] == []
         host = await rig.until_running(job, 1)
         host.beat("run", gpus=[figures])
-        await rig.until(lambda: getattr(rig.host_monitor.heartbeat(host.attempt), "gpus", None))
+        await rig.until(lambda: bool(getattr(rig.host_monitor.heartbeat(host.attempt), "gpus", None)))
         (shown,) = (await rig.handlers().jobs.detail(job))["job"]["gpus"]
         read_at = rig.host_monitor.heartbeat_at(host.attempt)
         assert read_at is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,7 @@ async def test_a_success_is_run_again_only_if_its_owner_says_so(rig: Rig) -> Non
         assert [r.name for r in rig.grant(name, 2).restore] in (["c1"], [])
         second.outputs("model", b"the model")
         second.exit("succeeded")
-        await rig.until(lambda: rig.job(name).outputs is not None and rig.job(name).outputs.attempt == 2)
+        await rig.until(lambda: (outputs := rig.job(name).outputs) is not None and outputs.attempt == 2)
         assert await content(rig, name) == b"the model"
 
 
@@ -223,8 +224,8 @@ async def test_a_name_that_no_key_can_have_keeps_no_garbage(rig: Rig) -> None:
 
 def test_what_a_store_refuses_to_delete_keeps_nothing_else(tmp_path: Path) -> None:
     class Refusing(FolderStore):
-        def delete(self, keys: object) -> None:  # type: ignore[override]  # any keys
-            if len(list(keys)) > 1:  # type: ignore[call-overload]  # any keys
+        def delete(self, keys: Iterable[str]) -> None:
+            if len(list(keys)) > 1:
                 raise StoreError("one of them is locked")
 
         def delete_listed(self, key: str) -> None:

@@ -71,7 +71,7 @@ async def test_of_many_jobs_the_newest_are_shown_and_all_are_summed(
     some = await rig.handlers().receipts.cost(None)
     assert (whole["more"], some["more"], len(some["receipts"])) == (0, 7, 5)
     for total in ("recoveries", "lost_s"):
-        assert some[total] == whole[total]  # type: ignore[literal-required]  # its own keys
+        assert some[total] == whole[total]
     rig.store.close()
 
 

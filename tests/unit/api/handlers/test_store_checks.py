@@ -16,7 +16,9 @@ pytestmark = pytest.mark.anyio
 class Gullible(FolderStore):
     """A store that would enforce nothing, and therefore gives no grants."""
 
-    def grant_upload(self, prefix: str, *, expires: datetime, size_max: int) -> UploadGrant:
+    def grant_upload(
+        self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
+    ) -> UploadGrant:
         raise GrantsRefused("it accepts an upload outside the prefix that was granted")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd.daemon.hosts.manifests import MISSING_LOOKS_MAX
 from spotd.daemon.hosts.monitor import HostMonitor
-from spotd_jobs.objects.api import ObjectInfo, StoreUnavailable
+from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner import heartbeat
 from spotd_jobs.wire.fields import MARKER_BYTES_MAX, attempt_of_marker
@@ -109,7 +109,7 @@ class Watch:
 _pulses = iter(range(1, 10**9))
 
 
-def put_quickly(objects: FolderStore, key: str, data: bytes) -> Path:
+def put_quickly(objects: ObjectStore, key: str, data: bytes) -> Path:
     """The object is there, without a disk sync."""
     path = Path(objects.presign_get(key, expires=NOW).removeprefix("file://"))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def put_quickly(objects: FolderStore, key: str, data: bytes) -> Path:
     return path
 
 
-def pulse(objects: FolderStore, attempt: AttemptId, news: int) -> None:
+def pulse(objects: ObjectStore, attempt: AttemptId, news: int) -> None:
     """The attempt's beat is written again, at a time that no other has."""
     touch(put_quickly(objects, object_keys.liveness_key(attempt), b"+" * news))
 
@@ -148,6 +148,7 @@ async def test_a_thousand_hosts_without_news_cost_at_most_two_requests_in_a_beat
         put_quickly(watch.objects, object_keys.heartbeat_key(i), Host(watch.objects, i).heartbeat())
     beats, cycles_per_beat = 4, 5
     liveness_checks = 0
+    reports: Mapping[AttemptId, HostStatus] = {}
     for beat in range(beats + 3):
         if beat == 3:  # by then every host was looked at completely, and seen to beat
             watch.objects.asked.clear()
@@ -279,9 +280,11 @@ async def test_how_much_a_quiet_host_wrote_is_counted_all_the_same(tmp_path: Pat
     await watch.settled()
     for _ in range(10):
         watch.host.log(b"x")
-    for _ in range(61):
+    for _ in range(60):
         watch.pulse()
-        found = await watch.look(after_s=10)
+        await watch.look(after_s=10)
+    watch.pulse()
+    found = await watch.look(after_s=10)
     assert found.liveness_check
     assert "more than 5 objects" in found.flood
 

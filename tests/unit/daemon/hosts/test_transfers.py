@@ -68,6 +68,7 @@ def test_later_ones_tell_the_rate_by_what_lies_between_them(beats: Beats) -> Non
 def test_the_rate_is_that_of_the_last_few_heartbeats(beats: Beats) -> None:
     for second in range(10):
         beats(float(second), "restore", restore=restoring(0))
+    at = None
     for second in range(10, 20):
         at = beats(float(second), "restore", restore=restoring((second - 9) * 5 * MB))
     assert at is not None
@@ -133,7 +134,7 @@ async def test_a_followed_log_tells_of_a_transfer_that_takes_a_while(rig: Rig) -
         await rig.until(lambda: rig.attempts(name)[-1].heartbeat_seq == host.seq)
         host.beat("run", up_s=12.0, upload=uploading(10 * MB))
         await rig.until(lambda: rig.attempts(name)[-1].heartbeat_seq == host.seq)
-        seen = []
+        seen: list[str] = []
         async for record in rig.handlers().logs.stream(name, LogQuery(follow=True)):
             if record["kind"] == "transfer" and not seen:
                 seen.append(record["text"])

@@ -21,9 +21,11 @@ from spotd_providers.contract import errors
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, KnowsBalance, ProviderTraits, ReadsLogs
 from spotd_providers.contract.values import (
+    AttemptKey,
     Balance,
     CheckLine,
     Instance,
+    InstanceId,
     InstanceRef,
     InstanceState,
     Launched,
@@ -47,8 +49,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.long]
 HUGE = "x" * 1_000_000
 NAIVE = datetime(2026, 3, 2, 12, 0)  # noqa: DTZ001 - what a careless plugin makes
 BAD_OFFER = replace(offer("b1", price=100_000), provider=BAD)
-BAD_REF = InstanceRef(provider=BAD, instance_id="m1")  # type: ignore[arg-type]  # a NewType
-BAD_MACHINE = Instance(ref=BAD_REF, key="spotd-lab-j-1", state=InstanceState.RUNNING)  # type: ignore[arg-type]  # as above
+BAD_REF = InstanceRef(provider=BAD, instance_id=InstanceId("m1"))
+BAD_MACHINE = Instance(ref=BAD_REF, key=AttemptKey("spotd-lab-j-1"), state=InstanceState.RUNNING)
 
 
 class Nasty(str):
@@ -64,8 +66,8 @@ class Nasty(str):
 class Trap(Offer):
     """An offer whose price cannot be read."""
 
-    @property
-    def gpu_price(self) -> Any:  # type: ignore[override]  # the point
+    @property  # type: ignore[misc]  # a field that is a property is the point
+    def gpu_price(self) -> Any:
         raise RuntimeError("no price")
 
 
@@ -184,7 +186,7 @@ def test_a_machine_is_never_older_than_renting_by_the_hour_nor_born_tomorrow() -
     ("rows", "kept", "complete"),
     [
         pytest.param([BAD_MACHINE, replace(BAD_MACHINE, state=InstanceState.GONE)], 1, True, id="a-row-twice"),
-        pytest.param([BAD_MACHINE, replace(BAD_MACHINE, key="spotd-lab-j-2")], 0, False, id="two-keys"),
+        pytest.param([BAD_MACHINE, replace(BAD_MACHINE, key=AttemptKey("spotd-lab-j-2"))], 0, False, id="two-keys"),
         pytest.param([replace(BAD_MACHINE, ref=replace(BAD_REF, provider=SHOP))], 0, False, id="another-providers"),
         pytest.param([BAD_MACHINE, None, 7, {}], 1, False, id="no-machines"),
     ],
@@ -211,16 +213,18 @@ def test_more_rows_than_any_market_has_are_cut_off_and_said_to_be() -> None:
 
 
 def test_a_row_that_equals_a_known_offer_is_that_offer_whatever_it_is_made_of() -> None:
-    known = {BAD_OFFER.offer_id: BAD_OFFER}
+    known: dict[str, Offer] = {BAD_OFFER.offer_id: BAD_OFFER}
     alike = replace(BAD_OFFER, gpu_price=100_000.0, gpu_count=True)  # type: ignore[arg-type]  # equal, and of other types
     (found,) = plugin_values.offer_page(page(alike), BAD, now=NOW, known=known).offers
     assert found is BAD_OFFER
-    (found,) = plugin_values.offer_page(page(replace(BAD_OFFER, gpu_price=7)), BAD, now=NOW, known=known).offers
+    (found,) = plugin_values.offer_page(
+        page(replace(BAD_OFFER, gpu_price=MicroUsdPerHour(7))), BAD, now=NOW, known=known
+    ).offers
     assert found.gpu_price == 7
 
 
 def test_an_offer_twice_in_one_answer_is_one_offer() -> None:
-    found = plain_offers(page(BAD_OFFER, replace(BAD_OFFER, gpu_price=1)))
+    found = plain_offers(page(BAD_OFFER, replace(BAD_OFFER, gpu_price=MicroUsdPerHour(1))))
     assert [one.gpu_price for one in found.offers] == [100_000]
     assert [one.reason for one in found.rejected] == ["the same offer twice in one answer"]
 
@@ -288,7 +292,7 @@ ANSWERS: Mapping[str, Callable[[], Any]] = {
     "a-wait-in-words": raises(odd_error(retry_after="60")),
     "an-error-that-cannot-be-said": raises(Unspeakable("x")),
     "an-error-that-cannot-be-written": raises(Unclean("x")),
-    "a-price-as-a-float": lambda: page(replace(BAD_OFFER, gpu_price=0.25)),
+    "a-price-as-a-float": lambda: page(replace(BAD_OFFER, gpu_price=0.25)),  # type: ignore[arg-type]  # the point
     "another-providers-offer": lambda: page(offer("o1")),
     "another-providers-machine": lambda: listing(replace(BAD_MACHINE, ref=replace(BAD_REF, provider=SHOP))),
     "an-instant-without-a-zone": lambda: listing(replace(BAD_MACHINE, created_at=NAIVE, notice_at=NAIVE), at=NAIVE),
@@ -337,6 +341,14 @@ class Misbuying(Shop):
         return answer
 
 
+def changed(ref: InstanceRef, **fields: Any) -> InstanceRef:
+    return replace(ref, **fields)
+
+
+def launched(made: Instance, **fields: Any) -> Launched:
+    return Launched(instance=replace(made, **fields))
+
+
 LAUNCHES: Mapping[str, Callable[[Instance], Any]] = {
     "nothing": lambda _: None,
     "a-bare-machine": lambda made: made,
@@ -344,11 +356,11 @@ LAUNCHES: Mapping[str, Callable[[Instance], Any]] = {
     "another-providers-machine": lambda made: Launched(
         instance=replace(made, ref=replace(made.ref, provider=BAD))
     ),
-    "a-machine-without-an-id": lambda made: Launched(instance=replace(made, ref=replace(made.ref, instance_id=None))),
-    "a-machine-with-a-numeric-id": lambda made: Launched(instance=replace(made, ref=replace(made.ref, instance_id=7))),
-    "an-instant-without-a-zone": lambda made: Launched(instance=replace(made, created_at=NAIVE, price=1.5)),
-    "another-key": lambda made: Launched(instance=replace(made, key="spotd-lab-x-9")),
-    "no-key": lambda made: Launched(instance=replace(made, key=None)),
+    "a-machine-without-an-id": lambda made: launched(made, ref=changed(made.ref, instance_id=None)),
+    "a-machine-with-a-numeric-id": lambda made: launched(made, ref=changed(made.ref, instance_id=7)),
+    "an-instant-without-a-zone": lambda made: launched(made, created_at=NAIVE, price=1.5),
+    "another-key": lambda made: launched(made, key="spotd-lab-x-9"),
+    "no-key": lambda made: launched(made, key=None),
     "an-exit": lambda _: raises(SystemExit(1))(),
 }  # fmt: skip
 
@@ -522,8 +534,9 @@ GOOD_TRAITS = ProviderTraits(start_script_bytes_max=4096)
 def test_traits_that_are_none_are_refused(field: str) -> None:
     assert plugin_values.traits(GOOD_TRAITS) is GOOD_TRAITS
     for value in (None, -1, 1.5, float("nan"), timedelta(days=-1), timedelta.max, HUGE, "a\x00"):
+        odd: dict[str, Any] = {field: value}
         with pytest.raises(plugin_values.MalformedValue):
-            plugin_values.traits(replace(GOOD_TRAITS, **{field: value}))
+            plugin_values.traits(replace(GOOD_TRAITS, **odd))
     with pytest.raises(plugin_values.MalformedValue):
         plugin_values.traits(None)
 

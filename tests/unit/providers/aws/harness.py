@@ -151,7 +151,7 @@ class AwsHarness(Harness):
             self.cloud.add_foreign({"spotd:install": str(self.install), "spotd:key": str(key)})
 
     def add_foreign_machines(self) -> Sequence[str]:
-        tags = (
+        tags: tuple[dict[str, str], ...] = (
             {},
             {"spotd:install": f"{self.install}2", "spotd:key": f"spotd-{self.install}2-j0b1-1"},
             {"Name": "my notebook"},

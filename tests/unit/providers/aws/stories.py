@@ -39,6 +39,8 @@ def official(url: str, service: str = "ec2", region: str = "us-east-1", **config
     import boto3
     from botocore.config import Config
 
-    return boto3.session.Session(
+    # The stubs know clients by literal names only.
+    session: Any = boto3.session.Session(
         aws_access_key_id=ACCESS_KEY, aws_secret_access_key="secret", region_name=region
-    ).client(service, endpoint_url=url, config=Config(**config))
+    )
+    return session.client(service, endpoint_url=url, config=Config(**config))

@@ -67,7 +67,7 @@ def test_capacity_that_is_not_there_is_asked_for_once(tmp_path: Path) -> None:
             await provider.launch(h.request(offer))
         assert h.launch_calls() == 1
         other = next(o for o in (await provider.offers(h.query())).offers if o.pool != offer.pool)
-        assert await provider.launch(h.request(other))
+        await provider.launch(h.request(other))
 
     play(tmp_path, story)
 

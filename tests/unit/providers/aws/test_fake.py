@@ -206,8 +206,9 @@ def test_user_data_runs_as_a_process_and_shutting_down_inside_ends_the_machine(h
         return h.cloud.instances[machine].phase is Phase.SHUTTING_DOWN
 
     until(ended)
-    assert h.cloud.instances[machine].reason is not None
-    assert h.cloud.instances[machine].reason[0] == "Client.InstanceInitiatedShutdown"
+    reason = h.cloud.instances[machine].reason
+    assert reason is not None
+    assert reason[0] == "Client.InstanceInitiatedShutdown"
     assert h.cloud.machines.console(machine, lines=5)[0].startswith("hello from")
 
 

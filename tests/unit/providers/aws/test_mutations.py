@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +90,7 @@ def client() -> tuple[Sdk, list[tuple[int, bytes]]]:
 
     def reply(request: Any, **_: Any) -> AWSResponse:
         status, body = said[-1]
-        return AWSResponse(request.url, status, {"content-type": "text/xml"}, Wire(body))
+        return AWSResponse(request.url, status, HTTPHeaders.from_dict({"content-type": "text/xml"}), Wire(body))
 
     sdk._client("ec2", "us-east-1").meta.events.register("before-send.ec2", reply)
     return sdk, said

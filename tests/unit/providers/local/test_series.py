@@ -8,6 +8,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from spotd_providers.local.settings import CsvPrice, FixedPrice, HostSpec, Seede
 MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
 TICK = timedelta(minutes=5)
 DAY = timedelta(days=1)
-CALM = {"spikes": 0, "stock_outs": 0}
+CALM: dict[str, Any] = {"spikes": 0, "stock_outs": 0}
 
 
 def _host(**more: object) -> HostSpec:
@@ -54,9 +55,9 @@ def test_a_restarted_market_tells_the_same_past_and_future() -> None:
 
 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"host": "other"}], ids=["other-seed", "other-host"])
-def test_seed_and_host_each_make_another_series(other: dict[str, object]) -> None:
+def test_seed_and_host_each_make_another_series(other: dict[str, Any]) -> None:
     instants = _ticks(MONDAY, MONDAY + DAY)
-    assert [_seeded().at(i).price for i in instants] != [_seeded(**other).at(i).price for i in instants]  # type: ignore[arg-type] # keyword values differ in type by design
+    assert [_seeded().at(i).price for i in instants] != [_seeded(**other).at(i).price for i in instants]
 
 
 @settings(max_examples=60, deadline=None)

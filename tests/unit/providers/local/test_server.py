@@ -182,7 +182,7 @@ def test_a_server_killed_around_a_launch_forgets_no_machine_and_doubles_none(fol
     async def main() -> None:
         rng = Random(2026)
         async with desk(folder, hosts=[host("kyiv", slots=50)]) as d:
-            outcomes = []
+            outcomes: list[tuple[AttemptKey, InstanceRef | None]] = []
             for number in range(6):
                 request = await d.request(f"spotd-lab-job{number}-1")
 
@@ -369,7 +369,7 @@ def test_reads_survive_a_passing_fault_and_say_so_when_it_does_not_pass(folder: 
         async with desk(folder, clock=live_clock(1000)) as d:
             await d.offer()
             await d.control("/control/faults", {"call": "offers", "status": 503, "times": 2})
-            assert await d.offer()
+            await d.offer()
             await d.control("/control/faults", {"call": "list", "lose": True, "times": 50})
             with pytest.raises(Unavailable):
                 await d.provider.instances()
@@ -459,8 +459,8 @@ def test_the_doctor_says_what_is_wrong(folder: Path) -> None:
             assert not clock.ok
             assert re.search(r"3[56]\d\d s away", clock.detail)
             assert clock.hint
-        broken = {"hosts": [host(spot={"kind": "csv", "path": str(folder / "none.csv")})]}
-        async with desk(folder.parent / "broken", **broken) as d:
+        broken = host(spot={"kind": "csv", "path": str(folder / "none.csv")})
+        async with desk(folder.parent / "broken", hosts=[broken]) as d:
             (market,) = await d.provider.check()
             assert not market.ok
             assert "none.csv" in market.detail

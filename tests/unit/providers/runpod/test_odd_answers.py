@@ -50,7 +50,21 @@ GOOD: dict[str, Any] = {
     "community": True, "price": {"secure": 0.6, "community": 0.4}, "maxCount": {"secure": 8, "community": 8},
     "availability": "HIGH",
 }  # fmt: skip
-ODD_VALUES = [None, "0.2", "", [], {}, -1, 0, float("1e308"), 1e400, True, "\ud800", "x" * 10_000, {"secure": "free"}]
+ODD_VALUES: list[Any] = [
+    None,
+    "0.2",
+    "",
+    [],
+    {},
+    -1,
+    0,
+    float("1e308"),
+    1e400,
+    True,
+    "\ud800",
+    "x" * 10_000,
+    {"secure": "free"},
+]
 
 
 @pytest.mark.parametrize("field", GOOD)

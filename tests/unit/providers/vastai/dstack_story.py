@@ -38,7 +38,7 @@ def seen(compute: backend.VastAICompute, contract: int) -> dict[str, Any]:
 
 def bought(compute: backend.VastAICompute, offer: Any, name: str, script: str, **terms: Any) -> int:
     """One machine, bought as dstack does it."""
-    return compute.api_client.create_instance(
+    contract: int = compute.api_client.create_instance(
         instance_name=name,
         bundle_id=offer.instance_name,
         image_name="python:3.12",
@@ -46,6 +46,7 @@ def bought(compute: backend.VastAICompute, offer: Any, name: str, script: str, *
         disk_size=50,
         **terms,
     )
+    return contract
 
 
 def story(url: str, key: str) -> dict[str, Any]:

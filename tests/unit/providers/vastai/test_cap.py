@@ -220,9 +220,7 @@ def test_a_job_that_names_no_gpu_gets_the_cheapest_with_enough_memory() -> None:
 
 def test_when_nobody_names_a_gpu_one_search_a_market_is_made_and_said_to_be_cut_off() -> None:
     shop = Shop(*asks(500))
-    one = searcher(shop)
-    for _ in range(3):
-        found = polled(one, OfferQuery())
+    found = polled(searcher(shop), OfferQuery(), times=3)
     assert (found.complete, found.whole, len(ids(found))) == (False, frozenset(), 64)
     assert "names a GPU" in found.note
     assert len(shop.bodies) == 6
@@ -246,10 +244,12 @@ def test_many_gpus_are_asked_for_in_turn_within_the_budget_and_shown_for_some_mi
     clock = FakeClock()
     one = searcher(shop, clock)
     query = OfferQuery(gpus=names)
+    polls: list[SearchResult] = []
     for poll in range(4):
         before = len(shop.bodies)
-        found = polled(one, query, clock=clock)
+        polls.append(polled(one, query, clock=clock))
         assert len(shop.bodies) - before <= SEARCHES_PER_POLL, poll
+    found = polls[-1]
     assert {i for i in ids(found) if i >= 5_000} == {5_000 + 100 * n + k for n in range(8) for k in (0, 1)}
     assert not found.complete, "not all of them were asked for in this poll"
     shop.sold = shop.sold[:64]

@@ -57,7 +57,7 @@ GOOD: dict[str, Any] = {
     "dph_total": 0.41, "min_bid": 0.2, "storage_cost": 0.1, "inet_up_cost": 0.0, "inet_down_cost": 0.0,
     "duration": 900_000.0, "verification": "verified", "rentable": True, "cpu_arch": "amd64",
 }  # fmt: skip
-ODD_VALUES = [None, "0.2", "", [], {}, -1, 0, float("1e308"), 1e400, True, "\ud800", "x" * 10_000]
+ODD_VALUES: list[Any] = [None, "0.2", "", [], {}, -1, 0, float("1e308"), 1e400, True, "\ud800", "x" * 10_000]
 
 
 def rows_with(*rows: Any) -> bytes:
