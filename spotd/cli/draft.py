@@ -14,46 +14,13 @@ from typing import Any, Final, Protocol
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
 from spotd_jobs.spec.files import parse_toml, read_toml
+from spotd_jobs.spec.keys import FLAGS
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
 from spotd_jobs.spec.toml_text import line_of
 
 STDIN: Final = "-"
 
-FLAGS: Final[Mapping[str, str]] = {
-    "name": "--name",
-    "run": "the command behind --",
-    "setup": "--setup",
-    "image": "--image",
-    "workdir": "--workdir",
-    "env": "--env",
-    "secrets": "--secret",
-    "outputs": "--outputs",
-    "resources.gpu": "--gpu",
-    "resources.gpu_count": "--gpu-count",
-    "resources.min_vram": "--min-vram",
-    "resources.disk": "--disk",
-    "resources.cpus": "--cpus",
-    "resources.memory": "--memory",
-    "resources.min_cuda": "--min-cuda",
-    "resources.min_reliability": "--min-reliability",
-    "resources.regions": "--region",
-    "resources.providers": "--provider",
-    "resources.market": "--market",
-    "price.max_price": "--max-price",
-    "budget.job": "--budget",
-    "checkpoint.path": "--checkpoint-path",
-    "checkpoint.every": "--every",
-    "checkpoint.keep": "--keep",
-    "checkpoint.metric": "--metric",
-    "checkpoint.best": "--best",
-    "checkpoint.stop_signal": "--stop-signal",
-    "checkpoint.stop_grace": "--stop-grace",
-    "schedule.priority": "--priority",
-    "retry.errors": "--retries",
-    "retry.starts": "--starts",
-}
-"""The flag of each key that has one."""
 _MISSING: Final = "is missing"
 _INDEX: Final = re.compile(r"\[\d+\].*")
 

@@ -16,7 +16,6 @@ from spotd.api.handlers.render import (
     offers_responses,
     passed_over_responses,
     quote_response,
-    spec_response,
     usd,
 )
 from spotd.api.requests import JobQuery
@@ -35,6 +34,7 @@ from spotd.daemon.crash import CrashPoint
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.recovery_survey import survey_one
 from spotd.store import JobView, Reads
+from spotd_jobs.spec.keys import job_file
 
 EVENTS_WITH_WHY: Final = 10
 
@@ -132,7 +132,7 @@ class JobHandlers:
             phase = beat.phase.value if beat is not None else current.phase
         return JobDetailResponse(
             job=self._response(reads, job_id, attempts),
-            spec={} if job is None else spec_response(job.spec),
+            spec={} if job is None else job_file(job.spec),
             code_sha256=None if job is None else job.code_sha256,
             code_bytes=0 if job is None else job.code_bytes,
             priority=0 if job is None else job.spec.priority,

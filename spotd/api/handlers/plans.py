@@ -15,7 +15,6 @@ from spotd.api.handlers.render import (
     passed_over_responses,
     quote_response,
     run_words,
-    spec_response,
     usd,
 )
 from spotd.api.requests import JobRequest
@@ -33,6 +32,7 @@ from spotd.core.requests import submit
 from spotd.core.states import JobState
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
+from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
@@ -140,7 +140,7 @@ def outlook(
     kind = verdict.kind if verdict is not None else VerdictKind.NO_OFFERS
     return PlanResponse(
         name=spec.name,
-        spec=spec_response(spec),
+        spec=job_file(spec),
         run=run_words(spec),
         image=spec.image,
         workdir=spec.workdir,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
 
 from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, GpuResponse, JobResponse, TransferResponse
 from spotd.api.schemas.plans import PassedOverResponse
@@ -24,7 +23,6 @@ from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.store import AttemptView, EventView, JobView
 from spotd_jobs.spec.model import JobSpec
-from spotd_jobs.spec.units import format_duration
 from spotd_providers.contract.money import MicroUsdPerGpuHour, as_usd
 from spotd_providers.contract.values import ProviderName
 
@@ -241,58 +239,3 @@ def run_words(spec: JobSpec) -> str:
     if spec.run[:2] == SHELL and len(spec.run) == 3:
         return spec.run[2]
     return shlex.join(spec.run)
-
-
-def spec_response(spec: JobSpec) -> dict[str, Any]:
-    """Return the job in the shape of a job file, defaults filled in, without keys that have no value."""
-    wanted, rules = spec.resources, spec.checkpoint
-    price = spec.price
-    limit: float | str | None = None
-    if price is not None and price.per_gpu_hour is not None:
-        limit = as_usd(price.per_gpu_hour)
-    elif price is not None and price.machine_hour is not None:
-        limit = f"{as_usd(price.machine_hour):g}/h"
-    return _without_empty(
-        {
-            "name": spec.name,
-            "run": spec.run[2] if spec.run[:2] == SHELL and len(spec.run) == 3 else list(spec.run),
-            "setup": spec.setup,
-            "image": spec.image,
-            "workdir": spec.workdir,
-            "env": dict(spec.env),
-            "secrets": list(spec.secrets),
-            "outputs": list(spec.outputs),
-            "resources": {
-                "gpu": [f"{one.name}:{one.count}" for one in wanted.gpu],
-                "min_vram": None if wanted.min_vram_mb is None else f"{wanted.min_vram_mb}MB",
-                "gpu_count": None if wanted.gpu else wanted.gpu_count,
-                "disk": f"{wanted.disk_gb}GB",
-                "cpus": wanted.cpus,
-                "memory": None if wanted.memory_mb is None else f"{wanted.memory_mb}MB",
-                "min_cuda": wanted.min_cuda,
-                "min_reliability": wanted.min_reliability,
-                "regions": list(wanted.regions),
-                "providers": list(wanted.providers),
-                "market": None if wanted.market is None else wanted.market.value,
-            },
-            "price": {"max_price": limit},
-            "budget": {"job": usd(spec.job_budget)},
-            "checkpoint": {
-                "path": rules.path,
-                "every": None if rules.every is None else format_duration(rules.every),
-                "keep": rules.keep,
-                "metric": rules.metric,
-                "best": None if rules.metric is None else rules.best.value,
-                "settle": format_duration(rules.settle),
-                "stop_signal": rules.stop_signal,
-                "stop_grace": format_duration(rules.stop_grace),
-            },
-            "schedule": {"priority": spec.priority},
-            "retry": {"errors": spec.retry_errors, "starts": spec.retry_starts},
-        }
-    )
-
-
-def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
-    return {key: value for key, value in kept.items() if value is not None and value not in ({}, [])}

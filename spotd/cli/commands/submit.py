@@ -13,7 +13,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
-from spotd.cli.draft import FLAGS, JobDraft, nested, read_draft
+from spotd.cli.draft import JobDraft, nested, read_draft
 from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, output
 from spotd.cli.plan_view import plan_text
@@ -21,6 +21,7 @@ from spotd.cli.secrets import collect
 from spotd.cli.words import count, price, size_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd_jobs.spec.keys import FLAGS, KEYS
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import JobResponse
@@ -50,40 +51,11 @@ class _WithCommand(click.Command):
 
 def _job_options(function: F) -> F:
     """Add the flags that stand for keys of a job file; the parameter's name is the key with `__` for its dot."""
-    number, text = click.INT, click.STRING
-    rows: list[tuple[str, str, Any, bool, str, str]] = [
-        ("--name", "name", text, False, "NAME", "Name of the job."),
-        ("--gpu", "resources__gpu", text, True, "NAME[:N]", "Acceptable GPU and count; may be repeated."),
-        ("--min-vram", "resources__min_vram", text, False, "SIZE", "Any GPU with so much memory, instead of --gpu."),
-        ("--gpu-count", "resources__gpu_count", number, False, "N", "GPUs per machine, with --min-vram."),
-        ("--image", "image", text, False, "IMAGE", "Container image."),
-        ("--max-price", "price__max_price", text, False, "USD", "Ceiling per GPU-hour; 19.20/h for the machine."),
-        ("--budget", "budget__job", text, False, "USD", "Most that the whole job may cost."),
-        ("--disk", "resources__disk", text, False, "SIZE", "Disk of the machine, say 100GB."),
-        ("--cpus", "resources__cpus", number, False, "N", "Least number of CPUs."),
-        ("--memory", "resources__memory", text, False, "SIZE", "Least main memory."),
-        ("--min-cuda", "resources__min_cuda", text, False, "VERSION", "Least CUDA version."),
-        ("--min-reliability", "resources__min_reliability", click.FLOAT, False, "0..1", "Least reliability."),
-        ("--market", "resources__market", text, False, "MARKET", "spot, on-demand or auto; absent: spot where sold."),
-        ("--provider", "resources__providers", text, True, "NAME", "Only this provider; may be repeated."),
-        ("--region", "resources__regions", text, True, "NAME", "Only this region; may be repeated."),
-        ("--workdir", "workdir", text, False, "DIR", "Pack this folder and run there."),
-        ("--setup", "setup", text, False, "COMMAND", "Shell command before the job, on every machine."),
-        ("--outputs", "outputs", text, True, "GLOB", "Files to keep on success; may be repeated."),
-        ("--checkpoint-path", "checkpoint__path", text, False, "PATH", "Where checkpoints appear on the machine."),
-        ("--every", "checkpoint__every", text, False, "SPAN", "How often the job saves, say 15m."),
-        ("--keep", "checkpoint__keep", number, False, "N", "Checkpoints to keep."),
-        ("--metric", "checkpoint__metric", text, False, "NAME", "Number in each checkpoint; the best is kept too."),
-        ("--best", "checkpoint__best", text, False, "WHICH", "lowest or highest value of the metric."),
-        ("--stop-signal", "checkpoint__stop_signal", text, False, "SIGNAL", "Sent before the machine ends."),
-        ("--stop-grace", "checkpoint__stop_grace", text, False, "SPAN", "Time to save after that, say 90s."),
-        ("--priority", "schedule__priority", number, False, "N", "-1000 to 1000."),
-        ("--retries", "retry__errors", number, False, "N", "Tries after failures of the job's own code."),
-        ("--starts", "retry__starts", number, False, "N", "Failed starts in a row that end the job; 5 unless given."),
-    ]  # fmt: skip
-    for flag, name, kind, multiple, metavar, help_text in reversed(rows):
-        option = click.option(flag, name, type=kind, multiple=multiple, metavar=metavar, help=help_text)
-        function = option(function)
+    for key in reversed([key for key in KEYS if key.help]):
+        name = key.path.replace(".", "__")
+        function = click.option(
+            key.flag, name, type=key.type, multiple=key.repeated, metavar=key.metavar, help=key.help
+        )(function)
     return function
 
 

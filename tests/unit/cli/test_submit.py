@@ -11,8 +11,8 @@ import pytest
 
 from spotd.api.errors import OverBudget
 from spotd.cli.commands.submit import submit
-from spotd.cli.draft import FLAGS
 from spotd.store import JobView
+from spotd_jobs.spec.keys import FLAGS
 from tests.unit.api import made_responses, worlds
 from tests.unit.cli.conftest import Ctl
 

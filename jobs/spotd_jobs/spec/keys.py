@@ -1,0 +1,302 @@
+"""Every key of the job file, declared once: where its value goes, how it is read and shown, and the flag for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from spotd_jobs.spec import units
+from spotd_jobs.spec.fields import Convert, Table, bounded, choice, env_name, fraction, integer, kind, shown, text
+from spotd_jobs.spec.model import CheckpointPolicy, GpuAlternative, JobSpec, MarketChoice, MetricBest, Resources
+from spotd_jobs.spec.problems import BadValue, nearest
+
+STOP_SIGNALS: Final = frozenset(
+    {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT", "SIGXCPU"}
+)
+"""Signals a process can catch and that mean something to training frameworks."""
+
+_NAME_PATTERN: Final = r"[a-z0-9][a-z0-9._-]{0,62}"
+_WORD_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_GPU: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*?)\s*(?::\s*(?P<count>[^:]*?)\s*)?")
+GPU_HINT: Final = 'write gpu = ["H100:1", "A100-80GB:1"]: a name, and after a colon how many in one machine'
+_COUNT_MAX: Final = 16
+_RUN: Final = 'run = "python train.py" or run = ["python", "train.py"]'
+_IMAGE: Final = 'image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"'
+_SHELL: Final = ("/bin/sh", "-c")
+_DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """One key of the job file.
+
+    Attributes:
+        path: in the file, as in `checkpoint.keep`.
+        read: gives the converted value of a table's key, and keeps what is wrong with it.
+        flag, metavar, help, type, repeated: of the flag for it. Without a help the command takes it in its own way.
+        field: of `JobSpec`, as in `resources.disk_gb`; the same as `path` where it is empty.
+        show: gives the value as the file has it; `None` or empty where it has none.
+        missing: how to write it, where a job cannot do without.
+    """
+
+    path: str
+    read: Callable[[Table, str], Any]
+    flag: str = ""
+    metavar: str = ""
+    help: str = ""
+    type: type = str
+    repeated: bool = False
+    field: str = ""
+    show: Callable[[JobSpec], Any] | None = None
+    missing: str = ""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The part of `JobSpec` that holds it, empty for the job itself, and its name there."""
+        part, _, name = (self.field or self.path).rpartition(".")
+        return part, name
+
+    def shown(self, spec: JobSpec) -> Any:
+        """Return its value in this job as a job file has it."""
+        if self.show is not None:
+            return self.show(spec)
+        part, name = self.place
+        value = getattr(getattr(spec, part) if part else spec, name)
+        if isinstance(value, timedelta):
+            return units.format_duration(value)
+        if isinstance(value, tuple):
+            return list(value)
+        return value.value if isinstance(value, StrEnum) else value
+
+
+def _one(convert: Convert[Any]) -> Callable[[Table, str], Any]:
+    return lambda table, key: table.take(key, convert, None)
+
+
+def _many(
+    convert: Convert[Any], example: str, *, least: int = 0, most: int = 64, lone: bool = False
+) -> Callable[[Table, str], Any]:
+    return lambda table, key: table.take_list(key, convert, count_min=least, count_max=most, example=example, lone=lone)
+
+
+def _words(example: str) -> Callable[[Table, str], Any]:
+    rule = "may hold only letters, digits, '.', '_' and '-'"
+    return _many(text(length_max=64, example=example, pattern=_WORD_PATTERN, rule=rule), example)
+
+
+def _span(*, least: timedelta = timedelta(0), most: timedelta = _DAY, words: str = "0s and 1d") -> Convert[timedelta]:
+    return bounded(units.parse_duration, least=least, most=most, words=words)
+
+
+def _name(value: object) -> str:
+    rule = "may hold only a-z, 0-9, '.', '_' and '-', must start with a letter or digit and be at most 63 long"
+    if isinstance(value, str) and value.strip() and not re.fullmatch(_NAME_PATTERN, value):
+        slug = re.sub(r"[^a-z0-9._-]+", "-", value.lower()).strip("._-")[:63].rstrip("._-")
+        raise BadValue(f"{shown(value)} {rule}", hint=f'write name = "{slug or "llama-lora"}"')
+    return text(length_max=63, example='name = "llama-lora"')(value)
+
+
+def _run(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return ("/bin/sh", "-c", text(length_max=65_536, example=_RUN)(value))
+    if not isinstance(value, list | tuple):
+        raise BadValue(f"must be text or a list of texts, not {kind(value)}", hint=f"write {_RUN}")
+    if not value:
+        raise BadValue("must not be empty", hint=f"write {_RUN}")
+    for index, part in enumerate(value):
+        if not isinstance(part, str):
+            raise BadValue(
+                f"must hold only texts; entry {index + 1} is {kind(part)}", hint=f'write it in quotes: "{part}"'
+            )
+        if "\0" in part:
+            raise BadValue("must not hold a NUL character", hint=f"write {_RUN}")
+    if not value[0].strip():
+        raise BadValue("must start with the program to run", hint=f"write {_RUN}")
+    if sum(map(len, value)) > 65_536 or len(value) > 1024:
+        raise BadValue("is too long for a command line", hint="put it into a script in the workdir")
+    return tuple(value)
+
+
+def _output(value: object) -> str:
+    example = 'outputs = ["out/**"]'
+    pattern = text(length_max=1024, example=example)(value)
+    if pattern.startswith("/"):
+        raise BadValue(f"{shown(value)} must not start with /", hint=f"name it from the working folder: {example}")
+    if ".." in pattern.split("/"):
+        raise BadValue(f"{shown(value)} must not leave the working folder with ..", hint=f"write {example}")
+    return pattern
+
+
+def _budget(value: object) -> int:
+    amount = units.parse_money(value)
+    if amount == 0:
+        raise BadValue("must be above 0", hint="write job = 120.0, or leave it out for no limit")
+    return amount
+
+
+def _gpu(value: object) -> GpuAlternative:
+    """Return the name and count of `H100:8`; the name is not resolved here.
+
+    Raises:
+        BadValue: not such a text, or a count that no machine has.
+    """
+    if not isinstance(value, str):
+        raise BadValue(f'must be text like "H100:1", not {kind(value)}', hint=GPU_HINT)
+    if swapped := re.fullmatch(r"\s*(\d+)\s*[xX]\s*([A-Za-z].*?)\s*", value):
+        raise BadValue(f"{shown(value)} has the count in front", hint=f'write "{swapped[2]}:{swapped[1]}"')
+    match = _GPU.fullmatch(value) if len(value) <= 80 else None
+    if match is None:
+        raise BadValue(f"{shown(value)} is not a GPU name with a count", hint=GPU_HINT)
+    count = match["count"]
+    if count is None:
+        return GpuAlternative(name=match["name"], count=1)
+    if not re.fullmatch(r"[0-9]{1,4}", count) or not 1 <= int(count) <= _COUNT_MAX:
+        raise BadValue(f'{shown(value)} asks for "{count}" GPUs, not for 1 to {_COUNT_MAX}', hint=GPU_HINT)
+    return GpuAlternative(name=match["name"], count=int(count))
+
+
+def _cuda(value: object) -> str:
+    hint = 'write min_cuda = "12.4", in quotes'
+    if not isinstance(value, str):
+        raise BadValue(f"must be text, not {kind(value)} (12.10 as a number would be 12.1)", hint=hint)
+    if not re.fullmatch(r"[0-9]{1,2}\.[0-9]{1,2}", value):
+        raise BadValue(f"{shown(value)} is not a CUDA version", hint=hint)
+    return value
+
+
+def _checkpoint_path(value: object) -> str:
+    example = 'path = "/workspace/checkpoints", or leave it out to use $SPOTD_CHECKPOINT_DIR'
+    path = text(length_max=4096, example=example)(value)
+    if ".." in path.split("/"):
+        raise BadValue(f"{shown(value)} must not hold ..", hint=f"write {example}")
+    if not path.strip("/."):
+        raise BadValue(f"{shown(value)} holds more than checkpoints", hint=f"write {example}")
+    return path
+
+
+def _stop_signal(value: object) -> str:
+    if isinstance(value, str) and value in STOP_SIGNALS:
+        return value
+    if value in ("SIGKILL", "SIGSTOP"):
+        raise BadValue(f"{value} cannot be caught, so the job could not save", hint='write stop_signal = "SIGTERM"')
+    spelled = str(value).upper()
+    guess = f"SIG{spelled}" if f"SIG{spelled}" in STOP_SIGNALS else nearest(spelled, STOP_SIGNALS)
+    hint = f'did you mean "{guess}"?' if guess else f"write one of {', '.join(sorted(STOP_SIGNALS))}"
+    raise BadValue(f"{shown(value)} is not a signal that a job can be stopped with", hint=hint)
+
+
+def _max_price(spec: JobSpec) -> float | str | None:
+    limit = spec.price
+    if limit is not None and limit.machine_hour is not None:
+        return f"{_dollars(limit.machine_hour):g}/h"
+    return None if limit is None or limit.per_gpu_hour is None else _dollars(limit.per_gpu_hour)
+
+
+def _dollars(amount: int) -> float:
+    return amount / units.MICRO
+
+
+def _megabytes(size: int | None) -> str | None:
+    return None if size is None else f"{size}MB"
+
+
+_SIZE_MB: Final = bounded(units.parse_size_mb, least=1, most=100_000_000, words="1MB and 100TB")
+_SIZE_GB: Final = bounded(units.parse_size_gb, least=1, most=100_000, words="1GB and 100TB")
+
+KEYS: Final = (
+    JobKey("name", _one(_name), "--name", "NAME", "Name of the job.", missing='write name = "llama-lora"'),
+    JobKey("resources.gpu", _many(_gpu, 'gpu = ["H100:1"]', least=1, most=32, lone=True),
+           "--gpu", "NAME[:N]", "Acceptable GPU and count; may be repeated.", repeated=True,
+           show=lambda spec: [f"{one.name}:{one.count}" for one in spec.resources.gpu]),
+    JobKey("resources.min_vram", _one(_SIZE_MB),
+           "--min-vram", "SIZE", "Any GPU with so much memory, instead of --gpu.",
+           field="resources.min_vram_mb", show=lambda spec: _megabytes(spec.resources.min_vram_mb)),
+    JobKey("resources.gpu_count", _one(integer(least=1, most=_COUNT_MAX, example="gpu_count = 1")),
+           "--gpu-count", "N", "GPUs per machine, with --min-vram.", type=int,
+           show=lambda spec: None if spec.resources.gpu else spec.resources.gpu_count),
+    JobKey("image", _one(text(length_max=512, example=_IMAGE, pattern=r"[A-Za-z0-9][A-Za-z0-9._:/@-]*",
+                              rule="is not the name of a container image")),
+           "--image", "IMAGE", "Container image.", missing=f"write {_IMAGE}"),
+    JobKey("price.max_price", _one(units.parse_price),
+           "--max-price", "USD", "Ceiling per GPU-hour; 19.20/h for the machine.", field="price", show=_max_price),
+    JobKey("budget.job", _one(_budget), "--budget", "USD", "Most that the whole job may cost.",
+           field="job_budget", show=lambda spec: None if spec.job_budget is None else _dollars(spec.job_budget)),
+    JobKey("resources.disk", _one(_SIZE_GB), "--disk", "SIZE", "Disk of the machine, say 100GB.",
+           field="resources.disk_gb", show=lambda spec: f"{spec.resources.disk_gb}GB"),
+    JobKey("resources.cpus", _one(integer(least=1, most=4096, example="cpus = 8")),
+           "--cpus", "N", "Least number of CPUs.", type=int),
+    JobKey("resources.memory", _one(_SIZE_MB), "--memory", "SIZE", "Least main memory.",
+           field="resources.memory_mb", show=lambda spec: _megabytes(spec.resources.memory_mb)),
+    JobKey("resources.min_cuda", _one(_cuda), "--min-cuda", "VERSION", "Least CUDA version."),
+    JobKey("resources.min_reliability", _one(fraction(example="min_reliability = 0.98")),
+           "--min-reliability", "0..1", "Least reliability.", type=float),
+    JobKey("resources.market", _one(choice(MarketChoice)),
+           "--market", "MARKET", "spot, on-demand or auto; absent: spot where sold."),
+    JobKey("resources.providers", _words('providers = ["vast"]'),
+           "--provider", "NAME", "Only this provider; may be repeated.", repeated=True),
+    JobKey("resources.regions", _words('regions = ["us-east-1"]'),
+           "--region", "NAME", "Only this region; may be repeated.", repeated=True),
+    JobKey("workdir", _one(text(length_max=4096, example='workdir = "."')),
+           "--workdir", "DIR", "Pack this folder and run there."),
+    JobKey("setup", _one(text(length_max=65_536, example='setup = "pip install -r requirements.txt"')),
+           "--setup", "COMMAND", "Shell command before the job, on every machine."),
+    JobKey("outputs", _many(_output, 'outputs = ["out/**"]'),
+           "--outputs", "GLOB", "Files to keep on success; may be repeated.", repeated=True),
+    JobKey("checkpoint.path", _one(_checkpoint_path),
+           "--checkpoint-path", "PATH", "Where checkpoints appear on the machine."),
+    JobKey("checkpoint.every", _one(_span(least=timedelta(milliseconds=1), most=7 * _DAY, words="1ms and 7d")),
+           "--every", "SPAN", "How often the job saves, say 15m."),
+    JobKey("checkpoint.keep", _one(integer(least=1, most=1000, example="keep = 3")),
+           "--keep", "N", "Checkpoints to keep.", type=int),
+    JobKey("checkpoint.metric", _one(text(length_max=100, example='metric = "eval_loss"')),
+           "--metric", "NAME", "Number in each checkpoint; the best is kept too."),
+    JobKey("checkpoint.best", _one(choice(MetricBest)),
+           "--best", "WHICH", "lowest or highest value of the metric.",
+           show=lambda spec: None if spec.checkpoint.metric is None else spec.checkpoint.best.value),
+    JobKey("checkpoint.stop_signal", _one(_stop_signal), "--stop-signal", "SIGNAL", "Sent before the machine ends."),
+    JobKey("checkpoint.stop_grace", _one(_span()), "--stop-grace", "SPAN", "Time to save after that, say 90s."),
+    JobKey("schedule.priority", _one(integer(least=-1000, most=1000, example="priority = 0")),
+           "--priority", "N", "-1000 to 1000.", type=int, field="priority"),
+    JobKey("retry.errors", _one(integer(least=0, most=100, example="errors = 1")),
+           "--retries", "N", "Tries after failures of the job's own code.", type=int, field="retry_errors"),
+    JobKey("retry.starts", _one(integer(least=1, most=100, example="starts = 5")),
+           "--starts", "N", "Failed starts in a row that end the job; 5 unless given.", type=int, field="retry_starts"),
+    JobKey("run", _one(_run), "the command behind --", missing=f"write {_RUN}",
+           show=lambda spec: spec.run[2] if spec.run[:2] == _SHELL and len(spec.run) == 3 else list(spec.run)),
+    JobKey("env", lambda table, key: table.take_env(key, count_max=256, length_max=32_768), "--env",
+           show=lambda spec: dict(spec.env)),
+    JobKey("secrets", _many(env_name, 'secrets = ["WANDB_API_KEY"]'), "--secret"),
+    JobKey("checkpoint.settle", _one(_span())),
+)  # fmt: skip
+"""In the order in which `spotctl submit --help` lists the flags."""
+
+FLAGS: Final = {key.path: key.flag for key in KEYS if key.flag}
+"""The flag of each key that has one."""
+
+
+_PARTS: Final = {"": JobSpec, "resources": Resources, "checkpoint": CheckpointPolicy}
+
+
+def _model_place(key: JobKey) -> tuple[int, int]:
+    part, name = key.place
+    order = [[one.name for one in fields(model)] for model in (JobSpec, _PARTS[part])]
+    return order[0].index(part or name), order[1].index(name)
+
+
+FILE_ORDER: Final = tuple(sorted(KEYS, key=_model_place))
+"""The keys in the order of the model, in which a job file is read and shown."""
+
+
+def job_file(spec: JobSpec) -> dict[str, Any]:
+    """Return the job in the shape of a job file, defaults filled in, without keys that have no value."""
+    result: dict[str, Any] = {}
+    for key in FILE_ORDER:
+        value = key.shown(spec)
+        if value is not None and value not in ({}, []):
+            table, _, name = key.path.rpartition(".")
+            (result.setdefault(table, {}) if table else result)[name] = value
+    return result
