@@ -55,7 +55,7 @@ REMAINING: Final = {
     "board": 15,
     "boards": 15,
     "book": 25,
-    "books": 10,
+    "books": 8,
     "brain": 2,
     "dearer": 1,
     "glance": 9,
