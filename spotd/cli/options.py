@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
+
+from spotd.cli import stdout
+from spotd.cli.words import clean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +26,15 @@ def output(*choices: str) -> Callable[[F], F]:
         show_default=True,
         help="What to print on stdout.",
     )
+
+
+def show_data(answer: Mapping[str, Any], output: str, ids: Iterable[str] = ()) -> bool:
+    """Print the answer as data, if that was asked for; return whether it was."""
+    if output == JSON:
+        stdout.document(answer)
+    elif output == ID:
+        stdout.write("".join(f"{clean(one)}\n" for one in ids))
+    return output != TABLE
 
 
 def job_argument(function: F) -> F:

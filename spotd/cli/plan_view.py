@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spotd.cli.commands.jobs import gpu_text, where_text
-from spotd.cli.table import Cell, Column, Row
+from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import text as table_text
-from spotd.cli.words import clean, dollars, local_text, price, size_text
+from spotd.cli.words import clean, dollars, gpu_text, price, silence_texts, size_text, where_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.plans import PlanResponse, ResumeSourceResponse
     from spotd.api.schemas.prices import QuoteResponse
 
-_COLUMNS = (
-    Column(title="WHERE", least=8),
-    Column(title="GPU", least=6),
-    Column(title="MARKET", least=4, drop=1),
-    Column(title="GPU$/H", right=True),
-    Column(title="+DISK", right=True),
-    Column(title="+FEE", right=True),
-    Column(title="+TRAFFIC", right=True),
-    Column(title="=$/H", right=True),
-    Column(title="$/GPU-H", right=True),
-    Column(title="BID", right=True, drop=2),
-    Column(title="CEILING", right=True),
-    Column(title="VERDICT", least=8),
+_COLUMNS: Sequence[Column[QuoteResponse]] = (
+    Column("WHERE", where_text, least=8),
+    Column("GPU", gpu_text, least=6),
+    Column("MARKET", lambda quote: quote["market"], least=4, drop=1),
+    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True),
+    Column("+DISK", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True),
+    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True),
+    Column("+TRAFFIC", lambda quote: price(_traffic_usd_h(quote)), right=True),
+    Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True),
+    Column("$/GPU-H", per_gpu_cell, right=True),
+    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=2),
+    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
+    Column("VERDICT", lambda quote: quote["verdict"], least=8),
 )
 
 
@@ -45,13 +45,9 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     lines.append("")
     text = "\n".join(lines) + "\n"
     if plan["candidates"]:
-        rows = [_row(quote) for quote in plan["candidates"]]
-        text += table_text(_COLUMNS, rows, drawn_for=drawn_for, colour=colour) + "\n"
+        text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
     tail = [f"{row['offers']} offers passed over: {row['reason']}" for row in plan["passed_over"]]
-    for provider_offers in plan["boards"]:
-        if provider_offers["error"]:
-            since = "" if provider_offers["at"] is None else f" since {local_text(provider_offers['at'])}"
-            tail.append(f"no prices from {provider_offers['provider']}{since}: {provider_offers['error']}")
+    tail += silence_texts(plan["boards"])
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")
     return text + "".join(f"{clean(line)}\n" for line in tail)
@@ -61,19 +57,5 @@ def _origin_text(origin: ResumeSourceResponse | None) -> str:
     return "" if origin is None else f"from {origin['name']} ({size_text(origin['bytes'])}) of job {origin['job']}"
 
 
-def _row(quote: QuoteResponse) -> Row:
-    terms = quote["breakdown"]
-    return (
-        where_text(quote),
-        gpu_text(quote),
-        quote["market"],
-        price(terms["gpu_usd_h"]),
-        price(terms["storage_usd_h"]),
-        price(terms["fee_usd_h"]),
-        price(terms["upload_usd_h"] + terms["restore_usd_h"]),
-        price(terms["total_usd_h"]),
-        Cell(price(terms["per_gpu_usd_h"]), "green" if quote["fits"] else ""),
-        price(quote["bid_usd_gpu_h"]),
-        price(quote["ceiling_usd_gpu_h"]),
-        quote["verdict"],
-    )
+def _traffic_usd_h(quote: QuoteResponse) -> float:
+    return quote["breakdown"]["upload_usd_h"] + quote["breakdown"]["restore_usd_h"]

@@ -7,30 +7,16 @@ cell here is one line that is padded or cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from spotd.cli import stderr, stdout
-from spotd.cli.words import clean
+from spotd.cli.words import clean, price
 
+T = TypeVar("T")
 _GAP: Final = 2
 _GAP_NARROW: Final = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        least: on a narrow terminal it shrinks down to so many characters; 0 never shrinks.
-        drop: on a still narrower one it is left out, those with the greatest figure first; 0 is never left out.
-    """
-
-    title: str
-    right: bool = False
-    least: int = 0
-    drop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +29,26 @@ class Cell:
 
 
 Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[T]):
+    """A column of a table.
+
+    Attributes:
+        of: what it shows of an item.
+        least: on a narrow terminal it shrinks down to so many characters; 0 never shrinks.
+        drop: on a still narrower one it is left out, those with the greatest figure first; 0 is never left out.
+    """
+
+    title: str
+    of: Callable[[T], str | Cell]
+    right: bool = False
+    least: int = 0
+    drop: int = 0
+
+
+Columns = Sequence[Column[Any]]
 
 SGR: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 """The terminal's code of each style: "select graphic rendition" of ECMA-48."""
@@ -65,8 +71,19 @@ def state_cell(state: str) -> Cell:
     return Cell(state, STATE_STYLE.get(state, ""))
 
 
-def show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """Print the table; columns that found no room are named on stderr."""
+def per_gpu_cell(quote: Mapping[str, Any]) -> Cell:
+    """Return the price of a GPU-hour of a quote, green where the quote fits."""
+    return Cell(price(quote["effective_usd_gpu_h"]), "green" if quote["fits"] else "")
+
+
+def rows_of(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Row]:
+    """Return what the columns show of each item."""
+    return [[column.of(item) for column in columns] for item in items]
+
+
+def show(columns: Sequence[Column[T]], items: Sequence[T]) -> None:
+    """Print the table of the items; columns that found no room are named on stderr."""
+    rows = rows_of(columns, items)
     if not stdout.is_terminal():
         stdout.write(plain(columns, rows))
         return
@@ -76,8 +93,9 @@ def show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
         stderr.note(f"left out for want of room: {', '.join(left_out)}; a wider terminal or -o json shows it")
 
 
-def text(columns: Sequence[Column], rows: Sequence[Row], *, drawn_for: int | None, colour: bool = False) -> str:
-    """Return the table for a terminal of so many columns, or plain where that is `None`."""
+def text(columns: Sequence[Column[T]], items: Sequence[T], *, drawn_for: int | None, colour: bool = False) -> str:
+    """Return the table of the items for a terminal of so many columns, or plain where that is `None`."""
+    rows = rows_of(columns, items)
     if drawn_for is None:
         return plain(columns, rows)
     return fitted(columns, rows, width=drawn_for, colour=colour)[0]
@@ -87,7 +105,7 @@ def _words(cell: str | Cell) -> str:
     return clean(cell.text if isinstance(cell, Cell) else cell) or "-"
 
 
-def plain(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+def plain(columns: Columns, rows: Sequence[Row]) -> str:
     """Return the table as aligned text, never cut, so that a program can read it too."""
     texts = [[column.title for column in columns], *([_words(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(columns))]
@@ -101,7 +119,7 @@ def plain(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def widths_for(columns: Sequence[Column], natural: Sequence[int], *, room: int) -> Mapping[int, int]:
+def widths_for(columns: Columns, natural: Sequence[int], *, room: int) -> Mapping[int, int]:
     """Return the width of each column that is shown, by its place."""
     widths = dict(enumerate(natural))
     while True:
@@ -132,7 +150,7 @@ def _gap(widths: Mapping[int, int], room: int) -> int:
     return _GAP if sum(widths.values()) + _GAP * (len(widths) - 1) <= room else _GAP_NARROW
 
 
-def fitted(columns: Sequence[Column], rows: Sequence[Row], *, width: int, colour: bool) -> tuple[str, tuple[str, ...]]:
+def fitted(columns: Columns, rows: Sequence[Row], *, width: int, colour: bool) -> tuple[str, tuple[str, ...]]:
     """Return the table drawn for a terminal, and the titles of the columns that were left out."""
     from rich.cells import cell_len, set_cell_size
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 NOTHING: Final = "-"
 _MINUTE: Final = 60
@@ -133,6 +134,27 @@ def count(number: int, noun: str) -> str:
     """Return the number with its noun, in the plural where that is due."""
     ending = "" if number == 1 else "ies" if noun.endswith("y") else "s"
     return f"{number} {noun.removesuffix('y') if ending == 'ies' else noun}{ending}"
+
+
+def gpu_text(machine: Mapping[str, Any]) -> str:
+    """Return the GPUs of a job, an attempt or a quote, as a job file would ask for them."""
+    return f"{machine['gpu']}:{machine['gpu_count']}" if machine["gpu"] else NOTHING
+
+
+def where_text(machine: Mapping[str, Any]) -> str:
+    """Return provider and host, as far as there is one."""
+    return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
+
+
+def silence_texts(polls: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each provider whose prices are missing: their absence must not be taken for an answer."""
+    return [
+        f"no prices from {poll['provider']}"
+        + ("" if poll["at"] is None else f" since {local_text(poll['at'])}")
+        + f": {poll['error']}"
+        for poll in polls
+        if poll["error"]
+    ]
 
 
 def instant(text: str | None) -> datetime | None:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, GpuResponse, JobResponse, TransferResponse
 from spotd.api.schemas.plans import PassedOverResponse
-from spotd.api.schemas.prices import BoardResponse, BreakdownResponse, QuoteResponse
+from spotd.api.schemas.prices import BreakdownResponse, PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
 from spotd.api.timestamps import utc_text
 from spotd.core.attempts import Attempt
@@ -214,8 +214,8 @@ def _bids(quote: Quote, ceiling: MicroUsdPerGpuHour | None, headroom_ppm: int) -
     return floor, repriced(quote, placed).price.per_gpu
 
 
-def board_response(provider_offers: ProviderOffers, note: str) -> BoardResponse:
-    return BoardResponse(
+def poll_response(provider_offers: ProviderOffers, note: str) -> PollResponse:
+    return PollResponse(
         provider=provider_offers.provider,
         offers=provider_offers.offer_index.size,
         at=instant(provider_offers.at),
@@ -224,9 +224,9 @@ def board_response(provider_offers: ProviderOffers, note: str) -> BoardResponse:
     )
 
 
-def offers_responses(market: MarketSnapshot, notes: Mapping[ProviderName, str] | None = None) -> list[BoardResponse]:
+def offers_responses(market: MarketSnapshot, notes: Mapping[ProviderName, str] | None = None) -> list[PollResponse]:
     known = notes or {}
-    return [board_response(market.offer_cache[name], known.get(name, "")) for name in sorted(market.offer_cache)]
+    return [poll_response(market.offer_cache[name], known.get(name, "")) for name in sorted(market.offer_cache)]
 
 
 def passed_over_responses(rows: Iterable[tuple[str, int]]) -> list[PassedOverResponse]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from spotd.api.schemas.prices import BoardResponse, QuoteResponse
+from spotd.api.schemas.prices import PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
 
 
@@ -50,7 +50,7 @@ class PlanResponse(TypedDict):
     resume_from: ResumeSourceResponse | None
     candidates: list[QuoteResponse]
     passed_over: list[PassedOverResponse]
-    boards: list[BoardResponse]
+    boards: list[PollResponse]
     fits: bool
     verdict_kind: str
     verdict: str
@@ -77,5 +77,5 @@ class WhyResponse(TypedDict):
     ceiling_usd_gpu_h: float | None
     best: QuoteResponse | None
     passed_over: list[PassedOverResponse]
-    boards: list[BoardResponse]
+    boards: list[PollResponse]
     events: list[EventResponse]

@@ -50,7 +50,7 @@ class QuoteResponse(TypedDict):
     at: str
 
 
-class BoardResponse(TypedDict):
+class PollResponse(TypedDict):
     """The last poll of one provider. `error` is empty while it answers; `at` is when offers last came.
 
     `note` states what is odd about a provider that answers: slowly, or with nonsense; empty if nothing is.
@@ -67,7 +67,7 @@ class PricesResponse(TypedDict):
     """Quotes, cheapest effective price per GPU first, and the providers they come from. `more`: the limit cut some."""
 
     quotes: list[QuoteResponse]
-    boards: list[BoardResponse]
+    boards: list[PollResponse]
     more: bool
 
 

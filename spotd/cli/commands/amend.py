@@ -9,7 +9,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
 from spotd.cli.words import clean, dollars
 from spotd.client.daemon import Daemon
 
@@ -39,11 +39,7 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
         ref = job["id"]
     answer = daemon.set_budget(ref, amount)
     changed: JobResponse = answer["job"]
-    if output == JSON:
-        stdout.document(answer)
-    elif output == ID:
-        stdout.line(changed["id"])
-    else:
+    if not show_data(answer, output, [changed["id"]]):
         detail = daemon.job(changed["id"])
         money = f"may cost {dollars(detail['budget_usd'])} in all, {dollars(changed['spent_usd'])} of it is spent"
         stdout.line(
@@ -78,11 +74,7 @@ def forget(*, machine: str, yes: bool, output: str) -> int | None:
     answer = Daemon().forget(machine)
     gone: ForgottenResponse = answer["forgotten"]
     name = gone["machine"] or gone["key"]
-    if output == JSON:
-        stdout.document(answer)
-    elif output == ID:
-        stdout.line(clean(name))
-    else:
+    if not show_data(answer, output, [name]):
         owner = "" if gone["job"] is None else f", attempt {gone['attempt']} of job {gone['job']}"
         stdout.line(clean(f"{name} at {gone['provider']}{owner} is given up"))
     return None

@@ -11,7 +11,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
 from spotd.cli.words import NOTHING, clean, count, local_text, size_text
@@ -21,21 +21,25 @@ if TYPE_CHECKING:
     from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
 
 ACTIONS: Final = ("list", "verify", "pull", "pin", "unpin", "rm")
-_COLUMNS = (
-    Column(title="NAME", least=10),
-    Column(title="STEP", right=True),
-    Column(title="SIZE", right=True),
-    Column(title="BY", right=True),
-    Column(title="METRIC", right=True, drop=1),
-    Column(title="KEPT", least=4),
-    Column(title="AT"),
+_COLUMNS: Sequence[Column[KeptCheckpointResponse]] = (
+    Column("NAME", lambda row: row["name"], least=10),
+    Column("STEP", lambda row: NOTHING if row["step"] is None else str(row["step"]), right=True),
+    Column("SIZE", lambda row: size_text(row["bytes"]), right=True),
+    Column("BY", lambda row: str(row["attempt"]) if row["attempt"] else f"job {row['job']}", right=True),
+    Column("METRIC", lambda row: NOTHING if row["metric"] is None else f"{row['metric']:.6g}", right=True, drop=1),
+    Column("KEPT", lambda row: ", ".join(_reasons_to_keep(row)) or NOTHING, least=4),
+    Column("AT", lambda row: local_text(row["at"])),
 )
-_VERIFIED_COLUMNS = (
-    Column(title="NAME", least=10),
-    Column(title="BY", right=True),
-    Column(title="READ", right=True),
-    Column(title="FOUND", least=10),
+_VERIFIED_COLUMNS: Sequence[Column[VerificationResponse]] = (
+    Column("NAME", lambda row: row["name"], least=10),
+    Column("BY", lambda row: str(row["attempt"] or NOTHING), right=True),
+    Column("READ", lambda row: size_text(row["bytes_done"]), right=True),
+    Column("FOUND", lambda row: _finding(row), least=10),
 )
+
+
+def _reasons_to_keep(row: KeptCheckpointResponse) -> list[str]:
+    return [word for word, holds in (("pinned", row["pinned"]), ("best", row["best"])) if holds]
 
 
 @click.command()
@@ -110,27 +114,12 @@ def _refuse_strays(
 def _list(ref: str, output: str) -> None:
     answer = Daemon().checkpoints(ref)
     rows: list[KeptCheckpointResponse] = answer["checkpoints"]
-    if output == JSON:
-        stdout.document(answer)
-    elif output == ID:
-        stdout.write("".join(f"{clean(row['name'])}\n" for row in rows))
-    elif rows:
-        show_table(_COLUMNS, [_row(row) for row in rows])
+    if show_data(answer, output, [row["name"] for row in rows]):
+        return
+    if rows:
+        show_table(_COLUMNS, rows)
     else:
         stderr.note("no checkpoint yet")
-
-
-def _row(row: KeptCheckpointResponse) -> tuple[str, ...]:
-    kept = [word for word, holds in (("pinned", row["pinned"]), ("best", row["best"])) if holds]
-    return (
-        row["name"],
-        NOTHING if row["step"] is None else str(row["step"]),
-        size_text(row["bytes"]),
-        str(row["attempt"]) if row["attempt"] else f"job {row['job']}",
-        NOTHING if row["metric"] is None else f"{row['metric']:.6g}",
-        ", ".join(kept) or NOTHING,
-        local_text(row["at"]),
-    )
 
 
 def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
@@ -149,13 +138,10 @@ def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
             if shape["kind"] == "verified":
                 unfinished, done = "", 0
                 verified.append(shape)
-    if output == JSON:
-        rows = [{key: value for key, value in row.items() if key not in {"schema", "kind"}} for row in verified]
-        stdout.document({"schema": 1, "ok": not unfinished and all(row["ok"] for row in verified), "verified": rows})
-    elif output == ID:
-        stdout.write("".join(f"{clean(row['name'])}\n" for row in verified if row["ok"]))
-    elif verified:
-        show_table(_VERIFIED_COLUMNS, [_verified_row(row) for row in verified])
+    rows = [{key: value for key, value in row.items() if key not in {"schema", "kind"}} for row in verified]
+    answer = {"schema": 1, "ok": not unfinished and all(row["ok"] for row in verified), "verified": rows}
+    if not show_data(answer, output, [row["name"] for row in verified if row["ok"]]) and verified:
+        show_table(_VERIFIED_COLUMNS, verified)
     if unfinished:
         raise CommandFailed(
             f"the daemon ended before it had read all of {unfinished}",
@@ -169,9 +155,8 @@ def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
     return ExitCode.JOB_FAILED if damaged else ExitCode.OK
 
 
-def _verified_row(row: VerificationResponse) -> tuple[str | Cell, ...]:
-    found = Cell("every byte is what was saved", "green") if row["ok"] else Cell(_problem_text(row), "red")
-    return row["name"], str(row["attempt"] or NOTHING), size_text(row["bytes_done"]), found
+def _finding(row: VerificationResponse) -> Cell:
+    return Cell("every byte is what was saved", "green") if row["ok"] else Cell(_problem_text(row), "red")
 
 
 def _problem_text(row: VerificationResponse) -> str:
@@ -192,9 +177,5 @@ def _remove(ref: str, names: Sequence[str], *, yes: bool, output: str) -> int | 
 
 def _show_changed(answer: dict[str, Any], output: str, words: str) -> None:
     rows: list[KeptCheckpointResponse] = answer["checkpoints"]
-    if output == JSON:
-        stdout.document(answer)
-    elif output == ID:
-        stdout.write("".join(f"{clean(row['name'])}\n" for row in rows))
-    else:
+    if not show_data(answer, output, [row["name"] for row in rows]):
         stdout.write("".join(f"{clean(row['name'])} ({size_text(row['bytes'])}) is {words}\n" for row in rows))

@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.commands.jobs import gpu_text, where_text
-from spotd.cli.options import JSON, TABLE, output
-from spotd.cli.table import Column, Row, state_cell
+from spotd.cli.options import JSON, TABLE, output, show_data
+from spotd.cli.table import Column, state_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, count, dollars, local_text, money, price, size_text, span_text
+from spotd.cli.words import (
+    NOTHING,
+    clean,
+    count,
+    dollars,
+    gpu_text,
+    local_text,
+    money,
+    price,
+    size_text,
+    span_text,
+    where_text,
+)
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
@@ -24,27 +35,27 @@ if TYPE_CHECKING:
         ReceiptResponse,
     )
 
-_JOB_COLUMNS = (
-    Column(title="ID"),
-    Column(title="NAME", least=8),
-    Column(title="STATE"),
-    Column(title="SPENT", right=True),
-    Column(title="ON-DEMAND", right=True),
-    Column(title="SAVED", right=True),
-    Column(title="RECOV", right=True),
-    Column(title="LOST", right=True),
+_JOB_COLUMNS: Sequence[Column[ReceiptResponse]] = (
+    Column("ID", lambda receipt: receipt["id"]),
+    Column("NAME", lambda receipt: receipt["name"], least=8),
+    Column("STATE", lambda receipt: state_cell(receipt["state"])),
+    Column("SPENT", lambda receipt: money(receipt["spent_usd"]), right=True),
+    Column("ON-DEMAND", lambda receipt: money(receipt["on_demand_usd"]), right=True),
+    Column("SAVED", lambda receipt: money(receipt["saved_usd"]), right=True),
+    Column("RECOV", lambda receipt: str(receipt["recoveries"]), right=True),
+    Column("LOST", lambda receipt: span_text(receipt["lost_s"]), right=True),
 )
-_ATTEMPT_COLUMNS = (
-    Column(title="TRY", right=True),
-    Column(title="WHERE", least=10),
-    Column(title="GPU", least=6, drop=1),
-    Column(title="MARKET", least=4, drop=3),
-    Column(title="FROM", drop=4),
-    Column(title="RAN", right=True),
-    Column(title="$/H", right=True),
-    Column(title="SPENT", right=True),
-    Column(title="ON-DEMAND", right=True),
-    Column(title="END", least=8),
+_ATTEMPT_COLUMNS: Sequence[Column[AttemptCostResponse]] = (
+    Column("TRY", lambda line: str(line["attempt"]), right=True),
+    Column("WHERE", where_text, least=10),
+    Column("GPU", gpu_text, least=6, drop=1),
+    Column("MARKET", lambda line: line["market"], least=4, drop=3),
+    Column("FROM", lambda line: local_text(line["started_at"]), drop=4),
+    Column("RAN", lambda line: span_text(line["seconds"]), right=True),
+    Column("$/H", lambda line: price(line["effective_usd_h"]), right=True),
+    Column("SPENT", lambda line: money(line["spent_usd"]), right=True),
+    Column("ON-DEMAND", lambda line: money(line["on_demand_usd"]), right=True),
+    Column("END", lambda line: line["reason"] or ("runs" if line["ended_at"] is None else NOTHING), least=8),
 )
 
 
@@ -54,17 +65,16 @@ _ATTEMPT_COLUMNS = (
 def cost(*, ref: str | None, output: str) -> None:
     """What one job cost, attempt by attempt, or what all of them did; and what on-demand would have cost."""
     answer = Daemon().cost(ref)
-    if output == JSON:
-        stdout.document(answer)
+    if show_data(answer, output):
         return
     shape: CostResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     if ref is not None and shape["receipts"]:
-        show_receipt(shape["receipts"][0])
+        _show_receipt(shape["receipts"][0])
         return
     if not shape["receipts"]:
         stderr.note("nothing was spent yet")
     else:
-        show_table(_JOB_COLUMNS, [_job_row(receipt) for receipt in shape["receipts"]])
+        show_table(_JOB_COLUMNS, shape["receipts"])
         stdout.line("")
         if shape.get("more", 0):
             older = count(shape["more"], "older job")
@@ -72,7 +82,7 @@ def cost(*, ref: str | None, output: str) -> None:
         stdout.line(
             f"total: spent {dollars(shape['spent_usd'])}, on demand {dollars(shape['on_demand_usd'])}, "
             f"saved {dollars(shape['saved_usd'])}{_percent(shape['saved_usd'], shape['on_demand_usd'])}, "
-            f"{count(shape['recoveries'], 'recovery')}, {minutes(shape['lost_s'])} lost"
+            f"{count(shape['recoveries'], 'recovery')}, {_minutes(shape['lost_s'])} lost"
         )
     for stray in shape.get("strays", []):
         machines = count(stray["machines"], "machine")
@@ -80,7 +90,7 @@ def cost(*, ref: str | None, output: str) -> None:
     _show_budgets(shape["budgets"])
 
 
-def show_receipt(receipt: ReceiptResponse) -> None:
+def _show_receipt(receipt: ReceiptResponse) -> None:
     """Print the receipt of one job."""
     saved, on_demand = receipt["saved_usd"], receipt["on_demand_usd"]
     facts = [
@@ -90,7 +100,7 @@ def show_receipt(receipt: ReceiptResponse) -> None:
         ("on demand", f"{dollars(on_demand)} for the same hours on the same hardware"),
         ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
         ("recoveries", str(receipt["recoveries"])),
-        ("lost", f"{minutes(receipt['lost_s'])} of work repeated after losses"),
+        ("lost", f"{_minutes(receipt['lost_s'])} of work repeated after losses"),
     ]  # fmt: skip
     facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
     facts += [("traffic", _traffic_text(line)) for line in receipt["attempts"] if line.get("traffic_usd", 0) > 0]
@@ -99,24 +109,7 @@ def show_receipt(receipt: ReceiptResponse) -> None:
     stdout.write("".join(f"{key + ':':<12}{value}\n" for key, value in facts))
     if receipt["attempts"]:
         stdout.line("")
-        show_table(
-            _ATTEMPT_COLUMNS,
-            [
-                (
-                    str(line["attempt"]),
-                    where_text(line),
-                    gpu_text(line),
-                    line["market"],
-                    local_text(line["started_at"]),
-                    _ran(line),
-                    price(line["effective_usd_h"]),
-                    money(line["spent_usd"]),
-                    money(line["on_demand_usd"]),
-                    line["reason"] or ("runs" if line["ended_at"] is None else NOTHING),
-                )
-                for line in receipt["attempts"]
-            ],
-        )
+        show_table(_ATTEMPT_COLUMNS, receipt["attempts"])
 
 
 def _free_text(line: AttemptCostResponse) -> str:
@@ -136,30 +129,13 @@ def _fallback_text(one: FallbackResponse) -> str:
     return clean(f"attempt {one['attempt']} began {began}: {one['name']} could not be restored ({one['reason']})")
 
 
-def _ran(line: AttemptCostResponse) -> str:
-    return span_text(line["seconds"])
-
-
-def minutes(seconds: float) -> str:
+def _minutes(seconds: float) -> str:
     """Return a loss of time in minutes, the unit of a receipt."""
     return f"{seconds / 60:.1f} minutes"
 
 
 def _percent(saved: float, on_demand: float) -> str:
     return f" ({100 * saved / on_demand:.0f} %)" if on_demand > 0 else ""
-
-
-def _job_row(receipt: ReceiptResponse) -> Row:
-    return (
-        receipt["id"],
-        receipt["name"],
-        state_cell(receipt["state"]),
-        money(receipt["spent_usd"]),
-        money(receipt["on_demand_usd"]),
-        money(receipt["saved_usd"]),
-        str(receipt["recoveries"]),
-        span_text(receipt["lost_s"]),
-    )
 
 
 def _show_budgets(budgets: Sequence[BudgetResponse]) -> None:

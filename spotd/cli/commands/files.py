@@ -11,7 +11,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
-from spotd.cli.options import JSON, TABLE, job_argument, output
+from spotd.cli.options import JSON, TABLE, job_argument, output, show_data
 from spotd.cli.pulling import choose, pull_into
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
@@ -19,9 +19,12 @@ from spotd.cli.words import clean, count, size_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.files import FilesResponse
+    from spotd.api.schemas.files import FileResponse, FilesResponse
 
-_FILE_COLUMNS = (Column(title="PATH", least=20), Column(title="SIZE", right=True))
+_FILE_COLUMNS: Sequence[Column[FileResponse]] = (
+    Column("PATH", lambda entry: entry["path"], least=20),
+    Column("SIZE", lambda entry: size_text(entry["bytes"]), right=True),
+)
 
 
 @click.command()
@@ -68,10 +71,8 @@ def fetch(
     files = [shape["files"][place] for place in places]
     code = _code_of(shape)
     if list_only:
-        if output == JSON:
-            stdout.document({**answer, "files": files})
-        else:
-            show_table(_FILE_COLUMNS, [(entry["path"], size_text(entry["bytes"])) for entry in files])
+        if not show_data({**answer, "files": files}, output):
+            show_table(_FILE_COLUMNS, files)
         return code
     if folder is None:
         folder = Path(daemon.job(shape["id"])["job"]["name"])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
-from spotd.cli.options import ID, JSON, TABLE, output
-from spotd.cli.table import Cell, Column, Row
+from spotd.cli.options import ID, JSON, TABLE, output, show_data
+from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
 from spotd.cli.words import NOTHING, clean, count, seconds_between, short_span
 from spotd.client.daemon import Daemon
@@ -18,18 +19,33 @@ from spotd.client.errors import DaemonUnreachable
 if TYPE_CHECKING:
     from spotd.api.schemas.health import CheckResponse, DoctorResponse, ProviderResponse, ReconcileResponse
 
-_PROVIDER_COLUMNS = (
-    Column(title="PROVIDER"),
-    Column(title="HEALTH"),
-    Column(title="OFFERS", right=True),
-    Column(title="MACHINES", right=True),
-    Column(title="POLLED", right=True),
-    Column(title="REQ/H", right=True, drop=3),
-    Column(title="REQ/MIN", right=True, drop=4),
-    Column(title="FEE", right=True, drop=1),
-    Column(title="CAN", least=8, drop=2),
-    Column(title="DETAIL", least=10),
-)
+
+def _columns(now: str) -> Sequence[Column[ProviderResponse]]:
+    return (
+        Column("PROVIDER", lambda row: row["name"]),
+        Column("HEALTH", _health),
+        Column("OFFERS", lambda row: str(row["offers"]), right=True),
+        Column("MACHINES", lambda row: str(row["machines"]), right=True),
+        Column("POLLED", lambda row: _polled(row, now), right=True),
+        Column("REQ/H", lambda row: str(row["requests_h"]), right=True, drop=3),
+        Column("REQ/MIN", lambda row: str(row["requests_min"]), right=True, drop=4),
+        Column("FEE", lambda row: f"x{row['fee_multiplier']:.2f}", right=True, drop=1),
+        Column("CAN", _powers, least=8, drop=2),
+        Column("DETAIL", lambda row: row["detail"], least=10),
+    )
+
+
+def _health(row: ProviderResponse) -> Cell:
+    return Cell("off", "dim") if not row["enabled"] else Cell("ok", "green") if row["ok"] else Cell("failing", "red")
+
+
+def _polled(row: ProviderResponse, now: str) -> str:
+    polled = seconds_between(row["last_poll_at"], now)
+    return NOTHING if polled is None else f"{short_span(polled)} ago"
+
+
+def _powers(row: ProviderResponse) -> str:
+    return ",".join(power["power"] for power in row["capabilities"] if power["available"])
 
 
 @click.command()
@@ -39,38 +55,17 @@ def providers(*, explain: bool, output: str) -> None:
     """Health, last poll, offers seen and powers of each provider."""
     answer = Daemon().providers()
     rows: list[ProviderResponse] = answer["providers"]
-    if output == JSON:
-        stdout.document(answer)
-        return
-    if output == ID:
-        stdout.write("".join(f"{row['name']}\n" for row in rows))
+    if show_data(answer, output, [row["name"] for row in rows]):
         return
     if not rows:
         stderr.note("no providers are configured")
         return
-    show_table(_PROVIDER_COLUMNS, [_provider_row(row, answer["now"]) for row in rows])
+    show_table(_columns(answer["now"]), rows)
     if explain:
         for row in rows:
             for power in row["capabilities"]:
                 if not power["available"]:
                     stdout.line(clean(f"{row['name']}: no {power['power']}: {power['reason']}"))
-
-
-def _provider_row(row: ProviderResponse, now: str) -> Row:
-    health = Cell("off", "dim") if not row["enabled"] else Cell("ok", "green") if row["ok"] else Cell("failing", "red")
-    polled = seconds_between(row["last_poll_at"], now)
-    return (
-        row["name"],
-        health,
-        str(row["offers"]),
-        str(row["machines"]),
-        NOTHING if polled is None else f"{short_span(polled)} ago",
-        str(row["requests_h"]),
-        str(row["requests_min"]),
-        f"x{row['fee_multiplier']:.2f}",
-        ",".join(power["power"] for power in row["capabilities"] if power["available"]),
-        row["detail"],
-    )
 
 
 @click.command()
@@ -89,9 +84,7 @@ def doctor(*, output: str) -> int:
             return ExitCode.UNREACHABLE
         raise
     shape: DoctorResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
-    if output == JSON:
-        stdout.document(answer)
-    else:
+    if not show_data(answer, output):
         _show_checks(daemon, shape)
     return ExitCode.OK if shape["ok"] else ExitCode.JOB_FAILED
 
@@ -116,8 +109,7 @@ def _show_checks(daemon: Daemon, shape: DoctorResponse) -> None:
 def reconcile(*, output: str) -> None:
     """Ask every provider for its machines now, and set right what differs."""
     answer = Daemon().reconcile()
-    if output == JSON:
-        stdout.document(answer)
+    if show_data(answer, output):
         return
     shape: ReconcileResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for listing in shape["listings"]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from spotd.cli import stderr, stdout
-from spotd.cli.options import JSON, TABLE, output
-from spotd.cli.table import Column, Row
+from spotd.cli import stderr
+from spotd.cli.options import JSON, TABLE, output, show_data
+from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
 from spotd.cli.when import SpanType, When, WhenType, instants
 from spotd.cli.words import local_text, price, span_text
@@ -18,18 +19,18 @@ from spotd.client.daemon import Daemon
 if TYPE_CHECKING:
     from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PastPricesResponse
 
-COLUMNS = (
-    Column(title="FROM"),
-    Column(title="GPU", least=6),
-    Column(title="MARKET", least=4),
-    Column(title="OFFERS", right=True, drop=1),
-    Column(title="LOW", right=True),
-    Column(title="P10", right=True, drop=2),
-    Column(title="P25", right=True, drop=4),
-    Column(title="MEDIAN", right=True),
-    Column(title="P75", right=True, drop=4),
-    Column(title="P90", right=True, drop=2),
-    Column(title="HIGH", right=True, drop=3),
+COLUMNS: Sequence[Column[tuple[PastPricesResponse, PastBucketResponse]]] = (
+    Column("FROM", lambda row: local_text(row[1]["at"])),
+    Column("GPU", lambda row: row[0]["gpu"], least=6),
+    Column("MARKET", lambda row: row[0]["market"], least=4),
+    Column("OFFERS", lambda row: f"{row[1]['offers']:.1f}", right=True, drop=1),
+    Column("LOW", lambda row: price(row[1]["low_usd_gpu_h"]), right=True),
+    Column("P10", lambda row: price(row[1]["p10_usd_gpu_h"]), right=True, drop=2),
+    Column("P25", lambda row: price(row[1]["p25_usd_gpu_h"]), right=True, drop=4),
+    Column("MEDIAN", lambda row: price(row[1]["median_usd_gpu_h"]), right=True),
+    Column("P75", lambda row: price(row[1]["p75_usd_gpu_h"]), right=True, drop=4),
+    Column("P90", lambda row: price(row[1]["p90_usd_gpu_h"]), right=True, drop=2),
+    Column("HIGH", lambda row: price(row[1]["high_usd_gpu_h"]), right=True, drop=3),
 )
 MARKETS = ("spot", "on-demand")
 
@@ -93,15 +94,13 @@ def history(
             "every_s": None if every is None else int(every.total_seconds()),
         }
     )
-    if output == JSON:
-        stdout.document(answer)
-        return
-    show(answer, asked_s=None if every is None else int(every.total_seconds()))  # type: ignore[arg-type]  # the shape plus `schema`
+    if not show_data(answer, output):
+        show(answer, asked_s=None if every is None else int(every.total_seconds()))  # type: ignore[arg-type]  # the shape plus `schema`
 
 
 def show(answer: HistoryResponse, *, asked_s: int | None) -> None:
     """Print the prices as a table, and on stderr what keeps them from being the whole answer."""
-    rows = [row(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
+    rows = [(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
     if rows:
         show_table(COLUMNS, rows)
     else:
@@ -110,19 +109,3 @@ def show(answer: HistoryResponse, *, asked_s: int | None) -> None:
         stderr.note(f"spans of {span_text(answer['bucket_s'])}: the older part is rolled up and has no shorter ones")
     if answer["trouble"]:
         stderr.warning(f"prices are not being kept now: {answer['trouble']}")
-
-
-def row(prices: PastPricesResponse, bucket: PastBucketResponse) -> Row:
-    return (
-        local_text(bucket["at"]),
-        prices["gpu"],
-        prices["market"],
-        f"{bucket['offers']:.1f}",
-        price(bucket["low_usd_gpu_h"]),
-        price(bucket["p10_usd_gpu_h"]),
-        price(bucket["p25_usd_gpu_h"]),
-        price(bucket["median_usd_gpu_h"]),
-        price(bucket["p75_usd_gpu_h"]),
-        price(bucket["p90_usd_gpu_h"]),
-        price(bucket["high_usd_gpu_h"]),
-    )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spotd.cli import stderr, stdout
-from spotd.cli.options import ID, JSON, TABLE, job_argument, output
-from spotd.cli.table import Column, Row, state_cell
+from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
+from spotd.cli.table import Column, state_cell
 from spotd.cli.table import show as show_table
 from spotd.cli.words import (
     NOTHING,
     clean,
     dollars,
+    gpu_text,
     local_text,
     money,
     price,
@@ -22,39 +23,59 @@ from spotd.cli.words import (
     short_span,
     size_text,
     span_text,
+    where_text,
 )
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import AttemptResponse, GpuResponse, JobDetailResponse, JobResponse, TransferResponse
     from spotd.api.schemas.plans import WhyResponse
-    from spotd.api.schemas.prices import BoardResponse, QuoteResponse
+    from spotd.api.schemas.prices import PollResponse, QuoteResponse
 
 WARNINGS_MAX = 5
-LS_COLUMNS = (
-    Column(title="ID"),
-    Column(title="NAME", least=8),
-    Column(title="STATE", least=10),
-    Column(title="GPU", least=6),
-    Column(title="WHERE", least=6),
-    Column(title="$/H", right=True),
-    Column(title="SPENT", right=True),
-    Column(title="SAVED", right=True, drop=1),
-    Column(title="RECOV", right=True, drop=2),
-    Column(title="CKPT", least=5),
-    Column(title="AGE", right=True),
-)
-_ATTEMPT_COLUMNS = (
-    Column(title="TRY", right=True),
-    Column(title="WHERE", least=10),
-    Column(title="GPU", least=6),
-    Column(title="$/H", right=True),
-    Column(title="SPENT", right=True),
-    Column(title="STARTED", drop=1),
-    Column(title="RAN", right=True),
-    Column(title="RESUMED FROM", least=8),
-    Column(title="END", least=8),
-)
+
+
+def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
+    """Return the columns of `ls`."""
+    return (
+        Column("ID", lambda job: job["id"]),
+        Column("NAME", lambda job: job["name"], least=8),
+        Column("STATE", lambda job: state_cell(job["state"]), least=10),
+        Column("GPU", gpu_text, least=6),
+        Column("WHERE", where_text, least=6),
+        Column("$/H", lambda job: _rate_text(job["effective_usd_h"]), right=True),
+        Column("SPENT", lambda job: money(job["spent_usd"]), right=True),
+        Column("SAVED", lambda job: money(job["saved_usd"]), right=True, drop=1),
+        Column("RECOV", lambda job: str(job["recoveries"]), right=True, drop=2),
+        Column("CKPT", _checkpoint_text, least=5),
+        Column("AGE", lambda job: short_span(seconds_between(job["submitted_at"], now) or 0), right=True),
+    )
+
+
+def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
+    return (
+        Column("TRY", lambda attempt: str(attempt["attempt"]), right=True),
+        Column("WHERE", where_text, least=10),
+        Column("GPU", gpu_text, least=6),
+        Column("$/H", lambda attempt: price(attempt["effective_usd_h"]), right=True),
+        Column("SPENT", lambda attempt: money(attempt["spent_usd"]), right=True),
+        Column("STARTED", lambda attempt: local_text(_began(attempt)), drop=1),
+        Column(
+            "RAN",
+            lambda attempt: short_span(seconds_between(_began(attempt), attempt["ended_at"] or now) or 0),
+            right=True,
+        ),
+        Column("RESUMED FROM", lambda attempt: attempt["resumed_from"] or NOTHING, least=8),
+        Column("END", lambda attempt: attempt["detail"] or attempt["reason"] or attempt["state"], least=8),
+    )
+
+
+def _rate_text(usd_h: float | None) -> str:
+    return money(usd_h) if (usd_h or 0) >= 1 else price(usd_h)
+
+
+def _began(attempt: AttemptResponse) -> str:
+    return attempt["launched_at"] or attempt["intended_at"]
 
 
 @click.command()
@@ -77,15 +98,14 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
         return
     answer = Daemon().jobs(query)
     jobs: list[JobResponse] = answer["jobs"]
-    if output == ID:
-        stdout.write("".join(f"{job['id']}\n" for job in jobs))
+    if show_data(answer, output, [job["id"] for job in jobs]):
         return
     if paused := answer.get("paused", ""):
         stderr.warning(f"nothing is launched now: {paused}")
     if not jobs:
         stderr.note("no job matches" if active or states else "no jobs; queue one with spotctl submit")
         return
-    show_table(LS_COLUMNS, [job_row(job, answer["now"]) for job in jobs])
+    show_table(ls_columns(answer["now"]), jobs)
     for job, words in [(job, words) for job in jobs if (words := warning_of(job))][:WARNINGS_MAX]:
         stderr.warning(f"{job['name']} ({job['id']}): {words}")
     if answer["more"]:
@@ -97,30 +117,7 @@ def warning_of(job: JobResponse) -> str:
     return job["reason"].partition("; ")[2] if job["state"] == "SUCCEEDED" else ""
 
 
-def job_row(job: JobResponse, now: str) -> Row:
-    """One line of `ls`."""
-    age = seconds_between(job["submitted_at"], now)
-    return (
-        job["id"],
-        job["name"],
-        state_cell(job["state"]),
-        gpu_text(job),
-        where_text(job),
-        money(job["effective_usd_h"]) if (job["effective_usd_h"] or 0) >= 1 else price(job["effective_usd_h"]),
-        money(job["spent_usd"]),
-        money(job["saved_usd"]),
-        str(job["recoveries"]),
-        checkpoint_text(job),
-        short_span(age or 0),
-    )
-
-
-def gpu_text(machine: Mapping[str, Any]) -> str:
-    """Return the GPUs of a job, an attempt or a quote, as a job file would ask for them."""
-    return f"{machine['gpu']}:{machine['gpu_count']}" if machine["gpu"] else NOTHING
-
-
-def gpu_use_text(gpu: GpuResponse, now: str) -> str:
+def _gpu_use_text(gpu: GpuResponse, now: str) -> str:
     """Return what one GPU does, as far as its driver states it, and how old that is."""
     parts = [gpu["name"]]
     if gpu["util_pct"] is not None:
@@ -135,12 +132,7 @@ def gpu_use_text(gpu: GpuResponse, now: str) -> str:
     return ", ".join([*parts, f"{short_span(seconds_between(gpu['at'], now) or 0)} ago"])
 
 
-def where_text(machine: Mapping[str, Any]) -> str:
-    """Return provider and host, as far as there is one."""
-    return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
-
-
-def checkpoint_text(job: JobResponse) -> str:
+def _checkpoint_text(job: JobResponse) -> str:
     """Return the step of the newest checkpoint, or its name where no step is known, and what is on its way now."""
     newest, moving = job["checkpoint"], job["transfer"]
     text = NOTHING if newest is None else newest["name"] if newest["step"] is None else str(newest["step"])
@@ -163,7 +155,7 @@ def _percent(moving: TransferResponse) -> int:
     return 100 * moving["bytes_done"] // moving["bytes_total"] if moving["bytes_total"] else 100
 
 
-def transfer_text(moving: TransferResponse | None) -> str:
+def _transfer_text(moving: TransferResponse | None) -> str:
     """Return a transfer in a sentence, with rate and time left where they are known."""
     if moving is None:
         return ""
@@ -188,11 +180,7 @@ def transfer_text(moving: TransferResponse | None) -> str:
 def show(*, ref: str, output: str) -> None:
     """Everything about one job: its state, money, attempts and settings."""
     answer = Daemon().job(ref)
-    if output == JSON:
-        stdout.document(answer)
-        return
-    if output == ID:
-        stdout.line(answer["job"]["id"])
+    if show_data(answer, output, [answer["job"]["id"]]):
         return
     detail: JobDetailResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for sentence in answer.get("set_aside", ()):
@@ -200,7 +188,7 @@ def show(*, ref: str, output: str) -> None:
     stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail, answer["now"])))
     if detail["job"]["attempts"]:
         stdout.line("")
-        show_table(_ATTEMPT_COLUMNS, [_attempt_row(attempt, answer["now"]) for attempt in detail["job"]["attempts"]])
+        show_table(_attempt_columns(answer["now"]), detail["job"]["attempts"])
 
 
 def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
@@ -212,7 +200,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("state", f"{job['state']}: {job['reason']}"),
         ("verdict", job["verdict"]),
         ("gpu", gpu_text(job)),
-        *((f"gpu {gpu['index']}", gpu_use_text(gpu, now)) for gpu in job["gpus"]),
+        *((f"gpu {gpu['index']}", _gpu_use_text(gpu, now)) for gpu in job["gpus"]),
         ("where", where_text(job)),
         ("price", _price_text(job["effective_usd_h"], "per hour for the machine")),
         ("ceiling", _price_text(detail["ceiling_usd_gpu_h"], "per GPU-hour")),
@@ -220,7 +208,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("saved", f"{dollars(job['saved_usd'])} against {dollars(job['on_demand_usd'])} on demand"),
         ("recoveries", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
         ("checkpoint", _newest_text(job)),
-        ("transfer", transfer_text(job["transfer"])),
+        ("transfer", _transfer_text(job["transfer"])),
         ("phase", detail["phase"]),
         ("submitted", local_text(job["submitted_at"])),
         ("started", local_text(job["started_at"])),
@@ -266,30 +254,13 @@ def _value_text(value: object) -> str:
     return str(value)
 
 
-def _attempt_row(attempt: AttemptResponse, now: str) -> Row:
-    began = attempt["launched_at"] or attempt["intended_at"]
-    ran = seconds_between(began, attempt["ended_at"] or now) or 0
-    return (
-        str(attempt["attempt"]),
-        where_text(attempt),
-        gpu_text(attempt),
-        price(attempt["effective_usd_h"]),
-        money(attempt["spent_usd"]),
-        local_text(began),
-        short_span(ran),
-        attempt["resumed_from"] or NOTHING,
-        attempt["detail"] or attempt["reason"] or attempt["state"],
-    )
-
-
 @click.command()
 @job_argument
 @output(TABLE, JSON)
 def why(*, ref: str, output: str) -> None:
     """Why a job waits, why it runs where it does, or why it stopped."""
     answer = Daemon().why(ref)
-    if output == JSON:
-        stdout.document(answer)
+    if show_data(answer, output):
         return
     shape: WhyResponse = answer["why"]
     best, ceiling = shape["best"], shape["ceiling_usd_gpu_h"]
@@ -297,7 +268,7 @@ def why(*, ref: str, output: str) -> None:
     if ceiling is not None:
         lines.append(f"  ceiling   ${price(ceiling)} per GPU-hour")
     if best is not None:
-        lines.append(f"  best now  {clean(quote_text(best))}")
+        lines.append(f"  best now  {clean(_quote_text(best))}")
     if shape["passed_over"]:
         lines.append("  passed over:")
         lines += [f"    {row['offers']:>5} offers: {clean(row['reason'])}" for row in shape["passed_over"]]
@@ -312,14 +283,14 @@ def why(*, ref: str, output: str) -> None:
     stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _last_error(provider_offers: BoardResponse) -> str:
+def _last_error(provider_offers: PollResponse) -> str:
     name, error, note = provider_offers["provider"], provider_offers["error"], provider_offers["note"]
     if not error:
         return clean(f"{name}: {note}")
     return clean(f"{name} shows no prices: {error}" + (f"; {note}" if note else ""))
 
 
-def quote_text(quote: QuoteResponse) -> str:
+def _quote_text(quote: QuoteResponse) -> str:
     """Return an offer in one line."""
     where = where_text(quote) + (f" ({quote['region']})" if quote["region"] else "")
     floor, bid = quote["floor_usd_gpu_h"], quote["bid_usd_gpu_h"]
@@ -357,9 +328,5 @@ def retry(*, ref: str, anyway: bool, output: str) -> None:
 
 def _changed(answer: Mapping[str, Any], output: str) -> None:
     job: JobResponse = answer["job"]
-    if output == JSON:
-        stdout.document(answer)
-    elif output == ID:
-        stdout.line(job["id"])
-    else:
+    if not show_data(answer, output, [job["id"]]):
         stdout.line(clean(f"{job['name']} ({job['id']}) is {job['state']}: {job['reason']}"))

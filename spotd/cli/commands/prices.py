@@ -7,41 +7,40 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spotd.cli import stderr, stdout
-from spotd.cli.commands.jobs import gpu_text, where_text
-from spotd.cli.options import ID, JSON, TABLE, output
-from spotd.cli.table import Cell, Column, Row
+from spotd.cli import stderr
+from spotd.cli.options import ID, JSON, TABLE, output, show_data
+from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import local_text, price
+from spotd.cli.words import gpu_text, price, silence_texts, where_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.prices import BoardResponse, QuoteResponse
+    from spotd.api.schemas.prices import QuoteResponse
 
-QUOTE_COLUMNS = (
-    Column(title="WHERE", least=10),
-    Column(title="REGION", least=6, drop=2),
-    Column(title="GPU", least=6),
-    Column(title="MARKET", least=4),
-    Column(title="$/GPU-H", right=True),
-    Column(title="$/H", right=True, drop=1),
-    Column(title="ON-DEMAND", right=True, drop=3),
-    Column(title="CEILING", right=True),
-    Column(title="VERDICT", least=8),
+QUOTE_COLUMNS: Sequence[Column[QuoteResponse]] = (
+    Column("WHERE", where_text, least=10),
+    Column("REGION", lambda quote: quote["region"], least=6, drop=2),
+    Column("GPU", gpu_text, least=6),
+    Column("MARKET", lambda quote: quote["market"], least=4),
+    Column("$/GPU-H", per_gpu_cell, right=True),
+    Column("$/H", lambda quote: price(quote["effective_usd_h"]), right=True, drop=1),
+    Column("ON-DEMAND", lambda quote: price(quote["on_demand_usd_h"]), right=True, drop=3),
+    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
+    Column("VERDICT", lambda quote: quote["verdict"], least=8),
 )
-EXPLAIN_COLUMNS = (
-    Column(title="WHERE", least=8),
-    Column(title="GPU", least=6),
-    Column(title="GPU$/H", right=True),
-    Column(title="+STORAGE", right=True),
-    Column(title="+FEE", right=True),
-    Column(title="(FEE X)", right=True, drop=1),
-    Column(title="+UPLOAD", right=True),
-    Column(title="+RESTORE", right=True),
-    Column(title="=$/H", right=True),
-    Column(title="$/GPU-H", right=True),
-    Column(title="BID", right=True, drop=2),
-    Column(title="CEILING", right=True),
+EXPLAIN_COLUMNS: Sequence[Column[QuoteResponse]] = (
+    Column("WHERE", where_text, least=8),
+    Column("GPU", gpu_text, least=6),
+    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True),
+    Column("+STORAGE", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True),
+    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True),
+    Column("(FEE X)", lambda quote: f"{quote['breakdown']['fee_multiplier']:.2f}", right=True, drop=1),
+    Column("+UPLOAD", lambda quote: price(quote["breakdown"]["upload_usd_h"]), right=True),
+    Column("+RESTORE", lambda quote: price(quote["breakdown"]["restore_usd_h"]), right=True),
+    Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True),
+    Column("$/GPU-H", per_gpu_cell, right=True),
+    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=2),
+    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
 )
 FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage price / 720) + upload + restore traffic"
 
@@ -56,64 +55,16 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, 
     """Effective prices now, the cheapest GPU-hour first. All prices are dollars."""
     answer = Daemon().prices({"gpu": gpu, "provider": provider, "limit": limit})
     quotes: list[QuoteResponse] = answer["quotes"]
-    if output == JSON:
-        stdout.document(answer)
-    elif output == ID:
-        stdout.write("".join(f"{quote['provider']}/{quote['offer']}\n" for quote in quotes))
-    elif quotes:
-        show_quotes(quotes, explain=explain)
-    else:
+    if show_data(answer, output, [f"{quote['provider']}/{quote['offer']}" for quote in quotes]):
+        return
+    if not quotes:
         stderr.note(f"nothing is offered{f' for {gpu}' if gpu else ''} now")
-    if output == TABLE:
-        show_silent_boards(answer["boards"])
-        if answer["more"]:
-            stderr.note(f"dearer ones are left out; --limit {limit * 10} shows more")
-
-
-def show_quotes(quotes: Sequence[QuoteResponse], *, explain: bool) -> None:
-    """Print the quotes as a table."""
-    if explain:
+    elif explain:
         stderr.note(FORMULA)
-        show_table(EXPLAIN_COLUMNS, [explained_row(quote) for quote in quotes])
+        show_table(EXPLAIN_COLUMNS, quotes)
     else:
-        show_table(QUOTE_COLUMNS, [quote_row(quote) for quote in quotes])
-
-
-def show_silent_boards(offer_cache: Sequence[BoardResponse]) -> None:
-    """Warn of each provider whose prices are missing, so that their absence is not taken for an answer."""
-    for provider_offers in offer_cache:
-        if provider_offers["error"]:
-            since = "" if provider_offers["at"] is None else f" since {local_text(provider_offers['at'])}"
-            stderr.warning(f"no prices from {provider_offers['provider']}{since}: {provider_offers['error']}")
-
-
-def quote_row(quote: QuoteResponse) -> Row:
-    return (
-        where_text(quote),
-        quote["region"],
-        gpu_text(quote),
-        quote["market"],
-        Cell(price(quote["effective_usd_gpu_h"]), "green" if quote["fits"] else ""),
-        price(quote["effective_usd_h"]),
-        price(quote["on_demand_usd_h"]),
-        price(quote["ceiling_usd_gpu_h"]),
-        quote["verdict"],
-    )
-
-
-def explained_row(quote: QuoteResponse) -> Row:
-    terms = quote["breakdown"]
-    return (
-        where_text(quote),
-        gpu_text(quote),
-        price(terms["gpu_usd_h"]),
-        price(terms["storage_usd_h"]),
-        price(terms["fee_usd_h"]),
-        f"{terms['fee_multiplier']:.2f}",
-        price(terms["upload_usd_h"]),
-        price(terms["restore_usd_h"]),
-        price(terms["total_usd_h"]),
-        Cell(price(terms["per_gpu_usd_h"]), "green" if quote["fits"] else ""),
-        price(quote["bid_usd_gpu_h"]),
-        price(quote["ceiling_usd_gpu_h"]),
-    )
+        show_table(QUOTE_COLUMNS, quotes)
+    for sentence in silence_texts(answer["boards"]):
+        stderr.warning(sentence)
+    if answer["more"]:
+        stderr.note(f"dearer ones are left out; --limit {limit * 10} shows more")

@@ -9,7 +9,7 @@ from spotd.api.schemas.costs import AttemptCostResponse, CostResponse, ReceiptRe
 from spotd.api.schemas.health import ProviderResponse
 from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, JobDetailResponse, JobResponse, TransferResponse
 from spotd.api.schemas.plans import PlanResponse, WhyResponse
-from spotd.api.schemas.prices import BoardResponse, HistoryResponse, PastBucketResponse, QuoteResponse
+from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse, LogResponse
 
 NOW = "2026-11-21T10:00:00.000Z"
@@ -209,8 +209,8 @@ def quote(**given: Any) -> QuoteResponse:
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
 
-def board(**given: Any) -> BoardResponse:
-    base: BoardResponse = {"provider": "vast", "offers": 1, "at": NOW, "error": "", "note": ""}
+def board(**given: Any) -> PollResponse:
+    base: PollResponse = {"provider": "vast", "offers": 1, "at": NOW, "error": "", "note": ""}
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from spotd.cli.commands.jobs import LS_COLUMNS, job_row
-from spotd.cli.commands.prices import EXPLAIN_COLUMNS, explained_row
-from spotd.cli.table import STATE_STYLE, Cell, Column, fitted, plain, state_cell, widths_for
+from spotd.cli.commands.jobs import ls_columns
+from spotd.cli.commands.prices import EXPLAIN_COLUMNS
+from spotd.cli.table import STATE_STYLE, Cell, Column, fitted, plain, rows_of, state_cell, widths_for
 from tests.unit.api import made_responses
 
 JOBS = [
@@ -18,7 +18,8 @@ JOBS = [
         checkpoint=made_responses.checkpoint(step=None, name="checkpoint-120000"),
     ),
 ]  # fmt: skip
-ROWS = [job_row(row, made_responses.NOW) for row in JOBS]
+LS_COLUMNS = ls_columns(made_responses.NOW)
+ROWS = rows_of(LS_COLUMNS, JOBS)
 
 
 def drawn(width: int) -> tuple[list[str], tuple[str, ...]]:
@@ -59,25 +60,25 @@ def test_on_a_narrower_terminal_the_least_important_columns_go() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 79, 80, 81, 100, 119, 120, 200])
 def test_no_line_is_ever_wider_than_the_terminal(width: int) -> None:
-    text, _ = fitted(EXPLAIN_COLUMNS, [explained_row(made_responses.quote())], width=width, colour=True)
+    text, _ = fitted(EXPLAIN_COLUMNS, rows_of(EXPLAIN_COLUMNS, [made_responses.quote()]), width=width, colour=True)
     assert max(len(re.sub("\x1b\\[[0-9;]*m", "", line)) for line in text.splitlines()) <= width
     assert len(text.splitlines()) == 2
 
 
 def test_columns_shrink_from_the_widest() -> None:
-    columns = [Column(title="A", least=3), Column(title="B", least=3), Column(title="C")]
+    columns = [Column("A", str, least=3), Column("B", str, least=3), Column("C", str)]
     assert dict(widths_for(columns, [10, 6, 5], room=20)) == {0: 7, 1: 6, 2: 5}
 
 
 def test_a_column_is_dropped_only_when_shrinking_does_not_do() -> None:
-    columns = [Column(title="A", least=3), Column(title="B", drop=1), Column(title="C", drop=2)]
+    columns = [Column("A", str, least=3), Column("B", str, drop=1), Column("C", str, drop=2)]
     assert dict(widths_for(columns, [10, 6, 6], room=12)) == {0: 5, 1: 6}
 
 
 def test_colour_is_only_where_it_is_wanted() -> None:
     rows = [(Cell("RUNNING", "green"),)]
-    assert "\x1b[32m" in fitted([Column(title="S")], rows, width=80, colour=True)[0]
-    assert "32m" not in fitted([Column(title="S")], rows, width=80, colour=False)[0]
+    assert "\x1b[32m" in fitted([Column("S", str)], rows, width=80, colour=True)[0]
+    assert "32m" not in fitted([Column("S", str)], rows, width=80, colour=False)[0]
 
 
 def test_nothing_but_text_goes_to_a_terminal_that_wants_no_colour() -> None:
@@ -85,7 +86,7 @@ def test_nothing_but_text_goes_to_a_terminal_that_wants_no_colour() -> None:
 
 
 def test_wide_characters_take_the_two_columns_that_a_terminal_gives_them() -> None:
-    columns = [Column(title="NAME", least=4), Column(title="B")]
+    columns = [Column("NAME", str, least=4), Column("B", str)]
     wide, plain_row = fitted(columns, [("実験番号", "x"), ("abc", "y")], width=80, colour=False)[0].splitlines()[1:]
     assert wide == "実験番号  x"
     assert plain_row == "abc       y"
@@ -95,12 +96,12 @@ def test_wide_characters_take_the_two_columns_that_a_terminal_gives_them() -> No
 
 def test_every_style_of_a_state_can_be_drawn() -> None:
     rows = [(state_cell(state),) for state in STATE_STYLE]
-    text, _ = fitted([Column(title="S")], rows, width=80, colour=True)
+    text, _ = fitted([Column("S", str)], rows, width=80, colour=True)
     assert text.count("\x1b[0m") == len(rows) + 1
 
 
 def test_markup_in_a_name_is_text() -> None:
-    text, _ = fitted([Column(title="S")], [("[red]x[/red]",)], width=80, colour=True)
+    text, _ = fitted([Column("S", str)], [("[red]x[/red]",)], width=80, colour=True)
     assert "[red]x[/red]" in text
 
 
