@@ -65,11 +65,13 @@ STRIKES: dict[str, Callable[[Lab, str], bool]] = {
     "at any moment": runs,
     "before anything new was saved": lambda _lab, _machine: True,
 }
-LOSSES_MIN, LOSSES_MAX, EACH_MIN = 22, 60, 2
+EACH_MIN = 2
+"""Each kind of moment is met more than once even in the short run, so one attempt resumes from another that resumed."""
 
 
-def test_more_than_twenty_losses_at_the_worst_moments_change_no_bit(tmp_path: Path) -> None:
-    flags = "--steps 6000 --save-every 15"
+@pytest.mark.parametrize("losses", [10, pytest.param(22, marks=pytest.mark.slow)])
+def test_losses_at_the_worst_moments_change_no_bit(tmp_path: Path, losses: int) -> None:
+    flags = f"--steps {270 * losses} --save-every 15"
     release = tmp_path / "release"
     code = training_folder(tmp_path)
     run = f"RELEASE={release} BALLAST=8000000 SAVE_S=0.12 {sys.executable} slow_train.py {flags} --pace 0.02"
@@ -78,8 +80,8 @@ def test_more_than_twenty_losses_at_the_worst_moments_change_no_bit(tmp_path: Pa
         found.start()
         job = found.submit("net", run, workdir=code, checkpoint={"every": "1m", "settle": "10s", "stop_grace": "60s"})
         last = ""
-        while struck.total() < LOSSES_MIN or min(struck[name] for name in STRIKES) < EACH_MIN:
-            assert struck.total() < LOSSES_MAX, struck
+        while struck.total() < losses or min(struck[name] for name in STRIKES) < EACH_MIN:
+            assert struck.total() < 3 * losses, struck
             wanted = min(STRIKES, key=lambda name: (struck[name], name))
 
             def reached(wanted: str = wanted, last: str = last) -> tuple[str, str] | None:
@@ -100,6 +102,6 @@ def test_more_than_twenty_losses_at_the_worst_moments_change_no_bit(tmp_path: Pa
         found.wait_final(job, within=120)
         assert found.state(job) == "SUCCEEDED"
         assert found.delivered(job, "weights.sha256") == straight_sha256(tmp_path, flags)
-        assert found.job(job)["recoveries"] >= 20
+        assert found.job(job)["recoveries"] >= losses - EACH_MIN
         until(lambda: not found.open_machines(), what="every machine to be gone")
         assert_books_are_clean(found, reconcile_s=2 * SCALE)
