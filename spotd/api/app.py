@@ -8,7 +8,7 @@ sentence. It listens on a unix socket of mode 0600 only, so each caller is the d
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 from starlette.applications import Starlette
@@ -48,11 +48,24 @@ QUICK_S: Final = 30.0
 """Longest that a query of rows may take; the client waits a little longer."""
 PATIENT_S: Final = 150.0
 """Longest for what asks providers or the object store."""
-_TROUBLE_CHECK_S: Final = 0.1
+_ERROR_CHECK_S: Final = 0.1
 
 Failure = Callable[[str, Exception], None]
 """Called with the route and what broke; must not raise."""
 _Endpoint = Callable[[Request], Awaitable[Response]]
+_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Response]])
+_ROUTES: Final[list[tuple[str, str, str]]] = []
+"""Method, path and the name of the endpoint."""
+
+
+def _serving(method: str, path: str) -> Callable[[_Method], _Method]:
+    """Make a method of `_Api` the endpoint of a route."""
+
+    def register(endpoint: _Method) -> _Method:
+        _ROUTES.append((method, path, endpoint.__name__))
+        return endpoint
+
+    return register
 
 
 def make_app(
@@ -68,39 +81,8 @@ def make_app(
         closing: when set, streams that are being followed end, so that a shutdown does not wait for their readers.
     """
     api = _Api(handlers, on_failure, closing, code_bytes_max)
-    get, post, put = ["GET"], ["POST"], ["PUT"]
-    table: list[tuple[str, list[str], _Endpoint]] = [
-        ("/v1/status", get, api.status),
-        ("/v1/plan", post, api.plan),
-        ("/v1/code/{sha256}", get, api.has_code),
-        ("/v1/code/{sha256}", put, api.put_code),
-        ("/v1/jobs", get, api.jobs),
-        ("/v1/jobs", post, api.submit),
-        ("/v1/jobs/{ref}", get, api.job),
-        ("/v1/jobs/{ref}/why", get, api.why),
-        ("/v1/jobs/{ref}/logs", get, api.logs),
-        ("/v1/jobs/{ref}/cancel", post, api.cancel),
-        ("/v1/jobs/{ref}/retry", post, api.retry),
-        ("/v1/jobs/{ref}/budget", post, api.set_budget),
-        ("/v1/machines/forget", post, api.forget),
-        ("/v1/jobs/{ref}/cost", get, api.job_cost),
-        ("/v1/jobs/{ref}/checkpoints", get, api.checkpoints),
-        ("/v1/jobs/{ref}/checkpoints/verify", get, api.verify_checkpoints),
-        ("/v1/jobs/{ref}/checkpoints/pin", post, api.pin_checkpoints),
-        ("/v1/jobs/{ref}/checkpoints/remove", post, api.remove_checkpoints),
-        ("/v1/jobs/{ref}/files", get, api.files),
-        ("/v1/jobs/{ref}/files/content", get, api.file_content),
-        ("/v1/jobs/{ref}/files/contents", get, api.file_contents),
-        ("/v1/cost", get, api.cost),
-        ("/v1/prices", get, api.prices),
-        ("/v1/history", get, api.history),
-        ("/v1/events", get, api.events),
-        ("/v1/providers", get, api.providers),
-        ("/v1/doctor", get, api.doctor),
-        ("/v1/reconcile", post, api.reconcile),
-    ]
     return Starlette(
-        routes=[Route(path, api.guarded(path, endpoint), methods=methods) for path, methods, endpoint in table],
+        routes=[Route(path, api.guarded(path, getattr(api, name)), methods=[method]) for method, path, name in _ROUTES],
         exception_handlers={HTTPException: _http_exception},
     )
 
@@ -164,7 +146,7 @@ class _Api:
             async with anyio.create_task_group() as group:
                 group.start_soon(work, group.cancel_scope, name="api call")
                 while not sentence:
-                    await anyio.sleep(_TROUBLE_CHECK_S)
+                    await anyio.sleep(_ERROR_CHECK_S)
                     sentence = self._handlers.context.database.last_error
                 group.cancel_scope.cancel()
         if failures:
@@ -178,21 +160,25 @@ class _Api:
     def _reply(self, body: Mapping[str, Any], *, status: int = 200) -> Response:
         return json_response({"now": utc_text(self._handlers.context.clock.now()), **body}, status=status)
 
+    @_serving("GET", "/v1/status")
     async def status(self, request: Request) -> Response:
         without_unknown(request, ())
         return self._reply({"status": await self._ask(self._handlers.health.status)})
 
+    @_serving("POST", "/v1/plan")
     async def plan(self, request: Request) -> Response:
         body = await read_json(request, {"draft", "resume_from"})
         draft, resume_from = read_draft(body), read_resume_from(body)
         plan = await self._ask(lambda: self._handlers.submissions.plan(draft, resume_from), limit_s=PATIENT_S)
         return self._reply({"plan": plan})
 
+    @_serving("GET", "/v1/code/{sha256}")
     async def has_code(self, request: Request) -> Response:
         sha256 = read_sha256(request.path_params["sha256"])
         present = await self._ask(lambda: self._handlers.submissions.has_code(sha256), limit_s=PATIENT_S)
         return self._reply({"present": present})
 
+    @_serving("PUT", "/v1/code/{sha256}")
     async def put_code(self, request: Request) -> Response:
         """Streams the body; bounded in size, not in time, since a workdir may be large and its disk slow."""
         sha256 = read_sha256(request.path_params["sha256"])
@@ -218,6 +204,7 @@ class _Api:
             hint="list data and checkpoints in .gitignore, so that only code is packed",
         )
 
+    @_serving("POST", "/v1/jobs")
     async def submit(self, request: Request) -> Response:
         body = await read_json(request, {"draft", "code_sha256", "secrets", "resume_from"})
         code = body.get("code_sha256")
@@ -230,53 +217,65 @@ class _Api:
         detail = await self._ask(lambda: self._handlers.submissions.submit(submission))
         return self._reply(detail, status=201)
 
+    @_serving("GET", "/v1/jobs")
     async def jobs(self, request: Request) -> Response:
         query = read_job_query(request)
         return self._reply(await self._ask(lambda: self._handlers.jobs.page(query)))
 
+    @_serving("GET", "/v1/jobs/{ref}")
     async def job(self, request: Request) -> Response:
         ref = request.path_params["ref"]
         return self._reply(await self._ask(lambda: self._handlers.jobs.detail(ref)))
 
+    @_serving("GET", "/v1/jobs/{ref}/why")
     async def why(self, request: Request) -> Response:
         ref = request.path_params["ref"]
         return self._reply({"why": await self._ask(lambda: self._handlers.jobs.why(ref))})
 
+    @_serving("POST", "/v1/jobs/{ref}/cancel")
     async def cancel(self, request: Request) -> Response:
         ref = request.path_params["ref"]
         return self._reply({"job": await self._ask(lambda: self._handlers.jobs.cancel(ref))})
 
+    @_serving("POST", "/v1/jobs/{ref}/retry")
     async def retry(self, request: Request) -> Response:
         ref, anyway = request.path_params["ref"], read_anyway(request)
         return self._reply({"job": await self._ask(lambda: self._handlers.jobs.retry(ref, anyway=anyway))})
 
+    @_serving("POST", "/v1/jobs/{ref}/budget")
     async def set_budget(self, request: Request) -> Response:
         change = read_budget_change(await read_json(request, {"budget"}))
         ref = request.path_params["ref"]
         return self._reply({"job": await self._ask(lambda: self._handlers.amendments.set_budget(ref, change))})
 
+    @_serving("POST", "/v1/machines/forget")
     async def forget(self, request: Request) -> Response:
         machine = read_machine(await read_json(request, {"machine"}))
         return self._reply({"forgotten": await self._ask(lambda: self._handlers.amendments.forget(machine))})
 
+    @_serving("GET", "/v1/jobs/{ref}/cost")
     async def job_cost(self, request: Request) -> Response:
         ref = request.path_params["ref"]
         return self._reply(await self._ask(lambda: self._handlers.receipts.cost(ref)))
 
+    @_serving("GET", "/v1/cost")
     async def cost(self, request: Request) -> Response:
         without_unknown(request, ())
         return self._reply(await self._ask(lambda: self._handlers.receipts.cost(None)))
 
+    @_serving("GET", "/v1/jobs/{ref}/checkpoints")
     async def checkpoints(self, request: Request) -> Response:
         ref = request.path_params["ref"]
         return self._reply({"checkpoints": await self._ask(lambda: self._handlers.checkpoints.entries(ref))})
 
+    @_serving("GET", "/v1/jobs/{ref}/checkpoints/verify")
     async def verify_checkpoints(self, request: Request) -> Response:
         """Answer with a stream, since it takes as long as there are bytes."""
         names, every = read_verification(request)
         records = self._handlers.checkpoints.verify(request.path_params["ref"], names, every=every)
         return await self._records(records, route="verify", follow=False)
 
+    @_serving("POST", "/v1/jobs/{ref}/checkpoints/pin")
     async def pin_checkpoints(self, request: Request) -> Response:
         body = await read_json(request, {"checkpoints", "pinned"})
         names, pinned = read_names(body), body.get("pinned", True)
@@ -286,16 +285,19 @@ class _Api:
         changed = await self._ask(lambda: self._handlers.checkpoints.pin(ref, names, pinned=pinned))
         return self._reply({"checkpoints": changed})
 
+    @_serving("POST", "/v1/jobs/{ref}/checkpoints/remove")
     async def remove_checkpoints(self, request: Request) -> Response:
         names = read_names(await read_json(request, {"checkpoints"}))
         ref = request.path_params["ref"]
         return self._reply({"checkpoints": await self._ask(lambda: self._handlers.checkpoints.remove(ref, names))})
 
+    @_serving("GET", "/v1/jobs/{ref}/files")
     async def files(self, request: Request) -> Response:
         without_unknown(request, ("checkpoint",))
         ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
         return self._reply(await self._ask(lambda: self._handlers.files.entries(ref, checkpoint), limit_s=PATIENT_S))
 
+    @_serving("GET", "/v1/jobs/{ref}/files/content")
     async def file_content(self, request: Request) -> Response:
         without_unknown(request, ("checkpoint", "path"))
         path = request.query_params.get("path", "")
@@ -306,6 +308,7 @@ class _Api:
         first = await self._first(chunks)
         return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file content", exc))
 
+    @_serving("GET", "/v1/jobs/{ref}/files/contents")
     async def file_contents(self, request: Request) -> Response:
         """Many files one behind the other, in the order of the list, since a request for each would take hours."""
         without_unknown(request, ("checkpoint", "manifest", "files"))
@@ -315,11 +318,13 @@ class _Api:
         first = await self._first(chunks)
         return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file contents", exc))
 
+    @_serving("GET", "/v1/jobs/{ref}/logs")
     async def logs(self, request: Request) -> Response:
         query = read_log_query(request)
         records = self._handlers.logs.stream(request.path_params["ref"], query)
         return await self._records(records, route="logs", follow=query.follow)
 
+    @_serving("GET", "/v1/events")
     async def events(self, request: Request) -> Response:
         query = read_event_query(request)
         return await self._records(self._handlers.events.stream(query), route="events", follow=query.follow)
@@ -340,19 +345,23 @@ class _Api:
         found: list[Any] = await self._ask(step, limit_s=PATIENT_S)
         return found
 
+    @_serving("GET", "/v1/prices")
     async def prices(self, request: Request) -> Response:
         query = read_price_query(request)
         return self._reply(await self._ask(lambda: self._handlers.prices.quotes(query)))
 
+    @_serving("GET", "/v1/history")
     async def history(self, request: Request) -> Response:
         query = read_history_query(request)
         return self._reply(await self._ask(lambda: self._handlers.prices.history(query)))
 
+    @_serving("GET", "/v1/providers")
     async def providers(self, request: Request) -> Response:
         """Works without the state store: it is what one asks when something is wrong."""
         without_unknown(request, ())
         return self._reply({"providers": await self._handlers.health.providers()})
 
+    @_serving("GET", "/v1/doctor")
     async def doctor(self, request: Request) -> Response:
         """Works without the state store, and reports that it is down."""
         without_unknown(request, ())
@@ -360,6 +369,7 @@ class _Api:
             return self._reply(await self._handlers.doctor.report())
         raise ApiUnavailable("the checks did not end in time", hint="see the daemon's log")
 
+    @_serving("POST", "/v1/reconcile")
     async def reconcile(self, request: Request) -> Response:
         without_unknown(request, ())
         return self._reply(await self._ask(self._handlers.health.reconcile, limit_s=PATIENT_S))
