@@ -23,7 +23,7 @@ from spotd_providers.contract.provider import ProviderPlugin
 _WIDTH: Final = 116
 _HEAD: Final = """\
 Configuration of spotd, printed by `spotd config example`; `spotd config check` says what is wrong with yours.
-Looked for at --config, $SPOTD_CONFIG, $XDG_CONFIG_HOME/spotd/config.toml and /etc/spotd/config.toml, in this order;
+Searched at --config, $SPOTD_CONFIG, $XDG_CONFIG_HOME/spotd/config.toml and /etc/spotd/config.toml, in this order;
 with none of them the daemon opens a local market, which costs nothing.
 
 Every key may be left out; what stands here is the default. A key behind a "# " has none, and shows how it is written.

@@ -139,9 +139,9 @@ class StoreSection(Section):
     """Its secret."""
 
     grants: Annotated[Literal["auto", "form", "sts", "r2", "b2"] | None, Field(examples=["auto"])] = None
-    """How hosts get leave to write: by a signed upload form, or by a temporary credential of AWS STS (or what imitates
-    it), Cloudflare R2 or Backblaze B2. "auto", as without it, tries what fits the store. Whatever the store does not
-    enforce is never used."""
+    """How hosts get permission to write: by a signed upload form, or by a temporary credential of AWS STS (or what
+    imitates it), Cloudflare R2 or Backblaze B2. "auto", as without it, tries what fits the store. Whatever the store
+    does not enforce is never used."""
 
     role_arn: Annotated[str | None, Field(examples=["arn:aws:iam::123456789012:role/spotd-hosts"])] = None
     """With STS: the role that is narrowed for each host. Absent: the signer's own user is narrowed."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 import anyio
 
+from spotd.files import write_once
 from spotd_providers.contract.provider import Clock
 
 CLOCK_FILE: Final = "clock.json"
@@ -144,8 +144,7 @@ def open_clock(state_dir: Path, *, scale: float = 1.0, virtual0: datetime | None
         real0 = time.time()
         first = virtual0 if virtual0 is not None else datetime.fromtimestamp(real0, UTC)
         parameters = ClockParameters(real0=real0, virtual0=first, scale=scale)
-        _write_once(path, json.dumps(parameters.as_json()))
-        text = path.read_text(encoding="utf-8")
+        text = write_once(path, json.dumps(parameters.as_json()))
     return AcceleratedClock(parse_parameters(text, where=str(path)))
 
 
@@ -181,15 +180,3 @@ def virtual_at_least(clock: Clock, duration: timedelta, *, real_s: float) -> tim
 def real_seconds_at_least(clock: Clock, duration: timedelta, *, real_s: float) -> float:
     """Return the real seconds of a duration, lengthened like that."""
     return max(clock.real_seconds(duration), real_s)
-
-
-def _write_once(path: Path, text: str) -> None:
-    """Write the text, unless the file is there already; the file is always whole."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()

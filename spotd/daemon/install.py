@@ -17,6 +17,7 @@ from spotd.daemon.database import Database
 from spotd.daemon.errors import BadConfig
 from spotd.daemon.ids import ALPHABET
 from spotd.daemon.install_lease import Holder, place_hash
+from spotd.files import write_once
 from spotd.store import MachineView
 from spotd_providers.contract.values import InstallId, ProviderName
 
@@ -100,14 +101,7 @@ def _token(path: Path) -> str:
     try:
         with suppress(FileNotFoundError):
             return path.read_text(encoding="ascii").strip()
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        try:
-            draft.write_text(secrets.token_hex(16), encoding="ascii")
-            with suppress(FileExistsError):
-                path.hardlink_to(draft)
-        finally:
-            draft.unlink(missing_ok=True)
-        return path.read_text(encoding="ascii").strip()
+        return write_once(path, secrets.token_hex(16)).strip()
     except (OSError, UnicodeError) as exc:
         raise BadConfig(f"{path} cannot be used: {exc}\n\nhint: check the owner and the disk of its folder") from exc
 

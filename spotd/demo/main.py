@@ -138,7 +138,7 @@ def _spending(running: Session) -> bool:
     billed = sum(span.amount(span.end or span.start) for span in spans)
     machines = len({span.machine_id for span in spans})
     word = "none is left" if not left else f"LEFT: {', '.join(left)}"
-    _say(f"the market's own books: {machines} machines, ${billed / 1_000_000:.4f}, {word}")
+    _say(f"the market's own ledger: {machines} machines, ${billed / 1_000_000:.4f}, {word}")
     return not left
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotd.history.book import History, HistoryUnavailable
+from spotd.history.history import History, HistoryUnavailable
 from spotd.history.reading import TooManyBuckets
 from spotd.history.values import DISK_GB, Bucket, PriceGroup, PriceTerms, Retained, SeriesQuery, SeriesResult
 

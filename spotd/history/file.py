@@ -13,6 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from spotd.history.spans import Watch
+from spotd_providers.contract.values import ProviderName
+
 APPLICATION_ID: Final = 0x73706F74
 VERSION: Final = 1
 PAGE_BYTES: Final = 4096
@@ -127,6 +130,15 @@ def pages_used(connection: sqlite3.Connection) -> int:
     total: int = connection.execute("PRAGMA page_count").fetchone()[0]
     free: int = connection.execute("PRAGMA freelist_count").fetchone()[0]
     return total - free
+
+
+def watched_spans(connection: sqlite3.Connection) -> dict[ProviderName, list[Watch]]:
+    """Return the spans in which each provider was polled without a long pause, in order."""
+    found: dict[ProviderName, list[Watch]] = {}
+    rows = connection.execute("SELECT provider, since, until FROM watched ORDER BY provider, since")
+    for provider, since, until in rows:
+        found.setdefault(ProviderName(provider), []).append((since, until))
+    return found
 
 
 def set_aside(path: Path) -> Path:

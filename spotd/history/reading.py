@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from spotd.history import spans
+from spotd.history.file import watched_spans
 from spotd.history.values import (
     DAY_S,
     DISK_GB,
@@ -80,7 +81,7 @@ def ask(connection: sqlite3.Connection, question: SeriesQuery, terms: PriceTerms
     question, coarse = _fitted(question, _changes_from(connection))
     length = question.every_s or 0
     chosen = _Chosen(connection, question, tuple(kinds))
-    watches = _watches(connection)
+    watches = watched_spans(connection)
     rolled = chosen.rolled(length) if coarse else iter(())
     tallies: dict[tuple[str, Market], dict[int, _Tally]] = {}
     for kind_id, number, base, seconds, low, high in (
@@ -183,14 +184,6 @@ def _changes_from(connection: sqlite3.Connection) -> int:
     """Since when every change is there."""
     row = connection.execute("SELECT value FROM kept WHERE name = 'changes_from'").fetchone()
     return 0 if row is None else row[0]
-
-
-def _watches(connection: sqlite3.Connection) -> dict[ProviderName, list[spans.Watch]]:
-    found: dict[ProviderName, list[spans.Watch]] = {}
-    rows = connection.execute("SELECT provider, since, until FROM watched ORDER BY provider, since")
-    for provider, since, until in rows:
-        found.setdefault(ProviderName(provider), []).append((since, until))
-    return found
 
 
 class _Chosen:

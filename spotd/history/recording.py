@@ -65,7 +65,7 @@ class Recorder:
         if live is None:
             live = _on_sale(self._connection, provider)
         with transaction(self._connection):
-            at = _look(self._connection, provider, at)
+            at = _extend_watch(self._connection, provider, at)
             present = {_key(offer): offer for offer in offers}
             changed, fresh = _compared(live, present)
             gone = [key for key in live if key not in present and _is_proof(key, whole, complete=complete)]
@@ -176,7 +176,7 @@ def _enrolled(connection: sqlite3.Connection, provider: ProviderName, fresh: dic
     return news
 
 
-def _look(connection: sqlite3.Connection, provider: ProviderName, at: int) -> int:
+def _extend_watch(connection: sqlite3.Connection, provider: ProviderName, at: int) -> int:
     """Extend the watch to this poll. Return its instant, which is never before that of the last one."""
     row = connection.execute(
         "SELECT since, until FROM watched WHERE provider = ? ORDER BY since DESC LIMIT 1", (provider,)

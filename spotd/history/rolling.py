@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spotd.history import spans
-from spotd.history.file import PAGE_BYTES, pages_used, transaction
+from spotd.history.file import PAGE_BYTES, pages_used, transaction, watched_spans
 from spotd.history.values import DAY_S, DISK_GB, SLOT_S, STORAGE, Retained
 
 SERIES_PER_STEP: Final = 250
@@ -93,7 +93,7 @@ class Roller:
         """Roll up a few series; return the last of them, and whether it was the last of all."""
         if not current.series:
             self._connection.execute("INSERT OR REPLACE INTO kept VALUES ('changes_from', ?)", (current.changes_from,))
-        watches = self._watches()
+        watches = watched_spans(self._connection)
         rows = self._connection.execute(
             "SELECT s.id, k.provider FROM series s JOIN kinds k ON k.id = s.kind WHERE s.id > ? ORDER BY s.id LIMIT ?",
             (current.series, SERIES_PER_STEP),
@@ -185,13 +185,6 @@ class Roller:
         )
         self._connection.execute("DELETE FROM markets WHERE kind = ? AND slot < ?", (kind, current.oldest_slot))
         found: int = kind
-        return found
-
-    def _watches(self) -> dict[str, list[spans.Watch]]:
-        found: dict[str, list[spans.Watch]] = {}
-        rows = self._connection.execute("SELECT provider, since, until FROM watched ORDER BY provider, since")
-        for provider, since, until in rows:
-            found.setdefault(provider, []).append((since, until))
         return found
 
     def _clear(self, current: _Pass) -> None:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 TAKING_STOCK: Final = "spotd has just started and first asks every provider which machines run"
 STOCK_DEADLINE_S: Final = 10.0
 API_CLOSE_S: Final = 3.0
-WRITABLE_LOOK: Final = timedelta(seconds=10)
+WRITABLE_CHECK: Final = timedelta(seconds=10)
 HISTORY_FILE: Final = "prices.sqlite"
 
 
@@ -293,7 +293,7 @@ class _Daemon:
             objects,
             clock=clock,
             wall=steady,
-            log=logs.get("storekeeper"),
+            log=logs.get("host-monitor"),
             list_every_s=0.0 if shared_by == "filesystem" else look_every_s,
             limits=settings.flood,
             may_delete=lambda: leasing.may_write,
@@ -318,7 +318,7 @@ class _Daemon:
             executor=self.executor,
             grant_writer=self.grant_writer,
             clock=clock,
-            log=logs.get("brain"),
+            log=logs.get("control-loop"),
             wake_event=self.wake_event,
             list_again=self.hosting.list_again,
             alive=app.notify.alive,
@@ -379,7 +379,7 @@ class _Daemon:
         else:
             await self.timeline.set_anew()
         while self.parts.database.last_error:
-            await self._clock.sleep(WRITABLE_LOOK)
+            await self._clock.sleep(WRITABLE_CHECK)
 
     async def forget_secrets_of_no_job(self) -> None:
         """Values written for a job that a crash kept from being queued are gone. To be called before any is queued."""

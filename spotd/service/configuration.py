@@ -21,6 +21,7 @@ from spotd.daemon.errors import BadConfig
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd.daemon.ids import ALPHABET
 from spotd.daemon.settings import ProviderSettings, Settings
+from spotd.files import write_once
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.objects.s3 import open_bucket
@@ -171,15 +172,7 @@ def _own_install(state_dir: Path) -> str:
         if path.exists():
             return path.read_text(encoding="ascii").strip()
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f"{INSTALL_FILE}.{os.getpid()}")
-        try:
-            draft.write_text("".join(secrets.choice(ALPHABET) for _ in range(INSTALL_LENGTH)), encoding="ascii")
-            path.hardlink_to(draft)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink(missing_ok=True)
-        return path.read_text(encoding="ascii").strip()
+        return write_once(path, "".join(secrets.choice(ALPHABET) for _ in range(INSTALL_LENGTH))).strip()
     except OSError as exc:
         if exc.errno in DISK_FULL:
             hint = "free some space there; nothing was half-written"

@@ -51,13 +51,14 @@ def check_plan(plan: Plan, stored: StoredRows) -> None:
 
 
 def _check_job_steps(plan: Plan, stored: StoredRows) -> None:
-    told = Counter(event.job for event in plan.events)
+    explained = Counter(event.job for event in plan.events)
     for job in plan.jobs.values():
         before = stored.jobs.get(job.id)
         needed = 1 if before is None else _steps(before, job)
-        if told[job.id] < needed:
+        if explained[job.id] < needed:
             raise InvariantBroken(
-                f"job {job.id} goes from {before or 'nothing'} to {job.state} with {told[job.id]} of {needed} events"
+                f"job {job.id} goes from {before or 'nothing'} to {job.state} "
+                f"with {explained[job.id]} of {needed} events"
             )
 
 
@@ -73,7 +74,7 @@ def _steps(before: JobState, job: Job) -> int:
 
 
 def _check_attempt_steps(plan: Plan, stored: StoredRows) -> None:
-    told = {(event.job, event.attempt) for event in plan.events}
+    explained = {(event.job, event.attempt) for event in plan.events}
     for attempt in plan.attempts.values():
         before, key = stored.attempts.get(attempt.id, (None, attempt.key))
         if key != attempt.key:
@@ -82,7 +83,7 @@ def _check_attempt_steps(plan: Plan, stored: StoredRows) -> None:
             raise InvariantBroken(f"attempt {attempt.key} has no job")
         if before is not None:
             check_attempt_transition(before, attempt.state)
-        if before is not attempt.state and (attempt.id.job, attempt.id.number) not in told:
+        if before is not attempt.state and (attempt.id.job, attempt.id.number) not in explained:
             raise InvariantBroken(
                 f"attempt {attempt.key} goes from {before or 'nothing'} to {attempt.state} without an event"
             )

@@ -128,8 +128,8 @@ class JobHandlers:
             ceiling = ceiling_for(first.name, first.count, job.spec.price, self._context.policy.current)
         phase = ""
         if current is not None:
-            beat = self._context.host_monitor.heartbeat(current.id)
-            phase = beat.phase.value if beat is not None else current.phase
+            heartbeat = self._context.host_monitor.heartbeat(current.id)
+            phase = heartbeat.phase.value if heartbeat is not None else current.phase
         return JobDetailResponse(
             job=self._response(reads, job_id, attempts),
             spec={} if job is None else job_file(job.spec),

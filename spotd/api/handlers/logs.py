@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -17,9 +18,9 @@ import anyio
 
 from spotd.api.errors import Invalid, NotFound
 from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.render import instant
 from spotd.api.requests import LogQuery
-from spotd.api.schemas.streams import LogResponse
-from spotd.api.timestamps import utc_text
+from spotd.api.schemas.streams import LogKind, LogResponse
 from spotd.core.attempts import Attempt
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import JobState
@@ -33,10 +34,10 @@ FOLLOW_PAUSE_S: Final = 0.5
 OBJECTS_MAX: Final = 100_000
 TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH: Final = 32
-WORTH_TELLING_S: Final = 5.0
-LOOKS_BETWEEN: Final = 20
+WORTH_REPORTING_S: Final = 5.0
+POLLS_BETWEEN: Final = 20
 """A transfer under way is reported again after so many polls, about ten seconds."""
-LAST_LOOKS: Final = 2
+LAST_POLLS: Final = 2
 """How many empty polls after a job's end it takes to conclude that nothing more is coming."""
 
 
@@ -86,7 +87,7 @@ class LogHandlers:
             start, skip_text = await self._tail_start(job, query)
         reader = _Reader(self._context, job, query.attempt, start, skip_text)
         quiet = 0
-        moving = _Moving()
+        reports = _TransferReports()
         while True:
             state, exit_code = await self._state(job)
             records = await reader.more()
@@ -96,7 +97,7 @@ class LogHandlers:
                 quiet = 0
                 continue
             quiet += 1
-            over = state.is_final and quiet >= LAST_LOOKS
+            over = state.is_final and quiet >= LAST_POLLS
             if (
                 not query.follow
                 or over
@@ -104,7 +105,7 @@ class LogHandlers:
             ):
                 yield reader.end(state, exit_code)
                 return
-            note = moving.sentence(self._transfer(job))
+            note = reports.sentence(self._transfer(job))
             if note:
                 yield reader.transfer(note)
             await anyio.sleep(FOLLOW_PAUSE_S)
@@ -125,7 +126,7 @@ class LogHandlers:
 
     async def _has_ended(self, job: JobId, number: int, quiet: int) -> bool:
         attempts = await self._context.read(lambda reads: reads.attempts_of(job))
-        return quiet >= LAST_LOOKS and any(a.id.number == number and not a.state.counts for a in attempts)
+        return quiet >= LAST_POLLS and any(a.id.number == number and not a.state.counts for a in attempts)
 
     async def _tail_start(self, job: JobId, query: LogQuery) -> tuple[Cursor, dict[tuple[int, str], int]]:
         """Where the last lines begin: the cursor before the object they begin in, and how much of it to leave out."""
@@ -203,76 +204,59 @@ class _Reader:
         records = []
         if self._marked != attempt.id.number:
             self._marked = attempt.id.number
-            records.append(self._response("attempt", attempt, _where(attempt)))
+            launched_at = attempt.launched_at or attempt.intended_at
+            records.append(self._response("attempt", _where(attempt), at=launched_at))
         self._at = Cursor(attempt=attempt.id.number, name=name)
         try:
             data = await self._context.stored(lambda: _data(self._context, attempt.id, name, strict=True))
         except NotFound:
-            return [*records, self._response("gap", attempt, "a piece of the log is missing or not readable")]
+            return [*records, self._response("gap", "a piece of the log is missing or not readable")]
         data = data[self._skip_text.pop((attempt.id.number, name), 0) :]
         text = self._decoder.decode(data)
-        return [*records, self._response("log", attempt, text)] if text else records
-
-    def _response(self, kind: str, attempt: Attempt, text: str) -> LogResponse:
-        when = attempt.launched_at or attempt.intended_at
-        record: LogResponse = {
-            "kind": "log",
-            "cursor": str(self._at),
-            "attempt": attempt.id.number,
-            "at": utc_text(when) if kind == "attempt" else None,
-            "text": text,
-            "state": None,
-            "exit_code": None,
-        }
-        if kind == "attempt":
-            record["kind"] = "attempt"
-        elif kind == "gap":
-            record["kind"] = "gap"
-        return record
+        return [*records, self._response("log", text)] if text else records
 
     def transfer(self, text: str) -> LogResponse:
         """Return a record about a checkpoint on its way; a reader that continues behind it misses nothing."""
+        return self._response("transfer", text, at=self._context.clock.now())
+
+    def end(self, state: JobState, exit_code: int | None) -> LogResponse:
+        """Return the last record."""
+        return {
+            **self._response("end", "", at=self._context.clock.now()),
+            "state": state.value,
+            "exit_code": exit_code,
+        }
+
+    def _response(self, kind: LogKind, text: str, *, at: datetime | None = None) -> LogResponse:
         return LogResponse(
-            kind="transfer",
+            kind=kind,
             cursor=str(self._at),
             attempt=self._at.attempt,
-            at=utc_text(self._context.clock.now()),
+            at=instant(at),
             text=text,
             state=None,
             exit_code=None,
         )
 
-    def end(self, state: JobState, exit_code: int | None) -> LogResponse:
-        """Return the last record."""
-        return LogResponse(
-            kind="end",
-            cursor=str(self._at),
-            attempt=self._at.attempt,
-            at=utc_text(self._context.clock.now()),
-            text="",
-            state=state.value,
-            exit_code=exit_code,
-        )
 
-
-class _Moving:
+class _TransferReports:
     """Occasional reports of how far a checkpoint has come, where that takes a while."""
 
     def __init__(self) -> None:
-        self._told: tuple[str, str] | None = None
-        self._looks = 0
+        self._reported: tuple[str, str] | None = None
+        self._polls = 0
 
     def sentence(self, at: HostTransfer | None) -> str:
         """Return what is worth reporting at this poll, if anything."""
         if at is None or at.left_s is None or at.rate is None:
             return ""
-        self._looks += 1
-        is_new = self._told != (at.kind, at.name)
-        if is_new and at.left_s < WORTH_TELLING_S:
+        self._polls += 1
+        is_new = self._reported != (at.kind, at.name)
+        if is_new and at.left_s < WORTH_REPORTING_S:
             return ""
-        if not is_new and self._looks < LOOKS_BETWEEN:
+        if not is_new and self._polls < POLLS_BETWEEN:
             return ""
-        self._told, self._looks = (at.kind, at.name), 0
+        self._reported, self._polls = (at.kind, at.name), 0
         mb, left = f"{at.done / 1e6:.0f} of {at.total / 1e6:.0f} MB", f"{at.left_s:.0f} s left"
         return f"{at.kind} of {at.name}: {mb}, {at.rate / 1e6:.1f} MB/s, {left}"
 

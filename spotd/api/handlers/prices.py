@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -9,7 +10,6 @@ from typing import Final
 from spotd.api.errors import ApiUnavailable, Invalid
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.listing_anomalies import notes_of
-from spotd.api.handlers.name_resolution import known_provider, resolved_gpus
 from spotd.api.handlers.render import offers_responses, quote_response
 from spotd.api.requests import HistoryQuery, PriceQuery
 from spotd.api.schemas.prices import (
@@ -23,6 +23,7 @@ from spotd.api.timestamps import utc_text
 from spotd.core.candidates import CandidateCatalogue, ceiling_for
 from spotd.core.pricing import Needs, quote
 from spotd.history import DISK_GB, Bucket, HistoryUnavailable, PriceGroup, PriceTerms, SeriesQuery, TooManyBuckets
+from spotd_providers.contract import gpus
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import Market, ProviderName
 
@@ -42,9 +43,9 @@ class PriceHandlers:
         """Return the quotes of the newest pages, the cheapest first."""
         context = self._context
         market, policy, now = context.offer_cache.snapshot(), context.policy.current, context.clock.now()
-        known_provider(query.provider, context.providers)
+        _require_provider(query.provider, context.providers)
         sold = {gpu for provider_offers in market.offer_cache.values() for gpu, _ in provider_offers.offer_index.by_gpu}
-        wanted = resolved_gpus(query.gpu, sold)
+        wanted = _resolved_gpus(query.gpu, sold)
         world = context.world()
         catalogue = CandidateCatalogue(market, policy, world.cooldowns, now, attempts=world.attempts.values())
         needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
@@ -77,7 +78,7 @@ class PriceHandlers:
             ApiUnavailable: the file of prices cannot be read now.
         """
         context = self._context
-        known_provider(query.provider, context.providers)
+        _require_provider(query.provider, context.providers)
         now = context.clock.now()
         until = min(query.until or now, now)
         since = query.since or _before(until, RANGE)
@@ -90,7 +91,7 @@ class PriceHandlers:
                 since=max(0, int(since.timestamp())),
                 until=int(until.timestamp()) + 1,
                 every_s=_length_s(query, until - since),
-                gpus=resolved_gpus(query.gpu, await context.price_recorder.gpus()),
+                gpus=_resolved_gpus(query.gpu, await context.price_recorder.gpus()),
                 provider=None if query.provider is None else ProviderName(query.provider),
                 market=None if query.market is None else Market(query.market),
                 offer=query.offer,
@@ -145,3 +146,28 @@ def _bucket(bucket: Bucket) -> PastBucketResponse:
         p90_usd_gpu_h=p90,
         high_usd_gpu_h=as_usd(bucket.high),
     )
+
+
+def _resolved_gpus(gpu: str | None, sold: set[str]) -> frozenset[str] | None:
+    """Return those of the sold ones that the name means; `None` for no name.
+
+    Raises:
+        Invalid: such a GPU is neither known nor sold.
+    """
+    if gpu is None:
+        return None
+    try:
+        names = gpus.resolve(gpu, sold=sold)
+    except gpus.UnknownGpu as exc:
+        raise Invalid(str(exc), hint="spotctl prices shows every GPU that is sold now") from exc
+    return frozenset(name for name in sold if name in names or gpus.matches(names, name))
+
+
+def _require_provider(name: str | None, providers: Collection[str]) -> None:
+    """Require a provider of the config, or none.
+
+    Raises:
+        Invalid: it is not one.
+    """
+    if name is not None and name not in providers:
+        raise Invalid(f"there is no provider {name!r}", hint=f"known here: {', '.join(sorted(providers))}")

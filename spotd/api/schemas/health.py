@@ -71,7 +71,7 @@ class ReconcileResponse(TypedDict):
 
 
 class StatusResponse(TypedDict):
-    """The daemon at a glance. `clock_scale` is above 1 in an accelerated local market.
+    """A summary of the daemon. `clock_scale` is above 1 in an accelerated local market.
 
     Attributes:
         paused: a sentence while nothing may be launched, else empty.

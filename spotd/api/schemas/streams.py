@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+LogKind = Literal["log", "attempt", "gap", "transfer", "end"]
+
 
 class LogResponse(TypedDict):
     """A piece of a job's log stream.
@@ -17,7 +19,7 @@ class LogResponse(TypedDict):
         state, exit_code: of the job, in `end` only, else null.
     """
 
-    kind: Literal["log", "attempt", "gap", "transfer", "end"]
+    kind: LogKind
     cursor: str
     attempt: int
     at: str | None

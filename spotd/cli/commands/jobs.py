@@ -273,7 +273,7 @@ def why(*, ref: str, output: str) -> None:
         lines.append("  passed over:")
         lines += [f"    {row['offers']:>5} offers: {clean(row['reason'])}" for row in shape["passed_over"]]
     if shape["until"] is not None:
-        lines.append(f"  looks again by {local_text(shape['until'])}")
+        lines.append(f"  decides again by {local_text(shape['until'])}")
     lines += [f"  {_last_error(row)}" for row in shape["boards"] if row["error"] or row["note"]]
     if shape["events"]:
         lines.append("  lately:")

@@ -67,4 +67,4 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, 
     for sentence in silence_texts(answer["boards"]):
         stderr.warning(sentence)
     if answer["more"]:
-        stderr.note(f"dearer ones are left out; --limit {limit * 10} shows more")
+        stderr.note(f"more expensive ones are left out; --limit {limit * 10} shows more")

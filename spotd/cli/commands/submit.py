@@ -66,10 +66,10 @@ def _job_options(function: F) -> F:
 @click.option("--secret", "secret", multiple=True, metavar="NAME", help="Secret, read from this environment.")
 @click.option("--secret-file", type=click.Path(path_type=Path), metavar="FILE", help="Secrets as NAME=value lines.")
 @click.option(
-    "--include", multiple=True, metavar="PATH", help="Send this file of the workdir although it looks like a key."
+    "--include", multiple=True, metavar="PATH", help="Send this file of the workdir although it may be a key."
 )
 @click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
-@click.option("--dry-run", is_flag=True, help="Stop after the plan and a look at what would be packed.")
+@click.option("--dry-run", is_flag=True, help="Stop after the plan and a check of what would be packed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--no-wait-price", is_flag=True, help="Exit 3 instead of queueing if nothing is under the ceiling now.")
 @click.option("--wait", is_flag=True, help="Show the job's output and exit 1 if it fails.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotd.api.handlers.logs import LOOKS_BETWEEN, _Moving
+from spotd.api.handlers.logs import POLLS_BETWEEN, _TransferReports
 from spotd.api.requests import JobQuery, LogQuery
 from spotd.daemon.hosts.transfers import LEFT_S_MAX, HostTransfer, TransferKind, TransferMeter
 from tests.unit.daemon.host import Host
@@ -148,10 +148,10 @@ def test_a_log_is_told_seldom_and_of_nothing_quick() -> None:
         rate = None if left_s is None else MB
         return HostTransfer(kind=TransferKind.UPLOAD, name=name, done=1, total=2, rate=rate, left_s=left_s)
 
-    moving = _Moving()
+    moving = _TransferReports()
     assert [bool(moving.sentence(t)) for t in (None, at("a", None), at("a", 4.0), at("a", 60.0))] == [False] * 3 + [
         True
     ]
-    told = [bool(moving.sentence(at("a", 30.0))) for _ in range(2 * LOOKS_BETWEEN)]
+    told = [bool(moving.sentence(at("a", 30.0))) for _ in range(2 * POLLS_BETWEEN)]
     assert told.count(True) == 2
     assert moving.sentence(at("b", 60.0))

@@ -1,0 +1,25 @@
+"""Files of the state folder that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_once(path: Path, text: str) -> str:
+    """Write the text, unless the file is there already; return what the file holds.
+
+    Of several processes that do this at once, all get the text of one.
+
+    Raises:
+        OSError
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        with suppress(FileExistsError):
+            path.hardlink_to(draft)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path.read_text(encoding="utf-8")
