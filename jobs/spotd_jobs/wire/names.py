@@ -19,7 +19,8 @@ _HEX: Final = frozenset("0123456789ABCDEF")
 
 def is_printable(text: str) -> bool:
     """No control, format (bidi, zero width), surrogate, private or line-separating character."""
-    return not any(unicodedata.category(character) in _HIDDEN for character in text)
+    # `isprintable` refuses more than these, and is a hundred times as fast: manifests hold 100,000 names.
+    return text.isprintable() or not any(unicodedata.category(character) in _HIDDEN for character in text)
 
 
 def shown(raw: bytes) -> str:
