@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from spotd_jobs.spec.problems import Problem
 
 
 class RefusalCode(StrEnum):
@@ -17,21 +18,12 @@ class RefusalCode(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputProblem:
-    """One thing wrong in what the user wrote; `key` is dotted (`resources.gpu`), empty for the whole."""
-
-    key: str
-    message: str
-    hint: str = ""
-
-
 class ApiRefusal(Exception):
     """A request was refused, and nothing changed. The message is for the user and ends without a full stop."""
 
     code: RefusalCode
 
-    def __init__(self, message: str, *, hint: str = "", problems: tuple[InputProblem, ...] = ()) -> None:
+    def __init__(self, message: str, *, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from spotd.api.errors import ApiRefusal, InputProblem, Invalid, RefusalCode
+from spotd.api.errors import ApiRefusal, Invalid, RefusalCode
 from spotd.api.schemas import SCHEMA
 from spotd.api.schemas.errors import ErrorResponse
+from spotd_jobs.spec.problems import Problem
 
 INTERNAL: Final = "internal"
 JSON_TYPE: Final = "application/json"
@@ -43,7 +44,7 @@ def json_response(body: Mapping[str, Any], *, status: int = 200) -> Response:
 
 
 def error_body(
-    code: str, message: str, *, hint: str = "", problems: tuple[InputProblem, ...] = ()
+    code: str, message: str, *, hint: str = "", problems: tuple[Problem, ...] = ()
 ) -> dict[str, ErrorResponse]:
     return {
         "error": {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spotd.client.errors import DaemonUnreachable
+from spotd.client.transport import Json
 
 PATIENCE_S: Final = 60.0
 """How long a daemon that went away may take to come back."""
@@ -25,14 +26,14 @@ class Waiting:
 
 
 def followed(
-    stream: Callable[[dict[str, Any]], Iterator[dict[str, Any]]],
+    stream: Callable[[dict[str, Any]], Iterator[Json]],
     query: dict[str, Any],
     *,
     cursor: str,
     drop: tuple[str, ...],
-    is_last: Callable[[dict[str, Any]], bool],
+    is_last: Callable[[Json], bool],
     waiting: Waiting,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Json]:
     """Yield the records up to the last, none twice, though the daemon restarts meanwhile.
 
     Args:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from spotd import paths
 from spotd.client.errors import DaemonRefused
-from spotd.client.transport import PATIENT_S, Query, Transport
+from spotd.client.transport import PATIENT_S, Json, Query, Transport
 
 SPANS_MAX: Final = 200
 """So that the line of a request stays within what every server takes."""
@@ -26,22 +26,22 @@ class Daemon:
     def socket(self) -> Path:
         return self._transport.path
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         return self._transport.json("GET", "/v1/status")
 
-    def plan(self, draft: Mapping[str, Any], *, resume_from: str = "") -> dict[str, Any]:
+    def plan(self, draft: Mapping[str, Any], *, resume_from: str = "") -> Json:
         body = {"draft": draft, "resume_from": resume_from}
         return self._transport.json("POST", "/v1/plan", body=body, timeout_s=PATIENT_S)
 
     def has_code(self, sha256: str) -> bool:
         return bool(self._transport.json("GET", f"/v1/code/{sha256}", timeout_s=PATIENT_S).get("present"))
 
-    def put_code(self, sha256: str, content: IO[bytes], size: int) -> dict[str, Any]:
+    def put_code(self, sha256: str, content: IO[bytes], size: int) -> Json:
         return self._transport.upload(f"/v1/code/{sha256}", content, size)
 
     def submit(
         self, draft: Mapping[str, Any], *, code_sha256: str | None, secrets: Mapping[str, str], resume_from: str = ""
-    ) -> dict[str, Any]:
+    ) -> Json:
         body = {"draft": draft, "code_sha256": code_sha256, "secrets": secrets, "resume_from": resume_from}
         return self._transport.json("POST", "/v1/jobs", body=body)
 
@@ -49,56 +49,56 @@ class Daemon:
         """Return the answer unparsed: with a thousand jobs, parsing it only to print it takes half of the time."""
         return self._transport.json_bytes("GET", "/v1/jobs", query=query)
 
-    def jobs(self, query: Query) -> dict[str, Any]:
+    def jobs(self, query: Query) -> Json:
         return self._transport.json("GET", "/v1/jobs", query=query)
 
-    def job(self, ref: str) -> dict[str, Any]:
+    def job(self, ref: str) -> Json:
         return self._transport.json("GET", _job(ref))
 
-    def why(self, ref: str) -> dict[str, Any]:
+    def why(self, ref: str) -> Json:
         return self._transport.json("GET", _job(ref, "why"))
 
-    def logs(self, ref: str, query: Query) -> Iterator[dict[str, Any]]:
+    def logs(self, ref: str, query: Query) -> Iterator[Json]:
         return self._transport.lines(_job(ref, "logs"), query=query)
 
-    def cancel(self, ref: str) -> dict[str, Any]:
+    def cancel(self, ref: str) -> Json:
         return self._transport.json("POST", _job(ref, "cancel"))
 
-    def retry(self, ref: str, *, anyway: bool = False) -> dict[str, Any]:
+    def retry(self, ref: str, *, anyway: bool = False) -> Json:
         return self._transport.json("POST", _job(ref, "retry"), query={"anyway": 1} if anyway else None)
 
-    def set_budget(self, ref: str, budget: str) -> dict[str, Any]:
+    def set_budget(self, ref: str, budget: str) -> Json:
         return self._transport.json("POST", _job(ref, "budget"), body={"budget": budget})
 
-    def forget(self, machine: str) -> dict[str, Any]:
+    def forget(self, machine: str) -> Json:
         return self._transport.json("POST", "/v1/machines/forget", body={"machine": machine})
 
-    def prices(self, query: Query) -> dict[str, Any]:
+    def prices(self, query: Query) -> Json:
         return self._transport.json("GET", "/v1/prices", query=query)
 
-    def history(self, query: Query) -> dict[str, Any]:
+    def history(self, query: Query) -> Json:
         return self._transport.json("GET", "/v1/history", query=query)
 
-    def events(self, query: Query) -> Iterator[dict[str, Any]]:
+    def events(self, query: Query) -> Iterator[Json]:
         return self._transport.lines("/v1/events", query=query)
 
-    def cost(self, ref: str | None) -> dict[str, Any]:
+    def cost(self, ref: str | None) -> Json:
         return self._transport.json("GET", "/v1/cost" if ref is None else _job(ref, "cost"))
 
-    def checkpoints(self, ref: str) -> dict[str, Any]:
+    def checkpoints(self, ref: str) -> Json:
         return self._transport.json("GET", _job(ref, "checkpoints"))
 
-    def verify_checkpoints(self, ref: str, query: Query) -> Iterator[dict[str, Any]]:
+    def verify_checkpoints(self, ref: str, query: Query) -> Iterator[Json]:
         return self._transport.lines(_job(ref, "checkpoints/verify"), query=query)
 
-    def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> dict[str, Any]:
+    def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> Json:
         body = {"checkpoints": [*names], "pinned": pinned}
         return self._transport.json("POST", _job(ref, "checkpoints/pin"), body=body)
 
-    def remove_checkpoints(self, ref: str, names: Sequence[str]) -> dict[str, Any]:
+    def remove_checkpoints(self, ref: str, names: Sequence[str]) -> Json:
         return self._transport.json("POST", _job(ref, "checkpoints/remove"), body={"checkpoints": [*names]})
 
-    def files(self, ref: str, checkpoint: str | None) -> dict[str, Any]:
+    def files(self, ref: str, checkpoint: str | None) -> Json:
         return self._transport.json("GET", _job(ref, "files"), query={"checkpoint": checkpoint}, timeout_s=PATIENT_S)
 
     def read_file(self, ref: str, checkpoint: str | None, path: str) -> Iterator[bytes]:
@@ -113,13 +113,13 @@ class Daemon:
             query: Query = {"checkpoint": checkpoint, "manifest": manifest, "files": some}
             yield from self._transport.chunks(_job(ref, "files/contents"), query=query)
 
-    def providers(self) -> dict[str, Any]:
+    def providers(self) -> Json:
         return self._transport.json("GET", "/v1/providers")
 
-    def doctor(self) -> dict[str, Any]:
+    def doctor(self) -> Json:
         return self._transport.json("GET", "/v1/doctor", timeout_s=PATIENT_S)
 
-    def reconcile(self) -> dict[str, Any]:
+    def reconcile(self) -> Json:
         return self._transport.json("POST", "/v1/reconcile", timeout_s=PATIENT_S)
 
 

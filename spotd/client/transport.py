@@ -28,6 +28,8 @@ _LINE_BYTES_MAX: Final = 16 * 2**20
 _CHUNK: Final = 1 << 18
 
 Query = Mapping[str, str | int | list[str] | None]
+Json = Any
+"""An object of `spotd.api.schemas`, with `schema` and `now`."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -81,7 +83,7 @@ class Transport:
         query: Query | None = None,
         body: Mapping[str, Any] | None = None,
         timeout_s: float = ANSWER_S,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Return the answer.
 
         Raises:
@@ -89,7 +91,7 @@ class Transport:
         """
         return self._parsed(self.json_bytes(method, target, query=query, body=body, timeout_s=timeout_s))
 
-    def upload(self, target: str, content: IO[bytes], size: int) -> dict[str, Any]:
+    def upload(self, target: str, content: IO[bytes], size: int) -> Json:
         """Return the answer to a PUT of so many bytes from the file.
 
         Raises:
@@ -99,7 +101,7 @@ class Transport:
         with self._exchange("PUT", target, body=content, headers=headers, timeout_s=PATIENT_S) as response:
             return self._parsed(response.read())
 
-    def lines(self, target: str, *, query: Query | None = None) -> Iterator[dict[str, Any]]:
+    def lines(self, target: str, *, query: Query | None = None) -> Iterator[Json]:
         """Yield the records of a stream as they come, without the empty lines that keep it alive.
 
         Raises:
@@ -159,7 +161,7 @@ class Transport:
         error = body.get("error")
         return refused(error) if isinstance(error, dict) else self._garbled()
 
-    def _parsed(self, raw: bytes, *, check_error: bool = True) -> dict[str, Any]:
+    def _parsed(self, raw: bytes, *, check_error: bool = True) -> Json:
         try:
             body = json.loads(raw)
         except ValueError as exc:

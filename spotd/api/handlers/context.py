@@ -16,6 +16,7 @@ from spotd.api.job_refs import JobHead, resolve
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
+from spotd.core.verdicts import Verdict
 from spotd.core.world import World
 from spotd.daemon.commits import Commits, Committed, DecideWith, Points, PolicyHolder
 from spotd.daemon.control_loop import ControlLoop
@@ -126,6 +127,10 @@ class HandlerContext:
         """Why nothing may be launched now, in a sentence; empty while launches are allowed."""
         held = self.control_loop.held
         return f"no decisions are made: {held}" if held else self.policy.why_paused
+
+    def verdict_of(self, job: JobId) -> Verdict | None:
+        """Return the newest decision about a job, if there is one yet."""
+        return None if self.control_loop.state is None else self.control_loop.state.verdicts.get(job)
 
     def world(self) -> World:
         """Return the world of the newest cycle.

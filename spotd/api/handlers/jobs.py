@@ -85,8 +85,7 @@ class JobHandlers:
         return _Line(view=view, sentence=sentence, response=self._response(reads, view.id, (), view))
 
     def _sentence(self, job: JobId) -> str | None:
-        state = self._context.control_loop.state
-        verdict = None if state is None else state.verdicts.get(job)
+        verdict = self._context.verdict_of(job)
         return None if verdict is None else verdict.sentence
 
     def _response(
@@ -95,8 +94,7 @@ class JobHandlers:
         line = view or reads.job_view(job)
         if line is None:
             raise ApiUnavailable(f"job {job} is not there any more")
-        state = self._context.control_loop.state
-        verdict = None if state is None else state.verdicts.get(job)
+        state, verdict = self._context.control_loop.state, self._context.verdict_of(job)
         shown = attempts
         if not attempts and state is not None:
             shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
@@ -151,8 +149,7 @@ class JobHandlers:
             job = reads.job_view(job_id)
             if job is None:
                 raise ApiUnavailable(f"job {job_id} is not there any more")
-            state = context.control_loop.state
-            verdict = None if state is None or job.state.is_final else state.verdicts.get(job_id)
+            verdict = None if job.state.is_final else context.verdict_of(job_id)
             best = None
             if verdict is not None and verdict.best is not None:
                 best = quote_response(verdict.best, verdict.ceiling, "", context.policy.current.bid_headroom_ppm)

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from spotd.api.errors import InputProblem, Invalid
+from spotd.api.errors import Invalid
 from spotd.api.handlers.render import (
     offers_responses,
     passed_over_responses,
@@ -35,7 +35,7 @@ from spotd.core.world import World
 from spotd_jobs.spec.keys import job_file
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.parse import merge, parse_job
-from spotd_jobs.spec.problems import SpecError
+from spotd_jobs.spec.problems import Problem, SpecError
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import ProviderName
@@ -54,7 +54,7 @@ def read_spec(draft: JobRequest, market: MarketSnapshot, known: frozenset[Provid
     try:
         spec = parse_job(merged, draft.source or "the job", base=Path(draft.base_dir) if draft.base_dir else None)
     except SpecError as exc:
-        problems = tuple(InputProblem(key=p.key, message=p.message, hint=p.hint) for p in exc.problems)
+        problems = tuple(exc.problems)
         where = draft.source or "the job"
         raise Invalid(f"{where} cannot be used: {_count(len(problems), 'problem')}", problems=problems) from exc
     problems = (*_unknown_gpus(spec, market), *_unknown_providers(spec, known))
@@ -67,7 +67,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _unknown_gpus(spec: JobSpec, market: MarketSnapshot) -> list[InputProblem]:
+def _unknown_gpus(spec: JobSpec, market: MarketSnapshot) -> list[Problem]:
     sold = {gpu for provider_offers in market.offer_cache.values() for gpu, _ in provider_offers.offer_index.by_gpu}
     found = []
     for index, one in enumerate(spec.resources.gpu):
@@ -76,16 +76,14 @@ def _unknown_gpus(spec: JobSpec, market: MarketSnapshot) -> list[InputProblem]:
         except gpus.UnknownGpu as exc:
             nearest = ", ".join(exc.nearest)
             hint = f"did you mean {nearest}?" if nearest else "spotctl prices shows what is sold"
-            found.append(
-                InputProblem(key=f"resources.gpu[{index}]", message=f"no GPU is known as {one.name!r}", hint=hint)
-            )
+            found.append(Problem(key=f"resources.gpu[{index}]", message=f"no GPU is known as {one.name!r}", hint=hint))
     return found
 
 
-def _unknown_providers(spec: JobSpec, known: frozenset[ProviderName]) -> list[InputProblem]:
+def _unknown_providers(spec: JobSpec, known: frozenset[ProviderName]) -> list[Problem]:
     hint = f"known here: {', '.join(sorted(known))}" if known else "no provider is configured"
     return [
-        InputProblem(key="resources.providers", message=f"there is no provider {name!r}", hint=hint)
+        Problem(key="resources.providers", message=f"there is no provider {name!r}", hint=hint)
         for name in spec.resources.providers
         if name not in known
     ]

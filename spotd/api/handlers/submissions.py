@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from spotd.api.errors import ApiUnavailable, InputProblem, Invalid, OverBudget
+from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.jobs import JobHandlers, require_free_name
 from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec
@@ -27,6 +27,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint
 from spotd.store import Reads
 from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.spec.problems import Problem
 
 
 class SubmissionHandlers:
@@ -145,7 +146,7 @@ class SubmissionHandlers:
 
     async def _code_bytes(self, spec: JobSpec, submission: Submission) -> int:
         if spec.workdir is not None and submission.code_sha256 is None:
-            problem = InputProblem(
+            problem = Problem(
                 key="workdir", message="its content was not sent", hint="submit with spotctl, which packs it"
             )
             raise Invalid("the job has a workdir but no code", problems=(problem,))
@@ -162,7 +163,7 @@ def _require_secrets(spec: JobSpec, submission: Submission) -> None:
     missing = [name for name in spec.secrets if name not in submission.secrets]
     if missing:
         hint = "set it in the environment of spotctl, or give --secret-file"
-        problems = tuple(InputProblem(key="secrets", message=f"{name} has no value", hint=hint) for name in missing)
+        problems = tuple(Problem(key="secrets", message=f"{name} has no value", hint=hint) for name in missing)
         raise Invalid("a secret of the job is missing", problems=problems)
     extra = sorted(set(submission.secrets) - set(spec.secrets))
     if extra:

@@ -129,8 +129,8 @@ def _verify(ref: str, names: Sequence[str], *, every: bool, output: str) -> int:
     query: dict[str, Any] = {"checkpoint": [*names], "all": int(every)}
     with stderr.ProgressLine("verify", None) as progress:
         done = 0
-        for record in Daemon().verify_checkpoints(ref, query):
-            shape: VerificationResponse = record  # type: ignore[assignment]  # the record is the shape plus `schema`
+        shape: VerificationResponse
+        for shape in Daemon().verify_checkpoints(ref, query):
             done = 0 if shape["bytes_done"] < done else done
             progress.add(shape["bytes_done"] - done)
             done = shape["bytes_done"]

@@ -64,10 +64,9 @@ _ATTEMPT_COLUMNS: Sequence[Column[AttemptCostResponse]] = (
 @output(TABLE, JSON)
 def cost(*, ref: str | None, output: str) -> None:
     """What one job cost, attempt by attempt, or what all of them did; and what on-demand would have cost."""
-    answer = Daemon().cost(ref)
-    if show_data(answer, output):
+    shape: CostResponse = Daemon().cost(ref)
+    if show_data(shape, output):
         return
-    shape: CostResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     if ref is not None and shape["receipts"]:
         _show_receipt(shape["receipts"][0])
         return

@@ -14,6 +14,7 @@ from spotd.cli.options import ID, JSON, TABLE, output
 from spotd.cli.when import When, WhenType, instants
 from spotd.cli.words import clean, local_text
 from spotd.client.daemon import Daemon
+from spotd.client.transport import Json
 
 if TYPE_CHECKING:
     from spotd.api.schemas.streams import EventResponse
@@ -35,13 +36,13 @@ def events(*, ref: str | None, follow: bool, since: When | None, limit: int | No
     found = _followed(daemon, query) if follow else daemon.events(query)
     any_shown = False
     for record in found:
-        _show(record, output)  # type: ignore[arg-type]  # the record is the shape plus `schema`
+        _show(record, output)
         any_shown = True
     if not any_shown and output == TABLE:
         stderr.note("no events")
 
 
-def _followed(daemon: Daemon, query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _followed(daemon: Daemon, query: dict[str, Any]) -> Iterator[Json]:
     return followed(
         daemon.events,
         query,

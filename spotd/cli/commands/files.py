@@ -65,13 +65,12 @@ def fetch(
         CommandFailed: one is in the way, or the disk refuses.
     """
     daemon = Daemon()
-    answer = daemon.files(ref, checkpoint)
-    shape: FilesResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
+    shape: FilesResponse = daemon.files(ref, checkpoint)
     places = choose(shape["files"], patterns)
     files = [shape["files"][place] for place in places]
     code = _code_of(shape)
     if list_only:
-        if not show_data({**answer, "files": files}, output):
+        if not show_data({**shape, "files": files}, output):
             show_table(_FILE_COLUMNS, files)
         return code
     if folder is None:

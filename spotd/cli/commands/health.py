@@ -74,7 +74,7 @@ def doctor(*, output: str) -> int:
     """Check the daemon, its store and every provider; one line each, with a way out. Exits 1 if something is wrong."""
     daemon = Daemon()
     try:
-        answer = daemon.doctor()
+        shape: DoctorResponse = daemon.doctor()
     except DaemonUnreachable as exc:
         if output == JSON:
             check: CheckResponse = {
@@ -83,8 +83,7 @@ def doctor(*, output: str) -> int:
             stdout.document({"schema": 1, "ok": False, "checks": [check]})
             return ExitCode.UNREACHABLE
         raise
-    shape: DoctorResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
-    if not show_data(answer, output):
+    if not show_data(shape, output):
         _show_checks(daemon, shape)
     return ExitCode.OK if shape["ok"] else ExitCode.JOB_FAILED
 
@@ -108,10 +107,9 @@ def _show_checks(daemon: Daemon, shape: DoctorResponse) -> None:
 @output(TABLE, JSON)
 def reconcile(*, output: str) -> None:
     """Ask every provider for its machines now, and set right what differs."""
-    answer = Daemon().reconcile()
-    if show_data(answer, output):
+    shape: ReconcileResponse = Daemon().reconcile()
+    if show_data(shape, output):
         return
-    shape: ReconcileResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
     for listing in shape["listings"]:
         found = count(listing["machines"], "machine") if listing["complete"] else "no complete list"
         stdout.line(clean(": ".join(part for part in (listing["provider"], found, listing["error"]) if part)))

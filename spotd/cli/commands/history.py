@@ -95,7 +95,7 @@ def history(
         }
     )
     if not show_data(answer, output):
-        show(answer, asked_s=None if every is None else int(every.total_seconds()))  # type: ignore[arg-type]  # the shape plus `schema`
+        show(answer, asked_s=None if every is None else int(every.total_seconds()))
 
 
 def show(answer: HistoryResponse, *, asked_s: int | None) -> None:

@@ -180,10 +180,10 @@ def _transfer_text(moving: TransferResponse | None) -> str:
 def show(*, ref: str, output: str) -> None:
     """Everything about one job: its state, money, attempts and settings."""
     answer = Daemon().job(ref)
-    if show_data(answer, output, [answer["job"]["id"]]):
+    detail: JobDetailResponse = answer
+    if show_data(detail, output, [detail["job"]["id"]]):
         return
-    detail: JobDetailResponse = answer  # type: ignore[assignment]  # the answer is the shape plus `schema` and `now`
-    for sentence in answer.get("set_aside", ()):
+    for sentence in detail["set_aside"]:
         stderr.warning(sentence)
     stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail, answer["now"])))
     if detail["job"]["attempts"]:

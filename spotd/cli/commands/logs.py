@@ -36,7 +36,7 @@ def logs(*, ref: str, follow: bool, tail: int | None, attempt: int | None, raw: 
         stdout.document({"schema": 1, "logs": records})
         return ExitCode.OK
     for record in daemon.logs(ref, query):
-        printer.show(record)  # type: ignore[arg-type]  # the record is the shape plus `schema`
+        printer.show(record)
     printer.end()
     return ExitCode.OK
 
@@ -99,6 +99,7 @@ def follow_to_end(
         DaemonUnreachable: it was not there at first, or went away and did not come back.
     """
     state = ""
+    record: LogResponse
     for record in followed(
         lambda now: daemon.logs(ref, now),
         query,
@@ -107,8 +108,7 @@ def follow_to_end(
         is_last=lambda record: record["kind"] == "end",
         waiting=waiting or Waiting(),
     ):
-        shape: LogResponse = record  # type: ignore[assignment]  # the record is the shape plus `schema`
-        printer.show(shape)
-        state = shape["state"] or state
+        printer.show(record)
+        state = record["state"] or state
     printer.end()
     return of_state(state)

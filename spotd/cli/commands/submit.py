@@ -21,6 +21,7 @@ from spotd.cli.secrets import collect
 from spotd.cli.words import count, price, size_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.client.transport import Json
 from spotd_jobs.spec.keys import FLAGS, KEYS
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _with_secrets(draft: JobDraft, names: tuple[str, ...]) -> JobDraft:
     return JobDraft(data=draft.data, flags=flags, text=draft.text, source=draft.source, base_dir=draft.base_dir)
 
 
-def _asked(draft: JobDraft, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _asked(draft: JobDraft, call: Callable[[], Json]) -> Json:
     """Return the daemon's answer; what it finds wrong in the job is shown at its place in the draft."""
     try:
         return call()
@@ -220,7 +221,7 @@ class _Watched(io.BytesIO):
 def _submitted(
     daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str], resume_from: str
 ) -> JobResponse:
-    def call() -> dict[str, Any]:
+    def call() -> Json:
         return daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets, resume_from=resume_from)
 
     try:

@@ -17,7 +17,6 @@ from spotd.api.errors import (
     Ambiguous,
     ApiRefusal,
     ApiUnavailable,
-    InputProblem,
     Invalid,
     NotFound,
     OverBudget,
@@ -25,6 +24,7 @@ from spotd.api.errors import (
 )
 from spotd.daemon.database import Database
 from spotd.daemon.object_keys import code_key
+from spotd_jobs.spec.problems import Problem
 from tests.unit.api import made_responses, worlds
 from tests.unit.api.place import Place
 from tests.unit.api.place import place as served
@@ -91,7 +91,7 @@ def test_each_refusal_has_its_status_and_code(place: Place, refusal: ApiRefusal,
 
 
 def test_a_refusal_carries_its_hint_and_every_problem(place: Place) -> None:
-    problem = InputProblem(key="a.b", message="m", hint="h")
+    problem = Problem(key="a.b", message="m", hint="h")
     place.answers("jobs.page", Invalid("bad", hint="look", problems=(problem,)))
     _, body = ask(place, "GET", "/v1/jobs")
     assert body["error"]["hint"] == "look"
