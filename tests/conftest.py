@@ -13,10 +13,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.fakes.seaweed import Weed
 
 settings.register_profile(
     "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -46,6 +49,18 @@ _SLEEP_MAX_S: Final = 0.05
 """A shorter sleep is a poll of a thread that is about to be done."""
 _running: list[str] = []
 """The quick test that runs now."""
+
+
+@pytest.fixture(scope="session")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
+    """Start one S3 server for every test that needs one; each writes below a prefix of its own."""
+    from tests.fakes import seaweed
+
+    reason = seaweed.missing()
+    if reason:
+        pytest.skip(reason)
+    with seaweed.running(tmp_path_factory.mktemp("weed")) as server:
+        yield server
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

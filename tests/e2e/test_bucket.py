@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spotd_jobs.objects.s3 import S3Store
 from tests.e2e.harness import FINAL, assert_books_are_clean, host, lab, straight_sha256, training_folder, until
-from tests.fakes import seaweed
 from tests.fakes.seaweed import BUCKET, CANARY, Weed
 
 pytestmark = pytest.mark.e2e
@@ -18,21 +16,10 @@ SCALE = 60.0
 MUCH = 100_000_000
 
 
-@pytest.fixture
-def weed(tmp_path: Path) -> Iterator[Weed]:
-    reason = seaweed.missing()
-    if reason:
-        pytest.skip(reason)
-    folder = tmp_path / "weed"
-    folder.mkdir()
-    with seaweed.running(folder) as server:
-        yield server
-
-
-def store_section(weed: Weed) -> str:
+def store_section(weed: Weed, prefix: str) -> str:
     return f"""
 [store]
-url = "s3://{BUCKET}/lab"
+url = "s3://{BUCKET}/{prefix}"
 endpoint_url = "{weed.url}"
 region = "us-east-1"
 access_key = {{ env = "STORE_ACCESS" }}
@@ -44,7 +31,7 @@ signer_secret_key = {{ env = "SIGNER_SECRET" }}
 
 def store_keys(weed: Weed) -> dict[str, str]:
     """The environment that `store_section` reads its keys from."""
-    place = weed.place("lab/")
+    place = weed.place()
     return {
         "STORE_ACCESS": str(place.access_key),
         "STORE_SECRET": str(place.secret_key),
@@ -65,7 +52,7 @@ def test_a_preempted_job_resumes_from_the_bucket_with_the_same_bits_and_no_key_r
     code = training_folder(tmp_path)
     # What the job's own process can see is written down beside what it was given.
     run = f"env > environment.txt; RELEASE={release} {sys.executable} slow_train.py {flags} --pace 0.01"
-    hosts = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(4)) + store_section(weed)
+    hosts = "".join(host(f"h{i}", 0.30 + i / 100) for i in range(4)) + store_section(weed, tmp_path.name)
     with lab(tmp_path / "lab", hosts=hosts, scale=SCALE) as found:
         found.environment = store_keys(weed)
         found.start()
@@ -89,7 +76,7 @@ def test_a_preempted_job_resumes_from_the_bucket_with_the_same_bits_and_no_key_r
         assert_books_are_clean(found, reconcile_s=2 * SCALE)
         found.stop()
 
-        store = S3Store(weed.place("lab/"))
+        store = S3Store(weed.place(f"{tmp_path.name}/"))
         stored = {info.key: store.get(info.key, bytes_max=MUCH) for info in store.list("")}
         on_hosts = files_below(found.market_folder)
         assert any(b"SPOTD_CHECKPOINT_DIR" in content for content in on_hosts.values()), "no environment was seen"

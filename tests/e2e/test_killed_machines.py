@@ -21,8 +21,8 @@ from spotd_jobs.wire.manifest import parse_manifest
 from tests.e2e.clouds import GPUS, KIND, Clouds, three_clouds
 from tests.e2e.harness import FINAL, straight_sha256, training_folder, until
 from tests.e2e.test_bucket import store_keys, store_section
-from tests.fakes import seaweed
 from tests.fakes.aws import ZONES
+from tests.fakes.seaweed import Weed
 from tests.fakes.vastai import Ask
 
 pytestmark = pytest.mark.e2e
@@ -31,29 +31,23 @@ MANIFEST_BYTES_MAX = 1 << 20
 
 
 @pytest.mark.timeout(600)
-def test_no_checkpoint_is_lost_when_machines_are_killed_in_uploads_and_restores(tmp_path: Path) -> None:
-    carry(tmp_path, seed=1, kills=2)
+def test_no_checkpoint_is_lost_when_machines_are_killed_in_uploads_and_restores(weed: Weed, tmp_path: Path) -> None:
+    carry(weed, tmp_path, seed=1, kills=2)
 
 
 @pytest.mark.slow
-def test_fifty_kills_of_machines_lose_no_checkpoint(tmp_path: Path) -> None:
-    kinds = carry(tmp_path, seed=2, kills=50)
+def test_fifty_kills_of_machines_lose_no_checkpoint(weed: Weed, tmp_path: Path) -> None:
+    kinds = carry(weed, tmp_path, seed=2, kills=50)
     assert kinds["upload"] >= 10
     assert kinds["restore"] >= 10
 
 
-def carry(folder: Path, *, seed: int, kills: int) -> Counter[str]:
+def carry(weed: Weed, folder: Path, *, seed: int, kills: int) -> Counter[str]:
     """How many kills met what; the job was carried through all of them."""
-    reason = seaweed.missing()
-    if reason:
-        pytest.skip(reason)
     release = folder / "release"
     flags = f"--steps {400 + 150 * kills} --save-every 15"
     run = f"RELEASE={release} BALLAST={BALLAST} SAVE_S=0.1 {sys.executable} slow_train.py {flags} --pace 0.03"
-    with (
-        seaweed.running(folder) as weed,
-        three_clouds(folder, more=store_section(weed), environment=store_keys(weed)) as f,
-    ):
+    with three_clouds(folder, more=store_section(weed, folder.name), environment=store_keys(weed)) as f:
         stock(f)
         f.lab.start()
         job = f.lab.submit(
@@ -64,7 +58,7 @@ def carry(folder: Path, *, seed: int, kills: int) -> Counter[str]:
             resources={"gpu": GPUS, "disk": "10GB", "market": "auto"},
             price={"max_price": 0.5},
         )
-        course = Course(f, S3Store(weed.place("lab/")), job, random.Random(seed))
+        course = Course(f, S3Store(weed.place(f"{folder.name}/")), job, random.Random(seed))
         for number in range(kills):
             course.kill_one(in_restore=number % 2 == 1)
         release.touch()

@@ -19,7 +19,6 @@ from tests.e2e.clouds import ASK, AWS_SECRET, GPUS, KEYS, POOLS, PROVIDER_KEYS, 
 from tests.e2e.ctl import assert_no_traceback, spotctl
 from tests.e2e.harness import straight_sha256, training_folder, until
 from tests.e2e.test_bucket import files_below, store_keys, store_section
-from tests.fakes import seaweed
 from tests.fakes.aws import Phase
 from tests.fakes.seaweed import CANARY, Weed
 
@@ -66,12 +65,7 @@ def assert_one_machine_at_a_time(spending: Mapping[str, tuple[Segment, ...]], *,
 
 
 @pytest.mark.timeout(600)  # three quarters of a minute on two free cores; a busy machine stretches every restart
-def test_a_job_is_outbid_at_vast_saves_in_aws_two_minutes_and_ends_at_runpod(tmp_path: Path) -> None:
-    with seaweed.running(tmp_path) as weed:
-        journey(tmp_path, weed)
-
-
-def journey(tmp_path: Path, weed: Weed) -> None:
+def test_a_job_is_outbid_at_vast_saves_in_aws_two_minutes_and_ends_at_runpod(weed: Weed, tmp_path: Path) -> None:
     release = tmp_path / "release"
     known = hashlib.sha256(JOB_SECRET.encode()).hexdigest()
     run = (
@@ -80,7 +74,7 @@ def journey(tmp_path: Path, weed: Weed) -> None:
         'env -u WANDB_API_KEY > environment.txt; echo "my key is $WANDB_API_KEY"; '
         f"RELEASE={release} {sys.executable} slow_train.py {FLAGS} --pace 0.1"
     )
-    with three_clouds(tmp_path, more=store_section(weed), environment=store_keys(weed)) as found:
+    with three_clouds(tmp_path, more=store_section(weed, tmp_path.name), environment=store_keys(weed)) as found:
         found.lab.fresh = True  # its arguments, as anybody on this computer sees them, are looked at below
         found.lab.start()
         job = found.lab.submit(
@@ -93,7 +87,7 @@ def journey(tmp_path: Path, weed: Weed) -> None:
             secrets=["WANDB_API_KEY"],
             secret_values={"WANDB_API_KEY": JOB_SECRET},
         )
-        store = S3Store(weed.place("lab/"))
+        store = S3Store(weed.place(f"{tmp_path.name}/"))
 
         in_progress(found, job, "vast", 1)
         assert_secrets_are_kept(found, store, job, attempt=1)

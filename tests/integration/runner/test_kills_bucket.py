@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.wire.grant import Grant, Restore
-from tests.fakes import seaweed
 from tests.fakes.seaweed import Weed
 from tests.integration.runner.bucket import BucketStore
 from tests.integration.runner.rig import PATIENCE_S, Machine, Rig, until
@@ -30,17 +28,6 @@ WAIT_UNTIL_STORED = """
         time.sleep(0.01)
 """
 CODE = {"train.py": TRAINER.replace("    time.sleep(pause)\n", WAIT_UNTIL_STORED)}
-
-
-@pytest.fixture
-def weed(tmp_path: Path) -> Iterator[Weed]:
-    reason = seaweed.missing()
-    if reason:
-        pytest.skip(reason)
-    folder = tmp_path / "weed"
-    folder.mkdir()
-    with seaweed.running(folder) as server:
-        yield server
 
 
 class Course:
@@ -137,7 +124,7 @@ def _blocks(path: Path) -> int:
 def carry(weed: Weed, folder: Path, *, seed: int, kills: int) -> None:
     rng = random.Random(seed)
     (folder / "rig").mkdir()
-    with Rig(folder / "rig", store=BucketStore(S3Store(weed.place("kills/")))) as rig:
+    with Rig(folder / "rig", store=BucketStore(S3Store(weed.place(f"{folder.name}/")))) as rig:
         course = Course(rig, rng)
         for number in range(kills):
             if number % 2 and course.offers:

@@ -1,4 +1,4 @@
-"""One real S3 server for every test here that needs one."""
+"""What tests of buckets share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.wire.client import web
-from tests.fakes import seaweed
 from tests.fakes.botocore_models import parse_models_once
 from tests.fakes.seaweed import VERSIONED, Weed
 
@@ -21,15 +20,6 @@ def _models_parsed_once() -> Iterator[None]:
     """Most tests of buckets open several clients."""
     with parse_models_once():
         yield
-
-
-@pytest.fixture(scope="session")
-def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
-    reason = seaweed.missing()
-    if reason:
-        pytest.skip(reason)
-    with seaweed.running(tmp_path_factory.mktemp("weed")) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
