@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
-from spotd_jobs.wire.names import raw_of
+from spotd_jobs.wire.client.names import raw_of
 
 if TYPE_CHECKING:
     from spotd.api.schemas.files import FileResponse

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.wire.manifest import parse_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.e2e.ctl import assert_no_traceback, log_lines, spotctl
 from tests.e2e.harness import DaemonRefused, Lab, host, lab, straight_sha256, training_folder, until
 

@@ -17,7 +17,7 @@ import pytest
 
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.s3 import S3Store
-from spotd_jobs.wire.manifest import parse_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.e2e.clouds import GPUS, KIND, Clouds, three_clouds
 from tests.e2e.harness import FINAL, straight_sha256, training_folder, until
 from tests.e2e.test_bucket import store_keys, store_section

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.wire.manifest import parse_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.e2e.harness import FINAL, Lab, host, lab, until
 
 pytestmark = pytest.mark.e2e

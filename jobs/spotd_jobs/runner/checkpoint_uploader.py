@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from spotd_jobs.runner import complete, manifest, tree
 from spotd_jobs.runner.chunk_index import ChunkIndex
 from spotd_jobs.runner.companions import companions
-from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.priority import Priority, lower_priority
 from spotd_jobs.runner.store import GivenUp, RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
 from spotd_jobs.wire.client.clocks import now_text, steady
 from spotd_jobs.wire.client.console import log_line, reason_of
 from spotd_jobs.wire.client.files import read_text, remove, write_whole
+from spotd_jobs.wire.client.names import encoded
 
 STAGES = "stages"
 PUBLISHED = "published"

@@ -17,8 +17,7 @@ import threading
 from typing import Any
 
 from spotd_jobs.wire.client.files import write_whole
-
-WINDOW = 3
+from spotd_jobs.wire.client.manifest_text import WINDOW
 
 
 def new_mark() -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 from spotd_jobs.runner import complete
 from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark
-from spotd_jobs.runner.manifest import COMPANIONS_MAX
-from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.tree import Tree
 from spotd_jobs.wire.client.files import read_text
+from spotd_jobs.wire.client.manifest_text import COMPANIONS_MAX
+from spotd_jobs.wire.client.names import encoded
 
 _POINTER_BYTES_MAX = 4096
 

@@ -8,27 +8,25 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import zlib
 from typing import Any, Iterable
 
-from spotd_jobs.runner.names import decoded
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.tree import Node, Unfit
+from spotd_jobs.wire.client.manifest_text import (
+    CHUNKS_MAX,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_TEXT_MAX,
+    Unreadable,
+    chunk_key,
+    unpacked,
+)
+from spotd_jobs.wire.client.names import decoded
 
-BYTES_MAX = 16 * 1024 * 1024
-TEXT_MAX = 40 * 1024 * 1024
-CHUNKS_MAX = 65_536
-COMPANIONS_MAX = 16
 _PLAIN_MAX = 64 * 1024
 _ROW_BYTES = 150
 _CHUNK_BYTES = 110
 _ODD_BYTES = 3
 _PLAIN_CHARACTERS = bytes(byte for byte in range(32, 127) if byte not in b'%\\"')
-_GZIP = b"\x1f\x8b"
-
-
-class Unreadable(Exception):
-    """There is no manifest in these bytes."""
 
 
 def text_bytes(nodes: Iterable[Node], chunks: int) -> int:
@@ -44,8 +42,8 @@ def too_much(chunks: int, text: int) -> str:
     """Why no manifest can hold this; empty if one can."""
     if chunks > CHUNKS_MAX:
         return "it would be more than %d chunks" % CHUNKS_MAX
-    if text > TEXT_MAX:
-        return "the list of its files would be longer than %d MB" % (TEXT_MAX // 1_000_000)
+    if text > MANIFEST_TEXT_MAX:
+        return "the list of its files would be longer than %d MB" % (MANIFEST_TEXT_MAX // 1_000_000)
     return ""
 
 
@@ -72,8 +70,8 @@ def written(store: RunnerStore, **fields: Any) -> bytes:
     document = dict(store.document(**fields), schema=2, chunks=chunks, files=rows)
     text = store.sealed(document)
     data = text if len(text) <= _PLAIN_MAX else gzip.compress(text, 6)
-    if len(data) > BYTES_MAX:
-        raise Unfit("the list of its files is larger than %d MB" % (BYTES_MAX // 1_000_000))
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise Unfit("the list of its files is larger than %d MB" % (MANIFEST_BYTES_MAX // 1_000_000))
     return data
 
 
@@ -84,7 +82,7 @@ def read(data: bytes) -> dict[str, Any]:
         Unreadable: there is none.
     """
     try:
-        document = json.loads(_unpacked(data))
+        document = json.loads(unpacked(data))
         if document["schema"] == 2:
             _unfold(document)
         for file in document["files"]:
@@ -95,25 +93,14 @@ def read(data: bytes) -> dict[str, Any]:
                     raise Unreadable("a piece of a file lies outside its chunk")
         result: dict[str, Any] = document
         return result
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, zlib.error):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise Unreadable("its manifest can not be read") from None
 
 
-def _unpacked(data: bytes) -> bytes:
-    if not data.startswith(_GZIP):
-        return data
-    unpacking = zlib.decompressobj(31)
-    text = unpacking.decompress(data, TEXT_MAX + 1)
-    if len(text) > TEXT_MAX or not unpacking.eof:
-        raise Unreadable("its manifest is too large or cut short")
-    return text
-
-
 def _unfold(document: dict[str, Any]) -> None:
-    prefix = "jobs/%s/attempts/" % document["job"]
     chunks = []
     for name, size, *attempt in document["chunks"]:
-        key = "%s%d/data/%s" % (prefix, attempt[0] if attempt else document["attempt"], name)
+        key = chunk_key(document["job"], attempt[0] if attempt else document["attempt"], name)
         chunks.append({"key": key, "sha256": name[:64], "size": size})
     document["entry"] = decoded(document["entry"])
     for file in document["files"]:

@@ -12,12 +12,12 @@ from typing import Iterator, NamedTuple
 
 from spotd_jobs.runner import manifest, tree
 from spotd_jobs.runner.chunk_index import ChunkIndex
-from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload
 from spotd_jobs.wire.client.clocks import now_text
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
 from spotd_jobs.wire.client.files import remove
+from spotd_jobs.wire.client.names import encoded
 
 MANIFEST = "outputs/manifest.json"
 _TRIES = 5

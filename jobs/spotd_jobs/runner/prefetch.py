@@ -18,6 +18,7 @@ from spotd_jobs.runner.grants import NotCurrent, first_grant
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.console import log_line, reason_of
 from spotd_jobs.wire.client.files import lock, remove, write_whole
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, Unreadable
 
 VARIABLE = "SPOTD_PREFETCH"
 _FOLDER = "prefetch"
@@ -116,7 +117,7 @@ class Fetching:
 
     def _chunks(self) -> Iterator[dict[str, Any]]:
         try:
-            data = web.read(self._offer["manifest"]["url"], manifest.BYTES_MAX)
+            data = web.read(self._offer["manifest"]["url"], MANIFEST_BYTES_MAX)
         except web.WebError as error:
             log_line("nothing is prefetched: its manifest: %s" % error)
             return
@@ -125,7 +126,7 @@ class Fetching:
         seen = set()
         try:
             files = manifest.read(data)["files"]
-        except manifest.Unreadable:
+        except Unreadable:
             return  # the restore reports it, too
         for entry in files:
             for chunk in entry["chunks"]:
@@ -159,14 +160,15 @@ class Fetching:
     def _fetch(self, chunk: dict[str, Any], place: memoryview) -> bool:
         url = chunk_url(self._offer, chunk["key"])
         for _ in range(_TRIES if url else 0):
+            hashing = hashlib.sha256()
             try:
-                count = web.read_into(str(url), place)
+                web.read_blocks(str(url), len(place), place, hashing.update)
             except web.WebError as error:
                 log_line("prefetch: %s" % error)
                 if _wait(self._home, 1.0):
                     return False
                 continue
-            if count == len(place) and hashlib.sha256(place).hexdigest() == chunk["sha256"]:
+            if hashing.hexdigest() == chunk["sha256"]:
                 return True
         return False
 

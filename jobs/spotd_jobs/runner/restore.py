@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
 from spotd_jobs.runner import manifest
 from spotd_jobs.runner.aside import remove_aside
-from spotd_jobs.runner.names import encoded
 from spotd_jobs.runner.placement import ChunkWriter, DiskFailed, Placement
 from spotd_jobs.runner.prefetch import Prefetch, chunk_url
 from spotd_jobs.runner.tree import DIR, FILE, LINK
@@ -24,6 +23,8 @@ from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.clocks import steady
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
 from spotd_jobs.wire.client.files import TEMPORARY, DiskFull, free_bytes, is_full, remove
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, Unreadable, climb
+from spotd_jobs.wire.client.names import encoded
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -300,7 +301,7 @@ class RestoreRun:
             places.close()
 
     def _get_manifest(self, hashing: _Hash) -> bytes:
-        data = web.read(self._offer["manifest"]["url"], manifest.BYTES_MAX)
+        data = web.read(self._offer["manifest"]["url"], MANIFEST_BYTES_MAX)
         hashing.update(data)
         return data
 
@@ -357,22 +358,15 @@ def _checked(data: bytes, name: str) -> dict[str, Any]:
                 raise BadCheckpoint("its manifest holds a path that leads outside")
             if entry["type"] == FILE and sum(chunk["length"] for chunk in entry["chunks"]) != entry["size"]:
                 raise BadCheckpoint("its manifest does not add up")
-            if entry["type"] == LINK and (entry["target"].startswith("/") or _climbs(entry["target"]) >= len(parts)):
-                raise BadCheckpoint("its manifest holds a link that leads outside")
+            if entry["type"] == LINK:
+                climbs, rest = climb(entry["target"])
+                if entry["target"].startswith("/") or climbs >= len(parts) or ".." in rest:
+                    raise BadCheckpoint("its manifest holds a link that leads outside")
         if "/" in (document.get("entry") or "") or document["name"] != name:
             raise BadCheckpoint("its manifest speaks of something else")
         document["bytes"] += 0
-    except manifest.Unreadable as error:
+    except Unreadable as error:
         raise BadCheckpoint(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadCheckpoint("its manifest can not be read") from None
     return document
-
-
-def _climbs(target: str) -> int:
-    """How many levels a link's target climbs; endless if it climbs after it went down."""
-    parts = target.split("/")
-    count = 0
-    while count < len(parts) and parts[count] == "..":
-        count += 1
-    return 1 << 30 if ".." in parts[count:] else count

@@ -10,9 +10,10 @@ import os
 import stat
 from typing import NamedTuple
 
-from spotd_jobs.runner.names import encoded
 from spotd_jobs.wire.client.console import reason_of
 from spotd_jobs.wire.client.files import remove
+from spotd_jobs.wire.client.manifest_text import climb
+from spotd_jobs.wire.client.names import encoded
 
 ENTRIES_MAX = 100_000
 DEPTH_MAX = 250
@@ -137,12 +138,9 @@ def leads_inside(path: str, target: str) -> bool:
     """Whether the link at `path` stays below its entry, whatever other links there are: it climbs only at its start."""
     if not target or target.startswith("/"):
         return False
-    parts = target.split("/")
-    climbs = 0
-    while climbs < len(parts) and parts[climbs] == "..":
-        climbs += 1
+    climbs, rest = climb(target)
     # One level stays for the entry itself.
-    return climbs < max(1, path.count("/")) and not any(part in ("", ".", "..") for part in parts[climbs:])
+    return climbs < max(1, path.count("/")) and not any(part in ("", ".", "..") for part in rest)
 
 
 class Stage:

@@ -17,6 +17,7 @@ _PAUSE_S = 0.2
 _PAUSE_MAX_S = 10.0
 _WRONG_TRIES = 3
 _TRY_FOR_S = 900.0
+_BLOCK_BYTES = 1024 * 1024
 
 
 class CodeUnusable(Exception):
@@ -57,11 +58,11 @@ def _download(code: dict[str, Any], archive: str) -> str:
     digest = hashlib.sha256()
     with open(archive, "wb") as stream:
 
-        def take(block: bytes) -> None:
+        def take(block: memoryview) -> None:
             digest.update(block)
             stream.write(block)
 
-        web.stream(code["url"], int(code["size"]), take)
+        web.read_blocks(code["url"], int(code["size"]), memoryview(bytearray(_BLOCK_BYTES)), take)
     return digest.hexdigest()
 
 

@@ -18,18 +18,18 @@ import threading
 from typing import Any, Callable, Iterator, NamedTuple
 
 from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark
-from spotd_jobs.runner.manifest import CHUNKS_MAX, text_bytes, too_much
-from spotd_jobs.runner.names import encoded
+from spotd_jobs.runner.manifest import text_bytes, too_much
 from spotd_jobs.runner.priority import Priority, lower_priority
 from spotd_jobs.runner.store import GivenUp, RunnerStore
 from spotd_jobs.runner.tree import FILE, Node, Stage, Unfit, Vanished, is_same
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client.manifest_text import CHUNK_BYTES_MAX, CHUNKS_MAX
+from spotd_jobs.wire.client.names import encoded
 
 _CHUNKS_PREFERRED_MAX = 16_384
 _PACKED_BYTES_MAX = 1024 * 1024
 _PACKED_SHARE = 8
-_CHUNK_BYTES_MAX = 64 * 1024 * 1024
 _CHECK_S = 0.5
 
 
@@ -142,7 +142,7 @@ class TreeUpload:
         self._must_yield = must_yield
         self.mark = new_mark()
         total = stage.tree.size
-        while total > chunk_bytes * _CHUNKS_PREFERRED_MAX and chunk_bytes < _CHUNK_BYTES_MAX:
+        while total > chunk_bytes * _CHUNKS_PREFERRED_MAX and chunk_bytes < CHUNK_BYTES_MAX:
             chunk_bytes *= 2  # a manifest has its limits too
         files = stage.tree.files
         loads = loads_of(files, chunk_bytes, min(_PACKED_BYTES_MAX, chunk_bytes // _PACKED_SHARE))

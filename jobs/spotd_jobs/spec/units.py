@@ -246,12 +246,3 @@ def parse_price(value: object) -> PriceLimit:
     if spelled in _MACHINE_HOUR:
         return PriceLimit(machine_hour=figure)
     raise UnitError(f'{_shown(value)} has the unknown unit "/{unit}"', hint=PRICE_HINT)
-
-
-def format_price(limit: PriceLimit) -> str:
-    """Return the text that `parse_price` turns back into the same limit."""
-    if limit.machine_hour is not None:
-        return f"{format_money(limit.machine_hour)}/h"
-    if limit.per_gpu_hour is not None:
-        return format_money(limit.per_gpu_hour)
-    raise ValueError("a price limit without a figure has no text")

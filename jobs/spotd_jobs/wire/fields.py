@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from spotd_jobs.wire.names import is_printable
+from spotd_jobs.wire.client.names import is_printable
 
 KEY_BYTES_MAX: Final = 1024
 NAME_BYTES_MAX: Final = 255

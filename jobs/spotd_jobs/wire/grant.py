@@ -15,8 +15,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from spotd_jobs.wire.client.manifest_text import CHUNK_BYTES_MAX
 from spotd_jobs.wire.fields import (
     EntryName,
     Instant,
@@ -29,15 +30,12 @@ from spotd_jobs.wire.fields import (
     StorePrefix,
     Text,
     Url,
-    WireError,
     WireModel,
     attempt_prefix,
     liveness_marker_name,
 )
 
-GRANT_BYTES_MAX: Final = 64 * 1024 * 1024
 CHUNK_BYTES_DEFAULT: Final = 8 * 1024 * 1024
-CHUNK_BYTES_MAX: Final = 64 * 1024 * 1024
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=366 * 86400)]
 
@@ -278,22 +276,3 @@ class Grant(WireModel):
     def to_bytes(self) -> bytes:
         """Return the document as it is written to the store."""
         return self.model_dump_json(by_alias=True).encode()
-
-
-def parse_grant(data: bytes) -> Grant:
-    """Return the grant these bytes hold.
-
-    Raises:
-        WireError: they hold none.
-    """
-    if len(data) > GRANT_BYTES_MAX:
-        raise WireError(f"a grant of {len(data)} bytes is larger than {GRANT_BYTES_MAX}")
-    try:
-        return Grant.model_validate_json(data)
-    except ValidationError as error:
-        # Only places and kinds: the values are secrets.
-        places = "; ".join(
-            f"{'.'.join(str(part) for part in row['loc']) or 'grant'}: {row['msg']}"
-            for row in error.errors(include_url=False, include_context=False, include_input=False)[:5]
-        )
-        raise WireError(f"not a grant: {places}") from None

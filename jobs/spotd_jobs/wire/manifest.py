@@ -17,49 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Protocol
 
+from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, COMPANIONS_MAX, climb
 from spotd_jobs.wire.fields import Url, WireError, attempt_prefix
 from spotd_jobs.wire.grant import ManifestBlob, Restore
-from spotd_jobs.wire.manifest_document import (
-    CHUNKS_MAX,
-    COMPANIONS_MAX,
-    FILES_MAX,
-    MANIFEST_BYTES_MAX,
-    MANIFEST_TEXT_MAX,
-    Chunk,
-    Entry,
-    EntryType,
-    Manifest,
-    ManifestKind,
-    parse_manifest,
-    parts_of,
-)
-
-__all__ = [
-    "CHUNKS_MAX",
-    "COMPANIONS_MAX",
-    "FILES_MAX",
-    "MANIFEST_BYTES_MAX",
-    "MANIFEST_TEXT_MAX",
-    "WINDOW",
-    "AcceptedManifest",
-    "BadManifest",
-    "Chunk",
-    "Entry",
-    "EntryType",
-    "Manifest",
-    "ManifestKind",
-    "StoredObject",
-    "checkpoint_prefix",
-    "parse_manifest",
-    "restore_of",
-    "verify_manifest",
-]
-
-WINDOW: Final = 3
-"""A runner counts on a chunk that its attempt sent only while one of so many newest manifests of the attempt names it,
-or was published before it was sent. The rest may be deleted while the attempt lives."""
+from spotd_jobs.wire.manifest_document import Entry, EntryType, Manifest, ManifestKind, parse_manifest, parts_of
 
 
 class StoredObject(Protocol):
@@ -259,11 +222,7 @@ def _check_link(path: str, target: str | None) -> None:
     """Check that the target stays inside, whatever other links there are: it may climb only at its beginning."""
     if target is None:
         raise _Unfit("a link has no target")
-    parts = target.split("/")
-    climbs = 0
-    while parts and parts[0] == "..":
-        parts.pop(0)
-        climbs += 1
+    climbs, parts = climb(target)
     if climbs > path.count("/"):
         raise _Unfit("a link leads outside")
     try:

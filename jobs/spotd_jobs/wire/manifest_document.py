@@ -8,7 +8,6 @@ kind: paths are printable text, and each file is a sequence of parts of chunks.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +16,16 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from spotd_jobs.wire.client.manifest_text import (
+    CHUNK_BYTES_MAX,
+    CHUNKS_MAX,
+    COMPANIONS_MAX,
+    MANIFEST_BYTES_MAX,
+    Unreadable,
+    chunk_key,
+    unpacked,
+)
+from spotd_jobs.wire.client.names import raw_of, shown
 from spotd_jobs.wire.fields import (
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
@@ -30,24 +39,14 @@ from spotd_jobs.wire.fields import (
     StoreKey,
     WireError,
     WireModel,
-    attempt_prefix,
 )
-from spotd_jobs.wire.grant import CHUNK_BYTES_MAX
-from spotd_jobs.wire.names import raw_of, shown
 from spotd_jobs.wire.reports import first_problem
 
-MANIFEST_BYTES_MAX: Final = 16 * 1024 * 1024
-"""As it is stored."""
-MANIFEST_TEXT_MAX: Final = 40 * 1024 * 1024
-"""Unpacked."""
 FILES_MAX: Final = 100_000
-CHUNKS_MAX: Final = 65_536
-COMPANIONS_MAX: Final = 16
 DEPTH_MAX: Final = 256
 _TEXT_OF_PATH_MAX: Final = 3 * PATH_BYTES_MAX
 _VALUES_MAX: Final = 4_000_000
 """More commas or brackets than any manifest within its limits has; each would cost memory before anything is known."""
-_GZIP: Final = b"\x1f\x8b"
 _CHUNK_NAME: Final = r"^[0-9a-f]{64}(?:-[0-9a-f]{8})?$"
 
 
@@ -241,7 +240,10 @@ def parse_manifest(data: bytes) -> Manifest:
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise WireError(f"manifest of {len(data)} bytes is larger than {MANIFEST_BYTES_MAX}")
-    text = _unpacked(data) if data.startswith(_GZIP) else data
+    try:
+        text = unpacked(data)
+    except Unreadable as error:
+        raise WireError(str(error)) from None
     if text.count(b",") + text.count(b"[") + text.count(b"{") > _VALUES_MAX:
         raise WireError("not a manifest: it holds more values than any has")
     try:
@@ -271,19 +273,6 @@ def parse_manifest(data: bytes) -> Manifest:
     )
 
 
-def _unpacked(data: bytes) -> bytes:
-    unpacking = zlib.decompressobj(wbits=31)
-    try:
-        text = unpacking.decompress(data, MANIFEST_TEXT_MAX + 1)
-    except zlib.error:
-        raise WireError("not a manifest: it cannot be unpacked") from None
-    if len(text) > MANIFEST_TEXT_MAX:
-        raise WireError(f"manifest is larger than {MANIFEST_TEXT_MAX} bytes when it is unpacked")
-    if not unpacking.eof or unpacking.unused_data:
-        raise WireError("not a manifest: it is cut short or has something behind its end")
-    return text
-
-
 def _check_seal(text: bytes, seal: str) -> None:
     body, _, last = text.rpartition(b',"seal":')
     if last != b'"%s"}' % seal.encode() or hashlib.sha256(body).hexdigest() != seal:
@@ -308,8 +297,8 @@ def _files_1(files: Iterable[_Entry1]) -> tuple[Entry, ...]:
 def _files_2(wire: _Manifest2) -> tuple[Entry, ...]:
     chunks = []
     for name, size, *attempt in wire.chunks:
-        prefix = attempt_prefix(wire.job, attempt[0] if attempt else wire.attempt)
-        chunks.append(Chunk(f"{prefix}data/{name}", name[:64], size, 0, size))
+        key = chunk_key(wire.job, attempt[0] if attempt else wire.attempt, name)
+        chunks.append(Chunk(key, name[:64], size, 0, size))
     return tuple(
         Entry(
             one.path,

@@ -22,7 +22,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.contents import checkpoint_manifest, piece_problem
 from spotd.daemon.commits import cycle_points
 from spotd.store import Reads
-from spotd_jobs.wire.manifest import Chunk, Entry
+from spotd_jobs.wire.manifest_document import Chunk, Entry
 
 PROGRESS_BYTES: Final = 32 * 1024 * 1024
 """A word about how far it is comes after so many bytes."""

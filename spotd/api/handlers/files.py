@@ -16,7 +16,8 @@ from spotd.core.ids import JobId
 from spotd.core.outputs import outputs_warning
 from spotd.daemon.checkpoints.contents import DamagedContent, checkpoint_manifest, piece
 from spotd.daemon.checkpoints.fetching import ContentPiece, batches, fetch, joined
-from spotd_jobs.wire.manifest import AcceptedManifest, Chunk, Entry, EntryType
+from spotd_jobs.wire.manifest import AcceptedManifest
+from spotd_jobs.wire.manifest_document import Chunk, Entry, EntryType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

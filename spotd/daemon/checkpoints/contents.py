@@ -7,7 +7,9 @@ import hashlib
 from spotd.core.checkpoints import Checkpoint
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, BadManifest, Chunk, verify_manifest
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
+from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
+from spotd_jobs.wire.manifest_document import Chunk
 
 
 class DamagedContent(StoreError):

@@ -52,8 +52,10 @@ from spotd_jobs.objects.api import (
     StoreUnavailable,
 )
 from spotd_jobs.objects.keys import is_key, listed_key
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, WINDOW
 from spotd_jobs.wire.fields import WireError
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix, parse_manifest
+from spotd_jobs.wire.manifest import checkpoint_prefix
+from spotd_jobs.wire.manifest_document import Manifest, parse_manifest
 from spotd_providers.contract.provider import Clock, Logger
 
 PACE: Final = timedelta(minutes=1)

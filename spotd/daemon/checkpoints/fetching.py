@@ -9,7 +9,7 @@ from typing import Final
 
 from spotd.daemon.checkpoints.contents import DamagedContent, piece
 from spotd_jobs.objects.api import ObjectStore
-from spotd_jobs.wire.manifest import Chunk
+from spotd_jobs.wire.manifest_document import Chunk
 
 CONNECTIONS: Final = 8
 BATCH_BYTES: Final = 32 * 1024 * 1024

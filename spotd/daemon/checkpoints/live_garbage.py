@@ -21,8 +21,10 @@ from typing import Final
 from spotd.core.ids import AttemptId
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, WINDOW
 from spotd_jobs.wire.fields import WireError
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, WINDOW, Manifest, checkpoint_prefix, parse_manifest
+from spotd_jobs.wire.manifest import checkpoint_prefix
+from spotd_jobs.wire.manifest_document import Manifest, parse_manifest
 
 SETTLED: Final = timedelta(minutes=2)
 """So far apart the clocks of a store's own machines may be."""

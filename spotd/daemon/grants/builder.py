@@ -30,6 +30,7 @@ from spotd.daemon.recovery_survey import use_number
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.wire.client.names import is_printable
 from spotd_jobs.wire.fields import liveness_marker_name
 from spotd_jobs.wire.grant import (
     Blob,
@@ -47,7 +48,6 @@ from spotd_jobs.wire.grant import (
     Upload,
     UploadMethod,
 )
-from spotd_jobs.wire.names import is_printable
 from spotd_providers.contract.provider import Clock, ProviderTraits
 from spotd_providers.contract.values import ProviderName
 

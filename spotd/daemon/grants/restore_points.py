@@ -20,8 +20,9 @@ from spotd.core.jobs import Job
 from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
 from spotd_jobs.wire.grant import Restore
-from spotd_jobs.wire.manifest import MANIFEST_BYTES_MAX, AcceptedManifest, restore_of, verify_manifest
+from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
 
 
 class RestorePoints:

@@ -28,17 +28,10 @@ from spotd.daemon.hosts.metrics import metric_of
 from spotd.daemon.hosts.proved_chunks import digest
 from spotd.daemon.hosts.uploads import uploaded_bytes
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
 from spotd_jobs.wire.fields import WireError
-from spotd_jobs.wire.manifest import (
-    MANIFEST_BYTES_MAX,
-    AcceptedManifest,
-    BadManifest,
-    Manifest,
-    ManifestKind,
-    checkpoint_prefix,
-    parse_manifest,
-    verify_manifest,
-)
+from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, checkpoint_prefix, verify_manifest
+from spotd_jobs.wire.manifest_document import Manifest, ManifestKind, parse_manifest
 
 LISTED_MAX: Final = 10_000
 CHUNKS_LISTED_MAX: Final = 200_000

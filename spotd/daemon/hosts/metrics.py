@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.wire.manifest import AcceptedManifest, Entry, EntryType
+from spotd_jobs.wire.manifest import AcceptedManifest
+from spotd_jobs.wire.manifest_document import Entry, EntryType
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 

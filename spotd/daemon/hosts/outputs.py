@@ -17,15 +17,10 @@ from spotd.core.jobs import Outputs
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
 from spotd_jobs.spec.outputs import unmatched_patterns
-from spotd_jobs.wire.manifest import (
-    MANIFEST_BYTES_MAX,
-    AcceptedManifest,
-    BadManifest,
-    ManifestKind,
-    StoredObject,
-    verify_manifest,
-)
-from spotd_jobs.wire.names import raw_of
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
+from spotd_jobs.wire.client.names import raw_of
+from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, StoredObject, verify_manifest
+from spotd_jobs.wire.manifest_document import ManifestKind
 
 LISTED_MAX: Final = 500_000
 NONE_STORED: Final = "its machine stored none"

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 
-from spotd_jobs.wire.manifest import WINDOW
+from spotd_jobs.wire.client.manifest_text import WINDOW
 
 _MASK = 2**64 - 1
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spotd_jobs.runner import manifest, names, tree
+from spotd_jobs.runner import manifest, tree
 from spotd_jobs.runner.checkpoint_uploader import safe_name
 from spotd_jobs.runner.chunk_index import ChunkIndex
 from spotd_jobs.runner.grants import RunnerGrant
 from spotd_jobs.runner.restore import RestoreRun
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress, TreeUpload
+from spotd_jobs.wire.client import names
 from tests.integration.runner.rig import Rig
 
 

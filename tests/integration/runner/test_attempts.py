@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_jobs.wire.manifest import parse_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from spotd_jobs.wire.reports import EventKind, Outcome, Phase
 from tests.integration.runner.rig import Rig
 from tests.integration.runner.trainer import TRAINER, final_weights

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from spotd_jobs.runner.store import RunnerStore
-from spotd_jobs.wire.manifest import AcceptedManifest, parse_manifest, restore_of, verify_manifest
+from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.integration.runner.inside import restore_into, runner_grant, store_of, upload_tree
 from tests.integration.runner.rig import JOB, Rig, Stored
 

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from spotd_jobs.runner import outputs, tree
-from spotd_jobs.runner.manifest import CHUNKS_MAX, TEXT_MAX, text_bytes
+from spotd_jobs.runner.manifest import text_bytes
 from spotd_jobs.runner.prefetch import Prefetch
 from spotd_jobs.runner.upload import Progress, TreeUpload, loads_of
 from spotd_jobs.wire.client.files import remove
-from spotd_jobs.wire.manifest import AcceptedManifest, parse_manifest, verify_manifest
-from spotd_jobs.wire.names import raw_of
+from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, MANIFEST_TEXT_MAX
+from spotd_jobs.wire.client.names import raw_of
+from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from spotd_jobs.wire.reports import Outcome
 from tests.integration.runner.inside import restore_into, runner_grant, store_of, upload_tree
 from tests.integration.runner.rig import JOB, Rig
@@ -338,7 +340,7 @@ def test_a_hundred_thousand_files_of_any_size_fit_into_a_manifest(size: int, tmp
         loads = list(upload._loads)
     assert len(loads) <= CHUNKS_MAX
     assert sum(load.size for load in loads) == size * len(nodes)
-    assert text_bytes(nodes, len(loads)) < TEXT_MAX
+    assert text_bytes(nodes, len(loads)) < MANIFEST_TEXT_MAX
 
 
 def test_what_no_manifest_can_say_is_refused_before_the_first_byte(tmp_path: Path) -> None:

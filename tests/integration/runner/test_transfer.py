@@ -22,7 +22,8 @@ from spotd_jobs.runner.chunk_index import ChunkIndex
 from spotd_jobs.runner.store import GivenUp
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
 from spotd_jobs.wire.client.files import DiskFull
-from spotd_jobs.wire.manifest import AcceptedManifest, parse_manifest, verify_manifest
+from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from tests.integration.runner.inside import restore_into, runner_grant, store_of, upload_tree
 from tests.integration.runner.rig import JOB, Rig, until
 from tests.integration.runner.servers import Answer, Server

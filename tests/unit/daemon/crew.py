@@ -9,7 +9,7 @@ from spotd.core.ids import AttemptId, JobId
 from spotd.daemon import object_keys
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.wire.grant import Grant, parse_grant
+from spotd_jobs.wire.grant import Grant
 from spotd_providers.contract.values import Instance, InstanceState, Loss
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.host import Host
@@ -76,6 +76,6 @@ class Crew:
 
     def _grant(self, attempt: AttemptId) -> Grant | None:
         try:
-            return parse_grant(self._objects.get(object_keys.grant_key(attempt), bytes_max=1_000_000))
+            return Grant.model_validate_json(self._objects.get(object_keys.grant_key(attempt), bytes_max=1_000_000))
         except ObjectMissing:
             return None

@@ -40,7 +40,7 @@ from spotd.history import History
 from spotd.store import Store
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.wire.grant import Grant, parse_grant
+from spotd_jobs.wire.grant import Grant
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import OfferQuery, ProviderName
 from tests.unit.core.builders import SHOP, job, offer, shop_policy
@@ -264,7 +264,7 @@ class Rig:
     def grant(self, job_id: JobId, number: int) -> Grant:
         """What the attempt's host would read now."""
         key = object_keys.grant_key(AttemptId(job=job_id, number=number))
-        return parse_grant(self.objects.get(key, bytes_max=1_000_000))
+        return Grant.model_validate_json(self.objects.get(key, bytes_max=1_000_000))
 
     def host(self, job_id: JobId, number: int) -> Host:
         identity = AttemptId(job=job_id, number=number)

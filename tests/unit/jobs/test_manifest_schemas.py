@@ -14,19 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_jobs.runner import names as runner_names
+from spotd_jobs.wire.client import names as runner_names
+from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, MANIFEST_BYTES_MAX, MANIFEST_TEXT_MAX
+from spotd_jobs.wire.client.names import is_printable, raw_of, shown
 from spotd_jobs.wire.fields import WireError
-from spotd_jobs.wire.manifest import (
-    CHUNKS_MAX,
-    FILES_MAX,
-    MANIFEST_BYTES_MAX,
-    MANIFEST_TEXT_MAX,
-    AcceptedManifest,
-    BadManifest,
-    parse_manifest,
-    verify_manifest,
-)
-from spotd_jobs.wire.names import is_printable, raw_of, shown
+from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
+from spotd_jobs.wire.manifest_document import FILES_MAX, parse_manifest
 
 JOB, ATTEMPT = "j1", 2
 SHA = hashlib.sha256(b"0123456789").hexdigest()

@@ -20,7 +20,8 @@ from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.manifest import WINDOW, checkpoint_prefix
+from spotd_jobs.wire.client.manifest_text import WINDOW
+from spotd_jobs.wire.manifest import checkpoint_prefix
 from tests.fakes.seaweed import Weed
 from tests.unit.core.builders import NOW, job
 from tests.unit.daemon.host import Host

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from spotd_jobs.wire.client.names import is_hidden
+
 LINE_CHARACTERS_MAX = 480
 
 
@@ -22,10 +24,7 @@ def clean(text: str) -> str:
     text = text.encode("utf-8", "replace").decode("utf-8")[:LINE_CHARACTERS_MAX]
     if text.isascii():
         return "".join(character if " " <= character <= "~" else " " for character in text)
-    import unicodedata
-
-    hidden = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-    return "".join(" " if unicodedata.category(character) in hidden else character for character in text)
+    return "".join(" " if is_hidden(character) else character for character in text)
 
 
 def reason_of(error: BaseException) -> str:

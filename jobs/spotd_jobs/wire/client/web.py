@@ -44,27 +44,19 @@ def read(url: str, size_max: int) -> bytes:
         WebError
     """
     parts: list[bytes] = []
-    stream(url, size_max, parts.append, block=size_max + 1)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def collect(source: Any) -> None:
+        left = size_max
+        while left >= 0:
+            data = source.read(min(_BLOCK, left + 1))
+            if not data:
+                return
+            parts.append(data)
+            left -= len(data)
+        raise TooLarge("larger than %d bytes" % size_max)
 
-def read_into(url: str, place: memoryview) -> int:
-    """How many bytes of `place` now hold the whole object.
-
-    Raises:
-        TooLarge: `place` is too small for it.
-        WebError
-    """
-    count = 0
-
-    def fill(source: Any) -> None:
-        nonlocal count
-        count = _fill(source, place)
-        if count == len(place) and source.read(1):
-            raise TooLarge("larger than %d bytes" % len(place))
-
-    _with_source(url, fill)
-    return count
+    _with_source(url, collect)
+    return b"".join(parts)
 
 
 def read_blocks(url: str, size_max: int, block: memoryview, take: Callable[[memoryview], Any]) -> None:
@@ -97,15 +89,6 @@ def _fill(source: Any, place: memoryview) -> int:
             break
         count += int(more)
     return count
-
-
-def stream(url: str, size_max: int, take: Callable[[bytes], Any], block: int = _BLOCK) -> None:
-    """Every block of the object, of at most so many bytes, went to `take`, in order.
-
-    Raises:
-        WebError: also after some blocks were taken.
-    """
-    _with_source(url, lambda source: _pump(source, size_max, take, block))
 
 
 def _with_source(url: str, use: Callable[[Any], None]) -> None:
@@ -189,18 +172,6 @@ def drop_connections() -> None:
     for connection in getattr(_local, "connections", {}).values():
         connection.close()
     _local.connections = {}
-
-
-def _pump(source: Any, size_max: int, take: Callable[[bytes], Any], block: int) -> None:
-    left = size_max
-    while True:
-        data = source.read(min(block, left + 1))
-        if not data:
-            return
-        left -= len(data)
-        if left < 0:
-            raise TooLarge("larger than %d bytes" % size_max)
-        take(data)
 
 
 def _open_following(method: str, url: str) -> http.client.HTTPResponse:

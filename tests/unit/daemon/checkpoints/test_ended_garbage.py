@@ -26,10 +26,11 @@ from spotd.daemon import object_keys
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage, sweep
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.runner.chunk_index import WINDOW as RUNNERS_WINDOW
 from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark
 from spotd_jobs.spec.model import CheckpointPolicy
-from spotd_jobs.wire.manifest import WINDOW, AcceptedManifest, checkpoint_prefix, parse_manifest, verify_manifest
+from spotd_jobs.wire.client.manifest_text import WINDOW
+from spotd_jobs.wire.manifest import AcceptedManifest, checkpoint_prefix, verify_manifest
+from spotd_jobs.wire.manifest_document import parse_manifest
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.unit.core.builders import NOW, job, world_with
 from tests.unit.daemon.host import Host, text
@@ -377,10 +378,6 @@ def test_a_runner_that_counted_on_more_than_the_daemon_thinks_would_lose_a_chunk
     monkeypatch.setattr("spotd_jobs.runner.chunk_index.WINDOW", 2 * WINDOW)
     with pytest.raises((AssertionError, StoreError)):
         test_a_running_job_that_saves_for_ever_does_not_fill_the_store(tmp_path)
-
-
-def test_both_halves_of_the_rule_count_the_same() -> None:
-    assert WINDOW == RUNNERS_WINDOW
 
 
 # --- the sweep -------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.codec import spec_from_json
 from spotd_jobs.spec.model import CheckpointPolicy
-from spotd_jobs.wire.grant import Grant, parse_grant
+from spotd_jobs.wire.grant import Grant
 from spotd_providers.contract.provider import ProviderTraits
 from tests.unit.core.builders import NOW, SHOP, shop_policy, world_with
 from tests.unit.daemon.host import Host
@@ -53,7 +53,8 @@ async def test_leave_to_write_is_renewed_three_times_before_it_runs_out(lease: t
     written: list[datetime] = []
     for _ in range(300):
         await grant_writer.controller.run_once()
-        expires = parse_grant(desk.objects.get(object_keys.grant_key(desk.identity), bytes_max=1 << 20)).upload.expires
+        data = desk.objects.get(object_keys.grant_key(desk.identity), bytes_max=1 << 20)
+        expires = Grant.model_validate_json(data).upload.expires
         assert expires - desk.wall.now() > WRITE_LIFE / 2, "a renewal that fails once or twice is no lapse"
         written = [*written, expires] if expires not in written else written
         desk.wall.at += timedelta(minutes=1)
@@ -109,7 +110,7 @@ class Desk:
         )
 
     def read(self) -> Grant:
-        return parse_grant(self.objects.get(object_keys.grant_key(self.identity), bytes_max=1_000_000))
+        return Grant.model_validate_json(self.objects.get(object_keys.grant_key(self.identity), bytes_max=1_000_000))
 
     def build(self, attempt: Attempt | None = None, job: Job | None = None) -> Grant:
         return self.grants.build(attempt or self.attempt, job or self.job, self.policy)

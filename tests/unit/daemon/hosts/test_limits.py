@@ -22,7 +22,8 @@ from spotd.daemon.hosts.monitor import FAILURES_MAX, HostMonitor
 from spotd.daemon.hosts.proved_chunks import ProvedChunks
 from spotd_jobs.objects.api import ObjectInfo, StoreError
 from spotd_jobs.objects.folder import FolderStore
-from spotd_jobs.wire.manifest import WINDOW, checkpoint_prefix
+from spotd_jobs.wire.client.manifest_text import WINDOW
+from spotd_jobs.wire.manifest import checkpoint_prefix
 from spotd_providers.contract.values import AttemptKey
 from tests.unit.core.builders import NOW, job, world_with
 from tests.unit.daemon.host import Host, text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotd_jobs.start import start_script
-from spotd_jobs.wire.grant import EndMethod, GrantStopOrder, Orders, SelfTerminate, parse_grant
+from spotd_jobs.wire.grant import EndMethod, Grant, GrantStopOrder, Orders, SelfTerminate
 from spotd_providers.local.hosts import Machines
 from spotd_providers.runpod.launching import SCRIPT_BYTES_MAX
 from spotd_providers.runpod.provider import RunpodProvider
@@ -78,7 +78,9 @@ def test_a_pod_that_starts_again_after_its_job_is_done_runs_nothing_and_ends_its
             until(lambda: h.requests(Call.TERMINATE), what="an end that RunPod does not accept")
             # The daemon has read how the job ended, and asks the machine for nothing but its end.
             (grant,) = (
-                parse_grant(rig.store.get(key) or b"") for key in rig.store.keys("") if key.endswith("grant.json")
+                Grant.model_validate_json(rig.store.get(key) or b"")
+                for key in rig.store.keys("")
+                if key.endswith("grant.json")
             )
             rig.renew(grant, orders=Orders(stop=GrantStopOrder(reason="over", grace_s=0)))
             h.cloud.machines.kill(pod.pod_id)

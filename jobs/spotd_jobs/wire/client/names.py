@@ -7,20 +7,26 @@ is written so only where it would be misread.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
-from typing import Final
 
-_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-_ENCODED: Final = re.compile(rb"%([0-9A-F]{2})")
-_PLAIN: Final = re.compile(rb"(?:[ -$&-\[\]-~]|%(?![0-9A-F]{2}))*")
-_HEX: Final = frozenset("0123456789ABCDEF")
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
+_ENCODED = re.compile(rb"%([0-9A-F]{2})")
+_PLAIN = re.compile(rb"(?:[ -$&-\[\]-~]|%(?![0-9A-F]{2}))*")
+_ODD = re.compile(rb"[^ -~]|[%\\]")
+_HEX = frozenset("0123456789ABCDEF")
+
+
+def is_hidden(character: str) -> bool:
+    """Whether it is a control, format (bidi, zero width), surrogate, private or line-separating character."""
+    return unicodedata.category(character) in _HIDDEN
 
 
 def is_printable(text: str) -> bool:
-    """No control, format (bidi, zero width), surrogate, private or line-separating character."""
+    """Whether no character of the text is hidden."""
     # `isprintable` refuses more than these, and is a hundred times as fast: manifests hold 100,000 names.
-    return text.isprintable() or not any(unicodedata.category(character) in _HIDDEN for character in text)
+    return text.isprintable() or not any(is_hidden(character) for character in text)
 
 
 def shown(raw: bytes) -> str:
@@ -40,6 +46,20 @@ def _shown(text: str, place: int) -> str:
     character = text[place]
     if character == "%":
         return "%25" if len(text) > place + 2 and _HEX.issuperset(text[place + 1 : place + 3]) else "%"
-    if character == "\\" or unicodedata.category(character) in _HIDDEN:
+    if character == "\\" or is_hidden(character):
         return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogateescape"))
     return character
+
+
+def encoded(name: str) -> str:
+    """Return the name or path, as the system's calls give it, as text for documents of a host.
+
+    All but plain printable ASCII is encoded, so that it does not matter which characters the reader's Python calls
+    printable.
+    """
+    return _ODD.sub(lambda found: b"%%%02X" % found[0][0], os.fsencode(name)).decode("ascii")
+
+
+def decoded(text: str) -> str:
+    """Return the name or path that the text stands for, as the system's calls take it."""
+    return os.fsdecode(raw_of(text))
