@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spotd_jobs.objects.api import StoreError
 from spotd_jobs.wire.client.files import TEMPORARY
+from spotd_jobs.wire.client.paths import is_plain
 from spotd_jobs.wire.fields import KEY_BYTES_MAX, NAME_BYTES_MAX
 
 
@@ -17,7 +18,7 @@ def checked_key(key: str) -> str:
     wrong = None
     if not key or len(key.encode(errors="surrogateescape")) > KEY_BYTES_MAX:
         wrong = f"is empty or longer than {KEY_BYTES_MAX} bytes"
-    elif any(part in ("", ".", "..") for part in parts):
+    elif not is_plain(key):
         wrong = "has an empty part, '.' or '..'"
     elif any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) <= 0xDFFF for char in key) or "\\" in key:
         wrong = "holds a control character, a backslash or broken text"
@@ -56,6 +57,6 @@ def listed_key(key: str) -> str:
     Raises:
         StoreError
     """
-    if "\0" in key or any(part in {"", ".", ".."} for part in key.split("/")):
+    if "\0" in key or not is_plain(key):
         raise StoreError(f"the object key {key[:100]!r} has an empty part, '.' or '..', or a NUL")
     return key

@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-from spotd_jobs.wire.client.clocks import now_text, steady
+from spotd_jobs.wire.client.clocks import Backoff, now_text, steady
 from spotd_jobs.wire.client.console import log_line, reason_of
 from spotd_jobs.wire.client.files import write_whole
 
@@ -36,7 +36,7 @@ def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TR
     if how is None:
         return True
     give_up_at = steady() + try_for_s
-    pause_s = _PAUSE_S
+    pauses = Backoff(_PAUSE_S, _PAUSE_MAX_S)
     while True:
         try:
             _ask(how, outcome)
@@ -45,10 +45,10 @@ def end_machine(how: dict[str, Any] | None, outcome: str, try_for_s: float = _TR
             return True
         except Exception as error:  # noqa: BLE001 - a machine that is not ended costs money: whatever failed, try again
             log_line("this machine could not be ended yet: " + reason_of(error))
+        pause_s = pauses.next_s()
         if steady() + pause_s >= give_up_at:
             return False
         time.sleep(pause_s)
-        pause_s = min(pause_s * 2, _PAUSE_MAX_S)
 
 
 def _ask(how: dict[str, Any], outcome: str) -> None:

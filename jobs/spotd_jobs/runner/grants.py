@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner.leasefile import LeaseFile
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import CLOCK, as_epoch, steady
+from spotd_jobs.wire.client.clocks import CLOCK, Backoff, as_epoch, steady
 from spotd_jobs.wire.client.console import log_line, reason_of
 
 GRANT_BYTES_MAX = 64 * 1024 * 1024
@@ -88,7 +88,7 @@ def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = Fa
     Raises:
         NotCurrent: it is gone, holds a stop order, or did not become current in time.
     """
-    pause_s, missing = _FIRST_PAUSE_S, 0
+    pauses, missing = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), 0
     expired_since: float | None = None
     give_up_at = steady() + _FIRST_TRY_S
     end: dict[str, Any] | None = None
@@ -118,10 +118,9 @@ def first_grant(url: str, wait: Callable[[float], bool], *, published: bool = Fa
             expired_since = expired_since or steady()
             give_up_at = min(give_up_at, expired_since + grant.lease_s)
             url = grant.url
-        if steady() >= give_up_at or wait(pause_s):
+        if steady() >= give_up_at or wait(pauses.next_s()):
             raise NotCurrent(why, end)
         log_line(why + ", trying again")
-        pause_s = min(pause_s * 2, _PAUSE_MAX_S)
 
 
 class GrantKeeper:

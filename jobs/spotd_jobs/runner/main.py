@@ -22,10 +22,10 @@ from spotd_jobs.runner.attempt import MARK_FILE, AttemptRun
 from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
 from spotd_jobs.runner.ending import end_machine
 from spotd_jobs.runner.environment import GRANT_URL_VARIABLE
-from spotd_jobs.runner.grants import NotCurrent, first_grant
-from spotd_jobs.runner.last_error import report_end
+from spotd_jobs.runner.grants import NotCurrent, RunnerGrant, first_grant
 from spotd_jobs.runner.process import marked
-from spotd_jobs.wire.client.clocks import CLOCK, now_text
+from spotd_jobs.runner.store import RunnerStore
+from spotd_jobs.wire.client.clocks import CLOCK, now_text, steady
 from spotd_jobs.wire.client.console import log_line, reason_of
 from spotd_jobs.wire.client.files import is_full, lock, read_text, write_whole
 
@@ -33,6 +33,7 @@ DONE = "done"
 END = "end.json"
 BOOT = "boot"
 EXIT_BUSY = 3
+_REPORT_S = 30.0
 BOOT_MAX = 8 * 10**9
 """Times the numbers of each boot it has at most 16 digits, to which names of reports are filled up."""
 
@@ -86,7 +87,7 @@ def _carry(grant_url: str, home: str) -> int:
     except Exception as error:  # noqa: BLE001 - whatever broke, this machine costs money until it has ended
         log_line("the runner failed: " + reason_of(error))
         outcome = "disk_full" if is_full(error) else "runner_error"
-        report_end(grant, boot, outcome, reason_of(error))
+        _report_end(grant, boot, outcome, reason_of(error))
     return _conclude(home, how, outcome)
 
 
@@ -98,8 +99,18 @@ def _unusable(grant_url: str, home: str, error: OSError) -> int:
     except NotCurrent as not_current:
         return _end(not_current.end, "not_current")
     outcome = "disk_full" if is_full(error) else "runner_error"
-    report_end(grant, int(CLOCK.now()), outcome, "this machine can not be used: " + reason_of(error))
+    _report_end(grant, int(CLOCK.now()), outcome, "this machine can not be used: " + reason_of(error))
     return _conclude(home, grant.raw.get("self_terminate"), outcome)
+
+
+def _report_end(grant: RunnerGrant, boot: int, outcome: str, reason: str) -> None:
+    """Store the end of an attempt that could not even begin, by nothing on this machine's disk, or give up."""
+    give_up_at = steady() + _REPORT_S
+    store = RunnerStore(lambda: grant, boot, lambda: steady() > give_up_at)
+    store.events.start()
+    row = {"exit_code": None, "signal": None, "oom": None, "outputs_lost": 0}
+    store.events.add("exit", outcome=outcome, phase="boot", reason=reason, **row)
+    store.events.flush(_REPORT_S)
 
 
 def _conclude(home: str, how: dict[str, Any] | None, outcome: str) -> int:

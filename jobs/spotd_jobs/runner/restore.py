@@ -20,11 +20,12 @@ from spotd_jobs.runner.placement import ChunkWriter, DiskFailed, Placement
 from spotd_jobs.runner.prefetch import Prefetch, chunk_url
 from spotd_jobs.runner.tree import DIR, FILE, LINK
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client.clocks import Backoff, steady
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
 from spotd_jobs.wire.client.files import TEMPORARY, DiskFull, free_bytes, is_full, remove
-from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, Unreadable, climb
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, Unreadable
 from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.paths import climb, is_plain
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -322,7 +323,7 @@ class RestoreRun:
 
         Absence and wrong content are believed after a few tries, silence is not.
         """
-        pause_s, bad, denied = _PAUSE_S, 0, 0
+        pauses, bad, denied = Backoff(_PAUSE_S, _PAUSE_MAX_S), 0, 0
         while True:
             if self._stopped():
                 raise Cancelled()
@@ -343,9 +344,9 @@ class RestoreRun:
                 why = "%s: %s" % (what, error)
             if bad >= _BAD_TRIES or denied >= _DENIED_TRIES:
                 raise BadCheckpoint(why)
+            pause_s = pauses.next_s()
             if self._pause(pause_s if not bad else _PAUSE_S / 4):
                 raise Cancelled()
-            pause_s = min(pause_s * 2, _PAUSE_MAX_S)
 
 
 def _checked(data: bytes, name: str) -> dict[str, Any]:
@@ -354,7 +355,7 @@ def _checked(data: bytes, name: str) -> dict[str, Any]:
         document = manifest.read(data)
         for entry in document["files"]:
             parts = entry["path"].split("/")
-            if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            if not is_plain(entry["path"]) or "\0" in entry["path"]:
                 raise BadCheckpoint("its manifest holds a path that leads outside")
             if entry["type"] == FILE and sum(chunk["length"] for chunk in entry["chunks"]) != entry["size"]:
                 raise BadCheckpoint("its manifest does not add up")

@@ -12,7 +12,7 @@ import threading
 from typing import Any, Callable
 
 from spotd_jobs.runner.grants import RunnerGrant
-from spotd_jobs.wire.client.clocks import now_text, steady
+from spotd_jobs.wire.client.clocks import Backoff, now_text, steady
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
 from spotd_jobs.wire.client.grant_sinks import sink_of
 from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError
@@ -110,7 +110,7 @@ class RunnerStore:
         Raises:
             GivenUp: time ran out, or `give_up` was true.
         """
-        pause_s, failures = _PAUSE_S, 0
+        pauses, failures = Backoff(_PAUSE_S, _PAUSE_MAX_S), 0
         while True:
             try:
                 self._writer().put(name, data, sha256)
@@ -122,8 +122,7 @@ class RunnerStore:
                 # Spread out, so that a store that comes back is not hit by all at once.
                 spread = 0.5 + os.urandom(1)[0] / 256.0
                 longer = 4 if isinstance(error, SinkDenied) else 1
-                self._closing.wait(min(pause_s * longer, _PAUSE_MAX_S) * spread)
-                pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+                self._closing.wait(min(pauses.next_s() * longer, _PAUSE_MAX_S) * spread)
             else:
                 self.failing, self._is_reported = None, False
                 return

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from spotd_jobs.wire.client.console import reason_of
 from spotd_jobs.wire.client.files import remove
-from spotd_jobs.wire.client.manifest_text import climb
 from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.paths import climb, is_plain
 
 ENTRIES_MAX = 100_000
 DEPTH_MAX = 250
@@ -140,7 +140,7 @@ def leads_inside(path: str, target: str) -> bool:
         return False
     climbs, rest = climb(target)
     # One level stays for the entry itself.
-    return climbs < max(1, path.count("/")) and not any(part in ("", ".", "..") for part in rest)
+    return climbs < max(1, path.count("/")) and (not rest or is_plain("/".join(rest)))
 
 
 class Stage:

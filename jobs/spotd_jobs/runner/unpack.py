@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from spotd_jobs.runner.restore import Cancelled
 from spotd_jobs.wire.client import web
-from spotd_jobs.wire.client.clocks import steady
+from spotd_jobs.wire.client.clocks import Backoff, steady
 from spotd_jobs.wire.client.console import log_line, reason_of
 from spotd_jobs.wire.client.files import DiskFull, is_full, remove
 
@@ -31,7 +31,7 @@ def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool
         CodeUnusable, Cancelled
         DiskFull: it does not fit on this disk.
     """
-    pause_s, wrong = _PAUSE_S, 0
+    pauses, wrong = Backoff(_PAUSE_S, _PAUSE_MAX_S), 0
     give_up_at = steady() + _TRY_FOR_S
     while True:
         try:
@@ -49,9 +49,8 @@ def fetch_code(code: dict[str, Any], archive: str, pause: Callable[[float], bool
         if wrong >= _WRONG_TRIES or steady() > give_up_at:
             raise CodeUnusable(why)
         log_line(why + ", trying again")
-        if pause(pause_s):
+        if pause(pauses.next_s()):
             raise Cancelled()
-        pause_s = min(pause_s * 2, _PAUSE_MAX_S)
 
 
 def _download(code: dict[str, Any], archive: str) -> str:

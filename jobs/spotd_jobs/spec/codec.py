@@ -7,6 +7,7 @@ an old document, it takes its default. An unknown field means a newer spotd wrot
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ class SpecDocumentError(ValueError):
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
     """Plain JSON data from which `spec_from_json` makes an equal value. Of secrets, a spec has only names."""
-    return {"schema": SCHEMA, **_encoded(spec)}
+    return {"schema": SCHEMA, **json.loads(json.dumps(dataclasses.asdict(spec), default=format_duration))}
 
 
 def spec_from_json(document: Mapping[str, Any]) -> JobSpec:
@@ -44,16 +45,6 @@ def spec_from_json(document: Mapping[str, Any]) -> JobSpec:
     except _Unclear as exc:
         raise SpecDocumentError(f"spec{exc.place}: {exc.reason}") from exc
     return spec
-
-
-def _encoded(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _encoded(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_encoded(item) for item in value]
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    return str(value) if isinstance(value, StrEnum) else value
 
 
 _Decode = Callable[[Any], Any]

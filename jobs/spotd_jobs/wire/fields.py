@@ -12,6 +12,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from spotd_jobs.wire.client.names import is_printable
+from spotd_jobs.wire.client.paths import is_plain
 
 KEY_BYTES_MAX: Final = 1024
 NAME_BYTES_MAX: Final = 255
@@ -78,8 +79,8 @@ def relative_path(text: str) -> str:
         raise ValueError(f"must be 1 to {PATH_BYTES_MAX} bytes")
     if text.startswith("/") or "\\" in text or _DRIVE.match(text):
         raise ValueError("must be relative, with '/' between its parts")
-    parts = text.split("/")
-    if any(part in {"", ".", ".."} or len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX for part in parts):
+    longest = max(len(part.encode("utf-8", "surrogatepass")) for part in text.split("/"))
+    if not is_plain(text) or longest > NAME_BYTES_MAX:
         raise ValueError("must have no empty, '.' or '..' part, and none longer than 255 bytes")
     return _printable(text)
 

@@ -19,7 +19,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Protocol
 
-from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, COMPANIONS_MAX, climb
+from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, COMPANIONS_MAX
+from spotd_jobs.wire.client.paths import climb
 from spotd_jobs.wire.fields import Url, WireError, attempt_prefix
 from spotd_jobs.wire.grant import ManifestBlob, Restore
 from spotd_jobs.wire.manifest_document import Entry, EntryType, Manifest, ManifestKind, parse_manifest, parts_of
@@ -222,12 +223,12 @@ def _check_link(path: str, target: str | None) -> None:
     """Check that the target stays inside, whatever other links there are: it may climb only at its beginning."""
     if target is None:
         raise _Unfit("a link has no target")
-    climbs, parts = climb(target)
+    climbs, rest = climb(target)
     if climbs > path.count("/"):
         raise _Unfit("a link leads outside")
     try:
-        if parts or not climbs:
-            parts_of("/".join(parts))
+        if rest or not climbs:
+            parts_of("/".join(rest))
     except ValueError as error:
         raise _Unfit("a link leads outside or nowhere") from error
 

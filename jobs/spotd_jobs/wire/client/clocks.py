@@ -33,6 +33,19 @@ def process_began() -> float:
     return began if _BOOTTIME is not None and now - _START_TOOK_MAX_S <= began <= now else now
 
 
+class Backoff:
+    """Pauses between tries, each twice as long as the one before, up to a limit."""
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._next_s = first_s
+        self._most_s = most_s
+
+    def next_s(self) -> float:
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, self._most_s)
+        return pause_s
+
+
 class _StoreClock:
     """The wall clock, corrected by the dates of the store's answers. A host's own clock may be hours off."""
 

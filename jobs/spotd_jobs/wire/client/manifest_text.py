@@ -44,12 +44,3 @@ def unpacked(data: bytes) -> bytes:
 def chunk_key(job: str, attempt: int, name: str) -> str:
     """Return the key of a chunk that an attempt of the job sent."""
     return "jobs/%s/attempts/%d/data/%s" % (job, attempt, name)
-
-
-def climb(target: str) -> tuple[int, list[str]]:
-    """How many levels the target of a link climbs at its beginning, and the parts that follow."""
-    parts = target.split("/")
-    count = 0
-    while count < len(parts) and parts[count] == "..":
-        count += 1
-    return count, parts[count:]

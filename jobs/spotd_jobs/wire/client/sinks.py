@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from spotd_jobs.wire.client.paths import is_plain
+
 
 class SinkError(Exception):
     """The bytes are not there; the same put may work later. The text is fit for an event."""
@@ -34,7 +36,6 @@ def checked_name(name: str) -> str:
     Raises:
         ValueError: it does not; a fault of the runner, never of the store.
     """
-    parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\\" in name or "\0" in name:
+    if not is_plain(name) or "\\" in name or "\0" in name:
         raise ValueError("an object name must stay below the prefix")
     return name
