@@ -65,13 +65,11 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folders = [_TESTS / name for name in _QUICK_FOLDERS]
+    folders = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)
     for item in items:
         if _SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("process")
-        if any(item.path.is_relative_to(folder) for folder in folders) and not any(
-            item.get_closest_marker(name) for name in _NOT_QUICK
-        ):
+        if str(item.path).startswith(folders) and not any(item.get_closest_marker(name) for name in _NOT_QUICK):
             item.add_marker("quick")
 
 

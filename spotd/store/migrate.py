@@ -8,10 +8,12 @@ test holds that to what the steps make of the first schema.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, create_mock_engine, inspect, text
+from sqlalchemy.dialects import sqlite
 
 from spotd.store.engine import DatabasePlace
 from spotd.store.errors import StoreCorrupt, StoreTooNew
@@ -120,9 +122,21 @@ def _option(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
+@cache
+def _statements() -> tuple[str, ...]:
+    """Return what makes the tables, compiled once."""
+    found: list[str] = []
+    METADATA.create_all(
+        create_mock_engine("sqlite://", lambda one, *_, **__: found.append(str(one.compile(dialect=sqlite.dialect())))),
+        checkfirst=False,
+    )
+    return tuple(found)
+
+
 def _create(connection: Connection, at_point: AtPoint) -> str:
     """Make the tables of this version; return their revision."""
-    METADATA.create_all(connection)
+    for statement in _statements():
+        connection.exec_driver_sql(statement)
     # As alembic itself makes it, which finds it there at the next step.
     connection.exec_driver_sql(
         "CREATE TABLE alembic_version "

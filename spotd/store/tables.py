@@ -320,10 +320,11 @@ def _append_only(table: Table, connection: Connection, **_: object) -> None:
     for verb in ("UPDATE", "DELETE"):
         folded = table is EVENTS and verb == "DELETE"
         unless = "WHEN NOT EXISTS (SELECT 1 FROM meta WHERE key = 'folding') " if folded else ""
-        connection.exec_driver_sql(
+        trigger = (
             f"CREATE TRIGGER {table.name}_no_{verb.lower()} BEFORE {verb} ON {table.name} {unless}"
             f"BEGIN SELECT RAISE(ABORT, '{table.name} are append-only'); END"
         )
+        connection.execute(text(trigger))
 
 
 for _kept in (EVENTS, CHARGES):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Connection, bindparam, func, or_, select
 
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Spending
@@ -36,6 +36,22 @@ _NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptStat
 _OPEN: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
 _IN_WORLD: Final = or_(
     JOBS.c.state.in_(_ACTIVE), JOBS.c.id.in_(select(ATTEMPTS.c.job_id).where(ATTEMPTS.c.state.in_(_NOT_ENDED)))
+)
+
+# Built once: each pass of the control loop reads the world, and to build a statement costs more than to run it.
+_JOB_IDS: Final = select(JOBS.c.id).where(_IN_WORLD)
+_LIVE_ATTEMPTS: Final = select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))
+_OPEN_INTENTS: Final = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
+_COOLDOWNS_AFTER: Final = (
+    select(COOLDOWNS)
+    .where(COOLDOWNS.c.until > bindparam("after"))
+    .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
+)
+_COSTS_SINCE: Final = (
+    select(DAY_COSTS.c.day, func.sum(DAY_COSTS.c.amount))
+    .where(DAY_COSTS.c.day >= bindparam("first"))
+    .group_by(DAY_COSTS.c.day)
+    .order_by(DAY_COSTS.c.day)
 )
 
 
@@ -68,7 +84,7 @@ def load_world(connection: Connection, memory: RowCache, policy: Policy, now: da
 
 
 def _jobs(connection: Connection, memory: RowCache, unreadable: list[UnreadableRow]) -> dict[JobId, Job]:
-    ids = connection.execute(select(JOBS.c.id).where(_IN_WORLD)).scalars().all()
+    ids = connection.execute(_JOB_IDS).scalars().all()
     for some in chunks(job for job in ids if job not in memory.jobs):
         _read_jobs(connection, memory, some, unreadable)
     found = [memory.jobs[job] for job in ids if job in memory.jobs]
@@ -108,7 +124,7 @@ def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId
 
 def _attempts(connection: Connection, memory: RowCache, unreadable: list[UnreadableRow]) -> dict[AttemptId, Attempt]:
     found: dict[AttemptId, Attempt] = {}
-    for row in rows.fetch(connection, select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))):
+    for row in rows.fetch(connection, _LIVE_ATTEMPTS):
         attempt_id = AttemptId(job=row.job_id, number=row.number)
         try:
             found[attempt_id] = rows.ATTEMPT.read(row, quote=memory.quote(attempt_id, row.quote))
@@ -122,26 +138,16 @@ def _attempts(connection: Connection, memory: RowCache, unreadable: list[Unreada
 
 
 def _intents(connection: Connection) -> dict[IntentId, Intent]:
-    query = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
     # One that cannot be understood is made anew, because without it a rule of the core does not hold.
-    return {intent.id: intent for intent in kept(rows.INTENT.read, rows.fetch(connection, query))}
+    return {intent.id: intent for intent in kept(rows.INTENT.read, rows.fetch(connection, _OPEN_INTENTS))}
 
 
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
-    query = (
-        select(COOLDOWNS)
-        .where(COOLDOWNS.c.until > instant_out(now - COOLDOWNS_REMEMBERED))
-        .order_by(COOLDOWNS.c.provider, COOLDOWNS.c.scope, COOLDOWNS.c.subject)
-    )
-    return tuple(kept(rows.COOLDOWN.read, rows.fetch(connection, query)))
+    after = {"after": instant_out(now - COOLDOWNS_REMEMBERED)}
+    return tuple(kept(rows.COOLDOWN.read, rows.fetch(connection, _COOLDOWNS_AFTER, after)))
 
 
 def _spending(connection: Connection, now: datetime) -> Spending:
     first = now.astimezone(UTC).date().replace(day=1)
-    query = (
-        select(DAY_COSTS.c.day, func.sum(DAY_COSTS.c.amount))
-        .where(DAY_COSTS.c.day >= first)
-        .group_by(DAY_COSTS.c.day)
-        .order_by(DAY_COSTS.c.day)
-    )
-    return Spending(by_day={day: MicroUsd(int(amount)) for day, amount in connection.execute(query)})
+    costs = connection.execute(_COSTS_SINCE, {"first": first})
+    return Spending(by_day={day: MicroUsd(int(amount)) for day, amount in costs})

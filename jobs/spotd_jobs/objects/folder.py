@@ -94,15 +94,14 @@ class FolderStore:
         return _info(key, found) if stat.S_ISREG(found.st_mode) else None
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self.list_after(prefix, "")
+
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:  # noqa: ARG002  # a folder has no pages
         folder, _, _ = prefix.rpartition("/")
         if folder:
             self._path(folder)
         with self._translated("list"):
-            yield from self._below(f"{folder}/" if folder else "", prefix)
-
-    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:  # noqa: ARG002  # a folder has no pages
-        last = os.fsencode(after)
-        return (info for info in self.list(prefix) if os.fsencode(info.key) > last)
+            yield from self._below(f"{folder}/" if folder else "", prefix, os.fsencode(after))
 
     def stored(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every file below the prefix, unfinished writes of hosts too."""
@@ -215,7 +214,7 @@ class FolderStore:
             flush_folder(path.parent)
             return _info(key, path.lstat())
 
-    def _below(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+    def _below(self, folder: str, prefix: str, after: bytes) -> Iterator[ObjectInfo]:
         """Yield what lies below the folder, however deep: without recursion, whose depth a host could exhaust."""
         waiting = [*self._names_in(folder)]
         while waiting:
@@ -223,7 +222,7 @@ class FolderStore:
             if key.endswith("/"):
                 if key.startswith(prefix) or prefix.startswith(key):
                     waiting += self._names_in(key)
-            elif key.startswith(prefix):
+            elif key.startswith(prefix) and os.fsencode(key) > after:
                 try:
                     found = (self._root / key).lstat()
                 except OSError as exc:

@@ -521,7 +521,7 @@ async def test_garbage_that_a_crash_left_behind_is_found_by_the_next_process(rig
 class Away(FolderStore):
     """A store that cannot be listed."""
 
-    def list(self, prefix: str) -> NoReturn:
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> NoReturn:
         raise StoreUnavailable("the checkpoint store is away")
 
 

@@ -34,8 +34,8 @@ class Counted(FolderStore):
 
     listed = 0
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for info in super().list(prefix):
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:
+        for info in super().list_after(prefix, after, page=page):
             type(self).listed += 1
             yield info
 

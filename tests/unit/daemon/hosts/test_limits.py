@@ -48,10 +48,10 @@ class Watched(FolderStore):
             raise StoreError("it refuses")
         return super().get(key, bytes_max=bytes_max, version=version)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:
         if self.refused and self.refused in prefix:
             raise StoreError("it refuses")
-        return super().list(prefix)
+        return super().list_after(prefix, after, page=page)
 
     def quickly(self, key: str, data: bytes) -> None:
         """The object is there, without a disk sync."""

@@ -57,8 +57,8 @@ class Counted(FolderStore):
         self._asked("head", key)
         return super().head(key)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        found = list(super().list(prefix))
+    def list_after(self, prefix: str, after: str, *, page: int = 1000) -> Iterator[ObjectInfo]:
+        found = list(super().list_after(prefix, after, page=page))
         self._asked("list", prefix, max(1, -(-len(found) // PAGE)))
         return iter(found)
 
