@@ -91,7 +91,7 @@ def ending(cause: ExitCause, **report: Any) -> Answer:
 @pytest.mark.parametrize("failure", list(LaunchFailure))
 @pytest.mark.parametrize("wait", [None, timedelta(0), timedelta(microseconds=1), timedelta(days=1)])
 def test_however_launches_are_refused_they_are_few_in_any_hour(failure: LaunchFailure, wait: timedelta | None) -> None:
-    _, calls = lived(stage(retry_starts=100), 2.5, refusing(failure, wait), *MANY, step=5 * SECOND)
+    _, calls = lived(stage(retry_starts=100), 1.5, refusing(failure, wait), *MANY, step=5 * SECOND)
     busiest = max(sum(1 for c in calls if start <= c < start + timedelta(hours=1)) for start in calls)
     assert busiest <= LAUNCHES_PER_HOUR_MAX
 

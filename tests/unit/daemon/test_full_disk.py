@@ -20,7 +20,7 @@ from tests.unit.daemon.rig import Rig
 
 pytestmark = pytest.mark.anyio
 
-BUDGET = MicroUsd(600_000)
+BUDGET = MicroUsd(250_000)
 
 
 @contextmanager
@@ -55,7 +55,7 @@ async def test_a_full_disk_breaks_no_budget(tmp_path: Path, monkeypatch: pytest.
         await rig.until_running(name, 1)
         began = rig.clock.now()
         with full(rig, monkeypatch):
-            stopped = await beats(rig, name, timedelta(hours=3))
+            stopped = await beats(rig, name, timedelta(hours=1))
             assert stopped is not None
             (ended,) = rig.shop.ended_at.values()
             billed = cost(rig.attempts(name)[0].quote.price.total, ended - began)
@@ -107,5 +107,5 @@ async def test_nothing_is_bought_while_nothing_can_be_written(rig: Rig, monkeypa
         with full(rig, monkeypatch):
             with pytest.raises(StateUnavailable):
                 await rig.submit(job(1))
-            await rig.clock.sleep(timedelta(hours=1))
+            await rig.clock.sleep(timedelta(minutes=15))
         assert not rig.shop.requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,12 @@ from tests.unit.core.builders import job, offer
 from tests.unit.daemon.rig import Rig
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """Read seldom, since these tests last for hours."""
+    return Rig(tmp_path, look_every_s=20.0)
 
 
 async def test_a_store_that_takes_no_writes_ends_no_machine_and_is_told_once(
