@@ -12,10 +12,10 @@ from typing import Final
 
 from spotd_providers.local.hosts import ScaledClock, Segment, read_ledger, segments, write_clock
 from spotd_providers.testkit.serve import RecordedRequest, Served, serving
-from spotd_providers.testkit.ticker import ticking
 from tests.e2e.harness import Lab, lab
 from tests.fakes.aws import ACCESS_KEY, KINDS, ZONES, Ec2Api, Ec2Cloud
 from tests.fakes.runpod import Gpu, RunpodApi, RunpodCloud
+from tests.fakes.ticking import ticking
 from tests.fakes.vastai import Ask, VastApi, VastCloud
 
 SCALE: Final = 10.0

@@ -15,13 +15,13 @@ import pytest
 from spotd_providers.local.hosts import ScaledClock, write_clock
 from spotd_providers.testkit.faults import FOR_EVER, Call, Canned, Faults
 from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send, serving
-from spotd_providers.testkit.ticker import ticking
 from tests.e2e.clouds import RUNPOD_KEY, SCALE, VAST_KEY, VIRTUAL0
 from tests.e2e.ctl import log_lines, spotctl
 from tests.e2e.harness import FINAL, host, lab, until
 from tests.fakes.runpod import Gpu, RunpodApi, RunpodCloud
 from tests.fakes.runpod import Quirks as RunpodQuirks
 from tests.fakes.runpod import classify as of_runpod
+from tests.fakes.ticking import ticking
 from tests.fakes.vastai import VastApi, VastCloud, some_asks
 from tests.fakes.vastai import classify as of_vast
 

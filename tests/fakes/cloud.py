@@ -22,8 +22,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spotd_providers.contract.money import MICRO, MicroUsdPerHour
-from spotd_providers.local.hosts import HostClock, Ledger, Machines, read_ledger, segments, total_by_machine
+from spotd_providers.local.hosts import HostClock, Ledger, Machines, read_ledger, segments
 from spotd_providers.testkit.serve import AsgiApp, Receive, Scope, Send
+from tests.fakes.ledger_sums import total_by_machine
 
 NOTHING: Final = MicroUsdPerHour(0)
 FOR_EVER: Final = "exec sleep 2147483647"

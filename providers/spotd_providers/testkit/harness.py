@@ -32,8 +32,8 @@ How to write one, for a provider that speaks HTTP:
         with serving(faults) as served:
             yield ShelfHarness(cloud, faults, served, folder)
 
-The fake must take its time from the harness's clock. It is served by another thread; change its state in knobs through
-`self.served.on_loop(...)` where a half-made change could be seen by a request.
+The fake must take its time from the harness's clock. It is served by another thread; guard its state with a lock
+where a half-made change could be seen by a request.
 """
 
 from __future__ import annotations

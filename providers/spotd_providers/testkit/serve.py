@@ -6,9 +6,7 @@
         assert [r.path for r in cloud.requests] == ["/api/v0/bundles/"]
 
 The thread has its own event loop, so that synchronous clients (official SDKs, boto3) and tests that move their own
-loop's time can be served alike. State of the app that a test changes while a call is in flight is changed through
-`cloud.on_loop(fn)`, between two requests and never inside one. An app may kill the connection of the request it is
-answering with `cut(scope)`.
+loop's time can be served alike. An app may kill the connection of the request it is answering with `cut(scope)`.
 """
 
 from __future__ import annotations
@@ -21,13 +19,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
-
-T = TypeVar("T")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -73,21 +69,7 @@ class Served:
     url: str
     port: int
     requests: list[RecordedRequest]
-    _loop: asyncio.AbstractEventLoop
     _stop: Callable[[], None]
-
-    def on_loop(self, change: Callable[[], T]) -> T:
-        """Run `change` in the server's thread between two steps of its requests, and return its result."""
-        result: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(change())
-            except BaseException as exc:  # noqa: BLE001 - handed to the caller, whatever it is
-                result.set_exception(exc)
-
-        self._loop.call_soon_threadsafe(run)
-        return result.result(timeout=START_TIMEOUT_S)
 
     def stop(self) -> None:
         """Nothing listens any more; open connections are dropped. Stopping again changes nothing."""
@@ -186,7 +168,7 @@ def serving(app: AsgiApp) -> Iterator[Served]:
     thread.start()
     loop, stopping = ready.result(timeout=START_TIMEOUT_S)
     try:
-        yield Served(url=f"http://127.0.0.1:{port}", port=port, requests=requests, _loop=loop, _stop=stop)
+        yield Served(url=f"http://127.0.0.1:{port}", port=port, requests=requests, _stop=stop)
     finally:
         stop()
 

@@ -42,7 +42,7 @@ async def examine(client: VastClient, settings: VastSettings, services: Services
         return "can read charges"
 
     async def market() -> str:
-        found = await client.search(search_body(settings, OfferQuery(), Market.SPOT))
+        found = await client.search(search_body(settings, OfferQuery().disk_gb, Market.SPOT))
         return f"{found.count} interruptible offers under your filters"
 
     lines.append(await _line("key", key, hint="create a key at console.vast.ai/manage-keys and put it in api_key"))

@@ -8,7 +8,7 @@ more than the uninterruptible one costs, so it is never offered as spot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -25,7 +25,6 @@ from spotd_providers.contract.values import (
     Market,
     Offer,
     OfferId,
-    OfferQuery,
     PoolId,
     ProviderName,
     Rejected,
@@ -41,15 +40,15 @@ _SUFFIX: Final = {Market.SPOT: "bid", Market.ON_DEMAND: "od"}
 _TYPE: Final = {Market.SPOT: "bid", Market.ON_DEMAND: "on-demand"}
 
 
-def search_body(settings: VastSettings, query: OfferQuery, market: Market) -> dict[str, Any]:
-    """Build the search for one market under these settings."""
+def search_body(settings: VastSettings, disk_gb: int, market: Market) -> dict[str, Any]:
+    """Build the search for every offer of one market under these settings."""
     body: dict[str, Any] = {
         "external": {"eq": False},
         "rentable": {"eq": True},
         "order": [["dph_total", "asc"]],
         "type": _TYPE[market],
         "limit": settings.offers_max,
-        "allocated_storage": float(max(query.disk_gb, DISK_GB_MIN)),
+        "allocated_storage": float(max(disk_gb, DISK_GB_MIN)),
     }
     if market is Market.ON_DEMAND:
         # Not in the bid market: what somebody rents there now can be had for a higher bid.
@@ -69,18 +68,7 @@ def search_body(settings: VastSettings, query: OfferQuery, market: Market) -> di
     if settings.bandwidth_price_max is not None:
         body["inet_up_cost"] = {"lte": settings.bandwidth_price_max}
         body["inet_down_cost"] = {"lte": settings.bandwidth_price_max}
-    names = vast_names(query.gpus)
-    if names:
-        body["gpu_name"] = {"in": list(names)}
     return body
-
-
-def vast_names(gpus: Sequence[str]) -> tuple[str, ...]:
-    """vast.ai's spellings of these canonical ids; empty (search for everything) if any of them has none known."""
-    spellings = {row.name: row.vast for row in all_gpus()}
-    if not gpus or any(not spellings.get(gpu) for gpu in gpus):
-        return ()
-    return tuple(sorted({name for gpu in gpus for name in spellings[gpu]}))
 
 
 def names_of(gpu: str) -> tuple[str, ...]:

@@ -253,7 +253,7 @@ class OfferSearch:
         if self._narrow_polls_left <= 0 or not (wanted or watched):
             cut = False
             for market in markets:
-                page = general[market] = await self._search(search_body(self._settings, _any(query), market))
+                page = general[market] = await self._search(search_body(self._settings, query.disk_gb, market))
                 if self._cap is not None and page.count > self._cap:
                     self._cap = None
                 cut = cut or is_cut(page.count, self._limit)
@@ -291,7 +291,7 @@ class OfferSearch:
             asked += 1
             self._absent_asked_at[market, group] = now
             try:
-                named = await self._search(group.narrowed(search_body(self._settings, _any(query), market)))
+                named = await self._search(group.narrowed(search_body(self._settings, query.disk_gb, market)))
             except ProviderError:
                 break
             if any(group.holds(row) for row in named.rows):
@@ -313,7 +313,7 @@ class OfferSearch:
         budget: int,
     ) -> list[_Run]:
         """Run the searches that the budget allows: a first page of each before the second of any."""
-        bodies = {market: search_body(self._settings, _any(query), market) for market in markets}
+        bodies = {market: search_body(self._settings, query.disk_gb, market) for market in markets}
         self._poll += 1
         asked = [*self._longest_unasked(wanted), *self._longest_unasked(watched)[:WATCHED_PER_POLL]]
         runs = [
@@ -380,10 +380,6 @@ class OfferSearch:
             whole=frozenset((gpu, count) for group in whole for gpu in group.gpus for count in group.counts or (0,)),
             note=_note(groups, missing),
         )
-
-
-def _any(query: OfferQuery) -> OfferQuery:
-    return OfferQuery(disk_gb=query.disk_gb)
 
 
 def _everything(pages: Mapping[Market, OfferRows], *, cut: bool = False) -> SearchResult:

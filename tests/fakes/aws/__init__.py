@@ -9,12 +9,12 @@ Every answer is made to be parsed by botocore's own models. One endpoint serves 
 the signature; STS, SSM and Service Quotas answer at the same place.
 """
 
-from spotd_providers.testkit.ticker import ticking
 from tests.fakes.aws.app import Ec2Api, classify
 from tests.fakes.aws.catalog import KINDS, ZONES, Kind, Zone
 from tests.fakes.aws.cloud import ACCESS_KEY, Ec2Cloud
 from tests.fakes.aws.quirks import Quirks
 from tests.fakes.aws.records import FakeInstance, Phase
+from tests.fakes.ticking import ticking
 
 __all__ = [
     "ACCESS_KEY",

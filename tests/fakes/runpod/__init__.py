@@ -6,12 +6,12 @@ with serving(RunpodApi(cloud)) as served:
     settings = RunpodSettings(base_url=served.url)
 """
 
-from spotd_providers.testkit.ticker import ticking
 from tests.fakes.runpod.app import RunpodApi, classify
 from tests.fakes.runpod.cloud import ACCOUNT_KEY, RunpodCloud
 from tests.fakes.runpod.gpus import Gpu, some_gpus
 from tests.fakes.runpod.pods import Failure, Phase, Pod
 from tests.fakes.runpod.quirks import Quirks
+from tests.fakes.ticking import ticking
 
 __all__ = [
     "ACCOUNT_KEY",

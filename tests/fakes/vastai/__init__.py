@@ -6,7 +6,7 @@ with serving(VastApi(cloud)) as served:
     settings = VastSettings(base_url=served.url)
 """
 
-from spotd_providers.testkit.ticker import ticking
+from tests.fakes.ticking import ticking
 from tests.fakes.vastai.app import VastApi, classify
 from tests.fakes.vastai.asks import Ask, some_asks
 from tests.fakes.vastai.cloud import ACCOUNT_KEY, VastCloud

@@ -7,11 +7,8 @@ from spotd_providers.local.hosts.ledger import (
     LedgerEvent,
     LedgerLine,
     Segment,
-    most_at_once,
     read_ledger,
     segments,
-    total_by_key,
-    total_by_machine,
 )
 from spotd_providers.local.hosts.machines import Machines
 from spotd_providers.local.hosts.status import HostMachineState, MachineError, MachineStatus
@@ -30,11 +27,8 @@ __all__ = [
     "ScaledClock",
     "Segment",
     "measure",
-    "most_at_once",
     "read_clock",
     "read_ledger",
     "segments",
-    "total_by_key",
-    "total_by_machine",
     "write_clock",
 ]

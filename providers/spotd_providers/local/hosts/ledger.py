@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -194,38 +194,6 @@ def segments(lines: Iterable[LedgerLine]) -> tuple[Segment, ...]:
             running[line.machine_id] = line
     found.extend(_segment(line, None) for line in running.values())
     return tuple(sorted(found, key=lambda segment: (segment.start, segment.machine_id)))
-
-
-def total_by_machine(spans: Sequence[Segment], until: datetime) -> dict[str, MicroUsd]:
-    """Sum the cost of each machine up to an instant."""
-    totals: dict[str, MicroUsd] = {}
-    for span in spans:
-        totals[span.machine_id] = MicroUsd(totals.get(span.machine_id, 0) + span.amount(until))
-    return totals
-
-
-def total_by_key(spans: Sequence[Segment], until: datetime) -> dict[str, MicroUsd]:
-    """Sum the cost of the machines under each key up to an instant."""
-    totals: dict[str, MicroUsd] = {}
-    for span in spans:
-        totals[span.key] = MicroUsd(totals.get(span.key, 0) + span.amount(until))
-    return totals
-
-
-def most_at_once(spans: Iterable[Segment], *, paused_too: bool = False) -> int:
-    """Count the most machines that ran (or existed) at the same instant; ends count before starts."""
-    changes: list[tuple[datetime, int]] = []
-    for span in spans:
-        if span.end == span.start or (span.paused and not paused_too):
-            continue
-        changes.append((span.start, 1))
-        if span.end is not None:
-            changes.append((span.end, -1))
-    now = most = 0
-    for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
 
 
 def _segment(began: LedgerLine, end: datetime | None) -> Segment:

@@ -99,13 +99,8 @@ class Seeded:
         return _EPOCH + ((now - _EPOCH) // self._tick + 1) * self._tick
 
     def deviation(self, number: int) -> float:
-        """Compute the autoregression at a tick, in standard deviations; never beyond `deviation_max`."""
+        """Compute the autoregression at a tick, in standard deviations."""
         return sum(weight * self._shock_at(number - age) for age, weight in enumerate(self._weights))
-
-    @property
-    def deviation_max(self) -> float:
-        """The bound of `deviation`: all shocks as large as they can be."""
-        return math.sqrt(1 - self._decay**2) * math.sqrt(12) / 2 / (1 - self._decay)
 
     def shape(self, now: datetime) -> float:
         """Compute the part of the price that clock and calendar explain: 1 on a weekday noon."""

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.local.hosts import ScaledClock, most_at_once, read_ledger, segments, write_clock
+from spotd_providers.local.hosts import ScaledClock, read_ledger, segments, write_clock
 from spotd_providers.testkit.serve import Served, serving
 from tests.e2e.harness import Lab, lab, straight_sha256, training_folder, until
 from tests.fakes.aws import ACCESS_KEY, Ec2Api, Ec2Cloud, FakeInstance, Phase, ticking
+from tests.fakes.ledger_sums import most_at_once
 
 pytestmark = pytest.mark.e2e
 SCALE = 10.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, Balance, Loss, Market, Offer
-from spotd_providers.local.hosts import read_ledger, segments, total_by_machine
+from spotd_providers.local.hosts import read_ledger, segments
 from spotd_providers.local.market.machine import Disturbance, Machine, State
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.plugin import PLUGIN
@@ -33,6 +33,7 @@ from spotd_providers.testkit import (
     serving,
 )
 from spotd_providers.testkit.serve import AsgiApp, Receive, RecordedRequest, Scope, Send
+from tests.fakes.ledger_sums import total_by_machine
 
 HOSTS = (
     HostSpec(name="bid-1", gpu="RTX_4090", gpu_count=1, vram_mb=24564, spot=FixedPrice(price=0.3), on_demand=0.6),

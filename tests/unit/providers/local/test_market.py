@@ -13,9 +13,10 @@ import pytest
 
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Loss
-from spotd_providers.local.hosts import LedgerEvent, most_at_once, segments
+from spotd_providers.local.hosts import LedgerEvent, segments
 from spotd_providers.local.market.machine import State
 from spotd_providers.local.market.refusals import Refusal, Refused
+from tests.fakes.ledger_sums import most_at_once
 from tests.unit.providers.local.clocks import START
 from tests.unit.providers.local.market_setup import FOREVER, HOUR, LAB, MINUTE, bench, host, steps, trace
 from tests.unit.providers.local.waiting import until

@@ -46,10 +46,11 @@ from spotd_providers.contract.values import (
     Power,
 )
 from spotd_providers.kit.http import open_http
-from spotd_providers.local.hosts import Machines, read_ledger, segments, total_by_key
+from spotd_providers.local.hosts import Machines, read_ledger, segments
 from spotd_providers.local.plugin import PLUGIN
 from spotd_providers.local.server.__main__ import stop
 from spotd_providers.local.server.files import find_endpoint
+from tests.fakes.ledger_sums import total_by_key
 from tests.unit.providers.local.clocks import START
 from tests.unit.providers.local.market_setup import host, steps
 from tests.unit.providers.local.provider_setup import (

@@ -15,7 +15,7 @@ from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
 from spotd_providers.contract.provider import ProviderPlugin
 from spotd_providers.contract.values import AttemptKey, Balance, Market, Offer, Power
-from spotd_providers.local.hosts import read_ledger, segments, total_by_machine
+from spotd_providers.local.hosts import read_ledger, segments
 from spotd_providers.runpod.plugin import PLUGIN
 from spotd_providers.runpod.provider import CAPABILITIES
 from spotd_providers.runpod.settings import RunpodSettings
@@ -24,6 +24,7 @@ from spotd_providers.testkit.faults import Call, Canned, Faults
 from spotd_providers.testkit.harness import CANARY, Harness, WorldMachine, WorldOffer
 from spotd_providers.testkit.knobs import NotApplicable, OddState
 from spotd_providers.testkit.serve import Served, serving
+from tests.fakes.ledger_sums import total_by_machine
 from tests.fakes.runpod import Failure, Gpu, Phase, Pod, Quirks, RunpodApi, RunpodCloud, classify, some_gpus
 
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from spotd_providers.local.hosts import most_at_once, read_ledger, segments
+from spotd_providers.local.hosts import read_ledger, segments
 from spotd_providers.local.hosts.clock import ScaledClock
 from spotd_providers.testkit.clock import START, FakeClock
 from spotd_providers.testkit.serve import serving
+from tests.fakes.ledger_sums import most_at_once
 from tests.fakes.runpod import Phase, Quirks, RunpodApi, RunpodCloud, some_gpus, ticking
 from tests.unit.providers.local.waiting import until
 

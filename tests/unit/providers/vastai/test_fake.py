@@ -11,11 +11,12 @@ from urllib.parse import quote
 import pytest
 
 from spotd_providers.contract.values import InstallId, Market
-from spotd_providers.local.hosts import most_at_once, read_ledger, segments
+from spotd_providers.local.hosts import read_ledger, segments
 from spotd_providers.local.hosts.clock import ScaledClock
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.harness import CANARY
 from spotd_providers.testkit.serve import serving
+from tests.fakes.ledger_sums import most_at_once
 from tests.fakes.vastai import Phase, Quirks, VastApi, VastCloud, some_asks, ticking
 from tests.unit.providers.local.waiting import until
 from tests.unit.providers.vastai.harness import VastHarness, open_harness
