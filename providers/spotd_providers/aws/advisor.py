@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from spotd_providers.aws.wire import Row, Text, read
+from spotd_providers.aws.wire import Text
+from spotd_providers.kit.shapes import Row, row_or_none
 
 SYSTEM: Final = "Linux"
 HOURS_PER_MONTH: Final = 730
@@ -69,7 +70,7 @@ def read_advisor(content: bytes) -> Mapping[tuple[str, str], Band]:
     found: dict[tuple[str, str], Band] = {}
     for region, systems in document.spot_advisor.items():
         for kind, raw in systems.get(SYSTEM, {}).items():
-            row = read(_Advice, raw)
+            row = row_or_none(_Advice, raw)
             if row is not None and row.r in bands:
                 found[region, kind] = bands[row.r]
     return found

@@ -6,6 +6,8 @@ What no table knows is judged by the status: a server's error in a launch is an 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from random import Random
 from typing import Final
@@ -25,6 +27,7 @@ from spotd_providers.contract.errors import (
     Unavailable,
 )
 from spotd_providers.contract.values import LaunchRequest
+from spotd_providers.kit.http import AnswerLost
 
 NO_CAPACITY: Final = frozenset(
     {
@@ -108,6 +111,24 @@ _FIELDS: Final = {
 def failure(refused: AwsRefused, *, what: str, rng: Random) -> ProviderError:
     """Translate a refused read into an error of the contract."""
     return _common(refused, what, rng) or Unavailable(f"{what}: {refused}")
+
+
+@contextmanager
+def contract_errors(what: str, rng: Random, *, unless: str = "") -> Iterator[list[AwsRefused]]:
+    """Translate the failure of a call that may be repeated. A refusal with the code `unless` is only recorded.
+
+    Raises:
+        AuthFailed, RateLimited, Unavailable: the call failed.
+    """
+    refused: list[AwsRefused] = []
+    try:
+        yield refused
+    except AwsRefused as exc:
+        if exc.code != unless:
+            raise failure(exc, what=what, rng=rng) from None
+        refused.append(exc)
+    except AnswerLost as exc:
+        raise Unavailable(str(exc)) from None
 
 
 def launch_failure(refused: AwsRefused, request: LaunchRequest, *, rng: Random) -> ProviderError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from spotd_providers.aws.answers import AUTH, QUOTA, failure
+from spotd_providers.aws.answers import AUTH, QUOTA, contract_errors
 from spotd_providers.aws.launching import tag_specifications
 from spotd_providers.aws.ondemand import TABLE_DATE, TABLE_REGION
 from spotd_providers.aws.quotas import ON_DEMAND_QUOTAS, SPOT_QUOTAS
@@ -16,10 +16,10 @@ from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG
 from spotd_providers.aws.volumes import Volumes, named
-from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
+from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
-from spotd_providers.kit.checks import CLOCK_HINT, clock_line
+from spotd_providers.kit.checks import CLOCK_HINT, check_line, clock_line
 from spotd_providers.kit.http import AnswerLost
 
 KEY_HINT: Final = "set api_key to ACCESS_KEY_ID:SECRET_ACCESS_KEY, or configure AWS as its own tools want it"
@@ -36,13 +36,8 @@ async def _identity(sdk: Sdk, regions: Sequence[Region], services: Services) -> 
     Raises:
         AuthFailed, Unavailable, RateLimited: as every call.
     """
-    try:
-        answer: Mapping[str, Any] = await sdk.call("sts", regions[0].name, "get_caller_identity")
-    except AwsRefused as exc:
-        raise failure(exc, what="get_caller_identity", rng=services.rng) from None
-    except AnswerLost as exc:
-        raise Unavailable(str(exc)) from None
-    return answer
+    with contract_errors("get_caller_identity", services.rng):
+        return await sdk.call("sts", regions[0].name, "get_caller_identity")
 
 
 async def account_of(sdk: Sdk, regions: Sequence[Region], services: Services) -> str:
@@ -68,7 +63,7 @@ async def examine(
         said.append(answer)
         return str(answer["Arn"])
 
-    lines.append(await _line("key", key, hint=KEY_HINT))
+    lines.append(await check_line("key", key, hint=KEY_HINT))
     if not said:
         return tuple(lines)  # whatever is wrong would only be found in every region, each after its time-out
     lines.append(CheckLine(name="balance", ok=True, detail="AWS bills afterwards, so none can run out"))
@@ -132,7 +127,9 @@ async def _region_lines(
         ("launch", launch, POLICY_HINT),
         ("quota", quota, QUOTA_HINT),
     )
-    return [await _line(f"{region.name} {name}", ask, hint=hint) for name, ask, hint in checks]
+    return [
+        await check_line(f"{region.name} {name}", ask, hint=hint, refused=POLICY_HINT) for name, ask, hint in checks
+    ]
 
 
 async def _dry_run(sdk: Sdk, region: Region, settings: AwsSettings, services: Services) -> str:
@@ -190,12 +187,3 @@ def _clock(answer: Mapping[str, Any], now: datetime) -> list[CheckLine]:
     # The header holds whole seconds: their clock shows some instant of the second that begins with it.
     skew = max(theirs - now, now - theirs - timedelta(seconds=1), timedelta(0))
     return [clock_line(skew, who="AWS", hint=f"{CLOCK_HINT}; AWS refuses requests that are five minutes off")]
-
-
-async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> CheckLine:
-    try:
-        return CheckLine(name=name, ok=True, detail=await ask())
-    except AuthFailed as exc:
-        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint if name == "key" else POLICY_HINT)
-    except ProviderError as exc:
-        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

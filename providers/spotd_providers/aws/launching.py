@@ -10,10 +10,12 @@ from spotd_providers.aws.region import MachineImage
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX, user_data
-from spotd_providers.contract.errors import PriceMoved, RequestRejected
+from spotd_providers.contract.errors import PriceMoved
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import AttemptKey, InstallId, LaunchRequest, Market, Offer
+from spotd_providers.kit.answers import rejected
 
+WHO: Final = "AWS"
 TOKEN_CHARS_MAX: Final = 64
 TAG_CHARS_MAX: Final = 256
 TAGGED: Final = ("instance", "volume", "network-interface")
@@ -34,7 +36,7 @@ def check_offer(offer: Offer) -> None:
         RequestRejected: it did not.
     """
     if not {"region", "zone", "type"} <= offer.extra.keys():
-        raise _rejected("offer", "it is not an offer of AWS")
+        raise rejected(WHO, "offer", "it is not an offer of AWS")
 
 
 def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, settings: AwsSettings) -> dict[str, Any]:
@@ -49,13 +51,13 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
     """
     offer = request.offer
     if len(request.start_script.encode()) > SCRIPT_BYTES_MAX:
-        raise _rejected("start_script", f"it has {len(request.start_script.encode())} of {SCRIPT_BYTES_MAX} bytes")
+        raise rejected(WHO, "start_script", f"it has {len(request.start_script.encode())} of {SCRIPT_BYTES_MAX} bytes")
     if len(request.key) > TAG_CHARS_MAX:
-        raise _rejected("key", f"a tag has at most {TAG_CHARS_MAX} characters")
+        raise rejected(WHO, "key", f"a tag has at most {TAG_CHARS_MAX} characters")
     try:
         script = user_data(image=request.image, start_script=request.start_script, container=settings.container)
     except ValueError as exc:
-        raise _rejected("image" if "image" in str(exc) else "start_script", str(exc)) from exc
+        raise rejected(WHO, "image" if "image" in str(exc) else "start_script", str(exc)) from exc
     disk = {
         "VolumeSize": image.disk_gb + request.disk_gb,
         "VolumeType": "gp3",
@@ -89,7 +91,7 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
         parameters["SecurityGroupIds"] = list(settings.security_groups)
     if spot:
         if request.price_max < MAX_PRICE_MICRO_USD_MIN:
-            raise _rejected("price_max", "AWS takes no spot price of $0.001 or less")
+            raise rejected(WHO, "price_max", "AWS takes no spot price of $0.001 or less")
         capped = {"MaxPrice": f"{request.price_max / MICRO:.6f}"} if settings.max_price == "ceiling" else {}
         parameters["InstanceMarketOptions"] = {
             "MarketType": "spot",
@@ -115,7 +117,3 @@ def launched_row(answer: Mapping[str, Any]) -> Any | None:
     """Return the row of the launched machine, or `None` if the answer does not hold exactly one."""
     rows = answer.get("Instances")
     return rows[0] if isinstance(rows, list) and len(rows) == 1 else None
-
-
-def _rejected(field: str, reason: str) -> RequestRejected:
-    return RequestRejected(f"AWS: {field}: {reason}", field=field, reason=reason)

@@ -12,7 +12,7 @@ from spotd_providers.aws.ondemand import AwsOnDemandPrices
 from spotd_providers.aws.quotas import family_quota, region_quota
 from spotd_providers.aws.region import IMAGE_GB, Pool
 from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.wire import PriceRow, read, spot_price
+from spotd_providers.aws.wire import PriceRow, spot_price
 from spotd_providers.contract.money import (
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
@@ -28,6 +28,7 @@ from spotd_providers.contract.values import (
     ProviderName,
     Rejected,
 )
+from spotd_providers.kit.shapes import row_or_none
 
 PROVIDER: Final = ProviderName("aws")
 GP3_PRICE: Final = MicroUsdPerGbMonth(80_000)
@@ -54,7 +55,7 @@ def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], li
     newest: dict[Pool, PriceRow] = {}
     rejected: list[Rejected] = []
     for raw in rows:
-        row = read(PriceRow, raw)
+        row = row_or_none(PriceRow, raw)
         if row is None:
             rejected.append(Rejected(offer_id="unreadable", reason="a price row lacks type, zone, product or price"))
             continue

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from spotd_providers.aws.hardware import Hardware
-from spotd_providers.aws.wire import ScoreRow, read
+from spotd_providers.aws.wire import ScoreRow
 from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Market
+from spotd_providers.kit.shapes import row_or_none
 
 TYPES_MIN: Final = 3
 
@@ -31,7 +32,7 @@ def scores_of(rows: Sequence[Any], types: Iterable[str], zone_by_id: Mapping[str
     """By type and zone name: scores come under a zone's id, which is not its name in this account."""
     by_zone: dict[str, int] = {}
     for raw in rows:
-        row = read(ScoreRow, raw)
+        row = row_or_none(ScoreRow, raw)
         zone = zone_by_id.get(row.AvailabilityZoneId) if row is not None else None
         if row is not None and zone is not None and 1 <= row.Score <= CAPACITY_SCORE_MAX:
             by_zone[zone] = row.Score

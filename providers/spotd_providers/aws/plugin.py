@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -16,52 +16,27 @@ from spotd_providers.aws.sdk import Sdk
 from spotd_providers.aws.settings import IMDS, AwsSettings
 from spotd_providers.aws.userdata import SCRIPT_BYTES_MAX
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.kit.plugin import AdapterPlugin
 from spotd_providers.kit.urls import is_loopback
 
 
-class AwsPlugin:
-    """The descriptor behind the entry point."""
-
-    @property
-    def name(self) -> ProviderName:
-        return PROVIDER
-
-    @property
-    def title(self) -> str:
-        return "AWS EC2"
-
-    @property
-    def settings_model(self) -> type[Any]:
-        return AwsSettings
-
-    @property
-    def needs_credential(self) -> bool:
-        # Without api_key, AWS's client reads what AWS's own tools read: environment, config files, the host's role.
-        return False
-
-    def traits(self, settings: Any) -> ProviderTraits:
-        settings = settings if isinstance(settings, AwsSettings) else AwsSettings.model_validate(settings)
-        local = bool(settings.endpoint_url) and is_loopback(settings.endpoint_url)
-        return ProviderTraits(
-            start_script_bytes_max=SCRIPT_BYTES_MAX,
-            # A launch's time-out, and the five minutes after which AWS's lists are taken for true.
-            reconcile_window=timedelta(minutes=6),
-            # Loading an image of 10 GB onto a fresh disk takes up to ten minutes.
-            provision_timeout=timedelta(minutes=25),
-            quote_ttl=timedelta(minutes=5),
-            hosts_share_filesystem=local,
-            ends_itself_by="file",
-            # Counted by EC2 from `running`, by us from the launch before it: never too long.
-            free_if_taken_within=timedelta(hours=1),
-            bills_from_running=True,
-            # A fake cloud puts its own address into the environment of each machine.
-            notice_imds="" if local else IMDS,
-        )
-
-    def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
-        settings = settings if isinstance(settings, AwsSettings) else AwsSettings.model_validate(settings)
-        return _opened(settings, services)
+def _traits(settings: AwsSettings) -> ProviderTraits:
+    local = bool(settings.endpoint_url) and is_loopback(settings.endpoint_url)
+    return ProviderTraits(
+        start_script_bytes_max=SCRIPT_BYTES_MAX,
+        # A launch's time-out, and the five minutes after which AWS's lists are taken for true.
+        reconcile_window=timedelta(minutes=6),
+        # Loading an image of 10 GB onto a fresh disk takes up to ten minutes.
+        provision_timeout=timedelta(minutes=25),
+        quote_ttl=timedelta(minutes=5),
+        hosts_share_filesystem=local,
+        ends_itself_by="file",
+        # Counted by EC2 from `running`, by us from the launch before it: never too long.
+        free_if_taken_within=timedelta(hours=1),
+        bills_from_running=True,
+        # A fake cloud puts its own address into the environment of each machine.
+        notice_imds="" if local else IMDS,
+    )
 
 
 @asynccontextmanager
@@ -86,4 +61,12 @@ async def _bands(settings: AwsSettings, services: Services) -> Mapping[tuple[str
         return {}
 
 
-PLUGIN: Final = AwsPlugin()
+PLUGIN: Final = AdapterPlugin(
+    name=PROVIDER,
+    title="AWS EC2",
+    settings_model=AwsSettings,
+    # Without api_key, AWS's client reads what AWS's own tools read: environment, config files, the host's role.
+    needs_credential=False,
+    traits_by=_traits,
+    open_by=_opened,
+)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
+from spotd_providers.kit.shapes import Row
 
 VALUE_CHARS_MAX: Final = 1024
 MEANT: Final[Mapping[str, str]] = {
@@ -26,28 +27,24 @@ _HOME: Final = "us-east-1"
 _BY_AREA: Final[Mapping[str, str]] = {"eu": "eu-central-1", "ap": "ap-south-1"}
 
 
-class PriceListPart(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
-
-class Dimension(PriceListPart):
+class Dimension(Row):
     unit: str
     price_per_unit: dict[str, str] = Field(alias="pricePerUnit")
 
 
-class Term(PriceListPart):
+class Term(Row):
     dimensions: dict[str, Dimension] = Field(alias="priceDimensions")
 
 
-class OfferTerms(PriceListPart):
+class OfferTerms(Row):
     OnDemand: dict[str, Term]
 
 
-class Product(PriceListPart):
+class Product(Row):
     attributes: dict[str, str]
 
 
-class ListedProduct(PriceListPart):
+class ListedProduct(Row):
     product: Product
     terms: OfferTerms
 

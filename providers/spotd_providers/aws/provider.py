@@ -15,7 +15,7 @@ import anyio
 
 from spotd_providers.aws import doctor
 from spotd_providers.aws.advisor import Band
-from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, failure, launch_failure
+from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, contract_errors, launch_failure
 from spotd_providers.aws.instances import as_instance, is_announced, key_in
 from spotd_providers.aws.launching import check_offer, client_token, launched_row, run_parameters
 from spotd_providers.aws.offers import PROVIDER, current_prices, on_demand_offers, spot_offers
@@ -24,7 +24,7 @@ from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
 from spotd_providers.aws.volumes import Volumes
-from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow, read
+from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,
@@ -58,6 +58,8 @@ from spotd_providers.contract.values import (
 from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.pace import RequestPace
+from spotd_providers.kit.plugin import capabilities
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean
 
 NOT_VISIBLE_YET: Final = timedelta(minutes=5)
@@ -65,25 +67,20 @@ AT_ONCE: Final = timedelta(seconds=1)
 """After a refusal that the next try does not meet again."""
 T = TypeVar("T")
 
-CAPABILITIES: Final[Mapping[Power, Capability]] = {
-    Power.SPOT: Capability(available=True),
-    Power.NOTICES: Capability(available=True),
-    Power.LOGS: Capability(available=True),
-    Power.SELF_TERMINATE: Capability(available=True),
-    Power.CAPACITY_SCORES: Capability(available=True),
-    Power.BID_CHANGE: Capability(
-        available=False,
-        reason="the price limit of an AWS spot machine is fixed at its launch; you pay the market price",
-    ),
-    Power.BALANCE: Capability(available=False, reason="an AWS account has no balance, it is billed each month"),
-    Power.BILLING: Capability(
-        available=False, reason="AWS's own bill is a day late and not per machine, so prices and seconds are multiplied"
-    ),
-    Power.HOST_IDENTITY: Capability(available=False, reason="AWS does not show which computer a machine runs on"),
-    Power.STOP_RESUME: Capability(
-        available=False, reason="a stopped spot machine may never get its GPU back, so interruption terminates it"
-    ),
-}
+CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
+    Power.SPOT,
+    Power.NOTICES,
+    Power.LOGS,
+    Power.SELF_TERMINATE,
+    Power.CAPACITY_SCORES,
+    missing={
+        Power.BID_CHANGE: "the price limit of an AWS spot machine is fixed at its launch; you pay the market price",
+        Power.BALANCE: "an AWS account has no balance, it is billed each month",
+        Power.BILLING: "AWS's own bill is a day late and not per machine, so prices and seconds are multiplied",
+        Power.HOST_IDENTITY: "AWS does not show which computer a machine runs on",
+        Power.STOP_RESUME: "a stopped spot machine may never get its GPU back, so interruption terminates it",
+    },
+)
 
 
 class AwsProvider:
@@ -157,7 +154,7 @@ class AwsProvider:
             raise launch_failure(exc, request, rng=self._services.rng) from None
         except AnswerLost as exc:
             raise OutcomeUnknown(f"{exc}; {request.offer.pool}", key=request.key) from None
-        row = read(AwsInstanceRow, launched_row(answer))
+        row = row_or_none(AwsInstanceRow, launched_row(answer))
         if row is None:
             raise OutcomeUnknown(
                 f"AWS's answer to the launch of {request.offer.pool} names no machine", key=request.key
@@ -207,25 +204,21 @@ class AwsProvider:
         region = self._regions.get(ref.scope) or self._region(ref.scope or self._settings.regions[0])
         if ref.instance_id not in self._ours:
             for raw in await region.machine_rows("instance-id", str(ref.instance_id)):
-                row = read(AwsInstanceRow, raw)
+                row = row_or_none(AwsInstanceRow, raw)
                 if row is None or key_in(row, self._services.install) is None:
                     raise RequestRejected(
                         f"the machine {ref.instance_id} does not carry the tags of this installation",
                         field="ref",
                         reason="not ours",
                     )
-        try:
+        with contract_errors("terminate_instances", self._services.rng, unless="InvalidInstanceID.NotFound") as refused:
             answer = await self._sdk.call("ec2", region.name, "terminate_instances", InstanceIds=[str(ref.instance_id)])
-        except AwsRefused as exc:
-            if exc.code != "InvalidInstanceID.NotFound":
-                raise failure(exc, what="terminate_instances", rng=self._services.rng) from None
+        if refused:
             launched_at = self._ours.get(ref.instance_id)
             if launched_at is not None and self._services.clock.now() - launched_at < NOT_VISIBLE_YET:
                 # What was launched a moment ago may not be known everywhere yet; later the same words mean gone.
-                raise Unavailable(f"AWS does not know its new machine {ref.instance_id} yet") from None
+                raise Unavailable(f"AWS does not know its new machine {ref.instance_id} yet")
             return
-        except AnswerLost as exc:
-            raise Unavailable(str(exc)) from None
         if not answer.get("TerminatingInstances"):
             raise Unavailable(f"AWS's answer does not say that {ref.instance_id} ends")
 
@@ -335,7 +328,7 @@ class AwsProvider:
         readable = True
         ours: list[tuple[AwsInstanceRow, AttemptKey]] = []
         for raw in rows:
-            row = read(AwsInstanceRow, raw)
+            row = row_or_none(AwsInstanceRow, raw)
             key = key_in(row, self._services.install) if row is not None else None
             if key is None and row is not None and expected is not None and row.ClientToken == client_token(expected):
                 key = expected
@@ -378,7 +371,7 @@ class AwsProvider:
         except ProviderError as exc:
             self._services.log.warning("aws.notices_unknown", region=region.name, detail=str(exc))
             return {}
-        rows = (read(SpotRequestRow, row) for row in raw)
+        rows = (row_or_none(SpotRequestRow, row) for row in raw)
         return {row.InstanceId: row for row in rows if row is not None}
 
     async def _undo(self, instance: Instance) -> None:

@@ -8,23 +8,23 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final, Generic, TypeVar
 
-from spotd_providers.aws.answers import FULL_FOR, failure
+from spotd_providers.aws.answers import FULL_FOR, contract_errors
 from spotd_providers.aws.hardware import Hardware, hardware
 from spotd_providers.aws.ondemand import AwsOnDemandPrices
 from spotd_providers.aws.optional import Optional
 from spotd_providers.aws.placement import scores_of, sets_of_types
 from spotd_providers.aws.pricelist import endpoint_region, listed_prices, questions
-from spotd_providers.aws.sdk import AwsRefused, Sdk
+from spotd_providers.aws.sdk import Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG
-from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, read, rows_of
+from spotd_providers.aws.wire import ImageRow, OfferingRow, SubnetRow, TypeRow, rows_of
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.retry import retry_read
+from spotd_providers.kit.shapes import row_or_none
 
 INTERVAL: Final = timedelta(seconds=0.4)
 PAGES_MAX: Final = 400
@@ -162,10 +162,7 @@ class Region:
         """Every instance that this filter matches, ended ones included as long as AWS shows them."""
         filters = [{"Name": name, "Values": [value]}]
         found = await self._pages("describe_instances", "Reservations", Filters=filters, MaxResults=1000)
-        try:
-            return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
-        except AnswerLost as exc:
-            raise Unavailable(str(exc)) from None
+        return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
 
     async def spot_request_rows(self, name: str, value: str) -> Sequence[Any]:
         """Every spot request that this filter matches."""
@@ -191,12 +188,8 @@ class Region:
 
         async def once() -> Mapping[str, Any]:
             await self._pace.turn(f"{at or self.name} {operation}", INTERVAL)
-            try:
+            with contract_errors(operation, self._services.rng):
                 return await self._sdk.call(service, at or self.name, operation, **params)
-            except AwsRefused as exc:
-                raise failure(exc, what=operation, rng=self._services.rng) from None
-            except AnswerLost as exc:
-                raise Unavailable(str(exc)) from None
 
         return await retry_read(once, clock=self._services.clock, rng=self._services.rng)
 
@@ -208,10 +201,7 @@ class Region:
         token = ""
         while True:
             answer = await self.ask(service, operation, at=at, **params, **({"NextToken": token} if token else {}))
-            try:
-                rows.extend(rows_of(answer, name))
-            except AnswerLost as exc:
-                raise Unavailable(str(exc)) from None
+            rows.extend(rows_of(answer, name))
             token = str(answer.get("NextToken") or "")
             if not token:
                 return rows
@@ -236,7 +226,7 @@ class Region:
             Filters=[{"Name": "instance-type", "Values": list(self._settings.instance_types)}],
             MaxResults=1000,
         )
-        rows = (read(OfferingRow, row) for row in raw)
+        rows = (row_or_none(OfferingRow, row) for row in raw)
         return [(row.InstanceType, row.Location) for row in rows if row is not None]
 
     async def _ask_price_list(self) -> Mapping[str, MicroUsdPerHour]:
@@ -290,17 +280,14 @@ class Region:
         own = self._settings.subnets
         chosen = {"Name": "subnet-id", "Values": list(own)} if own else {"Name": "default-for-az", "Values": ["true"]}
         raw = await self._pages("describe_subnets", "Subnets", Filters=[chosen], MaxResults=1000)
-        rows = [row for row in (read(SubnetRow, item) for item in raw) if row is not None]
+        rows = [row for row in (row_or_none(SubnetRow, item) for item in raw) if row is not None]
         rows.sort(key=lambda row: row.AvailableIpAddressCount)
         return rows
 
     async def _ask_image(self) -> MachineImage:
         image_id = self._settings.ami.get(self.name) or await self._image_by_parameter()
         answer = await self.ask("ec2", "describe_images", ImageIds=[image_id])
-        try:
-            row = read(ImageRow, next(iter(rows_of(answer, "Images")), None))
-        except AnswerLost as exc:
-            raise Unavailable(str(exc)) from None
+        row = row_or_none(ImageRow, next(iter(rows_of(answer, "Images")), None))
         if row is None:
             raise RequestRejected(
                 f"AWS shows no machine image {image_id} in {self.name}", field="ami", reason="not found"
@@ -317,14 +304,10 @@ class Region:
     async def _image_by_parameter(self) -> str:
         for parameter in self._settings.ami_parameters:
             await self._pace.turn(f"{self.name} get_parameter", INTERVAL)
-            try:
+            with contract_errors("get_parameter", self._services.rng, unless="ParameterNotFound") as refused:
                 answer = await self._sdk.call("ssm", self.name, "get_parameter", Name=parameter)
-            except AwsRefused as exc:
-                if exc.code == "ParameterNotFound":
-                    continue
-                raise failure(exc, what="get_parameter", rng=self._services.rng) from None
-            except AnswerLost as exc:
-                raise Unavailable(str(exc)) from None
+            if refused:
+                continue
             value = _mapping(answer.get("Parameter")).get("Value")
             if isinstance(value, str) and value.startswith("ami-"):
                 return value
@@ -338,7 +321,7 @@ def kinds_of(raw: Sequence[Any], settings: AwsSettings, region: str) -> Kinds:
     usable: dict[str, Hardware] = {}
     rejected = []
     for item in raw:
-        row = read(TypeRow, item)
+        row = row_or_none(TypeRow, item)
         name = str(_mapping(item).get("InstanceType") or "unreadable")[:80]
         if not any(fnmatchcase(name, pattern) for pattern in settings.instance_types):
             continue

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from datetime import UTC, timedelta
 from typing import Final
 
-from spotd_providers.aws.answers import failure
+from spotd_providers.aws.answers import contract_errors
 from spotd_providers.aws.instances import STATES
 from spotd_providers.aws.optional import Optional
 from spotd_providers.aws.region import Region
-from spotd_providers.aws.sdk import AwsRefused, Sdk
+from spotd_providers.aws.sdk import Sdk
 from spotd_providers.aws.tags import INSTALL_TAG, KEY_TAG
-from spotd_providers.aws.wire import AwsInstanceRow, VolumeRow, read
-from spotd_providers.contract.errors import Unavailable
+from spotd_providers.aws.wire import AwsInstanceRow, VolumeRow
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import AttemptKey, InstanceState
-from spotd_providers.kit.http import AnswerLost
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.shapes import row_or_none
 
 SWEEP_EVERY: Final = timedelta(hours=1)
 AGE_MIN: Final = timedelta(minutes=15)
@@ -56,7 +55,7 @@ class Volumes:
             ProviderError: AWS does not list them.
         """
         now = self._services.clock.now()
-        rows = (read(VolumeRow, raw) for raw in await self._region.volume_rows())
+        rows = (row_or_none(VolumeRow, raw) for raw in await self._region.volume_rows())
         return [
             row
             for row in rows
@@ -73,20 +72,15 @@ class Volumes:
             if key is None or await self._has_machine(key):
                 left.append(row.VolumeId)
                 continue
-            try:
+            with contract_errors("delete_volume", self._services.rng, unless="InvalidVolume.NotFound"):
                 await self._sdk.call("ec2", self._region.name, "delete_volume", VolumeId=row.VolumeId)
-            except AwsRefused as exc:
-                if exc.code != "InvalidVolume.NotFound":
-                    raise failure(exc, what="delete_volume", rng=self._services.rng) from None
-            except AnswerLost as exc:
-                raise Unavailable(str(exc)) from None
             self._services.log.warning(
                 "aws.stray_volume_deleted", volume=row.VolumeId, region=self._region.name, gb=row.Size, key=key
             )
         return left
 
     async def _has_machine(self, key: AttemptKey) -> bool:
-        rows = [read(AwsInstanceRow, raw) for raw in await self._region.machine_rows(f"tag:{KEY_TAG}", str(key))]
+        rows = [row_or_none(AwsInstanceRow, raw) for raw in await self._region.machine_rows(f"tag:{KEY_TAG}", str(key))]
         return any(
             row is None or row.State is None or STATES.get(row.State.Name) is not InstanceState.GONE for row in rows
         )

@@ -9,31 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field
 
+from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
-from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.shapes import Lenient, Row
 
 _PRICE: Final = re.compile(r"[0-9]{1,5}(\.[0-9]{1,10})?")
-_M = TypeVar("_M", bound=BaseModel)
-
-
-def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return handler(value)
-    except ValidationError:
-        return None
-
-
-Lenient = WrapValidator(_none_if_odd)
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class Row(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
 class PriceRow(Row):
@@ -53,12 +39,11 @@ class AwsGpuRow(Row):
     Manufacturer: Text
     Count: Natural = 0
     LogicalGpuCount: Annotated[int | None, Lenient] = None
-    GpuPartitionSize: Annotated[float | None, Lenient] = None
     MemoryInfo: Annotated[GpuMemory | None, Lenient] = None
 
 
 class Gpus(Row):
-    Gpus: list[AwsGpuRow] = []
+    Gpus: list[AwsGpuRow] = Field(default_factory=list)
 
 
 class Cpus(Row):
@@ -70,12 +55,12 @@ class Memory(Row):
 
 
 class Processor(Row):
-    SupportedArchitectures: list[str] = []
+    SupportedArchitectures: list[str] = Field(default_factory=list)
 
 
 class TypeRow(Row):
     InstanceType: Text
-    SupportedUsageClasses: list[str] = []
+    SupportedUsageClasses: list[str] = Field(default_factory=list)
     VCpuInfo: Annotated[Cpus | None, Lenient] = None
     MemoryInfo: Annotated[Memory | None, Lenient] = None
     ProcessorInfo: Annotated[Processor | None, Lenient] = None
@@ -170,27 +155,19 @@ class MappingRow(Row):
 class ImageRow(Row):
     ImageId: Text
     RootDeviceName: Text
-    BlockDeviceMappings: list[MappingRow] = []
+    BlockDeviceMappings: list[MappingRow] = Field(default_factory=list)
 
 
 def rows_of(answer: Mapping[str, Any], name: str) -> Sequence[Any]:
     """Return the list of this name.
 
     Raises:
-        AnswerLost: the answer holds none, so it is no answer to this question, whatever else it is.
+        Unavailable: the answer holds none, so it is no answer to this question, whatever else it is.
     """
     rows = answer.get(name)
     if not isinstance(rows, list):
-        raise AnswerLost(f"AWS's answer holds no {name}")
+        raise Unavailable(f"AWS's answer holds no {name}")
     return rows
-
-
-def read(model: type[_M], row: Any) -> _M | None:
-    """Parse a row; `None` if it is not valid."""
-    try:
-        return model.model_validate(row)
-    except ValidationError:
-        return None
 
 
 def spot_price(text: str) -> MicroUsdPerHour:

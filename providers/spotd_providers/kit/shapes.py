@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import from_json
 
 from spotd_providers.contract.errors import Unavailable
@@ -24,6 +24,28 @@ def _none_if_odd(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 Lenient: Final = WrapValidator(_none_if_odd)
 """In an annotation: a value that does not fit is unknown (`None`), not an error."""
+
+
+class Row(BaseModel):
+    """One object of an answer: strict, immutable; fields that are not used are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+def row_or_none(model: type[_M], raw: Any) -> _M | None:
+    """Parse one row; `None` if it is not valid."""
+    try:
+        return model.model_validate(raw)
+    except ValidationError:
+        return None
+
+
+def decoded_or_none(body: bytes, *, who: str) -> Any:
+    """Decode the JSON of a body; `None` if it is none."""
+    try:
+        return decoded(body, who=who)
+    except Unavailable:
+        return None
 
 
 def decoded(body: bytes, *, who: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
-from spotd_providers.contract.values import ProviderName
 from spotd_providers.kit.http import open_http
+from spotd_providers.kit.plugin import AdapterPlugin
 from spotd_providers.local.client import REQUEST_TIMEOUT_S, MarketClient
 from spotd_providers.local.market.market import START_SCRIPT_BYTES_MAX
 from spotd_providers.local.provider import LocalProvider
@@ -21,38 +21,14 @@ from spotd_providers.local.translate import PROVIDER
 _RECONCILE: Final = timedelta(seconds=5)
 
 
-class LocalPlugin:
-    """The descriptor behind the entry point."""
-
-    @property
-    def name(self) -> ProviderName:
-        return PROVIDER
-
-    @property
-    def title(self) -> str:
-        return "local market"
-
-    @property
-    def settings_model(self) -> type[Any]:
-        return LocalSettings
-
-    @property
-    def needs_credential(self) -> bool:
-        return False
-
-    def traits(self, settings: Any) -> ProviderTraits:
-        settings = settings if isinstance(settings, LocalSettings) else LocalSettings.model_validate(settings)
-        return ProviderTraits(
-            start_script_bytes_max=START_SCRIPT_BYTES_MAX,
-            reconcile_window=_RECONCILE + settings.list_lag,
-            provision_timeout=timedelta(minutes=5) + settings.provisioning,
-            hosts_share_filesystem=True,
-            ends_itself_by="file",
-        )
-
-    def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
-        settings = settings if isinstance(settings, LocalSettings) else LocalSettings.model_validate(settings)
-        return _opened(settings, services)
+def _traits(settings: LocalSettings) -> ProviderTraits:
+    return ProviderTraits(
+        start_script_bytes_max=START_SCRIPT_BYTES_MAX,
+        reconcile_window=_RECONCILE + settings.list_lag,
+        provision_timeout=timedelta(minutes=5) + settings.provisioning,
+        hosts_share_filesystem=True,
+        ends_itself_by="file",
+    )
 
 
 @asynccontextmanager
@@ -62,4 +38,11 @@ async def _opened(settings: LocalSettings, services: Services) -> AsyncIterator[
         yield LocalProvider(MarketClient(http, settings, services), services)
 
 
-PLUGIN: Final = LocalPlugin()
+PLUGIN: Final = AdapterPlugin(
+    name=PROVIDER,
+    title="local market",
+    settings_model=LocalSettings,
+    needs_credential=False,
+    traits_by=_traits,
+    open_by=_opened,
+)

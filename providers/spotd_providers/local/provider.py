@@ -27,6 +27,7 @@ from spotd_providers.contract.values import (
     ProviderCharge,
     ProviderName,
 )
+from spotd_providers.kit.plugin import capabilities
 from spotd_providers.local.client import MarketClient
 from spotd_providers.local.translate import PROVIDER, as_charge, as_instance, as_listing, as_page
 from spotd_providers.local.wire import (
@@ -38,20 +39,20 @@ from spotd_providers.local.wire import (
     StatusAnswer,
 )
 
-CAPABILITIES: Final[Mapping[Power, Capability]] = {
-    Power.BID_CHANGE: Capability(available=True),
-    Power.NOTICES: Capability(available=True),
-    Power.LOGS: Capability(available=True),
-    Power.BALANCE: Capability(available=False, reason="the local market has no account: its machines cost nothing"),
-    Power.BILLING: Capability(available=True),
-    Power.STOP_RESUME: Capability(
-        available=False, reason="machines of the local market are stopped by being outbid only, not at will"
-    ),
-    Power.SPOT: Capability(available=True),
-    Power.HOST_IDENTITY: Capability(available=True),
-    Power.SELF_TERMINATE: Capability(available=True),
-    Power.CAPACITY_SCORES: Capability(available=False, reason="whatever the local market lists can be had"),
-}
+CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
+    Power.BID_CHANGE,
+    Power.NOTICES,
+    Power.LOGS,
+    Power.BILLING,
+    Power.SPOT,
+    Power.HOST_IDENTITY,
+    Power.SELF_TERMINATE,
+    missing={
+        Power.BALANCE: "the local market has no account: its machines cost nothing",
+        Power.STOP_RESUME: "machines of the local market are stopped by being outbid only, not at will",
+        Power.CAPACITY_SCORES: "whatever the local market lists can be had",
+    },
+)
 _SKEW_REAL_S: Final = 5.0
 
 

@@ -6,7 +6,6 @@ providers list them; times in `events` and price files are virtual, by the daemo
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -25,8 +24,8 @@ from pydantic import (
 )
 
 from spotd_providers.contract.money import micro_usd
+from spotd_providers.kit.durations import duration
 
-_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 _NAME: Final = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
@@ -35,11 +34,7 @@ def _duration(value: Any) -> Any:
         return value
     if not isinstance(value, str):
         raise ValueError('a duration needs its unit, like "90s", "15m" or "1h30m"')
-    parts = _DURATION.fullmatch(value.strip())
-    if parts is None or not any(parts.groups()):
-        raise ValueError('write it like "90s", "15m" or "1h30m"')
-    days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
-    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    return duration(value, example='"90s", "15m" or "1h30m"')
 
 
 def _no_number(value: Any) -> Any:

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from random import Random
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from spotd_providers.contract.errors import AuthFailed, NoBalance, RateLimited, Unavailable
+from spotd_providers.kit.answers import DefiniteRefusal, raise_for_status
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.pace import too_often
+from spotd_providers.kit.shapes import decoded_or_none
 from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
-from spotd_providers.runpod.wire import decoded, problem_of
+from spotd_providers.runpod.wire import WHO, problem_of
 
 PENALTY: Final = timedelta(seconds=12)
 _WINDOW: Final = re.compile(r'"?([a-z]+)"?\s*;\s*r=(\d{1,9})\s*;\s*t=(\d{1,6})')
@@ -44,13 +45,10 @@ QUOTA_WORDS: Final = ("spend limit", "spending limit", "pod limit", "quota", "ma
 SCOPE_WORDS: Final = ("scope", "permission", "read-only", "read only", "api key")
 
 
-class RunpodRefused(Exception):
-    """A definite "no" whose meaning depends on what was asked. `detail` is clean enough to show."""
+class RunpodRefused(DefiniteRefusal):
+    """A definite "no" of RunPod's."""
 
-    def __init__(self, *, status: int, detail: str) -> None:
-        super().__init__(f"RunPod answered {status}: {detail or 'no reason given'}")
-        self.status = status
-        self.detail = detail
+    who = WHO
 
 
 def says(text: str, words: tuple[str, ...]) -> bool:
@@ -61,10 +59,7 @@ def says(text: str, words: tuple[str, ...]) -> bool:
 
 def body_of(answer: HttpAnswer) -> Any:
     """Decode the body; `None` if it is not JSON."""
-    try:
-        return decoded(answer.body)
-    except Unavailable:
-        return None
+    return decoded_or_none(answer.body, who=WHO)
 
 
 def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: bool = False) -> None:
@@ -91,11 +86,7 @@ def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: 
         raise AuthFailed(f"the RunPod API key may not do this ({what}): {detail or status}")
     if status == 402:
         raise NoBalance(f"the RunPod account's balance is too low: {detail or status}")
-    if 300 <= status < 400:
-        host = urlsplit(answer.headers.get("location", "")).hostname or "elsewhere"
-        raise Unavailable(f"RunPod redirects {what} to {host}: check base_url")
-    if status >= 500 or status == 408:
-        raise Unavailable(f"RunPod answered {status} to {what}")
+    raise_for_status(answer, who=WHO, what=what)
     raise RunpodRefused(status=status, detail=detail)
 
 

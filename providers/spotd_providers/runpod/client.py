@@ -19,6 +19,7 @@ from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
 from spotd_providers.kit.pace import Rest
 from spotd_providers.kit.retry import retry_read
+from spotd_providers.kit.shapes import row_or_none, shaped
 from spotd_providers.kit.text import quoted
 from spotd_providers.runpod.answers import (
     NOTHING_MADE_WORDS,
@@ -29,7 +30,7 @@ from spotd_providers.runpod.answers import (
     says,
     used_up,
 )
-from spotd_providers.runpod.wire import BillingPage, GpuRows, PodPage, PodRow, gpu_rows, pod_row, problem_of, shaped
+from spotd_providers.runpod.wire import WHO, BillingPage, GpuRows, PodPage, PodRow, gpu_rows, problem_of
 
 CREATE_TIMEOUT_S: Final = 60.0
 SEARCH_TIMEOUT_S: Final = 45.0
@@ -69,7 +70,7 @@ class RunpodClient:
         if cuda_min is not None:
             params["minCudaVersion"] = cuda_min
         try:
-            value = await self._json("GET", "/v2/catalog/gpus", what="the catalogue", params=params)
+            value = await self._json("/v2/catalog/gpus", what="the catalogue", params=params)
         except RunpodRefused as exc:
             raise Unavailable(f"RunPod refused the catalogue: {exc.detail or exc.status}") from exc
         return gpu_rows(value)
@@ -99,7 +100,7 @@ class RunpodClient:
             if says(detail, NOTHING_MADE_WORDS):
                 raise RunpodRefused(status=answer.status, detail=detail) from exc
             raise OutcomeUnknown(f"RunPod answered {answer.status} to a create", key=key) from exc
-        row = pod_row(value)
+        row = row_or_none(PodRow, value)
         if row is None:
             raise OutcomeUnknown("RunPod's answer to a create names no pod", key=key)
         return row
@@ -116,7 +117,7 @@ class RunpodClient:
         answer = await self._http.send("POST", "/v2/pods", json_body=PROBE, timeout_s=CREATE_TIMEOUT_S)
         value = body_of(answer)
         self._note(answer)
-        made = pod_row(value)
+        made = row_or_none(PodRow, value)
         if answer.status < 300 and made is not None:
             await self.delete(made.id)
         try:
@@ -129,11 +130,11 @@ class RunpodClient:
 
         async def call() -> Any | None:
             try:
-                return await self._json("GET", _pod_path(pod_id), what="a pod")
+                return await self._json(_pod_path(pod_id), what="a pod")
             except RunpodRefused as exc:
                 if exc.status == 404:
                     return None
-                raise Unavailable(str(exc)) from exc
+                raise
 
         return await self._repeated(call)
 
@@ -144,11 +145,8 @@ class RunpodClient:
             params["cursor"] = cursor
 
         async def call() -> PodPage:
-            try:
-                value = await self._json("GET", "/v2/pods", what="the list of pods", params=params, urgent=True)
-            except RunpodRefused as exc:
-                raise Unavailable(str(exc)) from exc
-            return shaped(PodPage, value, what="the list of pods")
+            value = await self._json("/v2/pods", what="the list of pods", params=params, urgent=True)
+            return shaped(PodPage, value, who=WHO, what="the list of pods")
 
         return await self._repeated(call)
 
@@ -163,7 +161,7 @@ class RunpodClient:
             except RunpodRefused as exc:
                 if exc.status == 404 and (isinstance(body, dict) or not answer.body):
                     return
-                raise Unavailable(str(exc)) from exc
+                raise
             if answer.body and not isinstance(body, dict):
                 raise Unavailable("RunPod's answer to a deletion is not its own")
 
@@ -191,11 +189,8 @@ class RunpodClient:
         params: dict[str, str | int] = {"bucketSize": "hour", "startTime": _zulu(since), "endTime": _zulu(until)}
 
         async def call() -> BillingPage:
-            try:
-                value = await self._json("GET", "/v2/billing/pods", what="billing", params=params)
-            except RunpodRefused as exc:
-                raise Unavailable(str(exc)) from exc
-            return shaped(BillingPage, value, what="billing")
+            value = await self._json("/v2/billing/pods", what="billing", params=params)
+            return shaped(BillingPage, value, who=WHO, what="billing")
 
         return await self._repeated(call)
 
@@ -205,11 +200,8 @@ class RunpodClient:
         async def call() -> HttpAnswer:
             answer = await self._asked("GET", "/v2/pods", what="the list of pods")
             body = body_of(answer)
-            try:
-                raise_for(answer, body, what="the list of pods", rng=self._rng)
-            except RunpodRefused as exc:
-                raise Unavailable(str(exc)) from exc
-            shaped(PodPage, body, what="the list of pods")
+            raise_for(answer, body, what="the list of pods", rng=self._rng)
+            shaped(PodPage, body, who=WHO, what="the list of pods")
             return answer
 
         return await self._repeated(call)
@@ -217,18 +209,20 @@ class RunpodClient:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _repeated(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
-        return await retry_read(call, clock=self._clock, rng=self._rng, attempts=attempts)
+        """Await the call a few times; a refusal that it does not handle proves nothing, so it is repeated as well."""
+
+        async def once() -> T:
+            try:
+                return await call()
+            except RunpodRefused as exc:
+                raise Unavailable(str(exc)) from exc
+
+        return await retry_read(once, clock=self._clock, rng=self._rng, attempts=attempts)
 
     async def _json(
-        self,
-        method: str,
-        path: str,
-        *,
-        what: str,
-        params: Mapping[str, str | int] | None = None,
-        urgent: bool = False,
+        self, path: str, *, what: str, params: Mapping[str, str | int] | None = None, urgent: bool = False
     ) -> Mapping[str, Any]:
-        answer = await self._asked(method, path, what=what, params=params, urgent=urgent)
+        answer = await self._asked("GET", path, what=what, params=params, urgent=urgent)
         body = body_of(answer)
         raise_for(answer, body, what=what, rng=self._rng)
         if not isinstance(body, dict):

@@ -13,10 +13,10 @@ from spotd_providers.contract.errors import (
     OfferGone,
     ProviderError,
     QuotaExceeded,
-    RequestRejected,
     Unavailable,
 )
 from spotd_providers.contract.values import LaunchRequest, OfferId
+from spotd_providers.kit.answers import rejected
 from spotd_providers.runpod.answers import (
     BALANCE_WORDS,
     NO_CAPACITY_WORDS,
@@ -26,6 +26,7 @@ from spotd_providers.runpod.answers import (
     says,
 )
 from spotd_providers.runpod.settings import RunpodSettings
+from spotd_providers.runpod.wire import WHO
 
 SCRIPT_BYTES_MAX: Final = 16 * 1024
 BODY_BYTES_MAX: Final = 102_400
@@ -66,7 +67,7 @@ def request_body(request: LaunchRequest, settings: RunpodSettings) -> dict[str, 
     if settings.registry is not None:
         body["registry"] = settings.registry
     if len(json.dumps(body).encode()) > BODY_BYTES_MAX:
-        raise rejected("start_script", f"quoted, it makes a request of more than {BODY_BYTES_MAX} bytes")
+        raise rejected(WHO, "start_script", f"quoted, it makes a request of more than {BODY_BYTES_MAX} bytes")
     return body
 
 
@@ -82,16 +83,16 @@ def require_launchable(request: LaunchRequest) -> None:
         RequestRejected: it would be refused for ever.
     """
     if not request.offer.extra.get("gpu") or request.offer.extra.get("cloud") not in ("SECURE", "COMMUNITY"):
-        raise rejected("offer", "it is not an offer of RunPod")
+        raise rejected(WHO, "offer", "it is not an offer of RunPod")
     size = len(request.start_script.encode())
     if size > SCRIPT_BYTES_MAX:
-        raise rejected("start_script", f"it has {size} of at most {SCRIPT_BYTES_MAX} bytes")
+        raise rejected(WHO, "start_script", f"it has {size} of at most {SCRIPT_BYTES_MAX} bytes")
     if "\0" in request.start_script:
-        raise rejected("start_script", "it holds a NUL")
+        raise rejected(WHO, "start_script", "it holds a NUL")
     if len(request.key) > NAME_CHARS_MAX:
-        raise rejected("key", f"a name has at most {NAME_CHARS_MAX} characters")
+        raise rejected(WHO, "key", f"a name has at most {NAME_CHARS_MAX} characters")
     if not request.image or len(request.image) > IMAGE_CHARS_MAX:
-        raise rejected("image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
+        raise rejected(WHO, "image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
 
 
 class UnexplainedRefusals:
@@ -130,7 +131,7 @@ def refusal_of_create(
     """Translate a refused create into an error of the contract; no pod was made."""
     said = refused.detail or f"HTTP {refused.status}"
     if refused.status in (413, 422):
-        return rejected("request", said, status=refused.status)
+        return rejected(WHO, "request", f"refused with {refused.status}: {said}")
     known = refusal_in_words(refused.detail, said)
     if known is not None:
         unexplained.forget()
@@ -147,7 +148,7 @@ def refusal_of_create(
         return OfferGone(f"RunPod does not know this GPU any more: {said}")
     if refused.status in (400, 409):
         if unexplained.is_request_suspect(request.offer.offer_id):
-            return rejected("request", said, status=refused.status)
+            return rejected(WHO, "request", f"refused with {refused.status}: {said}")
         return NoCapacity(f"RunPod did not make the pod, perhaps for want of machines: {said}")
     return Unavailable(f"RunPod refused the pod: {said}")
 
@@ -161,9 +162,3 @@ def refusal_in_words(text: str, said: str) -> ProviderError | None:
     if says(text, NO_CAPACITY_WORDS):
         return NoCapacity(f"RunPod has no such machine now: {said}")
     return None
-
-
-def rejected(field: str, reason: str, *, status: int | None = None) -> RequestRejected:
-    """Build the error of a request that is wrong and will be wrong again."""
-    what = f"RunPod refused the request ({status})" if status else f"RunPod: {field}"
-    return RequestRejected(f"{what}: {reason}", field=field, reason=reason)

@@ -13,19 +13,20 @@ from typing import Any, Final
 
 import anyio
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError
+from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Instance, InstanceId, InstanceState, Listing, Loss
 from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.pages import PAGES_MAX, Page, all_pages
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean
 from spotd_providers.runpod.answers import says
 from spotd_providers.runpod.client import RunpodClient
 from spotd_providers.runpod.pod_keys import PodKeys
 from spotd_providers.runpod.pods import IMAGE_FAILURE_WORDS, as_instance, unreadable
-from spotd_providers.runpod.wire import PodRow, pod_row
+from spotd_providers.runpod.wire import PodRow
 
-PAGES_MAX: Final = 400
 PULL_SUSPECT_AFTER: Final = timedelta(minutes=6)
 LOG_READ_EVERY: Final = timedelta(minutes=5)
 SYSTEM_LINES: Final = 50
@@ -60,24 +61,15 @@ class PodListing:
         Raises:
             AuthFailed, RateLimited, Unavailable: the first page could not be read.
         """
-        page = await self._client.pod_page(cursor=None)
+
+        async def page(cursor: str | None) -> Page:
+            answer = await self._client.pod_page(cursor=cursor)
+            following = answer.pagination
+            return answer.pods, following.cursor or "" if following is not None and following.goes_on else None
+
+        raw, whole = await all_pages(page)
         rows: dict[str, Instance] = {}
-        cursors: set[str] = set()
-        complete = self._read(page.pods, rows)
-        while page.pagination is not None and page.pagination.goes_on:
-            cursor = page.pagination.cursor
-            if not cursor or cursor in cursors or len(cursors) >= PAGES_MAX:
-                complete = False
-                break
-            cursors.add(cursor)
-            try:
-                page = await self._client.pod_page(cursor=cursor)
-            except AuthFailed:
-                raise
-            except ProviderError:
-                complete = False
-                break
-            complete = self._read(page.pods, rows) and complete
+        complete = self._read(raw, rows) and whole
         for instance in rows.values():
             self.own(instance)
         at = self._services.clock.now()
@@ -96,10 +88,10 @@ class PodListing:
         return tuple(found[number] for number in range(len(instances)))
 
     def _read(self, page: Sequence[Any], rows: dict[str, Instance]) -> bool:
-        """Whether every row of the page could be attributed; those that are ours are added to `rows`."""
+        """Add the machines that are ours to `rows`; return whether every row could be attributed."""
         whole = True
         for raw in page:
-            row = pod_row(raw)
+            row = row_or_none(PodRow, raw)
             name = raw.get("name") if isinstance(raw, dict) else None
             key = key_of(name, self._services.install)
             if row is not None and key is not None:

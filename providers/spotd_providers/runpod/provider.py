@@ -34,6 +34,8 @@ from spotd_providers.contract.values import (
     ProviderName,
 )
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.plugin import capabilities
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean
 from spotd_providers.runpod import doctor
 from spotd_providers.runpod.answers import RunpodRefused
@@ -46,30 +48,27 @@ from spotd_providers.runpod.offers import DISK_PRICE, PROVIDER
 from spotd_providers.runpod.pod_keys import PodKeys
 from spotd_providers.runpod.pods import as_instance, ref_of
 from spotd_providers.runpod.settings import RunpodSettings
-from spotd_providers.runpod.wire import PodRow, pod_row
+from spotd_providers.runpod.wire import PodRow
 
 READS_AFTER_DELETION: Final = 3
 READ_WAIT: Final = timedelta(seconds=2)
 _POD_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-CAPABILITIES: Final[Mapping[Power, Capability]] = {
-    Power.LOGS: Capability(available=True),
-    Power.BILLING: Capability(available=True),
-    Power.SELF_TERMINATE: Capability(available=True),
-    Power.SPOT: Capability(available=False, reason="RunPod withdrew its spot pods in 2026 and sells on-demand only"),
-    Power.BID_CHANGE: Capability(available=False, reason="RunPod sells at list price, so there is no bid to change"),
-    Power.BALANCE: Capability(
-        available=False, reason="RunPod's REST API does not state the account's balance; its website shows it"
-    ),
-    Power.CAPACITY_SCORES: Capability(
-        available=False, reason="RunPod says whether a pod can be had now, not how likely a launch is to succeed"
-    ),
-    Power.HOST_IDENTITY: Capability(available=False, reason="RunPod does not say on which host a pod runs"),
-    Power.NOTICES: Capability(available=False, reason="RunPod stops pods without warning, so checkpoint regularly"),
-    Power.STOP_RESUME: Capability(
-        available=False,
-        reason="a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it",
-    ),
-}
+CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
+    Power.LOGS,
+    Power.BILLING,
+    Power.SELF_TERMINATE,
+    missing={
+        Power.SPOT: "RunPod withdrew its spot pods in 2026 and sells on-demand only",
+        Power.BID_CHANGE: "RunPod sells at list price, so there is no bid to change",
+        Power.BALANCE: "RunPod's REST API does not state the account's balance; its website shows it",
+        Power.CAPACITY_SCORES: "RunPod says whether a pod can be had now, not how likely a launch is to succeed",
+        Power.HOST_IDENTITY: "RunPod does not say on which host a pod runs",
+        Power.NOTICES: "RunPod stops pods without warning, so checkpoint regularly",
+        Power.STOP_RESUME: (
+            "a stopped RunPod pod keeps its host but not its GPU and may never start again, so spotd deletes it"
+        ),
+    },
+)
 
 
 class RunpodProvider:
@@ -214,7 +213,7 @@ class RunpodProvider:
                     raw = await self._client.pod(pod_id)
                 except ProviderError:
                     return  # accepted; the next listing shows whether it took
-                row = pod_row(raw)
+                row = row_or_none(PodRow, raw)
                 if raw is None or (row is not None and row.status == "TERMINATED"):
                     return
         raise Unavailable(f"RunPod accepted the end of pod {pod_id} and still shows it")

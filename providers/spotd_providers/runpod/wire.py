@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit import shapes
-from spotd_providers.kit.shapes import Lenient, first_fault
+from spotd_providers.kit.shapes import Lenient, Row, first_fault, shaped
 
 WHO: Final = "RunPod"
 # A bound is a generous multiple of what was ever asked; beyond it a figure is a mistake or an attack.
 UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
 Amount = Annotated[float, Field(gt=-1e9, lt=1e9, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
-_M = TypeVar("_M", bound=BaseModel)
-_ROW: Final = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
 def _instant(value: Any) -> Any:
@@ -40,24 +37,18 @@ Stock = Annotated[str, AfterValidator(str.upper)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 
 
-class CudaVersion(BaseModel):
-    model_config = _ROW
-
+class CudaVersion(Row):
     version: Annotated[str, Field(pattern=r"^\d{1,3}\.\d{1,3}$")]
     available: bool = False
 
 
-class DataCenterStock(BaseModel):
-    model_config = _ROW
-
+class DataCenterStock(Row):
     id: Id
     availability: Annotated[Stock | None, Lenient] = None
 
 
-class GpuRow(BaseModel):
+class GpuRow(Row):
     """One GPU type of the catalogue. Its prices are for ONE GPU, and parsed one by one where they are used."""
-
-    model_config = _ROW
 
     id: Id
     manufacturer: Annotated[str | None, Lenient] = None
@@ -71,23 +62,17 @@ class GpuRow(BaseModel):
     cuda_versions: Annotated[list[CudaVersion] | None, Lenient] = Field(default=None, alias="cudaVersions")
 
 
-class GpuPage(BaseModel):
-    model_config = _ROW
-
+class GpuPage(Row):
     gpus: list[Any]
 
 
-class PodGpu(BaseModel):
-    model_config = _ROW
-
+class PodGpu(Row):
     id: Annotated[str | None, Lenient] = None
     count: Annotated[int | None, Lenient] = None
 
 
-class PodRow(BaseModel):
+class PodRow(Row):
     """One pod of the account. The name decides whose it is; words that are not text are unknown words."""
-
-    model_config = _ROW
 
     id: Id
     name: Annotated[str | None, Lenient] = None
@@ -99,9 +84,7 @@ class PodRow(BaseModel):
     started_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="startedAt")
 
 
-class Pagination(BaseModel):
-    model_config = _ROW
-
+class Pagination(Row):
     has_next: bool | None = Field(default=None, alias="hasNextPage")
     cursor: str | None = Field(default=None, alias="nextCursor")
 
@@ -111,19 +94,15 @@ class Pagination(BaseModel):
         return bool(self.cursor) if self.has_next is None else self.has_next
 
 
-class PodPage(BaseModel):
+class PodPage(Row):
     """One page of the listing, its rows not yet parsed. Older answers hold all pods and no pagination."""
-
-    model_config = _ROW
 
     pods: list[Any]
     pagination: Pagination | None = None
 
 
-class BillingRow(BaseModel):
+class BillingRow(Row):
     """What was billed for one pod in one bucket of time."""
-
-    model_config = _ROW
 
     pod: Id = Field(alias="podId")
     start: Instant = Field(alias="startTime")
@@ -134,15 +113,10 @@ class BillingRow(BaseModel):
     disk: Annotated[Amount | None, Lenient] = Field(default=None, alias="diskAmount")
 
 
-class BillingPage(BaseModel):
-    model_config = _ROW
-
+class BillingPage(Row):
     records: list[Any]
 
 
-_POD: Final = TypeAdapter(PodRow)
-_GPU: Final = TypeAdapter(GpuRow)
-_BILL: Final = TypeAdapter(BillingRow)
 _PRICE: Final = TypeAdapter(UsdPerHour, config=ConfigDict(strict=True))
 
 
@@ -154,24 +128,6 @@ class GpuRows:
     rejected: tuple[Rejected, ...]
 
 
-def decoded(body: bytes) -> Any:
-    """Decode the JSON of a body of RunPod's.
-
-    Raises:
-        Unavailable: not JSON.
-    """
-    return shapes.decoded(body, who=WHO)
-
-
-def shaped(model: type[_M], value: Any, *, what: str) -> _M:
-    """Validate the value as this model.
-
-    Raises:
-        Unavailable: it has another shape, so it proves nothing.
-    """
-    return shapes.shaped(model, value, who=WHO, what=what)
-
-
 def gpu_rows(value: Any) -> GpuRows:
     """Every row of a catalogue answer, understood or rejected.
 
@@ -181,9 +137,9 @@ def gpu_rows(value: Any) -> GpuRows:
     good: list[GpuRow] = []
     rejected: list[Rejected] = []
     seen: set[str] = set()
-    for raw in shaped(GpuPage, value, what="its catalogue").gpus:
+    for raw in shaped(GpuPage, value, who=WHO, what="its catalogue").gpus:
         try:
-            row = _GPU.validate_python(raw)
+            row = GpuRow.model_validate(raw)
         except ValidationError as exc:
             rejected.append(Rejected(offer_id=_id_of(raw), reason=first_fault(exc)))
             continue
@@ -204,22 +160,6 @@ def price_of(row: GpuRow, cloud: str) -> float | str:
         return _PRICE.validate_python(found)
     except ValidationError as exc:
         return f"price.{cloud.lower()}: {exc.errors(include_url=False, include_input=False)[0]['msg']}"
-
-
-def pod_row(raw: Any) -> PodRow | None:
-    """Parse a pod; `None` if not even its id is valid."""
-    try:
-        return _POD.validate_python(raw)
-    except ValidationError:
-        return None
-
-
-def billing_row(raw: Any) -> BillingRow | None:
-    """Parse a bill; `None` if it is not valid."""
-    try:
-        return _BILL.validate_python(raw)
-    except ValidationError:
-        return None
 
 
 def problem_of(body: Any) -> str:

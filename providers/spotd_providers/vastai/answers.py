@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Unavailable
+from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited
+from spotd_providers.kit.answers import DefiniteRefusal, raise_for_status
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.pace import too_often
+from spotd_providers.kit.shapes import decoded_or_none
 from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
-from spotd_providers.vastai.wire import decoded
+from spotd_providers.vastai.wire import WHO
 
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
 _AUTH_WORDS: Final = frozenset({"auth_error", "unauthorized", "not_authorized", "invalid_api_key", "forbidden"})
@@ -28,19 +29,10 @@ _TWO_FACTOR: Final = re.compile(r"(?i)lacks proper privileges|two[ -]factor")
 _WORD: Final = re.compile(r"[a-z][a-z0-9_]{2,40}")
 
 
-class VastRefused(Exception):
-    """A definite "no" whose meaning depends on what was asked.
+class VastRefused(DefiniteRefusal):
+    """A definite "no" of vast.ai's; `code` is in lower case."""
 
-    Attributes:
-        code: vast.ai's error word, lower case, or an empty string.
-        detail: its sentence, clean enough to show.
-    """
-
-    def __init__(self, *, status: int, code: str, detail: str) -> None:
-        super().__init__(f"vast.ai answered {status}: {detail or code or 'no reason given'}")
-        self.status = status
-        self.code = code
-        self.detail = detail
+    who = WHO
 
     @property
     def says_absent(self) -> bool:
@@ -50,10 +42,7 @@ class VastRefused(Exception):
 
 def body_of(answer: HttpAnswer) -> Any:
     """Decode the body; `None` if it is not JSON."""
-    try:
-        return decoded(answer.body)
-    except Unavailable:
-        return None
+    return decoded_or_none(answer.body, who=WHO)
 
 
 def raise_for(
@@ -93,11 +82,7 @@ def raise_for(
         raise AuthFailed(f"vast.ai refused the API key: {detail or code or answer.status}")
     if 200 <= answer.status < 300 and fields.get("success") is not False:
         return
-    if 300 <= answer.status < 400:
-        host = urlsplit(answer.headers.get("location", "")).hostname or "elsewhere"
-        raise Unavailable(f"vast.ai redirects {endpoint} to {host}: check base_url")
-    if answer.status >= 500 or answer.status == 408:
-        raise Unavailable(f"vast.ai answered {answer.status} to {endpoint}")
+    raise_for_status(answer, who=WHO, what=endpoint)
     raise VastRefused(status=answer.status, code=code, detail=detail)
 
 

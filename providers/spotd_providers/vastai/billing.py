@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any, Final
+from datetime import datetime
 
 from spotd_providers.contract.errors import Unavailable
-from spotd_providers.contract.money import MicroUsd, micro_usd
 from spotd_providers.contract.provider import Services
-from spotd_providers.contract.values import InstallId, InstanceId, ProviderCharge
+from spotd_providers.contract.values import InstallId, ProviderCharge
+from spotd_providers.kit.charges import charges_of, signed_micro_usd
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.pages import PAGES_MAX
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
-from spotd_providers.vastai.wire import ChargeRow, charge_row
-
-PAGES_MAX: Final = 400
+from spotd_providers.vastai.wire import ChargeRow, instant
 
 
 async def money_left(client: VastClient) -> tuple[int, datetime | None]:
@@ -30,7 +29,7 @@ async def money_left(client: VastClient) -> tuple[int, datetime | None]:
     left = reply.balance if reply.credit is None else reply.credit
     if left is None:
         raise Unavailable("vast.ai's account answer states neither credit nor balance")
-    return _signed(left), answer.date
+    return signed_micro_usd(left), answer.date
 
 
 async def charges_between(
@@ -45,19 +44,15 @@ async def charges_between(
         except VastRefused as exc:
             raise Unavailable(str(exc)) from exc
         for raw in page.results:
-            found.extend(_charges_of(raw, services))
+            row = row_or_none(ChargeRow, raw)
+            if row is None:
+                services.log.warning("vast.charge_unreadable")
+            else:
+                found.extend(as_charges(row, services.install))
         if not page.next_token or page.next_token == after:
             break
         after = page.next_token
     return tuple(found)
-
-
-def _charges_of(raw: Any, services: Services) -> list[ProviderCharge]:
-    row = charge_row(raw)
-    if row is None:
-        services.log.warning("vast.charge_unreadable")
-        return []
-    return as_charges(row, services.install)
 
 
 def as_charges(row: ChargeRow, install: InstallId) -> list[ProviderCharge]:
@@ -66,25 +61,8 @@ def as_charges(row: ChargeRow, install: InstallId) -> list[ProviderCharge]:
     contract = row.source.removeprefix("instance-")
     if key is None or not contract.isdecimal():
         return []
-    adds_up = abs(sum(item.amount for item in row.items) - row.amount) <= max(0.01, abs(row.amount) / 1000)
-    parts = [(item.type, item.amount) for item in row.items] if row.items and adds_up else [("total", row.amount)]
-    try:
-        start, end = datetime.fromtimestamp(row.start, UTC), datetime.fromtimestamp(row.end, UTC)
-    except (ValueError, OverflowError, OSError):
+    start, end = instant(row.start), instant(row.end)
+    if start is None or end is None:
         return []
-    return [
-        ProviderCharge(
-            key=key,
-            instance_id=InstanceId(contract),
-            start=start,
-            end=end,
-            amount=MicroUsd(_signed(amount)),
-            kind=kind,
-        )
-        for kind, amount in parts
-    ]
-
-
-def _signed(amount: float) -> int:
-    """Micro-dollars of a figure that may be a debt or a refund, rounded away from zero."""
-    return micro_usd(amount) if amount >= 0 else -micro_usd(-amount)
+    parts = [(item.type, item.amount) for item in row.items]
+    return charges_of(key, contract, start, end, total=row.amount, parts=parts, rounding=0.01)

@@ -23,8 +23,10 @@ from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
 from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.retry import retry_read
+from spotd_providers.kit.shapes import shaped
 from spotd_providers.vastai.answers import VastRefused, body_of, raise_for
 from spotd_providers.vastai.wire import (
+    WHO,
     ChargePage,
     CreateReply,
     InstancePage,
@@ -32,7 +34,6 @@ from spotd_providers.vastai.wire import (
     OfferRows,
     UserReply,
     offer_rows,
-    shaped,
     single_instance,
 )
 
@@ -164,7 +165,7 @@ class VastClient:
             finally:
                 self._pace.penalise(VastEndpoint.CREATE.title, VastEndpoint.CREATE.interval)
         value = body_of(answer)
-        reply = shaped(CreateReply, value, what="a purchase") if isinstance(value, dict) else CreateReply()
+        reply = shaped(CreateReply, value, who=WHO, what="a purchase") if isinstance(value, dict) else CreateReply()
         try:
             self._judge(answer, value, VastEndpoint.CREATE)
         except VastRefused as exc:
@@ -210,7 +211,7 @@ class VastClient:
 
         async def call() -> InstancePage:
             value = await self._json(VastEndpoint.LIST, "GET", "/api/v1/instances/", params=params)
-            return shaped(InstancePage, value, what="the list of instances")
+            return shaped(InstancePage, value, who=WHO, what="the list of instances")
 
         return await self._repeated(call)
 
@@ -248,7 +249,7 @@ class VastClient:
             answer = await self._asked(VastEndpoint.USER, "GET", "/api/v0/users/current/")
             body = body_of(answer)
             self._judge(answer, body, VastEndpoint.USER)
-            return shaped(UserReply, body, what="the account"), answer
+            return shaped(UserReply, body, who=WHO, what="the account"), answer
 
         return await self._repeated(call)
 
@@ -266,7 +267,7 @@ class VastClient:
 
         async def call() -> ChargePage:
             value = await self._json(VastEndpoint.CHARGES, "GET", "/api/v0/charges/", params=params)
-            return shaped(ChargePage, value, what="charges")
+            return shaped(ChargePage, value, who=WHO, what="charges")
 
         return await self._repeated(call)
 
@@ -276,7 +277,7 @@ class VastClient:
         async def call() -> str:
             path = f"/api/v0/instances/request_logs/{contract}/"
             value = await self._json(VastEndpoint.LOGS, "PUT", path, json_body={"tail": str(lines)})
-            return shaped(LogReply, value, what="a log").result_url
+            return shaped(LogReply, value, who=WHO, what="a log").result_url
 
         return await self._repeated(call)
 

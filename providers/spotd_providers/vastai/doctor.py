@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine, Market, OfferQuery
-from spotd_providers.kit.checks import clock_line
+from spotd_providers.kit.checks import check_line, clock_line
 from spotd_providers.kit.http import HttpAnswer
-from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.offers import search_body
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import UserReply
 
 CREDIT_LOW_USD: Final = 5.0
+_KEY: Final = "create a key at console.vast.ai/manage-keys and put it in api_key"
 _SCOPES: Final = "give the key the permissions misc, user_read, instance_read, instance_write and billing_read"
-
+_FILTERS: Final = "relax the filters under [providers.vast]"
 _LATER: Final = "vast.ai cannot be asked now; try again in a minute"
+"""Nothing was found out about the key or its permissions, so this hint does not ask to change them."""
 
 
 async def examine(client: VastClient, settings: VastSettings, services: Services) -> Sequence[CheckLine]:
@@ -45,13 +45,13 @@ async def examine(client: VastClient, settings: VastSettings, services: Services
         found = await client.search(search_body(settings, OfferQuery().disk_gb, Market.SPOT))
         return f"{found.count} interruptible offers under your filters"
 
-    lines.append(await _line("key", key, hint="create a key at console.vast.ai/manage-keys and put it in api_key"))
+    lines.append(await check_line("key", key, hint=_KEY, unanswered=_LATER))
     if not account:
         return tuple(lines)  # whatever is wrong would only be found three more times, each after its time-out
     lines.extend(_of_account(account[0], services))
-    lines.append(await _line("instances", instances, hint=_SCOPES))
-    lines.append(await _line("billing", billing, hint=_SCOPES))
-    lines.append(await _line("market", market, hint="relax the filters under [providers.vast]"))
+    lines.append(await check_line("instances", instances, hint=_SCOPES, unanswered=_LATER))
+    lines.append(await check_line("billing", billing, hint=_SCOPES, unanswered=_LATER))
+    lines.append(await check_line("market", market, hint=_FILTERS, refused=_SCOPES, unanswered=_LATER))
     return tuple(lines)
 
 
@@ -87,15 +87,3 @@ def _quota(reply: UserReply) -> CheckLine:
     return CheckLine(
         name="quota", ok=True, detail="vast.ai states none; it may refuse purchases of a new account that spends fast"
     )
-
-
-async def _line(name: str, ask: Callable[[], Awaitable[str]], *, hint: str) -> CheckLine:
-    try:
-        return CheckLine(name=name, ok=True, detail=await ask())
-    except AuthFailed as exc:
-        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint if name == "key" else _SCOPES)
-    except (RateLimited, Unavailable) as exc:
-        # Nothing was found out about the key or its permissions, so the hint does not ask to change them.
-        return CheckLine(name=name, ok=False, detail=str(exc), hint=_LATER)
-    except (ProviderError, VastRefused) as exc:
-        return CheckLine(name=name, ok=False, detail=str(exc), hint=hint)

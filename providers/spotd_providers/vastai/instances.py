@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from spotd_providers.contract.money import MicroUsdPerHour, micro_usd
@@ -36,7 +36,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.text import clean
 from spotd_providers.vastai.offers import PROVIDER
-from spotd_providers.vastai.wire import InstanceRow
+from spotd_providers.vastai.wire import InstanceRow, instant
 
 SCHEDULING_GRACE: Final = timedelta(seconds=90)
 _STARTING: Final = frozenset({"", "created", "loading", "rebooting", "recycling", "restarting", "scheduling"})
@@ -94,7 +94,7 @@ def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, bought_at: 
         market=None if row.is_bid is None else (Market.SPOT if row.is_bid else Market.ON_DEMAND),
         host_id=None if row.machine_id is None else HostId(str(row.machine_id)),
         price=None if row.dph_base is None else MicroUsdPerHour(micro_usd(row.dph_base)),
-        created_at=_instant(row.start_date),
+        created_at=instant(row.start_date),
         loss=found.loss,
         detail=clean(found.detail or row.status_msg or ""),
     )
@@ -159,7 +159,7 @@ def _failure_of_start(message: str, actual: str) -> Loss | None:
 
 
 def _why_stopped(row: InstanceRow, *, now: datetime, out_of_credit: bool) -> Loss:
-    end = _instant(row.end_date)
+    end = instant(row.end_date)
     if end is not None and end <= now:
         return Loss.EXPIRED
     if out_of_credit:
@@ -170,18 +170,9 @@ def _why_stopped(row: InstanceRow, *, now: datetime, out_of_credit: bool) -> Los
 
 def _is_fresh(row: InstanceRow, now: datetime, bought_at: datetime | None) -> bool:
     # The two clocks may differ, and a row may not say when it began.
-    known = (since for since in (_instant(row.start_date), bought_at) if since is not None)
+    known = (since for since in (instant(row.start_date), bought_at) if since is not None)
     return any(now - since < SCHEDULING_GRACE for since in known)
 
 
 def _word(value: str | None) -> str:
     return (value or "").strip().lower()
-
-
-def _instant(epoch_s: float | None) -> datetime | None:
-    if not epoch_s:
-        return None
-    try:
-        return datetime.fromtimestamp(epoch_s, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -16,8 +16,10 @@ from spotd_providers.contract.errors import (
 )
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import LaunchRequest, Market
+from spotd_providers.kit.answers import rejected
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.offers import DISK_GB_MIN
+from spotd_providers.vastai.wire import WHO
 
 SHELL: Final = "/bin/sh"
 ARGUMENTS_CHARS_MAX: Final = 4096
@@ -39,13 +41,14 @@ def request_body(request: LaunchRequest) -> tuple[int, dict[str, Any]]:
     """
     ask = request.offer.extra.get("ask", "")
     if not ask.isdecimal():
-        raise _rejected("offer", "it is not an offer of vast.ai")
-    if len(request.start_script) > SCRIPT_CHARS_MAX:
-        raise _rejected("start_script", f"it has {len(request.start_script)} of at most {SCRIPT_CHARS_MAX} characters")
+        raise rejected(WHO, "offer", "it is not an offer of vast.ai")
+    size = len(request.start_script)
+    if size > SCRIPT_CHARS_MAX:
+        raise rejected(WHO, "start_script", f"it has {size} of at most {SCRIPT_CHARS_MAX} characters")
     if len(request.key) > LABEL_CHARS_MAX:
-        raise _rejected("key", f"a label has at most {LABEL_CHARS_MAX} characters")
+        raise rejected(WHO, "key", f"a label has at most {LABEL_CHARS_MAX} characters")
     if not request.image or len(request.image) > IMAGE_CHARS_MAX:
-        raise _rejected("image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
+        raise rejected(WHO, "image", f"an image name has 1 to {IMAGE_CHARS_MAX} characters")
     body: dict[str, Any] = {
         "client_id": "me",
         "image": request.image,
@@ -61,7 +64,7 @@ def request_body(request: LaunchRequest) -> tuple[int, dict[str, Any]]:
     if request.offer.market is Market.SPOT:
         price = request.price_max / MICRO
         if not BID_USD_MIN <= price <= BID_USD_MAX:
-            raise _rejected("price_max", f"vast.ai takes bids from ${BID_USD_MIN} to ${BID_USD_MAX:.0f} per hour")
+            raise rejected(WHO, "price_max", f"vast.ai takes bids from ${BID_USD_MIN} to ${BID_USD_MAX:.0f} per hour")
         body["price"] = price
     return int(ask), body
 
@@ -89,7 +92,3 @@ def refusal_of_purchase(refused: VastRefused, market: Market) -> ProviderError:
             f"vast.ai refused the request: {said}", field="request", reason=refused.code or str(refused.status)
         )
     return Unavailable(f"vast.ai refused the request: {said}")
-
-
-def _rejected(field: str, reason: str) -> RequestRejected:
-    return RequestRejected(f"vast.ai: {field}: {reason}", field=field, reason=reason)

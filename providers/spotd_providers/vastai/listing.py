@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
+from spotd_providers.contract.errors import ProviderError, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -24,22 +24,23 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.console import CONSOLE_LINES, start_complaint
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.pages import Page, all_pages
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.vastai.answers import VastRefused
 from spotd_providers.vastai.billing import money_left
 from spotd_providers.vastai.client import VastClient
 from spotd_providers.vastai.instances import as_instance, ref_of, unreadable
-from spotd_providers.vastai.wire import InstancePage, InstanceRow, instance_row
+from spotd_providers.vastai.wire import InstanceRow
 
-PAGES_MAX: Final = 400
 CREDIT_AGE_MAX: Final = timedelta(minutes=1)
 _STOPPED_SOMEHOW: Final = frozenset({Loss.OUTBID, Loss.HOST_LOST})
 
 
 class InstanceListing:
-    """Listings of one account, with what they taught so far.
+    """Listings of one account, with what was learned from them so far.
 
     Attributes:
-        ours: contracts seen under our label, which may be destroyed without looking again.
+        ours: contracts that carry our label, which may be destroyed without another read.
     """
 
     def __init__(
@@ -75,41 +76,32 @@ class InstanceListing:
         Raises:
             AuthFailed, RateLimited, Unavailable: not even the first page came.
         """
-        page = await self._page(label, None)
+        total: int | None = None
+
+        async def page(after: str | None) -> Page:
+            nonlocal total
+            try:
+                answer = await self._client.instance_page(label=label, after=after)
+            except VastRefused as exc:
+                raise Unavailable(str(exc)) from exc
+            total = answer.total_instances
+            return answer.instances, answer.next_token or None
+
+        raw, whole = await all_pages(page)
         rows: dict[int, Instance] = {}
         seen: set[int] = set()
-        tokens: set[str] = set()
-        complete = self._read(page.instances, rows, seen)
-        while page.next_token:
-            if page.next_token in tokens or len(tokens) >= PAGES_MAX:
-                complete = False
-                break
-            tokens.add(page.next_token)
-            try:
-                page = await self._page(label, page.next_token)
-            except AuthFailed:
-                raise
-            except ProviderError:
-                complete = False
-                break
-            complete = self._read(page.instances, rows, seen) and complete
-        if label is None and page.total_instances is not None and len(seen) < page.total_instances:
+        complete = self._read(raw, rows, seen) and whole
+        if label is None and total is not None and len(seen) < total:
             complete = False
         found = await self._settled(tuple(rows.values()))
         self.ours.update(instance.ref.instance_id for instance in found)
         return Listing(instances=found, complete=complete, at=self._services.clock.now())
 
-    async def _page(self, label: str | None, after: str | None) -> InstancePage:
-        try:
-            return await self._client.instance_page(label=label, after=after)
-        except VastRefused as exc:
-            raise Unavailable(str(exc)) from exc
-
     def _read(self, page: Sequence[Any], rows: dict[int, Instance], seen: set[int]) -> bool:
-        """Whether every row of the page could be attributed; those that are ours are added to `rows`."""
+        """Add the machines that are ours to `rows`; return whether every row could be attributed."""
         whole = True
         for raw in page:
-            row = instance_row(raw)
+            row = row_or_none(InstanceRow, raw)
             if row is not None:
                 seen.add(row.id)
                 key = key_of(row.label, self._services.install)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from spotd_providers.contract.errors import AuthFailed
 from spotd_providers.contract.provider import Provider, ProviderTraits, Services
-from spotd_providers.contract.values import Market, ProviderName
+from spotd_providers.contract.values import Market
 from spotd_providers.kit.http import open_http
+from spotd_providers.kit.plugin import AdapterPlugin
 from spotd_providers.kit.urls import is_loopback
 from spotd_providers.vastai.client import SEARCHES_PER_MINUTE, VastClient
 from spotd_providers.vastai.launching import SCRIPT_CHARS_MAX
@@ -24,45 +25,21 @@ DEFAULT_FEE_MULTIPLIER: Final = "1.20"
 REQUEST_TIMEOUT_S: Final = 30.0
 
 
-class VastPlugin:
-    """The descriptor behind the entry point."""
-
-    @property
-    def name(self) -> ProviderName:
-        return PROVIDER
-
-    @property
-    def title(self) -> str:
-        return "vast.ai"
-
-    @property
-    def settings_model(self) -> type[Any]:
-        return VastSettings
-
-    @property
-    def needs_credential(self) -> bool:
-        return True
-
-    def traits(self, settings: Any) -> ProviderTraits:
-        settings = settings if isinstance(settings, VastSettings) else VastSettings.model_validate(settings)
-        return ProviderTraits(
-            start_script_bytes_max=SCRIPT_CHARS_MAX,
-            reconcile_window=timedelta(seconds=180),
-            # Large images take long on a marketplace host's line; launchers in the field give up after this long.
-            provision_timeout=timedelta(minutes=30),
-            quote_ttl=timedelta(minutes=5),
-            offers_every_min=len(Market) * timedelta(minutes=1) / SEARCHES_PER_MINUTE,  # a search for each
-            hosts_share_filesystem=is_loopback(settings.base_url),
-            default_fee_multiplier=DEFAULT_FEE_MULTIPLIER,
-            ends_itself_by="vast",
-            ends_itself_at=settings.base_url,
-            bills_from_running=True,
-            bills_from_script=True,
-        )
-
-    def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
-        settings = settings if isinstance(settings, VastSettings) else VastSettings.model_validate(settings)
-        return _opened(settings, services)
+def _traits(settings: VastSettings) -> ProviderTraits:
+    return ProviderTraits(
+        start_script_bytes_max=SCRIPT_CHARS_MAX,
+        reconcile_window=timedelta(seconds=180),
+        # Large images take long on a marketplace host's line; launchers in the field give up after this long.
+        provision_timeout=timedelta(minutes=30),
+        quote_ttl=timedelta(minutes=5),
+        offers_every_min=len(Market) * timedelta(minutes=1) / SEARCHES_PER_MINUTE,  # a search for each
+        hosts_share_filesystem=is_loopback(settings.base_url),
+        default_fee_multiplier=DEFAULT_FEE_MULTIPLIER,
+        ends_itself_by="vast",
+        ends_itself_at=settings.base_url,
+        bills_from_running=True,
+        bills_from_script=True,
+    )
 
 
 @asynccontextmanager
@@ -78,4 +55,11 @@ async def _opened(settings: VastSettings, services: Services) -> AsyncIterator[P
         yield VastProvider(client, settings, services)
 
 
-PLUGIN: Final = VastPlugin()
+PLUGIN: Final = AdapterPlugin(
+    name=PROVIDER,
+    title="vast.ai",
+    settings_model=VastSettings,
+    needs_credential=True,
+    traits_by=_traits,
+    open_by=_opened,
+)

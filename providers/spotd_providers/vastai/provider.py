@@ -43,6 +43,8 @@ from spotd_providers.contract.values import (
     ProviderName,
 )
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.plugin import capabilities
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean
 from spotd_providers.kit.urls import is_loopback
 from spotd_providers.vastai import doctor
@@ -55,28 +57,27 @@ from spotd_providers.vastai.listing import InstanceListing
 from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, translated
 from spotd_providers.vastai.searching import OfferSearch
 from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import InstanceRow, instance_row
+from spotd_providers.vastai.wire import InstanceRow
 
 VERIFY_TRIES: Final = 4
 VERIFY_WAIT: Final = timedelta(seconds=2)
 
-CAPABILITIES: Final[Mapping[Power, Capability]] = {
-    Power.SPOT: Capability(available=True),
-    Power.BID_CHANGE: Capability(available=True),
-    Power.LOGS: Capability(available=True),
-    Power.BALANCE: Capability(available=True),
-    Power.BILLING: Capability(available=True),
-    Power.HOST_IDENTITY: Capability(available=True),
-    Power.SELF_TERMINATE: Capability(available=True),
-    Power.CAPACITY_SCORES: Capability(available=False, reason="vast.ai lists only machines that can be rented now"),
-    Power.NOTICES: Capability(
-        available=False, reason="vast.ai stops an outbid machine without warning, so checkpoint regularly"
-    ),
-    Power.STOP_RESUME: Capability(
-        available=False,
-        reason="a stopped vast.ai machine bills storage and may never get its GPU back, so spotd destroys it",
-    ),
-}
+CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
+    Power.SPOT,
+    Power.BID_CHANGE,
+    Power.LOGS,
+    Power.BALANCE,
+    Power.BILLING,
+    Power.HOST_IDENTITY,
+    Power.SELF_TERMINATE,
+    missing={
+        Power.CAPACITY_SCORES: "vast.ai lists only machines that can be rented now",
+        Power.NOTICES: "vast.ai stops an outbid machine without warning, so checkpoint regularly",
+        Power.STOP_RESUME: (
+            "a stopped vast.ai machine bills storage and may never get its GPU back, so spotd destroys it"
+        ),
+    },
+)
 
 
 class VastProvider:
@@ -228,7 +229,7 @@ class VastProvider:
 
     async def _row(self, contract: int) -> InstanceRow | None:
         row = await self._client.instance(contract)
-        return None if row is None else instance_row(row)
+        return None if row is None else row_or_none(InstanceRow, row)
 
     async def _without_leftover(self, created: Created, refused: VastRefused, request: LaunchRequest) -> ProviderError:
         """Destroy the stopped contract that vast.ai left behind a refusal, and return the refusal.

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from spotd_providers.kit.durations import duration
 from spotd_providers.kit.urls import safe_base_url
 
 DEFAULT_BASE_URL: Final = "https://console.vast.ai"
-_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def _duration(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    parts = _DURATION.fullmatch(value.strip())
-    if not value.strip() or parts is None:
-        raise ValueError('write it like "12h", "3d" or "1d12h"')
-    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    return duration(value, example='"12h", "3d" or "1d12h"') if isinstance(value, str) else value
 
 
 class VastSettings(BaseModel):

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit import shapes
 from spotd_providers.kit.inflate import require_few_values
-from spotd_providers.kit.shapes import Lenient, first_fault
+from spotd_providers.kit.shapes import Lenient, Row, decoded, first_fault
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
 UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
@@ -33,13 +27,10 @@ Id = Annotated[int, Field(gt=0, lt=2**53)]
 Text = Annotated[str, Field(max_length=512)]
 
 WHO: Final = "vast.ai"
-_M = TypeVar("_M", bound=BaseModel)
 
 
-class OfferRow(BaseModel):
+class OfferRow(Row):
     """One ask of a search answer; prices are for all GPUs of the offer. Odd fields of `_NICE_TO_KNOW` are unknown."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     id: Id
     machine_id: Id
@@ -71,10 +62,8 @@ class OfferRow(BaseModel):
     external: bool | None = None
 
 
-class InstanceRow(BaseModel):
+class InstanceRow(Row):
     """One of the account's machines. The label decides whose it is; states that are not text are unknown states."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     id: Id
     label: str | None = None
@@ -93,29 +82,23 @@ class InstanceRow(BaseModel):
     uptime_mins: Annotated[Measure | None, Lenient] = None
 
 
-class CreateReply(BaseModel):
+class CreateReply(Row):
     """The answer to a purchase, good or bad: `new_contract` may come with either."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     success: Annotated[bool | None, Lenient] = None
     new_contract: Annotated[Id | None, Lenient] = None
 
 
-class InstancePage(BaseModel):
+class InstancePage(Row):
     """One page of the v1 listing, its rows not yet parsed."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     instances: list[Any]
     next_token: str | None = None
     total_instances: Annotated[int | None, Lenient] = None
 
 
-class UserReply(BaseModel):
+class UserReply(Row):
     """The money of the account, and whether it is trusted. The answer may hold the key: nothing else of it is kept."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     id: Annotated[int | None, Lenient] = None
     credit: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)] | None = None
@@ -123,23 +106,17 @@ class UserReply(BaseModel):
     email_verified: Annotated[bool | int | None, Lenient] = None
 
 
-class ChargeItem(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
+class ChargeItem(Row):
     type: Text
     amount: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)]
 
 
-class ChargeMetadata(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
+class ChargeMetadata(Row):
     label: Text | None = None
 
 
-class ChargeRow(BaseModel):
+class ChargeRow(Row):
     """What was billed for one contract over a span of days."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     start: Measure
     end: Measure
@@ -147,19 +124,15 @@ class ChargeRow(BaseModel):
     source: Text
     amount: Annotated[float, Field(allow_inf_nan=False, gt=-1e9, lt=1e9)]
     metadata: ChargeMetadata | None = None
-    items: list[ChargeItem] = []
+    items: list[ChargeItem] = Field(default_factory=list)
 
 
-class ChargePage(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
+class ChargePage(Row):
     results: list[Any]
     next_token: str | None = None
 
 
-class LogReply(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
+class LogReply(Row):
     result_url: Annotated[str, Field(min_length=8, max_length=8192)]
 
 
@@ -175,9 +148,7 @@ class OfferRows:
         return len(self.rows) + len(self.rejected)
 
 
-class _FlawlessSearch(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
+class _FlawlessSearch(Row):
     offers: list[OfferRow]
 
 
@@ -200,26 +171,6 @@ _NICE_TO_KNOW: Final = frozenset(
 )
 
 _OFFER_ROW: Final = TypeAdapter(OfferRow)
-_INSTANCE_ROW: Final = TypeAdapter(InstanceRow)
-_CHARGE_ROW: Final = TypeAdapter(ChargeRow)
-
-
-def decoded(body: bytes) -> Any:
-    """Decode the JSON of a body of vast.ai's.
-
-    Raises:
-        Unavailable: not JSON.
-    """
-    return shapes.decoded(body, who=WHO)
-
-
-def shaped(model: type[_M], value: Any, *, what: str) -> _M:
-    """Validate the value as this model.
-
-    Raises:
-        Unavailable: it has another shape, so it proves nothing.
-    """
-    return shapes.shaped(model, value, who=WHO, what=what)
 
 
 def offer_rows(body: bytes) -> OfferRows:
@@ -254,7 +205,7 @@ def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
         return
     except ValidationError:
         pass
-    value = decoded(body)
+    value = decoded(body, who=WHO)
     rows = value.get("offers") if isinstance(value, dict) else None
     if not isinstance(rows, list):
         raise Unavailable("vast.ai's search answer holds no list of offers")
@@ -271,19 +222,13 @@ def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
         yield validate({name: value for name, value in row.items() if name not in odd})
 
 
-def instance_row(row: Any) -> InstanceRow | None:
-    """Parse a machine; `None` if not even its id and label are valid."""
-    try:
-        return _INSTANCE_ROW.validate_python(row)
-    except ValidationError:
+def instant(epoch_s: float | None) -> datetime | None:
+    """Convert seconds since 1970; `None` where there are none, or too many."""
+    if not epoch_s:
         return None
-
-
-def charge_row(row: Any) -> ChargeRow | None:
-    """Parse a bill; `None` if it is not valid."""
     try:
-        return _CHARGE_ROW.validate_python(row)
-    except ValidationError:
+        return datetime.fromtimestamp(epoch_s, UTC)
+    except (ValueError, OverflowError, OSError):
         return None
 
 

@@ -20,10 +20,11 @@ from spotd_providers.aws.offers import current_prices
 from spotd_providers.aws.pricelist import listed_prices
 from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
-from spotd_providers.aws.wire import AwsInstanceRow, read, rows_of
+from spotd_providers.aws.wire import AwsInstanceRow, rows_of
 from spotd_providers.contract.errors import ProviderError
 from spotd_providers.contract.values import InstallId, InstanceState
 from spotd_providers.kit.http import AnswerLost
+from spotd_providers.kit.shapes import row_or_none
 from tests.fakes.aws.wire import answer, iso
 
 AT = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -135,7 +136,7 @@ def judge_machines(status: int, body: bytes) -> None:
     rows = understood("describe_instances", "Reservations", status, body)
     for reservation in rows or ():
         for raw in reservation.get("Instances") or ():
-            row = read(AwsInstanceRow, raw)
+            row = row_or_none(AwsInstanceRow, raw)
             key = key_in(row, InstallId("lab")) if row is not None else None
             if row is not None and key is not None:
                 told = as_instance(row, key, region="us-east-1", request=None, prices={})

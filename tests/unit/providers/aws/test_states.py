@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from spotd_providers.aws.instances import ANNOUNCED, STATES, as_instance
 from spotd_providers.aws.offers import current_prices
 from spotd_providers.aws.provider import AwsProvider
-from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow, read
+from spotd_providers.aws.wire import AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from spotd_providers.kit.shapes import row_or_none
 from tests.unit.providers.aws.harness import AwsHarness
 from tests.unit.providers.aws.stories import cheapest, play
 
@@ -23,7 +24,7 @@ KEY = AttemptKey("spotd-lab-j0b-1")
 
 
 def told(state: str, reason: str = "", message: str = "", code: str = "fulfilled") -> Any:
-    row = read(
+    row = row_or_none(
         AwsInstanceRow,
         {
             "InstanceId": "i-1",
@@ -32,7 +33,7 @@ def told(state: str, reason: str = "", message: str = "", code: str = "fulfilled
             "InstanceLifecycle": "spot",
         },
     )
-    request = read(SpotRequestRow, {"InstanceId": "i-1", "Status": {"Code": code, "UpdateTime": AT}})
+    request = row_or_none(SpotRequestRow, {"InstanceId": "i-1", "Status": {"Code": code, "UpdateTime": AT}})
     assert row is not None
     return as_instance(row, KEY, region="us-east-1", request=request, prices={})
 
@@ -166,7 +167,7 @@ INSTANCE_FIELDS = ("State", "StateReason", "InstanceLifecycle", "Placement", "La
 
 @given(st.dictionaries(st.sampled_from(INSTANCE_FIELDS), JSON_LIKE))
 def test_no_mutated_instance_row_hides_the_machine_or_calls_it_gone(changes: dict[str, Any]) -> None:
-    row = read(AwsInstanceRow, {"InstanceId": "i-1", "State": {"Name": "running"}, **changes})
+    row = row_or_none(AwsInstanceRow, {"InstanceId": "i-1", "State": {"Name": "running"}, **changes})
     assert row is not None
     told = as_instance(row, KEY, region="us-east-1", request=None, prices={})
     state = changes.get("State")

@@ -20,9 +20,10 @@ from spotd_providers.aws.region import kinds_of
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.values import Market
+from spotd_providers.kit.shapes import row_or_none, shaped
 from spotd_providers.vastai.offers import OnDemandPrices, translated
 from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import CreateReply, instance_row, offer_rows, shaped, single_instance
+from spotd_providers.vastai.wire import CreateReply, InstanceRow, offer_rows, single_instance
 
 FOLDER = Path(os.environ.get("SPOTD_SHARED_DATA", Path(__file__).parents[5] / "shared" / "data")) / "payloads"
 
@@ -45,12 +46,12 @@ def vast_offers(content: Any) -> Counts:
 
 def vast_instance(content: Any) -> Counts:
     row = single_instance(content) if "instances" in content else content
-    assert instance_row(row) is not None
+    assert row_or_none(InstanceRow, row) is not None
     return 1, 1, 0
 
 
 def vast_purchase(content: Any) -> Counts:
-    assert shaped(CreateReply, content, what="a purchase").success
+    assert shaped(CreateReply, content, who="vast.ai", what="a purchase").success
     return 1, 1, 0
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MICRO
+from spotd_providers.kit.shapes import decoded, row_or_none, shaped
 from spotd_providers.runpod.offers import translated
 from spotd_providers.runpod.settings import RunpodSettings
-from spotd_providers.runpod.wire import BillingPage, PodPage, billing_row, decoded, gpu_rows, pod_row, shaped
+from spotd_providers.runpod.wire import BillingPage, BillingRow, PodPage, PodRow, gpu_rows
 from tests.fakes.runpod import some_gpus
 
 EVERYTHING = RunpodSettings(amd=True)
@@ -65,7 +66,7 @@ def _is_price(value: Any) -> bool:
 
 def judge_catalogue(rows: list[dict[str, Any]]) -> None:
     """Everything priced out of these rows is a finite, positive figure that the row itself states."""
-    understood = gpu_rows(decoded(json.dumps({"gpus": rows}).encode()))
+    understood = gpu_rows(decoded(json.dumps({"gpus": rows}).encode(), who="RunPod"))
     assert len(understood.rows) + len(understood.rejected) == len(rows)
     assert rows[1]["id"] in {row.id for row in understood.rows} or rows[0].get("id") == rows[1]["id"]
     for cloud in ("SECURE", "COMMUNITY"):
@@ -97,7 +98,7 @@ def test_thousands_of_damaged_rows_never_become_a_false_price(rows: list[dict[st
 @given(st.sampled_from(sorted(POD)), junk)
 @settings(max_examples=200, deadline=None)
 def test_an_odd_pod_is_kept_as_long_as_its_id_can_be_read(field: str, value: Any) -> None:
-    row = pod_row({**POD, field: value})
+    row = row_or_none(PodRow, {**POD, field: value})
     if field != "id":
         assert row is not None
         assert row.id == POD["id"]
@@ -109,21 +110,21 @@ def test_an_odd_pod_is_kept_as_long_as_its_id_can_be_read(field: str, value: Any
 @settings(max_examples=150, deadline=None)
 def test_an_odd_bill_is_unreadable_and_no_crash(fields: dict[str, Any]) -> None:
     good = {"podId": "p", "startTime": "2026-03-02T12:00:00Z", "endTime": "2026-03-02T13:00:00Z", "totalAmount": 0.5}
-    row = billing_row({**good, **fields})
+    row = row_or_none(BillingRow, {**good, **fields})
     assert row is None or math.isfinite(row.total)
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"gpus":null}', b'{"gpus":{}}', b"\xff", b"[" * 9999])
 def test_an_answer_without_a_list_of_gpus_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
-        gpu_rows(decoded(body))
+        gpu_rows(decoded(body, who="RunPod"))
 
 
 @pytest.mark.parametrize("rows", [None, {}, "rows", 7])
 def test_a_page_whose_rows_are_no_list_is_unavailable(rows: Any) -> None:
     for model in (PodPage, BillingPage):
         with pytest.raises(Unavailable):
-            shaped(model, {"pods": rows, "records": rows}, what="a page")
+            shaped(model, {"pods": rows, "records": rows}, who="RunPod", what="a page")
 
 
 def test_a_gpu_told_twice_is_offered_once() -> None:

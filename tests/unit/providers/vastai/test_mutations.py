@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import Market
+from spotd_providers.kit.shapes import shaped
 from spotd_providers.testkit.clock import START
 from spotd_providers.vastai.offers import OnDemandPrices, translated
 from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import ChargePage, InstancePage, offer_rows, shaped
+from spotd_providers.vastai.wire import ChargePage, InstancePage, offer_rows
 from tests.fakes.vastai import Quirks, some_asks
 from tests.fakes.vastai.rows import ask_row
 from tests.unit.providers.vastai.payloads import SEARCHES, recorded_rows
@@ -166,4 +167,4 @@ def test_an_answer_without_a_list_of_offers_is_unavailable(body: bytes) -> None:
 @pytest.mark.parametrize("rows", [None, {}, "rows", 7])
 def test_a_page_whose_rows_are_no_list_is_unavailable(model: type[Any], rows: Any) -> None:
     with pytest.raises(Unavailable):
-        shaped(model, {"instances": rows, "results": rows}, what="a page")
+        shaped(model, {"instances": rows, "results": rows}, who="vast.ai", what="a page")

@@ -14,10 +14,11 @@ from spotd_providers.contract.gpus import all_gpus, canonical, gpu_info
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import InstallId, InstanceState, Market
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.shapes import row_or_none, shaped
 from spotd_providers.vastai.instances import standing
 from spotd_providers.vastai.offers import OnDemandPrices, translated
 from spotd_providers.vastai.settings import VastSettings
-from spotd_providers.vastai.wire import CreateReply, instance_row, offer_rows, shaped, single_instance
+from spotd_providers.vastai.wire import CreateReply, InstanceRow, offer_rows, single_instance
 from tests.unit.providers.vastai.payloads import SEARCHES, as_answer, recorded, recorded_rows
 
 EVERYBODY = VastSettings(verified=False, laptops=True, cpu_arch="any")
@@ -82,7 +83,7 @@ def test_recorded_gpu_names_keep_an_id_and_most_are_known() -> None:
 
 @pytest.mark.parametrize("name", ["show-instance-running-2024-11-01.json", "get-instance-wrapped-2025-10.json"])
 def test_recorded_instances_are_read(name: str) -> None:
-    row = instance_row(single_instance(recorded(name)))
+    row = row_or_none(InstanceRow, single_instance(recorded(name)))
     assert row is not None
     assert row.machine_id is not None
     assert row.is_bid is False
@@ -90,17 +91,17 @@ def test_recorded_instances_are_read(name: str) -> None:
 
 
 def test_the_recorded_running_instance_runs() -> None:
-    row = instance_row(recorded("show-instance-running-2024-11-01.json"))
+    row = row_or_none(InstanceRow, recorded("show-instance-running-2024-11-01.json"))
     assert row is not None
     assert standing(row, now=NOW).state is InstanceState.RUNNING
 
 
 def test_the_recorded_instance_without_status_words_is_still_coming() -> None:
-    row = instance_row(single_instance(recorded("get-instance-wrapped-2025-10.json")))
+    row = row_or_none(InstanceRow, single_instance(recorded("get-instance-wrapped-2025-10.json")))
     assert row is not None
     assert standing(row, now=NOW).state is InstanceState.PENDING
 
 
 def test_the_recorded_purchase_names_its_contract() -> None:
-    reply: Any = shaped(CreateReply, recorded("create-instance-2024-11-01.json"), what="a purchase")
+    reply: Any = shaped(CreateReply, recorded("create-instance-2024-11-01.json"), who="vast.ai", what="a purchase")
     assert (reply.success, reply.new_contract) == (True, 13445220)

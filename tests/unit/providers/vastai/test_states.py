@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, Loss, Market
 from spotd_providers.kit.keys import key_of
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.testkit.clock import START
 from spotd_providers.vastai.instances import as_instance, standing
-from spotd_providers.vastai.wire import InstanceRow, instance_row
+from spotd_providers.vastai.wire import InstanceRow
 
 KEY = AttemptKey("spotd-lab-7f3a-1")
 OLD = START - timedelta(hours=3)
@@ -43,7 +44,7 @@ def row(actual: str | None, current: str | None, wanted: str | None, **more: Any
         "end_date": (START + timedelta(days=9)).timestamp(),
         **more,
     }
-    found = instance_row(fields)
+    found = row_or_none(InstanceRow, fields)
     assert found is not None
     return found
 
@@ -157,7 +158,8 @@ words: st.SearchStrategy[Any] = st.sampled_from(
 def test_no_combination_of_words_is_a_crash(
     actual: Any, current: Any, following: Any, wanted: Any, is_bid: Any, start: Any
 ) -> None:
-    seen = instance_row(
+    seen = row_or_none(
+        InstanceRow,
         {
             "id": 1,
             "label": KEY,
@@ -168,7 +170,7 @@ def test_no_combination_of_words_is_a_crash(
             "is_bid": is_bid,
             "start_date": start,
             "end_date": start,
-        }
+        },
     )
     assert seen is not None
     machine = as_instance(seen, KEY, now=START)
