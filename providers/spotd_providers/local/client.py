@@ -15,6 +15,7 @@ from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, Unavaila
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import AttemptKey
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
+from spotd_providers.kit.inflate import require_few_values
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.threads import BlockingCalls
 from spotd_providers.local.hosts import HostClock
@@ -49,20 +50,19 @@ class MarketClient:
 
         async def once() -> A:
             answer = await self._try("GET", path, params=params)
-            if answer.status != HTTPStatus.OK:
-                raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
+            _require_ok(answer)
             try:
-                return answer_type.model_validate(answer.json())
-            except ValidationError as exc:
-                raise Unavailable(f"the local market answers nonsense: {exc.error_count()} fields are wrong") from exc
+                require_few_values(answer.body)
+                return answer_type.model_validate_json(answer.body)
+            except ValueError as exc:
+                raise Unavailable(f"the local market's answer to {path} has an unknown shape") from exc
 
         return await retry_read(once, clock=self._services.clock, rng=self._services.rng)
 
     async def change(self, method: str, path: str, *, params: Mapping[str, str | int], body: Any = None) -> None:
         """Send a change that the caller may safely repeat; return once it is accepted."""
         answer = await self._try(method, path, params=params, body=body)
-        if answer.status != HTTPStatus.OK:
-            raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
+        _require_ok(answer)
         if answer.json() != {"ok": True}:
             raise Unavailable("the local market does not say that it did what was asked")
 
@@ -170,9 +170,8 @@ class MarketClient:
         """Replace a server that was started with other settings, unless it has machines."""
         try:
             answer = await self._call(endpoint, "GET", "/v1/status")
-            if answer.status != HTTPStatus.OK:
-                raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")
-            status = StatusAnswer.model_validate(answer.json())
+            _require_ok(answer)
+            status = StatusAnswer.model_validate_json(answer.body)
             if status.spec_hash == spec_hash(spec_text(self._settings)):
                 return endpoint
             if status.machines:
@@ -182,3 +181,8 @@ class MarketClient:
         except (AnswerLost, ValidationError) as exc:
             raise Unavailable("the local market does not say what it is") from exc
         return await self._start()
+
+
+def _require_ok(answer: HttpAnswer) -> None:
+    if answer.status != HTTPStatus.OK:
+        raise as_error(answer) or Unavailable(f"the local market answers HTTP {answer.status}")

@@ -14,7 +14,7 @@ from spotd_providers.local.client import REQUEST_TIMEOUT_S, MarketClient
 from spotd_providers.local.market.market import START_SCRIPT_BYTES_MAX
 from spotd_providers.local.provider import LocalProvider
 from spotd_providers.local.settings import LocalSettings
-from spotd_providers.local.translate import PROVIDER
+from spotd_providers.local.wire import PROVIDER
 
 # The market shares our computer: it refuses a launch that arrives after the request's own time-out, so beyond the lag
 # of its lists only the time for one answer has to pass.

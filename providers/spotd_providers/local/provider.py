@@ -29,15 +29,8 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.plugin import capabilities
 from spotd_providers.local.client import MarketClient
-from spotd_providers.local.translate import PROVIDER, as_charge, as_instance, as_listing, as_page
-from spotd_providers.local.wire import (
-    ChargeAnswer,
-    LogAnswer,
-    MachineAnswer,
-    MachineRow,
-    OfferAnswer,
-    StatusAnswer,
-)
+from spotd_providers.local.translate import as_instance, as_listing, as_page
+from spotd_providers.local.wire import PROVIDER, ChargeAnswer, LogAnswer, MachineAnswer, OfferAnswer, StatusAnswer
 
 CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.BID_CHANGE,
@@ -91,12 +84,12 @@ class LocalProvider:
             key=request.key,
         )
         try:
-            machine = MachineRow.model_validate(answer)
+            machine = as_instance(answer)
         except ValidationError as exc:
             raise OutcomeUnknown("the answer to a launch describes no machine", key=request.key) from exc
         if machine.key != request.key or machine.market is not request.offer.market:
-            raise ContractViolation(f"machine {machine.machine_id} is not what was bought")
-        return Launched(instance=as_instance(machine))
+            raise ContractViolation(f"machine {machine.ref.instance_id} is not what was bought")
+        return Launched(instance=machine)
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
         """Every machine that carries the key and is not gone.
@@ -159,5 +152,4 @@ class LocalProvider:
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         """Return the charges of our machines in the market's own ledger."""
         span = {"since": since.isoformat(), "until": until.isoformat()}
-        answer = await self._client.read(ChargeAnswer, "/v1/charges", {"install": self._install, **span})
-        return tuple(as_charge(row) for row in answer.charges)
+        return (await self._client.read(ChargeAnswer, "/v1/charges", {"install": self._install, **span})).charges

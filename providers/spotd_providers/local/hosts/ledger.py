@@ -9,14 +9,15 @@ piece and counts once its newline is there; a torn last line never happened.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from pydantic import TypeAdapter
 
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
 
@@ -24,7 +25,7 @@ _FREE: Final = MicroUsdPerHour(0)
 
 
 class LedgerError(Exception):
-    """A line before the last is no ledger line: the file was changed by somebody else."""
+    """A line before the last is no ledger line: another program changed the file."""
 
 
 class LedgerEvent(StrEnum):
@@ -55,6 +56,9 @@ class LedgerLine:
     compute: MicroUsdPerHour
     storage: MicroUsdPerHour
     note: str = ""
+
+
+_LINE: Final = TypeAdapter(LedgerLine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +160,7 @@ class Ledger:
             storage=storage,
             note=note,
         )
-        self._write(_encode(line))
+        self._write(_LINE.dump_json(line) + b"\n")
         self._latest[machine_id] = line
 
     def _write(self, text: bytes) -> None:
@@ -213,31 +217,8 @@ def _cut_torn_line(descriptor: int) -> None:
     os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
 
 
-def _encode(line: LedgerLine) -> bytes:
-    fields = {
-        "v": 1,
-        "at": line.at.isoformat(),
-        "machine": line.machine_id,
-        "key": line.key,
-        "event": line.event,
-        "compute": line.compute,
-        "storage": line.storage,
-        "note": line.note,
-    }
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
-
-
 def _decode(text: bytes, number: int, path: Path) -> LedgerLine:
     try:
-        fields: dict[str, Any] = json.loads(text)
-        return LedgerLine(
-            at=datetime.fromisoformat(fields["at"]),
-            machine_id=fields["machine"],
-            key=fields["key"],
-            event=LedgerEvent(fields["event"]),
-            compute=MicroUsdPerHour(int(fields["compute"])),
-            storage=MicroUsdPerHour(int(fields["storage"])),
-            note=fields["note"],
-        )
-    except (ValueError, KeyError, TypeError) as exc:
+        return _LINE.validate_json(text)
+    except ValueError as exc:
         raise LedgerError(f"{path}, line {number}: {exc}") from exc

@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Loss
+from spotd_providers.contract.values import InstanceState, Loss
 from spotd_providers.contract.values import Market as Kind
 from spotd_providers.local.hosts import HostClock, Ledger, Machines
 from spotd_providers.local.market.builtin import BUILTIN_HOSTS
-from spotd_providers.local.market.machine import Machine, MachineMemory, State
+from spotd_providers.local.market.machine import Machine, MachineMemory
 from spotd_providers.local.market.series import PriceSource, Tick, price_source
 from spotd_providers.local.settings import Flavour, HostSpec, MarketSpec
 
@@ -89,7 +89,7 @@ class Floor:
         for machine in bidders:
             wins = free > 0 and machine.price_max >= tick.price
             free -= wins
-            if wins and machine.state is State.PAUSED:
+            if wins and machine.state is InstanceState.PAUSED:
                 self._wake(machine, now)
             elif not wins and machine.occupies:
                 if host.flavour is Flavour.NOTICE:
@@ -120,7 +120,7 @@ class Floor:
         )
 
     def boot_if_ready(self, machine: Machine, now: datetime) -> None:
-        if machine.state is State.PENDING and machine.ready_at <= now:
+        if machine.state is InstanceState.PENDING and machine.ready_at <= now:
             self._run(machine)
 
     def _run(self, machine: Machine) -> None:
@@ -135,7 +135,7 @@ class Floor:
         except OSError as exc:
             self.end(machine, self.memory.reached, Loss.PROVISION_FAILED, f"could not be started: {exc.strerror}")
             return
-        machine.state, machine.loss, machine.detail = State.RUNNING, None, ""
+        machine.state, machine.loss, machine.detail = InstanceState.RUNNING, None, ""
         self.dirty = True
 
     def _wake(self, machine: Machine, now: datetime) -> None:
@@ -147,7 +147,7 @@ class Floor:
             return  # it has its notice already, and is taken when that said
         machine.doomed_at = now + self.spec.notice_lead
         machine.detail = "will be taken away"
-        if machine.state is State.RUNNING:
+        if machine.state is InstanceState.RUNNING:
             self.machines.notice(machine.machine_id, machine.doomed_at)
         self.dirty = True
 
@@ -158,13 +158,13 @@ class Floor:
             return
         self.machines.kill(machine.machine_id)
         self.ledger.paused(machine.machine_id, at=now, note="outbid")
-        machine.state, machine.loss, machine.detail = State.PAUSED, Loss.OUTBID, "outbid"
+        machine.state, machine.loss, machine.detail = InstanceState.PAUSED, Loss.OUTBID, "outbid"
         machine.doomed_at = None
         self.dirty = True
 
     def end(self, machine: Machine, at: datetime, loss: Loss | None, detail: str) -> None:
         self.machines.kill(machine.machine_id)
         self.ledger.end(machine.machine_id, at=at, note=detail)
-        machine.state, machine.loss, machine.detail, machine.gone_at = State.GONE, loss, detail, at
+        machine.state, machine.loss, machine.detail, machine.gone_at = InstanceState.GONE, loss, detail, at
         machine.doomed_at = None
         self.dirty = True

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Final
+
+from pydantic import TypeAdapter
 
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Loss, Market
+from spotd_providers.contract.values import InstanceState, Loss, Market
 from spotd_providers.kit.files import write_atomically
-
-
-class State(StrEnum):
-    """Where a machine is, in the market's own ledger."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    PAUSED = "paused"
-    GONE = "gone"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +42,7 @@ class Machine:
     created_at: datetime
     ready_at: datetime
     visible_at: datetime
-    state: State = State.PENDING
+    state: InstanceState = InstanceState.PENDING
     doomed_at: datetime | None = None
     loss: Loss | None = None
     detail: str = ""
@@ -59,12 +50,12 @@ class Machine:
 
     @property
     def exists(self) -> bool:
-        return self.state is not State.GONE
+        return self.state is not InstanceState.GONE
 
     @property
     def occupies(self) -> bool:
         """Whether it takes one of its host's slots."""
-        return self.state in (State.PENDING, State.RUNNING)
+        return self.state in (InstanceState.PENDING, InstanceState.RUNNING)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,43 +95,17 @@ class MachineMemory:
     fired: list[int] = field(default_factory=list)
 
 
+_MEMORY: Final = TypeAdapter(MachineMemory)
+
+
 def save(memory: MachineMemory, path: Path) -> None:
     """Write the memory to disk, whole."""
-    write_atomically(path, json.dumps(asdict(memory), default=_encode))
+    write_atomically(path, _MEMORY.dump_json(memory).decode())
 
 
 def load(path: Path) -> MachineMemory | None:
     """Read the memory from disk, if there is one."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        return _MEMORY.validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    machines = {name: _machine(row) for name, row in content["machines"].items()}
-    return MachineMemory(
-        opened_at=datetime.fromisoformat(content["opened_at"]),
-        reached=datetime.fromisoformat(content["reached"]),
-        launches=content["launches"],
-        machines=machines,
-        disturbances=[Disturbance(**_with_times(row, "start", "end")) for row in content["disturbances"]],
-        fired=content["fired"],
-    )
-
-
-def _machine(row: dict[str, Any]) -> Machine:
-    known = {item.name for item in fields(Machine)}
-    row = _with_times(row, "created_at", "ready_at", "visible_at", "doomed_at", "gone_at")
-    row["market"] = Market(row["market"])
-    row["state"] = State(row["state"])
-    row["loss"] = Loss(row["loss"]) if row["loss"] else None
-    return Machine(**{name: value for name, value in row.items() if name in known})
-
-
-def _with_times(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    times = {name: datetime.fromisoformat(row[name]) for name in names if row.get(name) is not None}
-    return {**row, **times}
-
-
-def _encode(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{value!r} has no place in the market's memory")

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from spotd_providers.contract.money import HOURS_PER_STORAGE_MONTH, MicroUsdPerHour
-from spotd_providers.contract.values import Loss
+from spotd_providers.contract.values import InstanceState, Loss
 from spotd_providers.contract.values import Market as Kind
 from spotd_providers.local.hosts import HostClock, HostMachineState
 from spotd_providers.local.market.floor import Floor, Sold
-from spotd_providers.local.market.machine import Disturbance, Machine, MachineMemory, State, load, save
+from spotd_providers.local.market.machine import Disturbance, Machine, MachineMemory, load, save
 from spotd_providers.local.market.refusals import Refusal, Refused
 from spotd_providers.local.settings import EventSpec, Flavour, Happening, HostSpec, MarketSpec, event_time
 
@@ -260,7 +260,7 @@ class LocalMarket:
 
     def running(self) -> bool:
         """Whether any machine has processes to watch."""
-        return any(machine.state is State.RUNNING for machine in self.floor.existing())
+        return any(machine.state is InstanceState.RUNNING for machine in self.floor.existing())
 
     def exists_any(self) -> bool:
         """Whether any machine exists."""
@@ -274,7 +274,7 @@ class LocalMarket:
         hosts = set()
         for machine in self.floor.existing():
             dues.extend(at for at in (machine.doomed_at,) if at is not None)
-            if machine.state is State.PENDING:
+            if machine.state is InstanceState.PENDING:
                 dues.append(machine.ready_at)
             if machine.market is Kind.SPOT:
                 hosts.add(machine.host)
@@ -332,7 +332,7 @@ class LocalMarket:
         """Return the machines whose processes have ended, in the order of their ends."""
         ends = []
         for machine in self.floor.existing():
-            if machine.state is not State.RUNNING:
+            if machine.state is not InstanceState.RUNNING:
                 continue
             status = self.machines.status(machine.machine_id)
             if status.state is HostMachineState.RUNNING:

@@ -20,7 +20,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
+from spotd_providers.contract.values import (
+    AttemptKey,
+    HostId,
+    Instance,
+    InstanceId,
+    InstanceRef,
+    Interruption,
+    Market,
+    Offer,
+    OfferId,
+    PoolId,
+    ProviderCharge,
+)
 from spotd_providers.kit.keys import begins_like_ours
 from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.market.floor import Sold
@@ -39,6 +52,8 @@ from spotd_providers.local.server.bodies import (
     StockOutBody,
 )
 from spotd_providers.local.server.faults import FrontDoor
+from spotd_providers.local.settings import Flavour
+from spotd_providers.local.wire import INSTANCE, OFFER, PROVIDER, ChargeAnswer
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -133,7 +148,7 @@ class MarketApp:
 
     async def _offers(self, _: Request) -> Response:
         def read() -> dict[str, Any]:
-            rows = [_offer_row(item) for item in self.market.sold()]
+            rows = [_offer(item) for item in self.market.sold()]
             return {"now": self.market.memory.reached.isoformat(), "offers": rows}
 
         return JSONResponse(await self.on_market(read))
@@ -143,7 +158,7 @@ class MarketApp:
 
         def read() -> dict[str, Any]:
             machines = self.market.listed(install=install, key=key)
-            rows = [_machine_row(machine) for machine in machines]
+            rows = [_instance(machine) for machine in machines]
             return {"now": self.market.memory.reached.isoformat(), "count": len(rows), "machines": rows}
 
         return JSONResponse(await self.on_market(read))
@@ -158,7 +173,7 @@ class MarketApp:
 
         machine = await self.on_market(buy)
         self.hooks.changed()
-        return JSONResponse(_machine_row(machine), HTTPStatus.CREATED)
+        return JSONResponse(_instance(machine), HTTPStatus.CREATED)
 
     async def _terminate(self, request: Request) -> Response:
         machine_id, install = request.path_params["machine"], _install(request)
@@ -189,13 +204,13 @@ class MarketApp:
         install = _install(request)
         since, until = _instant(request, "since"), _instant(request, "until")
 
-        def read() -> list[dict[str, Any]]:
+        def read() -> ChargeAnswer:
             self.market.advance()
             spans = segments(read_ledger(self.market.ledger.path))
-            rows = (_charge_row(span, since, until) for span in spans if begins_like_ours(span.key, install))
-            return [row for row in rows if row is not None]
+            rows = (_charge(span, since, until) for span in spans if begins_like_ours(span.key, install))
+            return ChargeAnswer(charges=tuple(row for row in rows if row is not None))
 
-        return JSONResponse({"charges": await self.on_market(read)})
+        return JSONResponse((await self.on_market(read)).model_dump(mode="json"))
 
     # --- tests and the demo ---------------------------------------------------------------------------------------
 
@@ -342,49 +357,66 @@ def _instant(request: Request, name: str) -> datetime:
     return instant
 
 
-def _offer_row(item: Sold) -> dict[str, Any]:
-    host = item.host
-    names = (
-        "gpu", "gpu_count", "vram_mb", "region", "flavour", "slots", "storage_gb_month", "upload_gb", "download_gb",
-        "disk_gb_max", "cpus", "memory_mb", "cuda_max", "reliability", "upload_mbps", "download_mbps", "on_demand",
-    )  # fmt: skip
-    return {
-        "offer_id": item.offer_id,
-        "host": host.name,
-        "market": item.kind,
-        "price": item.price,
-        **{name: getattr(host, name) for name in names},
-    }
+def _offer(item: Sold) -> Any:
+    host, is_spot = item.host, item.kind is Market.SPOT
+    is_bid = is_spot and host.flavour is Flavour.SUDDEN
+    taken_away = Interruption.SUDDEN if is_bid else Interruption.NOTICE
+    offer = Offer(
+        provider=PROVIDER,
+        offer_id=OfferId(item.offer_id),
+        host_id=HostId(host.name),
+        pool=PoolId(host.name),
+        market=item.kind,
+        interruption=taken_away if is_spot else Interruption.NEVER,
+        gpu=host.gpu,
+        gpu_count=host.gpu_count,
+        gpu_vram_mb=host.vram_mb,
+        gpu_price=item.price,
+        pays_bid=is_bid,
+        on_demand_price=MicroUsdPerHour(host.on_demand) if host.on_demand else None,
+        storage_price=MicroUsdPerGbMonth(host.storage_gb_month),
+        upload_price=MicroUsdPerGb(host.upload_gb),
+        download_price=MicroUsdPerGb(host.download_gb),
+        region=host.region,
+        cpus=host.cpus,
+        memory_mb=host.memory_mb,
+        disk_gb_max=host.disk_gb_max,
+        cuda_max=host.cuda_max,
+        reliability=host.reliability,
+        upload_mbps=host.upload_mbps,
+        download_mbps=host.download_mbps,
+    )
+    return OFFER.dump_python(offer, mode="json")
 
 
-def _machine_row(machine: Machine) -> dict[str, Any]:
-    return {
-        "machine_id": machine.machine_id,
-        "key": machine.key,
-        "install": machine.install,
-        "host": machine.host,
-        "market": machine.market,
-        "state": machine.state,
-        "price": machine.price,
-        "created_at": machine.created_at.isoformat(),
-        "doomed_at": machine.doomed_at.isoformat() if machine.doomed_at else None,
-        "loss": machine.loss,
-        "detail": machine.detail,
-    }
+def _instance(machine: Machine) -> Any:
+    instance = Instance(
+        ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(machine.machine_id)),
+        key=AttemptKey(machine.key),
+        state=machine.state,
+        market=machine.market,
+        host_id=HostId(machine.host),
+        price=machine.price,
+        created_at=machine.created_at,
+        notice_at=machine.doomed_at,
+        loss=machine.loss,
+        detail=machine.detail,
+    )
+    return INSTANCE.dump_python(instance, mode="json")
 
 
-def _charge_row(span: Segment, since: datetime, until: datetime) -> dict[str, Any] | None:
+def _charge(span: Segment, since: datetime, until: datetime) -> ProviderCharge | None:
     """Compute the cost of the part of the span inside the window."""
     start = max(span.start, since)
     end = until if span.end is None else min(span.end, until)
     if end <= start:
         return None
     amount = MicroUsd(span.amount(end) - span.amount(start)) if start > span.start else span.amount(end)
-    return {
-        "machine_id": span.machine_id,
-        "key": span.key,
-        "start": start.isoformat(),
-        "end": end.isoformat(),
-        "amount": amount,
-        "kind": "storage" if span.paused else "total",
-    }
+    return ProviderCharge(
+        key=AttemptKey(span.key),
+        instance_id=InstanceId(span.machine_id),
+        start=start,
+        end=end,
+        amount=amount,
+        kind="storage" if span.paused else "total",
+    )

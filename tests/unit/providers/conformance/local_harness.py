@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import AttemptKey, Balance, Loss, Market, Offer
+from spotd_providers.contract.values import AttemptKey, Balance, InstanceState, Loss, Market, Offer
 from spotd_providers.local.hosts import read_ledger, segments
-from spotd_providers.local.market.machine import Disturbance, Machine, State
+from spotd_providers.local.market.machine import Disturbance, Machine
 from spotd_providers.local.market.market import LocalMarket
 from spotd_providers.local.plugin import PLUGIN
 from spotd_providers.local.provider import CAPABILITIES
@@ -103,7 +103,7 @@ class LocalHarness(Harness):
                 machine_id=machine.machine_id,
                 label=machine.key,
                 exists=machine.exists,
-                running=machine.state is State.RUNNING,
+                running=machine.state is InstanceState.RUNNING,
                 market=machine.market,
                 price=machine.price,
                 start_script=machine.start_script,
@@ -129,7 +129,7 @@ class LocalHarness(Harness):
         def spoil(body: dict[str, Any]) -> None:
             for row in body["offers"]:
                 if row["offer_id"] == offer_id:
-                    row["price"] = "SPOILED"
+                    row["gpu_price"] = "SPOILED"
 
         self._edit(Call.OFFERS, spoil, lambda text: text.replace('"SPOILED"', raw))
 
@@ -174,7 +174,7 @@ class LocalHarness(Harness):
     def spoil_listed_row(self, machine_id: str) -> None:
         def spoil(body: dict[str, Any]) -> None:
             for row in body["machines"]:
-                if row["machine_id"] == machine_id:
+                if row["ref"]["instance_id"] == machine_id:
                     row.update(key=17, price="free")
 
         self._edit(Call.LIST, spoil)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotd_providers.contract.values import Loss
-from spotd_providers.local.market.machine import State
+from spotd_providers.contract.values import InstanceState, Loss
 from spotd_providers.local.settings import LocalSettings, MarketSpec
 from tests.unit.providers.local.clocks import START
 from tests.unit.providers.local.market_setup import HOUR, MINUTE, bench, host
@@ -21,10 +20,10 @@ def test_the_second_launch_is_preempted_as_scripted_and_wakes_when_the_cause_has
         b.advance(5 * MINUTE)
         second = b.buy(dollars=1.5)
         b.advance(10 * MINUTE)
-        assert [first.state, second.state] == [State.RUNNING, State.PAUSED]
+        assert [first.state, second.state] == [InstanceState.RUNNING, InstanceState.PAUSED]
         assert b.market.floor.tick("kyiv", b.clock.now()).price > second.price_max
         b.advance(20 * MINUTE)
-        assert second.state is State.RUNNING
+        assert second.state is InstanceState.RUNNING
         assert b.market.machines.status(second.machine_id).boots == 2
 
 
@@ -36,7 +35,7 @@ def test_a_scripted_preemption_in_a_notice_market_gives_notice_first(tmp_path: P
         assert machine.doomed_at == START + 12 * MINUTE
         assert b.alive(machine)
         b.advance(MINUTE)
-        assert (machine.state, machine.loss) == (State.GONE, Loss.PREEMPTED)
+        assert (machine.state, machine.loss) == (InstanceState.GONE, Loss.PREEMPTED)
         assert b.market.sold() == ()
         b.advance(HOUR)
         assert len(b.market.sold()) == 1
@@ -45,13 +44,13 @@ def test_a_scripted_preemption_in_a_notice_market_gives_notice_first(tmp_path: P
 @pytest.mark.parametrize(
     ("flavour", "notice", "first", "last"),
     [
-        ("sudden", True, State.RUNNING, State.PAUSED),
-        ("notice", False, State.GONE, State.GONE),
+        ("sudden", True, InstanceState.RUNNING, InstanceState.PAUSED),
+        ("notice", False, InstanceState.GONE, InstanceState.GONE),
     ],
     ids=["bid-market-with-notice", "notice-market-without"],
 )
 def test_a_preemption_may_break_the_habit_of_its_market(
-    tmp_path: Path, flavour: str, notice: bool, first: State, last: State
+    tmp_path: Path, flavour: str, notice: bool, first: InstanceState, last: InstanceState
 ) -> None:
     with bench(tmp_path, hosts=[host(flavour=flavour)]) as b:
         machine = b.buy()
@@ -81,7 +80,7 @@ def test_a_crashed_host_takes_its_machine_without_a_word(tmp_path: Path) -> None
     with bench(tmp_path, hosts=[host(flavour="notice")], events=[event]) as b:
         machine = b.buy()
         b.advance(10 * MINUTE)
-        assert (machine.state, machine.loss) == (State.GONE, Loss.HOST_LOST)
+        assert (machine.state, machine.loss) == (InstanceState.GONE, Loss.HOST_LOST)
         assert not b.alive(machine)
 
 

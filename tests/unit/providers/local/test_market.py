@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Loss
+from spotd_providers.contract.values import InstanceState, Loss
 from spotd_providers.local.hosts import LedgerEvent, segments
-from spotd_providers.local.market.machine import State
 from spotd_providers.local.market.refusals import Refusal, Refused
 from tests.fakes.ledger_sums import most_at_once
 from tests.unit.providers.local.clocks import START
@@ -27,10 +26,10 @@ def test_outbid_stops_the_machine_bills_its_disk_and_wakes_it_when_the_bid_wins_
     with bench(tmp_path, hosts=[host(spot=prices, storage_gb_month="0.10")]) as b:
         machine = b.buy(dollars=1.5, disk_gb=72)
         b.advance(HOUR + 30 * MINUTE)
-        assert (machine.state, machine.loss) == (State.PAUSED, Loss.OUTBID)
+        assert (machine.state, machine.loss) == (InstanceState.PAUSED, Loss.OUTBID)
         assert not b.alive(machine)
         b.advance(HOUR)
-        assert (machine.state, machine.loss) == (State.RUNNING, None)
+        assert (machine.state, machine.loss) == (InstanceState.RUNNING, None)
         assert b.alive(machine)
         assert b.market.machines.status(machine.machine_id).boots == 2
         b.market.terminate(machine.machine_id, install=LAB)
@@ -51,7 +50,7 @@ def test_a_changed_bid_is_billed_from_then_on_and_may_win_the_host_back(tmp_path
         b.advance(HOUR)
         b.market.change_bid(machine.machine_id, install=LAB, price=MicroUsdPerHour(2_000_000))
         b.advance(2 * HOUR)
-        assert machine.state is State.PAUSED
+        assert machine.state is InstanceState.PAUSED
         assert b.bill(machine) == 1_500_000 + 2_000_000
         b.market.change_bid(machine.machine_id, install=LAB, price=MicroUsdPerHour(3_000_000))
         assert b.alive(machine)
@@ -74,7 +73,7 @@ def test_a_notice_comes_two_virtual_minutes_ahead_and_then_the_machine_is_gone(t
         assert b.alive(machine)
         b.advance(timedelta(seconds=1))
         assert not b.alive(machine)
-        assert (machine.state, machine.loss) == (State.GONE, Loss.PREEMPTED)
+        assert (machine.state, machine.loss) == (InstanceState.GONE, Loss.PREEMPTED)
         # An hour at 1.00, and the last two minutes at what was agreed at most.
         b.advance(HOUR)
         assert b.bill(machine) == 1_000_000 + 50_000
@@ -110,9 +109,9 @@ def test_a_recorded_trace_preempts_when_it_says_that_none_is_left(tmp_path: Path
         first, second = b.buy(), b.buy()
         assert b.market.sold() == ()
         b.advance(HOUR + 2 * MINUTE)
-        assert [first.state, second.state] == [State.RUNNING, State.GONE]
+        assert [first.state, second.state] == [InstanceState.RUNNING, InstanceState.GONE]
         b.advance(HOUR)
-        assert first.state is State.GONE
+        assert first.state is InstanceState.GONE
         assert b.market.sold() == ()
         b.advance(2 * HOUR)
         assert [item.offer_id for item in b.market.sold()] == ["kyiv:spot"]
@@ -123,9 +122,9 @@ def test_the_higher_bid_has_the_slot_and_the_lower_waits_for_it(tmp_path: Path) 
     with bench(tmp_path, hosts=[host(spot=trace(tmp_path, [2, 1, 2]), slots=2)]) as b:
         low, high = b.buy(dollars=1.2), b.buy(dollars=1.4)
         b.advance(HOUR)
-        assert [low.state, high.state] == [State.PAUSED, State.RUNNING]
+        assert [low.state, high.state] == [InstanceState.PAUSED, InstanceState.RUNNING]
         b.advance(HOUR)
-        assert [low.state, high.state] == [State.RUNNING, State.RUNNING]
+        assert [low.state, high.state] == [InstanceState.RUNNING, InstanceState.RUNNING]
 
 
 def test_a_second_launch_under_the_same_key_makes_a_second_machine_that_the_books_show(tmp_path: Path) -> None:
@@ -143,12 +142,12 @@ def test_a_machine_that_ends_itself_is_gone_and_billed_until_it_ended(tmp_path: 
         failed = "spotd-lab-failed-1"
         until(lambda: not b.alive(machine))
         b.market.advance()
-        assert (machine.state, machine.loss, machine.detail) == (State.GONE, Loss.SELF, "done")
+        assert (machine.state, machine.loss, machine.detail) == (InstanceState.GONE, Loss.SELF, "done")
         assert b.bill(machine) == 0
         other = b.buy(script="exit 4", key=failed)
         until(lambda: not b.alive(other))
         b.market.advance()
-        assert (other.state, other.loss) == (State.GONE, Loss.SELF)
+        assert (other.state, other.loss) == (InstanceState.GONE, Loss.SELF)
         assert "exit code 4" in other.detail
 
 
@@ -165,7 +164,7 @@ def test_machines_books_and_promises_survive_the_server(tmp_path: Path) -> None:
         b.advance(2 * HOUR)
         b.reopen()
         bid, agreed = b.market.listed(install=LAB)
-        assert [bid.state, agreed.state] == [State.PAUSED, State.RUNNING]
+        assert [bid.state, agreed.state] == [InstanceState.PAUSED, InstanceState.RUNNING]
         b.clock.advance(2 * HOUR)
         b.reopen()
         bid, agreed = b.market.listed(install=LAB)
@@ -186,11 +185,11 @@ def test_a_server_killed_between_selling_and_booking_books_when_it_is_back(tmp_p
 def test_a_server_killed_before_the_start_script_ran_runs_it_when_it_is_back(tmp_path: Path) -> None:
     with bench(tmp_path, hosts=[host()], provisioning="2m") as b:
         machine = b.buy()
-        assert (machine.state, b.alive(machine)) == (State.PENDING, False)
+        assert (machine.state, b.alive(machine)) == (InstanceState.PENDING, False)
         b.clock.advance(5 * MINUTE)
         b.reopen()
         (machine,) = b.market.listed(install=LAB)
-        assert machine.state is State.RUNNING
+        assert machine.state is InstanceState.RUNNING
         assert b.alive(machine)
 
 
@@ -199,7 +198,7 @@ def test_processes_that_vanish_without_a_word_mean_a_lost_host(tmp_path: Path) -
         machine = b.buy()
         b.market.machines.kill(machine.machine_id)
         b.advance(MINUTE)
-        assert (machine.state, machine.loss) == (State.GONE, Loss.HOST_LOST)
+        assert (machine.state, machine.loss) == (InstanceState.GONE, Loss.HOST_LOST)
 
 
 REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], Refusal, str]] = [
@@ -241,7 +240,7 @@ def test_what_is_on_offer_follows_price_slots_and_stock(tmp_path: Path) -> None:
         machine = b.buy("kyiv:on-demand", dollars=3)
         assert b.market.sold() == ()
         b.advance(HOUR + MINUTE)
-        assert machine.state is State.RUNNING
+        assert machine.state is InstanceState.RUNNING
         assert b.bill(machine) == 3_050_000
         b.market.terminate(machine.machine_id, install=LAB)
         assert [i.offer_id for i in b.market.sold()] == ["kyiv:on-demand"]
@@ -278,7 +277,7 @@ def test_gone_machines_are_listed_for_a_while_and_then_forgotten_with_their_file
         machine = b.buy()
         b.market.terminate(machine.machine_id, install=LAB)
         b.advance(59 * MINUTE)
-        assert [m.state for m in b.market.listed(install=LAB)] == [State.GONE]
+        assert [m.state for m in b.market.listed(install=LAB)] == [InstanceState.GONE]
         b.advance(2 * MINUTE)
         assert b.market.listed(install=LAB) == ()
         assert not b.market.machines.directory(machine.machine_id).exists()
