@@ -81,11 +81,14 @@ class Region:
         self._settings = settings
         self._services = services
         self._pace = pace
-        self._kinds = RegionState(services, timedelta(hours=6), self._ask_kinds)
-        self._pools = RegionState(services, timedelta(hours=6), self._ask_pools)
+        self.kinds = RegionState(services, timedelta(hours=6), self._ask_kinds).get
+        """The instance types with GPUs that this region sells."""
+        self.pools = RegionState(services, timedelta(hours=6), self._ask_pools).get
+        """Which of them exist in which zone."""
         self._subnets = RegionState(services, timedelta(hours=1), self._ask_subnets)
         self._full_until: dict[str, datetime] = {}
-        self._image = RegionState(services, timedelta(days=1), self._ask_image)
+        self.image = RegionState(services, timedelta(days=1), self._ask_image).get
+        """The machine image that machines boot from; `RequestRejected` where the settings name none that exists."""
         self.price_list = Optional[Mapping[str, MicroUsdPerHour]](
             services, self._ask_price_list, without={}, fresh=timedelta(days=1), kept=timedelta(days=14)
         )
@@ -94,14 +97,6 @@ class Region:
             services, self._ask_scores, without={}, fresh=timedelta(minutes=20), kept=timedelta(hours=1)
         )
         """How likely a spot launch is to succeed in each pool, where AWS says."""
-
-    async def kinds(self) -> Kinds:
-        """Return the instance types with GPUs that this region sells."""
-        return await self._kinds.get()
-
-    async def pools(self) -> Sequence[Pool]:
-        """Which of them exist in which zone."""
-        return await self._pools.get()
 
     async def subnets(self) -> Mapping[str, str]:
         """By zone, the subnet to launch in: of those not found full lately, the one with most free addresses."""
@@ -117,18 +112,10 @@ class Region:
         """Another subnet of its zone is launched in for a while, if there is one."""
         self._full_until[subnet] = self._services.clock.now() + FULL_FOR
 
-    async def image(self) -> MachineImage:
-        """Return the machine image that machines boot from in this region.
-
-        Raises:
-            RequestRejected: the settings name no image that exists here.
-        """
-        return await self._image.get()
-
     async def image_gb(self) -> int:
         """Return the size of the image's own disk; a usual size where AWS does not state it, since a launch will."""
         try:
-            return (await self._image.get()).disk_gb
+            return (await self.image()).disk_gb
         except ProviderError:
             return IMAGE_GB
 

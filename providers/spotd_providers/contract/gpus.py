@@ -23,7 +23,6 @@ from spotd_providers.contract.gpus_table import AMBIGUOUS_NAMES, GPUS, GpuInfo
 __all__ = [
     "GpuInfo",
     "UnknownGpu",
-    "all_gpus",
     "aws_gpus",
     "canonical",
     "gpu_info",
@@ -109,11 +108,6 @@ def canonical(provider: str, name: str, vram_mb: int | None = None) -> str:
 def gpu_info(name: str) -> GpuInfo | None:
     """Return the row of a canonical id; `None` for kept names."""
     return _BY_ID.get(name)
-
-
-def all_gpus() -> tuple[GpuInfo, ...]:
-    """Every row of the table."""
-    return GPUS
 
 
 def aws_gpus(instance_type: str) -> tuple[str, int] | None:

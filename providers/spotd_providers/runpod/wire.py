@@ -79,7 +79,6 @@ class PodRow(Row):
     status: Annotated[str | None, Lenient] = None
     gpu: Annotated[PodGpu | None, Lenient] = None
     cost: Annotated[Annotated[float, Field(ge=0, lt=10_000, allow_inf_nan=False)] | None, Lenient] = None
-    data_center: Annotated[str | None, Lenient] = Field(default=None, alias="dataCenterId")
     created_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="createdAt")
     started_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="startedAt")
 

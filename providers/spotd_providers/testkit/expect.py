@@ -16,19 +16,8 @@ from spotd_providers.testkit.knobs import NotApplicable
 
 T = TypeVar("T")
 
-LEAVES: Final[tuple[type[ProviderError], ...]] = (
-    errors.RateLimited,
-    errors.Unavailable,
-    errors.AuthFailed,
-    errors.NoCapacity,
-    errors.OfferGone,
-    errors.PriceMoved,
-    errors.QuotaExceeded,
-    errors.RequestRejected,
-    errors.NoBalance,
-    errors.OutcomeUnknown,
-    errors.ContractViolation,
-    errors.NotSupported,
+LEAVES: Final[tuple[type[ProviderError], ...]] = tuple(
+    kind for kind in vars(errors).values() if isinstance(kind, type) and ProviderError in kind.__bases__
 )
 DEADLINE_MAX: Final = timedelta(minutes=5)
 """No single call may keep the daemon waiting for longer."""

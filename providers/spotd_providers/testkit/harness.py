@@ -58,6 +58,7 @@ from spotd_providers.contract.values import (
     Offer,
     OfferQuery,
 )
+from spotd_providers.kit.keys import begins_like_ours
 from spotd_providers.testkit.clock import FakeClock
 from spotd_providers.testkit.faults import Call, Canned, Faults
 from spotd_providers.testkit.knobs import MarketKnobs
@@ -185,13 +186,12 @@ class Harness(MarketKnobs, ABC):
 
     def live(self, key: AttemptKey | None = None) -> list[WorldMachine]:
         """Machines that exist under our install label, or under one key."""
-        prefix = (f"spotd-{self.install}-", f"spotd-{self.install}.")
         return [
             machine
             for machine in self.machines()
             if machine.exists
             and machine.label is not None
-            and (machine.label == key if key is not None else machine.label.startswith(prefix))
+            and (machine.label == key if key is not None else begins_like_ours(machine.label, self.install))
         ]
 
     def key(self) -> AttemptKey:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.gpus import all_gpus, canonical
+from spotd_providers.contract.gpus import canonical, gpu_info
 from spotd_providers.contract.money import (
     MicroUsdPerGb,
     MicroUsdPerGbMonth,
@@ -73,8 +73,8 @@ def search_body(settings: VastSettings, disk_gb: int, market: Market) -> dict[st
 
 def names_of(gpu: str) -> tuple[str, ...]:
     """vast.ai's spellings of one canonical id. One that has none known is asked for as it is, in vast.ai's way."""
-    known = next((row.vast for row in all_gpus() if row.name == gpu), ())
-    return tuple(sorted(known)) or (gpu.replace("_", " "),)
+    row = gpu_info(gpu)
+    return tuple(sorted(row.vast if row is not None else ())) or (gpu.replace("_", " "),)
 
 
 class _Rounded(dict[float, int]):

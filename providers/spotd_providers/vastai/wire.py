@@ -79,13 +79,11 @@ class InstanceRow(Row):
     dph_total: Annotated[UsdPerHour | None, Lenient] = None
     start_date: Annotated[Measure | None, Lenient] = None
     end_date: Annotated[Measure | None, Lenient] = None
-    uptime_mins: Annotated[Measure | None, Lenient] = None
 
 
 class CreateReply(Row):
     """The answer to a purchase, good or bad: `new_contract` may come with either."""
 
-    success: Annotated[bool | None, Lenient] = None
     new_contract: Annotated[Id | None, Lenient] = None
 
 

@@ -96,7 +96,6 @@ class Machines:
                 machine_id=machine_id,
                 boots=previous.boots + 1 if previous else 1,
                 started_at=self._clock.now().isoformat(),
-                real_started=time.time(),
                 env=dict(env or {}),
             )
             self._save(record)

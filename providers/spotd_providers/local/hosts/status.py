@@ -52,7 +52,6 @@ class Record:
     machine_id: str
     boots: int
     started_at: str
-    real_started: float
     pid: int | None = None
     pid_started: str | None = None
     env: Mapping[str, str] | None = None

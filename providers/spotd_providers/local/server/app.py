@@ -45,11 +45,9 @@ from spotd_providers.local.server.bodies import (
     FaultBody,
     KnobsBody,
     LaunchBody,
-    MachineOrHost,
     MarketCall,
     PreemptBody,
     PriceBody,
-    StockOutBody,
 )
 from spotd_providers.local.server.faults import FrontDoor
 from spotd_providers.local.settings import Flavour
@@ -108,8 +106,6 @@ class MarketApp:
             Route("/v1/machines/{machine}/log", self._log),
             Route("/v1/charges", customer(MarketCall.CHARGES, self._charges)),
             Route("/control/preempt", self._preempt, methods=["POST"]),
-            Route("/control/crash", self._crash, methods=["POST"]),
-            Route("/control/stock-out", self._stock_out, methods=["POST"]),
             Route("/control/price", self._price, methods=["POST"]),
             Route("/control/faults", self._fault, methods=["POST"]),
             Route("/control/no-faults", self._no_faults, methods=["POST"]),
@@ -225,24 +221,19 @@ class MarketApp:
 
         return await self._controlled(do)
 
-    async def _crash(self, request: Request) -> Response:
-        body = await _read(request, MachineOrHost)
-
-        def do() -> list[str]:
-            victims = self._targets(body)
-            for machine in victims:
-                self.market.crash(machine)
-            return [machine.machine_id for machine in victims]
-
-        return await self._controlled(do)
-
-    async def _stock_out(self, request: Request) -> Response:
-        body = await _read(request, StockOutBody)
-        return await self._controlled(lambda: self._disturb(body.host, body.lasting, None))
-
     async def _price(self, request: Request) -> Response:
         body = await _read(request, PriceBody)
-        return await self._controlled(lambda: self._disturb(body.host, body.lasting, MicroUsdPerHour(body.price)))
+
+        def do() -> list[str]:
+            if body.host not in self.market.hosts:
+                raise Refused(Refusal.REJECTED, f"there is no host {body.host}", field="host")
+            start = self.market.memory.reached
+            price = MicroUsdPerHour(body.price)
+            cause = Disturbance(host=body.host, start=start, end=start + body.lasting, price=price, exact=True)
+            self.market.disturb(cause)
+            return []
+
+        return await self._controlled(do)
 
     async def _fault(self, request: Request) -> Response:
         self.door.add(await _read(request, FaultBody))
@@ -277,20 +268,13 @@ class MarketApp:
         self.hooks.changed()
         return JSONResponse({"machines": touched})
 
-    def _targets(self, body: MachineOrHost) -> list[Machine]:
+    def _targets(self, body: PreemptBody) -> list[Machine]:
         existing = [machine for machine in self.market.memory.machines.values() if machine.exists]
         if body.machine is not None:
             existing = [machine for machine in existing if machine.machine_id == body.machine]
         if body.host is not None:
             existing = [machine for machine in existing if machine.host == body.host]
         return existing
-
-    def _disturb(self, host: str, lasting: Any, price: MicroUsdPerHour | None) -> list[str]:
-        if host not in self.market.hosts:
-            raise Refused(Refusal.REJECTED, f"there is no host {host}", field="host")
-        now = self.market.memory.reached
-        self.market.disturb(Disturbance(host=host, start=now, end=now + lasting, price=price, exact=True))
-        return []
 
 
 class _Guard:

@@ -28,21 +28,13 @@ class BidBody(_Body):
     price: int = Field(gt=0, strict=True)
 
 
-class MachineOrHost(_Body):
+class PreemptBody(_Body):
     """One machine, or every machine on a host."""
 
     machine: str | None = None
     host: str | None = None
-
-
-class PreemptBody(MachineOrHost):
     notice: bool | None = None
     lasting: Duration = Field(default="30m", validate_default=True)
-
-
-class StockOutBody(_Body):
-    host: str
-    lasting: Duration
 
 
 class PriceBody(_Body):

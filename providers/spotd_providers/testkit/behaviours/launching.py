@@ -15,13 +15,14 @@ from spotd_providers.contract.errors import (
     NoCapacity,
     OfferGone,
     OutcomeUnknown,
+    ProviderError,
     QuotaExceeded,
     RateLimited,
     RequestRejected,
     Unavailable,
 )
 from spotd_providers.contract.provider import Provider
-from spotd_providers.contract.values import InstanceState, Launched, LaunchRequest, Market
+from spotd_providers.contract.values import InstanceState, Launched, LaunchRequest, Market, Offer
 from spotd_providers.testkit.clock import until
 from spotd_providers.testkit.expect import (
     BehaviourFailed,
@@ -168,48 +169,22 @@ async def a_cancelled_launch_leaves_at_most_one_machine_that_is_found(h: Harness
     await the_machine(h, request.key)
 
 
-@behaviour()
-async def a_vanished_offer_is_refused(h: Harness) -> None:
-    """An offer that was sold to somebody else is OfferGone (or NoCapacity), and nothing is bought."""
+REFUSALS: Final[dict[str, tuple[Callable[[Harness, Offer], None], tuple[type[ProviderError], ...]]]] = {
+    "vanished offer": (lambda h, offer: h.vanish_offer(offer), (OfferGone, NoCapacity)),
+    "no capacity": (lambda h, offer: h.exhaust_capacity(offer), (NoCapacity, OfferGone)),
+    "empty account": (lambda h, _: h.empty_balance(), (NoBalance,)),
+    "used-up quota": (lambda h, _: h.exhaust_quota(), (QuotaExceeded,)),
+    "refused key": (lambda h, _: h.break_auth(), (AuthFailed,)),
+}
+
+
+@behaviour(cases=tuple(REFUSALS))
+async def a_refused_launch_buys_nothing(h: Harness, case: str) -> None:
+    """A launch that the cloud refuses raises the leaf that names the cause, and nothing is bought."""
     request = h.request(await an_offer(h))
-    h.vanish_offer(request.offer)
-    await refused(h, partial(h.provider.launch, request), OfferGone, NoCapacity)
-    nothing_bought(h, request.key)
-
-
-@behaviour()
-async def a_cloud_without_machines_says_so(h: Harness) -> None:
-    """A cloud that is out of this kind of machine is NoCapacity, and nothing is bought."""
-    request = h.request(await an_offer(h))
-    h.exhaust_capacity(request.offer)
-    await refused(h, partial(h.provider.launch, request), NoCapacity, OfferGone)
-    nothing_bought(h, request.key)
-
-
-@behaviour()
-async def an_empty_account_is_no_balance(h: Harness) -> None:
-    """A launch without money is NoBalance, and nothing is bought."""
-    request = h.request(await an_offer(h))
-    h.empty_balance()
-    await refused(h, partial(h.provider.launch, request), NoBalance)
-    nothing_bought(h, request.key)
-
-
-@behaviour()
-async def a_used_up_quota_is_quota_exceeded(h: Harness) -> None:
-    """A launch beyond an account limit is QuotaExceeded, and nothing is bought."""
-    request = h.request(await an_offer(h))
-    h.exhaust_quota()
-    await refused(h, partial(h.provider.launch, request), QuotaExceeded)
-    nothing_bought(h, request.key)
-
-
-@behaviour()
-async def a_launch_without_a_valid_key_is_auth_failed(h: Harness) -> None:
-    """A launch whose key is not accepted is AuthFailed, and nothing is bought."""
-    request = h.request(await an_offer(h))
-    h.break_auth()
-    await refused(h, partial(h.provider.launch, request), AuthFailed)
+    cause, leaves = REFUSALS[case]
+    cause(h, request.offer)
+    await refused(h, partial(h.provider.launch, request), *leaves)
     nothing_bought(h, request.key)
 
 

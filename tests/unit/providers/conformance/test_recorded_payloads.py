@@ -51,7 +51,7 @@ def vast_instance(content: Any) -> Counts:
 
 
 def vast_purchase(content: Any) -> Counts:
-    assert shaped(CreateReply, content, who="vast.ai", what="a purchase").success
+    assert shaped(CreateReply, content, who="vast.ai", what="a purchase").new_contract
     return 1, 1, 0
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from spotd_providers.contract.gpus import (
     UnknownGpu,
-    all_gpus,
     aws_gpus,
     canonical,
     gpu_info,
@@ -15,6 +14,7 @@ from spotd_providers.contract.gpus import (
     resolve,
     vram_fits,
 )
+from spotd_providers.contract.gpus_table import GPUS
 
 H100 = {"H100_SXM", "H100_PCIE", "H100_NVL"}
 A100 = {"A100_SXM_80", "A100_SXM_40", "A100_PCIE_80", "A100_PCIE_40"}
@@ -146,7 +146,7 @@ def test_a_sold_name_with_its_memory_is_this_card(provider: str, name: str, vram
 def test_without_stated_memory_the_smallest_card_of_that_name_is_assumed(provider: str, name: str) -> None:
     assumed = gpu_info(canonical(provider, name, None))
     assert assumed is not None
-    sold_so = [row.vram_gb[0] for row in all_gpus() if name in row.vast]
+    sold_so = [row.vram_gb[0] for row in GPUS if name in row.vast]
     assert assumed.vram_gb[0] == min(sold_so)
 
 
@@ -249,7 +249,7 @@ def test_cards_that_look_alike_are_never_taken_for_each_other(one: str, other: s
 
 
 def test_every_canonical_id_resolves_to_a_set_that_holds_it_and_is_unique() -> None:
-    ids = [row.name for row in all_gpus()]
+    ids = [row.name for row in GPUS]
     assert len(ids) == len(set(ids))
     for name in ids:
         assert name in resolve(name)
@@ -258,7 +258,7 @@ def test_every_canonical_id_resolves_to_a_set_that_holds_it_and_is_unique() -> N
 
 
 def test_every_provider_name_of_the_table_comes_back_to_its_row() -> None:
-    for row in all_gpus():
+    for row in GPUS:
         for provider, names in (("vast", row.vast), ("runpod", row.runpod), ("aws", row.aws)):
             for name in names:
                 assert canonical(provider, name, row.vram_gb[0] * 1024) == row.name, (provider, name)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotd_providers.contract.gpus import UnknownGpu, all_gpus, canonical, gpu_info, kept_name, matches, resolve
+from spotd_providers.contract.gpus import UnknownGpu, canonical, gpu_info, kept_name, matches, resolve
+from spotd_providers.contract.gpus_table import GPUS
 
 PROVIDERS = st.sampled_from(["vast", "runpod", "aws", "local", "shelf"])
-SOLD = [name for row in all_gpus() for name in (row.name, *row.vast, *row.runpod, *row.aws, *row.aliases)]
+SOLD = [name for row in GPUS for name in (row.name, *row.vast, *row.runpod, *row.aws, *row.aliases)]
 NAMES = st.one_of(
     st.text(max_size=60),
     st.sampled_from(SOLD),
