@@ -52,7 +52,6 @@ from spotd_providers.contract.values import (
     OfferPage,
     OfferQuery,
     Power,
-    ProviderName,
     Rejected,
 )
 from spotd_providers.kit.http import AnswerLost
@@ -86,6 +85,8 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
 class AwsProvider:
     """The Protocol over one open client and some regions."""
 
+    name = PROVIDER
+
     def __init__(
         self,
         sdk: Sdk,
@@ -103,10 +104,6 @@ class AwsProvider:
         self._prices: dict[tuple[str, str], MicroUsdPerHour] = {}
         self._ours: dict[str, datetime] = {}
         self._announced: dict[str, datetime] = {}
-
-    @property
-    def name(self) -> ProviderName:
-        return PROVIDER
 
     @property
     def requests_sent(self) -> int:

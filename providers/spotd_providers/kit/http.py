@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import anyio
 
@@ -38,6 +38,8 @@ BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Three times the largest answer that any marketplace was seen to give, unpacked."""
 DEADLINE_EXTRA_S: Final = 15.0
 """How much longer than one silence a whole answer may take: a byte now and then keeps a connection alive for ever."""
+CONNECT_TIMEOUT_S: Final = 5.0
+CONNECTIONS_MAX: Final = 8
 USER_AGENT: Final = "spotd/0.1"
 _SECONDS: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
@@ -92,6 +94,15 @@ class HttpAnswer:
             return None
 
 
+class RequestOptions(TypedDict, total=False):
+    """What a request may have besides its method and path; `timeout_s` replaces the client's own."""
+
+    json_body: Any
+    params: Mapping[str, str | int] | None
+    headers: Mapping[str, str] | None
+    timeout_s: float | None
+
+
 async def _unpacked(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
     """Yield the unpacked body piece by piece; no more than one piece is in memory.
 
@@ -117,24 +128,15 @@ class Http:
         self._deadline_s = (client.timeout.read or 20.0) + DEADLINE_EXTRA_S
         self.requests_sent = 0
 
-    async def send(
-        self,
-        method: str,
-        path: str,
-        *,
-        json_body: Any = None,
-        content: bytes | None = None,
-        params: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> HttpAnswer:
-        """One request, one attempt.
+    async def send(self, method: str, path: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
+        """Send one request, once.
 
         Raises:
             Unavailable: the request never left, so it had no effect.
             AnswerLost: it may have had its effect.
         """
         self.requests_sent += 1
+        timeout_s = options.get("timeout_s")
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
         total_s = self._deadline_s if timeout_s is None else timeout_s + DEADLINE_EXTRA_S
         try:
@@ -142,10 +144,9 @@ class Http:
                 async with self._client.stream(
                     method,
                     path,
-                    json=json_body,
-                    content=content,
-                    params=dict(params) if params else None,
-                    headers=dict(headers) if headers else None,
+                    json=options.get("json_body"),
+                    params=options.get("params"),
+                    headers=options.get("headers"),
                     timeout=timeout,
                 ) as response:
                     body = bytearray()
@@ -186,7 +187,7 @@ class Http:
         """
         self.requests_sent += 1
         status, answer_headers, body = 0, dict[str, str](), bytearray()
-        timeout = httpx.Timeout(total_s, connect=5.0)
+        timeout = httpx.Timeout(total_s, connect=CONNECT_TIMEOUT_S)
         try:
             with anyio.move_on_after(total_s) as whole:
                 async with self._client.stream(
@@ -212,25 +213,14 @@ class Http:
             raise Unavailable("no answer in time")
         return HttpAnswer(status=status, headers=answer_headers, body=bytes(body[:bytes_max]))
 
-    async def read(
-        self,
-        method: str,
-        path: str,
-        *,
-        json_body: Any = None,
-        params: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> HttpAnswer:
-        """One request without side effects: a lost answer is the same as no answer.
+    async def read(self, method: str, path: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
+        """Send one request without side effects: a lost answer is the same as no answer.
 
         Raises:
             Unavailable: no whole answer.
         """
         try:
-            return await self.send(
-                method, path, json_body=json_body, params=params, headers=headers, timeout_s=timeout_s
-            )
+            return await self.send(method, path, **options)
         except AnswerLost as exc:
             raise Unavailable(str(exc)) from exc
 
@@ -247,9 +237,6 @@ async def open_http(
     *,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 20.0,
-    connect_timeout_s: float = 5.0,
-    connections_max: int = 8,
-    follow_redirects: bool = False,
 ) -> AsyncIterator[Http]:
     """Open a client for one base URL; `headers` (keys included) go with every request.
 
@@ -258,9 +245,8 @@ async def open_http(
     async with httpx.AsyncClient(
         base_url=base_url,
         headers={"user-agent": USER_AGENT, "accept-encoding": "gzip", **(headers or {})},
-        timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s),
-        limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max),
-        follow_redirects=follow_redirects,
+        timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+        limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
         verify=_trusted(),
         trust_env=httpx.URL(base_url).host not in ("127.0.0.1", "localhost", "::1"),
     ) as client:

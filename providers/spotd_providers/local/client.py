@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import anyio
 from pydantic import BaseModel, ValidationError
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from spotd_providers.contract.errors import AuthFailed, OutcomeUnknown, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import AttemptKey
-from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.inflate import require_few_values
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.threads import BlockingCalls
@@ -61,7 +61,7 @@ class MarketClient:
 
     async def change(self, method: str, path: str, *, params: Mapping[str, str | int], body: Any = None) -> None:
         """Send a change that the caller may safely repeat; return once it is accepted."""
-        answer = await self._try(method, path, params=params, body=body)
+        answer = await self._try(method, path, params=params, json_body=body)
         _require_ok(answer)
         if answer.json() != {"ok": True}:
             raise Unavailable("the local market does not say that it did what was asked")
@@ -74,7 +74,7 @@ class MarketClient:
         """
         body = {**body, "expires_at": time.time() + REQUEST_TIMEOUT_S}
         try:
-            answer = await self._send("POST", "/v1/machines", body=body)
+            answer = await self._send("POST", "/v1/machines", json_body=body)
         except AnswerLost as exc:
             raise OutcomeUnknown(f"the local market's answer was lost: {exc}", key=key) from exc
         if answer.status >= 500:
@@ -86,50 +86,34 @@ class MarketClient:
         except Unavailable as exc:
             raise OutcomeUnknown(f"the answer to a launch is unreadable: {exc}", key=key) from exc
 
-    async def _try(
-        self, method: str, path: str, *, params: Mapping[str, str | int] | None = None, body: Any = None
-    ) -> HttpAnswer:
-        """One call without side effects that matter.
+    async def _try(self, method: str, path: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
+        """Send a call that may be repeated.
 
         Raises:
             Unavailable: no whole answer.
         """
         try:
-            return await self._send(method, path, params=params, body=body)
+            return await self._send(method, path, **options)
         except AnswerLost as exc:
             raise Unavailable(str(exc)) from exc
 
-    async def _send(
-        self, method: str, path: str, *, params: Mapping[str, str | int] | None = None, body: Any = None
-    ) -> HttpAnswer:
-        """One answer. A call that never left, or was refused for the token of a dead server, goes to the next one."""
+    async def _send(self, method: str, path: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
+        """Send a call; one that never left, or was refused for the token of a dead server, goes to the next server."""
         endpoint = await self._meet()
         try:
-            answer = await self._call(endpoint, method, path, params=params, body=body)
+            answer = await self._call(endpoint, method, path, **options)
         except Unavailable:
             answer = None
         if answer is not None and answer.status != HTTPStatus.UNAUTHORIZED:
             return answer
         self._endpoint = None
-        return await self._call(await self._meet(), method, path, params=params, body=body)
+        return await self._call(await self._meet(), method, path, **options)
 
     async def _call(
-        self,
-        endpoint: ServedEndpoint,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str | int] | None = None,
-        body: Any = None,
+        self, endpoint: ServedEndpoint, method: str, path: str, **options: Unpack[RequestOptions]
     ) -> HttpAnswer:
-        return await self._http.send(
-            method,
-            endpoint.url + path,
-            json_body=body,
-            params=params,
-            headers={"authorization": f"Bearer {endpoint.token}"},
-            timeout_s=REQUEST_TIMEOUT_S,
-        )
+        options["headers"] = {"authorization": f"Bearer {endpoint.token}"}
+        return await self._http.send(method, endpoint.url + path, **options)
 
     # --- finding and starting the server --------------------------------------------------------------------------
 
@@ -150,7 +134,7 @@ class MarketClient:
     async def _answers(self, endpoint: ServedEndpoint) -> bool:
         """Whether a market listens there: the port of a dead one may have another owner."""
         try:
-            answer = await self._http.read("GET", f"{endpoint.url}/health", timeout_s=REQUEST_TIMEOUT_S)
+            answer = await self._http.read("GET", f"{endpoint.url}/health")
             return answer.status == HTTPStatus.OK and bool(answer.json() == {"market": "spotd-local"})
         except Unavailable:
             return False

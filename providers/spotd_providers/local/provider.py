@@ -25,7 +25,6 @@ from spotd_providers.contract.values import (
     OfferQuery,
     Power,
     ProviderCharge,
-    ProviderName,
 )
 from spotd_providers.kit.plugin import capabilities
 from spotd_providers.local.client import MarketClient
@@ -52,18 +51,13 @@ _SKEW_REAL_S: Final = 5.0
 class LocalProvider:
     """One market on this computer."""
 
+    name = PROVIDER
+    capabilities = CAPABILITIES
+
     def __init__(self, client: MarketClient, services: Services) -> None:
         self._client = client
         self._services = services
         self._install = services.install
-
-    @property
-    def name(self) -> ProviderName:
-        return PROVIDER
-
-    @property
-    def capabilities(self) -> Mapping[Power, Capability]:
-        return CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return the offers of the markets asked for."""

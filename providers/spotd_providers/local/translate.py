@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from spotd_providers.contract.errors import (
     AuthFailed,
-    NoBalance,
     NoCapacity,
     OfferGone,
     PriceMoved,
@@ -93,12 +92,11 @@ def as_error(answer: HttpAnswer) -> ProviderError | None:
     return leaf(error.message) if leaf is not None else None
 
 
-_LEAVES: Final[dict[str, type[OfferGone | NoCapacity | PriceMoved | QuotaExceeded | NoBalance]]] = {
+_LEAVES: Final[dict[str, type[OfferGone | NoCapacity | PriceMoved | QuotaExceeded]]] = {
     Refusal.NO_OFFER: OfferGone,
     Refusal.NO_CAPACITY: NoCapacity,
     Refusal.PRICE_MOVED: PriceMoved,
     Refusal.QUOTA: QuotaExceeded,
-    Refusal.NO_BALANCE: NoBalance,
 }
 
 

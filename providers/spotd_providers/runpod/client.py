@@ -11,12 +11,12 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 from urllib.parse import quote
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
-from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.pace import Rest
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.shapes import row_or_none, shaped
@@ -70,7 +70,9 @@ class RunpodClient:
         if cuda_min is not None:
             params["minCudaVersion"] = cuda_min
         try:
-            value = await self._json("/v2/catalog/gpus", what="the catalogue", params=params)
+            value = await self._json(
+                "/v2/catalog/gpus", what="the catalogue", params=params, timeout_s=SEARCH_TIMEOUT_S
+            )
         except RunpodRefused as exc:
             raise Unavailable(f"RunPod refused the catalogue: {exc.detail or exc.status}") from exc
         return gpu_rows(value)
@@ -154,7 +156,7 @@ class RunpodClient:
         """RunPod accepted the end of this pod, or it did not exist."""
 
         async def call() -> None:
-            answer = await self._asked("DELETE", _pod_path(pod_id), what="a deletion", urgent=True)
+            answer = await self._asked("DELETE", _pod_path(pod_id), urgent=True)
             body = body_of(answer)
             try:
                 raise_for(answer, body, what="a deletion", rng=self._rng)
@@ -198,7 +200,7 @@ class RunpodClient:
         """Send the cheapest call that needs the key; its answer is used for the `Date` header."""
 
         async def call() -> HttpAnswer:
-            answer = await self._asked("GET", "/v2/pods", what="the list of pods")
+            answer = await self._asked("GET", "/v2/pods")
             body = body_of(answer)
             raise_for(answer, body, what="the list of pods", rng=self._rng)
             shaped(PodPage, body, who=WHO, what="the list of pods")
@@ -220,9 +222,9 @@ class RunpodClient:
         return await retry_read(once, clock=self._clock, rng=self._rng, attempts=attempts)
 
     async def _json(
-        self, path: str, *, what: str, params: Mapping[str, str | int] | None = None, urgent: bool = False
+        self, path: str, *, what: str, urgent: bool = False, **options: Unpack[RequestOptions]
     ) -> Mapping[str, Any]:
-        answer = await self._asked("GET", path, what=what, params=params, urgent=urgent)
+        answer = await self._asked("GET", path, urgent=urgent, **options)
         body = body_of(answer)
         raise_for(answer, body, what=what, rng=self._rng)
         if not isinstance(body, dict):
@@ -234,13 +236,11 @@ class RunpodClient:
         method: str,
         path: str,
         *,
-        what: str,
-        params: Mapping[str, str | int] | None = None,
         urgent: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> HttpAnswer:
         await self._turn(urgent=urgent)
-        timeout_s = SEARCH_TIMEOUT_S if what == "the catalogue" else None
-        answer = await self._http.read(method, path, params=params, timeout_s=timeout_s)
+        answer = await self._http.read(method, path, **options)
         self._note(answer)
         return answer
 

@@ -31,7 +31,6 @@ from spotd_providers.contract.values import (
     OfferQuery,
     Power,
     ProviderCharge,
-    ProviderName,
 )
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.plugin import capabilities
@@ -74,6 +73,9 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
 class RunpodProvider:
     """The Protocol over one open client."""
 
+    name = PROVIDER
+    capabilities = CAPABILITIES
+
     def __init__(self, client: RunpodClient, settings: RunpodSettings, services: Services) -> None:
         self._client = client
         self._settings = settings
@@ -82,14 +84,6 @@ class RunpodProvider:
         self._unexplained = UnexplainedRefusals()
         self._pod_keys = PodKeys(services.state_dir, services.log)
         self._listing = PodListing(client, services, self._pod_keys)
-
-    @property
-    def name(self) -> ProviderName:
-        return PROVIDER
-
-    @property
-    def capabilities(self) -> Mapping[Power, Capability]:
-        return CAPABILITIES
 
     @property
     def requests_sent(self) -> int:

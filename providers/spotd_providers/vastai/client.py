@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import anyio
 
 from spotd_providers.contract.errors import OutcomeUnknown, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock
-from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer
+from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.retry import retry_read
 from spotd_providers.kit.shapes import shaped
@@ -298,15 +298,9 @@ class VastClient:
         return await retry_read(call, clock=self._clock, rng=self._rng, attempts=attempts)
 
     async def _json(
-        self,
-        endpoint: VastEndpoint,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str | int] | None = None,
-        json_body: Any = None,
-    ) -> Any:
-        answer = await self._asked(endpoint, method, path, params=params, json_body=json_body)
+        self, endpoint: VastEndpoint, method: str, path: str, **options: Unpack[RequestOptions]
+    ) -> Mapping[str, Any]:
+        answer = await self._asked(endpoint, method, path, **options)
         body = body_of(answer)
         self._judge(answer, body, endpoint)
         if not isinstance(body, dict):
@@ -314,17 +308,10 @@ class VastClient:
         return body
 
     async def _asked(
-        self,
-        endpoint: VastEndpoint,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str | int] | None = None,
-        json_body: Any = None,
-        timeout_s: float | None = None,
+        self, endpoint: VastEndpoint, method: str, path: str, **options: Unpack[RequestOptions]
     ) -> HttpAnswer:
         await self._pace.turn(endpoint.title, endpoint.interval)
-        return await self._http.read(method, path, params=params, json_body=json_body, timeout_s=timeout_s)
+        return await self._http.read(method, path, **options)
 
     def _judge(self, answer: HttpAnswer, body: Any, endpoint: VastEndpoint) -> None:
         try:

@@ -40,7 +40,6 @@ from spotd_providers.contract.values import (
     OfferQuery,
     Power,
     ProviderCharge,
-    ProviderName,
 )
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.plugin import capabilities
@@ -83,20 +82,15 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
 class VastProvider:
     """The Protocol over one open client."""
 
+    name = PROVIDER
+    capabilities = CAPABILITIES
+
     def __init__(self, client: VastClient, settings: VastSettings, services: Services) -> None:
         self._client = client
         self._settings = settings
         self._services = services
         self._listing = InstanceListing(client, services, console=self._console)
         self._searcher = OfferSearch(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
-
-    @property
-    def name(self) -> ProviderName:
-        return PROVIDER
-
-    @property
-    def capabilities(self) -> Mapping[Power, Capability]:
-        return CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Both markets' asks, priced or rejected; bids are judged against the on-demand prices."""

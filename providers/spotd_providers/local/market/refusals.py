@@ -14,9 +14,7 @@ class Refusal(StrEnum):
     PRICE_MOVED = "price-moved"
     REJECTED = "rejected"
     QUOTA = "quota"
-    NO_BALANCE = "no-balance"
     NO_MACHINE = "no-machine"
-    RATE_LIMITED = "rate-limited"
     INTERNAL = "internal"
 
 

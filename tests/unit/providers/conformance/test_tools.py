@@ -52,11 +52,11 @@ def talk(case: Callable[[Http, Faults, Counter], Awaitable[None]]) -> list[Recor
 
 def test_without_faults_the_cloud_answers_and_is_recorded() -> None:
     async def case(http: Http, faults: Faults, cloud: Counter) -> None:
-        answer = await http.send("POST", "/buy", params={"a": "1"}, content=b"hello", headers={"X-Key": "k"})
-        assert answer.json()["sent"] == "hello"
+        answer = await http.send("POST", "/buy", params={"a": "1"}, json_body="hello", headers={"X-Key": "k"})
+        assert answer.json()["sent"] == '"hello"'
 
     (request,) = talk(case)
-    assert (request.method, request.url, request.body, request.status) == ("POST", "/buy?a=1", b"hello", 200)
+    assert (request.method, request.url, request.body, request.status) == ("POST", "/buy?a=1", b'"hello"', 200)
     assert request.headers["x-key"] == "k"
 
 
