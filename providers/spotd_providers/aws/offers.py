@@ -74,44 +74,19 @@ def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], li
     return prices, rejected
 
 
-def spot_offers(
-    prices: Mapping[Pool, MicroUsdPerHour],
-    kinds: Mapping[str, Hardware],
-    zones: Collection[str],
-    on_demand: AwsOnDemandPrices,
-    settings: AwsSettings,
-    scores: Mapping[Pool, int],
-    bands: Mapping[tuple[str, str], Band] | None = None,
-    *,
-    image_gb: int = IMAGE_GB,
-) -> tuple[list[Offer], list[Rejected]]:
-    """Every priced pool, offered or rejected with a reason: `zones` are those that machines can be launched in.
-
-    `scores` say how likely AWS gives a machine there, `bands` how often types are interrupted in their regions.
-    """
-    return _offers(prices, Market.SPOT, kinds, zones, on_demand, settings, scores, bands or {}, image_gb)
-
-
-def on_demand_offers(
-    pools: Iterable[Pool],
-    kinds: Mapping[str, Hardware],
-    zones: Collection[str],
-    on_demand: AwsOnDemandPrices,
-    settings: AwsSettings,
-    *,
-    image_gb: int = IMAGE_GB,
-) -> tuple[list[Offer], list[Rejected]]:
-    """Every pool that exists, at its list price, or rejected because none is known."""
-    priced: dict[Pool, MicroUsdPerHour] = {}
-    rejected = []
+def on_demand_prices(
+    pools: Iterable[Pool], on_demand: AwsOnDemandPrices
+) -> tuple[dict[Pool, MicroUsdPerHour], list[Rejected]]:
+    """Return the list price of each pool, and the pools of which none is known."""
+    prices: dict[Pool, MicroUsdPerHour] = {}
+    rejected: list[Rejected] = []
     for pool in pools:
         price = on_demand.price(pool[0])
         if price is None:
             rejected.append(Rejected(offer_id=offer_id(pool, Market.ON_DEMAND), reason=on_demand.absence()))
         else:
-            priced[pool] = price
-    offers, more = _offers(priced, Market.ON_DEMAND, kinds, zones, on_demand, settings, {}, {}, image_gb)
-    return offers, [*rejected, *more]
+            prices[pool] = price
+    return prices, rejected
 
 
 def offer_id(pool: Pool, market: Market) -> OfferId:
@@ -119,17 +94,22 @@ def offer_id(pool: Pool, market: Market) -> OfferId:
     return OfferId(f"{pool[0]}:{pool[1]}:{market.value}")
 
 
-def _offers(
+def offers_of(
     prices: Mapping[Pool, MicroUsdPerHour],
     market: Market,
     kinds: Mapping[str, Hardware],
     zones: Collection[str],
     on_demand: AwsOnDemandPrices,
     settings: AwsSettings,
+    *,
     scores: Mapping[Pool, int],
     bands: Mapping[tuple[str, str], Band],
-    image_gb: int,
+    image_gb: int = IMAGE_GB,
 ) -> tuple[list[Offer], list[Rejected]]:
+    """Offer every priced pool, or reject it with a reason: `zones` are those that machines can be launched in.
+
+    `scores` say how likely AWS gives a machine there, `bands` how often types are interrupted in their regions.
+    """
     offers: list[Offer] = []
     rejected: list[Rejected] = []
     egress = MicroUsdPerGb(micro_usd(settings.egress_usd_per_gb))

@@ -18,7 +18,7 @@ from spotd_providers.aws.advisor import Band
 from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, contract_errors, launch_failure
 from spotd_providers.aws.instances import as_instance, is_announced, key_in
 from spotd_providers.aws.launching import check_offer, client_token, launched_row, run_parameters
-from spotd_providers.aws.offers import PROVIDER, current_prices, on_demand_offers, spot_offers
+from spotd_providers.aws.offers import PROVIDER, current_prices, offers_of, on_demand_prices
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
@@ -301,20 +301,27 @@ class AwsProvider:
         image_gb = await region.image_gb()
         offers: list[Offer] = []
         rejected = list(kinds.rejected)
-        if Market.SPOT in query.markets:
-            prices, odd = current_prices(await region.price_rows())
-            self._prices.update(prices)
-            scores = await region.scores.get()
-            good, bad = spot_offers(
-                prices, kinds.usable, subnets, on_demand, self._settings, scores, self._bands, image_gb=image_gb
+        for market in (one for one in Market if one in query.markets):
+            is_spot = market is Market.SPOT
+            if is_spot:
+                prices, odd = current_prices(await region.price_rows())
+                self._prices.update(prices)
+            else:
+                pools = [pool for pool in await region.pools() if pool[0] in kinds.usable]
+                prices, odd = on_demand_prices(pools, on_demand)
+            good, bad = offers_of(
+                prices,
+                market,
+                kinds.usable,
+                subnets,
+                on_demand,
+                self._settings,
+                scores=await region.scores.get() if is_spot else {},
+                bands=self._bands if is_spot else {},
+                image_gb=image_gb,
             )
             offers += good
             rejected += [*odd, *bad]
-        if Market.ON_DEMAND in query.markets:
-            pools = [pool for pool in await region.pools() if pool[0] in kinds.usable]
-            good, bad = on_demand_offers(pools, kinds.usable, subnets, on_demand, self._settings, image_gb=image_gb)
-            offers += good
-            rejected += bad
         return offers, rejected
 
     async def _machines(

@@ -212,6 +212,23 @@ class Faults:
                 self._hung -= 1
 
 
+def _answered(canned: Canned) -> Callable[[Faults, Call, int], None]:
+    return lambda faults, call, times: faults.answer(call, canned, times=times, after_effect=True)
+
+
+STRIKES: Final[dict[str, Callable[[Faults, Call, int], None]]] = {
+    "connection lost": lambda faults, call, times: faults.lose_answer(call, times=times),
+    "no answer": lambda faults, call, times: faults.hang(call, times=times),
+    "answer cut": lambda faults, call, times: faults.cut_body(call, times=times),
+    "answer truncated": lambda faults, call, times: faults.truncate(call, times=times),
+    "not JSON": _answered(NOT_JSON),
+    "empty": _answered(NOTHING),
+    "gateway error": _answered(GATEWAY_ERROR),
+    "server error": _answered(SERVER_ERROR),
+}
+"""Ways to lose the answer of a call so many times, after its effect."""
+
+
 async def _send(send: Send, answer: Canned) -> None:
     headers = {**answer.headers, "content-length": str(len(answer.body))}
     await _start(send, answer.status, headers)

@@ -7,7 +7,7 @@ from functools import partial
 from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
 from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState
 from spotd_providers.testkit.expect import attempted, bought, expect, refused
-from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, NOT_JSON, Call
+from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, NOT_JSON, STRIKES, Call
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.suite import behaviour
 
@@ -52,12 +52,7 @@ async def terminating_an_absent_machine_succeeds(h: Harness) -> None:
 async def a_lost_end_is_an_error_or_truly_the_end(h: Harness, case: str) -> None:
     """When the answer to terminate is lost, the call may fail, and asking again succeeds."""
     key, instance = await bought(h)
-    {
-        "connection lost": lambda: h.faults.lose_answer(Call.TERMINATE),
-        "no answer": lambda: h.faults.hang(Call.TERMINATE),
-        "answer cut": lambda: h.faults.cut_body(Call.TERMINATE),
-        "gateway error": lambda: h.faults.answer(Call.TERMINATE, GATEWAY_ERROR, after_effect=True),
-    }[case]()
+    STRIKES[case](h.faults, Call.TERMINATE, 1)
     await attempted(h, partial(h.provider.terminate, instance.ref))
     h.faults.clear()
     await h.provider.terminate(instance.ref)

@@ -10,16 +10,7 @@ from typing import Any, Final
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.values import Instance, Listing, OfferPage
 from spotd_providers.testkit.expect import an_offer, attempted, bought, expect, refused
-from spotd_providers.testkit.faults import (
-    FOR_EVER,
-    GATEWAY_ERROR,
-    NOT_JSON,
-    NOTHING,
-    SERVER_ERROR,
-    Call,
-    Canned,
-    Faults,
-)
+from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, STRIKES, Call, Canned, Faults
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.suite import behaviour
 
@@ -46,19 +37,13 @@ READS: Final = (
 )
 
 
-def _odd(body: bytes) -> Callable[[Faults, Call], None]:
-    return lambda faults, call: faults.answer(call, Canned(status=200, body=body), times=FOR_EVER)
+def _odd(body: bytes) -> Callable[[Faults, Call, int], None]:
+    return lambda faults, call, times: faults.answer(call, Canned(status=200, body=body), times=times)
 
 
-READ_FAULTS: Final[dict[str, Callable[[Faults, Call], None]]] = {
-    "connection lost": lambda faults, call: faults.lose_answer(call, times=FOR_EVER),
-    "connection lost before": lambda faults, call: faults.lose_answer(call, times=FOR_EVER, after_effect=False),
-    "answer cut": lambda faults, call: faults.cut_body(call, times=FOR_EVER),
-    "answer truncated": lambda faults, call: faults.truncate(call, times=FOR_EVER),
-    "gateway error": lambda faults, call: faults.answer(call, GATEWAY_ERROR, times=FOR_EVER),
-    "server error": lambda faults, call: faults.answer(call, SERVER_ERROR, times=FOR_EVER),
-    "not JSON": lambda faults, call: faults.answer(call, NOT_JSON, times=FOR_EVER),
-    "empty": lambda faults, call: faults.answer(call, NOTHING, times=FOR_EVER),
+READ_FAULTS: Final[dict[str, Callable[[Faults, Call, int], None]]] = {
+    **{name: strike for name, strike in STRIKES.items() if name != "no answer"},
+    "connection lost before": lambda faults, call, times: faults.lose_answer(call, times=times, after_effect=False),
     "empty object": _odd(b"{}"),
     "empty list": _odd(b"[]"),
     "null": _odd(b"null"),
@@ -74,7 +59,7 @@ async def a_failed_read_is_a_leaf_and_never_a_false_none(h: Harness, case: Read)
     """Whatever comes back, a read raises a leaf or admits that it is incomplete; it never hides a machine."""
     _, machine = await bought(h)
     for name, strike in READ_FAULTS.items():
-        strike(h.faults, case.of)
+        strike(h.faults, case.of, FOR_EVER)
         outcome = await attempted(h, partial(case.call, h, machine))
         h.faults.clear()
         if isinstance(outcome, ProviderError):

@@ -36,20 +36,9 @@ from spotd_providers.testkit.expect import (
     refused,
     the_machine,
 )
-from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, NOT_JSON, NOTHING, SERVER_ERROR, Call, Faults
+from spotd_providers.testkit.faults import FOR_EVER, SERVER_ERROR, STRIKES, Call
 from spotd_providers.testkit.harness import START_SCRIPT, Harness
 from spotd_providers.testkit.suite import behaviour
-
-LOST_AFTER_EFFECT: Final[dict[str, Callable[[Faults], None]]] = {
-    "connection lost": lambda faults: faults.lose_answer(Call.LAUNCH),
-    "no answer": lambda faults: faults.hang(Call.LAUNCH),
-    "answer cut": lambda faults: faults.cut_body(Call.LAUNCH),
-    "answer truncated": lambda faults: faults.truncate(Call.LAUNCH),
-    "answer not JSON": lambda faults: faults.answer(Call.LAUNCH, NOT_JSON, after_effect=True),
-    "answer empty": lambda faults: faults.answer(Call.LAUNCH, NOTHING, after_effect=True),
-    "gateway error": lambda faults: faults.answer(Call.LAUNCH, GATEWAY_ERROR, after_effect=True),
-    "server error": lambda faults: faults.answer(Call.LAUNCH, SERVER_ERROR, after_effect=True),
-}
 
 
 @behaviour()
@@ -87,11 +76,11 @@ async def a_launched_machine_is_found_and_listed(h: Harness) -> None:
     expect(found.state in (InstanceState.RUNNING, InstanceState.PENDING), f"a machine that is up is {found.state}")
 
 
-@behaviour(cases=tuple(LOST_AFTER_EFFECT))
+@behaviour(cases=tuple(STRIKES))
 async def a_lost_answer_means_unknown_and_one_machine(h: Harness, case: str) -> None:
     """A purchase whose answer is lost is OutcomeUnknown, is never repeated, and is found by its key."""
     request = h.request(await an_offer(h))
-    LOST_AFTER_EFFECT[case](h.faults)
+    STRIKES[case](h.faults, Call.LAUNCH, 1)
     error = await refused(h, partial(h.provider.launch, request), OutcomeUnknown)
     expect(isinstance(error, OutcomeUnknown) and error.key == request.key, f"{error!r} does not carry the key")
     h.faults.clear()

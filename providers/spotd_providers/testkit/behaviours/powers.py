@@ -11,7 +11,7 @@ from spotd_providers.contract.errors import NotSupported
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance, ReadsLogs
 from spotd_providers.contract.values import CheckLine, Market, Power
 from spotd_providers.testkit.expect import BehaviourFailed, all_offers, an_offer, attempted, bought, expect, refused
-from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, NOT_JSON, NOTHING, Call, Faults
+from spotd_providers.testkit.faults import FOR_EVER, STRIKES, Call
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.knobs import NotApplicable
 from spotd_providers.testkit.suite import behaviour
@@ -97,15 +97,6 @@ async def a_healthy_provider_checks_out(h: Harness) -> None:
         expect(line.ok, f"{line!r} for a healthy account")
 
 
-CHECK_FAULTS: Final[dict[str, Callable[[Faults, Call], None]]] = {
-    "gateway error": lambda faults, call: faults.answer(call, GATEWAY_ERROR, times=FOR_EVER),
-    "not JSON": lambda faults, call: faults.answer(call, NOT_JSON, times=FOR_EVER),
-    "empty": lambda faults, call: faults.answer(call, NOTHING, times=FOR_EVER),
-    "connection lost": lambda faults, call: faults.lose_answer(call, times=FOR_EVER),
-    "no answer": lambda faults, call: faults.hang(call, times=FOR_EVER),
-}
-
-
 def _require_finding(outcome: object) -> None:
     if isinstance(outcome, Exception):
         raise BehaviourFailed(f"check raised {outcome!r} for a finding") from outcome
@@ -115,11 +106,11 @@ def _require_finding(outcome: object) -> None:
     expect(all(line.detail.strip() for line in bad), f"a finding says nothing: {bad!r}")
 
 
-@behaviour(cases=tuple(CHECK_FAULTS))
+@behaviour(cases=("gateway error", "not JSON", "empty", "connection lost", "no answer"))
 async def check_finds_failures_and_never_raises(h: Harness, case: str) -> None:
     """When nothing works, check returns lines that say so."""
     for call in Call:
-        CHECK_FAULTS[case](h.faults, call)
+        STRIKES[case](h.faults, call, FOR_EVER)
     _require_finding(await attempted(h, h.provider.check))
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from spotd_providers.aws.advisor import read_advisor
-from spotd_providers.aws.offers import LINUX, current_prices, spot_offers
+from spotd_providers.aws.offers import LINUX, current_prices, offers_of
 from spotd_providers.aws.ondemand import AwsOnDemandPrices
 from spotd_providers.aws.region import kinds_of
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.gpus import gpu_info
 from spotd_providers.contract.money import micro_usd
+from spotd_providers.contract.values import Market
 
 FOLDER = Path(os.environ.get("SPOTD_SHARED_DATA", Path(__file__).parents[5] / "shared" / "data")) / "payloads" / "aws"
 OWN_IMAGE = AwsSettings(ami={"us-east-1": "ami-1", "sa-east-1": "ami-1"})
@@ -77,7 +78,9 @@ def test_every_priced_pool_is_offered_or_rejected_with_a_reason(name: str) -> No
     prices, _ = current_prices(history(name))
     kinds = kinds_of(types(), OWN_IMAGE, region).usable
     subnets = {zone: f"subnet-{zone}" for _, zone in prices}
-    offers, rejected = spot_offers(prices, kinds, subnets, AwsOnDemandPrices(region=region), OWN_IMAGE, {})
+    offers, rejected = offers_of(
+        prices, Market.SPOT, kinds, subnets, AwsOnDemandPrices(region=region), OWN_IMAGE, scores={}, bands={}
+    )
     print(f"{name}: {len(prices)} pools, {len(offers)} offers, {dict(Counter(row.reason for row in rejected))}")
     assert len(offers) + len(rejected) == len(prices)
     assert offers
@@ -107,6 +110,7 @@ def test_the_recorded_spot_advisor_gives_every_type_of_every_region_a_band() -> 
     kinds = {row["InstanceType"]: row for row in types()}
     usable = kinds_of(list(kinds.values()), OWN_IMAGE, "us-east-1").usable
     zones = {zone for _, zone in prices}
-    offers, _ = spot_offers(prices, usable, zones, AwsOnDemandPrices(region="us-west-2"), OWN_IMAGE, {}, bands)  # type: ignore[arg-type]  # whole micro-dollars of the test's own
+    on_demand = AwsOnDemandPrices(region="us-west-2")
+    offers, _ = offers_of(prices, Market.SPOT, usable, zones, on_demand, OWN_IMAGE, scores={}, bands=bands)  # type: ignore[arg-type]  # whole micro-dollars of the test's own
     assert offers
     assert all(o.hazard_ppm == bands["us-west-2", o.extra["type"]].hazard_ppm for o in offers)
