@@ -29,7 +29,7 @@ _BYTES_MAX: Final = 32_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """How many of a hundred machines are interrupted within a month; `percent` is what we count with."""
+    """A share of machines that are interrupted within a month; `percent` is the figure that is used."""
 
     label: str
     percent: float
@@ -56,7 +56,7 @@ class _Document(Row):
 
 
 def read_advisor(content: bytes) -> Mapping[tuple[str, str], Band]:
-    """By region and type, the band of its machines with Linux. A row that cannot be read costs itself only.
+    """Read the band of each region and type for machines with Linux. A row that cannot be read costs itself only.
 
     Raises:
         ValueError: it is not the Spot Advisor's document.

@@ -1,4 +1,4 @@
-"""What AWS's error codes mean: one table, read once for questions and once for a launch.
+"""The meaning of AWS's error codes: one table, used for reads and for launches.
 
 AWS distinguishes capacity, quota, price, key and request by code; the HTTP status says little (no capacity is a 500).
 What no table knows is judged by the status: a server's error in a launch is an unknown outcome, in a read a failure.

@@ -1,4 +1,4 @@
-"""What `spotctl doctor` asks of AWS, one line for each finding."""
+"""The checks of `spotctl doctor` at AWS, one line for each finding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def examine(
     settings: AwsSettings,
     services: Services,
 ) -> Sequence[CheckLine]:
-    """Key and clock, then each region. A failed check is a line, never an exception."""
+    """Check key and clock, then each region. A failed check is a line, never an exception."""
     lines: list[CheckLine] = []
     said: list[Mapping[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""What an instance type holds, in the words of the contract, or why it is not offered."""
+"""The hardware of an instance type, or the reason why it is not offered."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def hardware(row: TypeRow, *, own_image: bool) -> Hardware | str | None:
 
 
 def _memory(gpu: str, stated_mb: int | None) -> int | None:
-    """Of a card that the table knows, what it is sold as: AWS states 22,888 MiB of one with 24 GB."""
+    """Return the memory that a card in the table is sold with: AWS states 22,888 MiB for one with 24 GB."""
     info = gpu_info(gpu)
     if info is not None and stated_mb:
         fitting = [gb for gb in info.vram_gb if vram_fits(gb, stated_mb)]

@@ -1,4 +1,4 @@
-"""What a row of DescribeInstances says about a machine, with what its spot request says first."""
+"""From rows of DescribeInstances, and their spot requests, to instances."""
 
 from __future__ import annotations
 

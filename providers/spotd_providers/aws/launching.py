@@ -1,4 +1,4 @@
-"""The request that buys one machine, and what its answer must say."""
+"""The request that buys one machine, and its answer."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
 
 
 def tag_specifications(install: InstallId, key: str, *, spot: bool) -> list[dict[str, Any]]:
-    """Our tags on everything that a launch makes; the least policy allows no launch without them."""
+    """Build our tags for everything that a launch makes; the least policy allows no launch without them."""
     tags = [{"Key": INSTALL_TAG, "Value": str(install)}, {"Key": KEY_TAG, "Value": key}]
     kinds = (*TAGGED, "spot-instances-request") if spot else TAGGED
     return [{"ResourceType": kind, "Tags": tags} for kind in kinds]

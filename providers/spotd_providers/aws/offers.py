@@ -90,7 +90,7 @@ def on_demand_prices(
 
 
 def offer_id(pool: Pool, market: Market) -> OfferId:
-    """Stable as long as the type is sold in the zone."""
+    """Name an offer, the same as long as the type is sold in the zone."""
     return OfferId(f"{pool[0]}:{pool[1]}:{market.value}")
 
 

@@ -1,4 +1,4 @@
-"""What a machine costs on-demand: the user's own figure, AWS's price list, or a built-in table of a stated date.
+"""On-demand prices: the user's own figures, AWS's price list, or a built-in table of a stated date.
 
 The table stands in where the price list may not be read. It holds us-east-1 alone: another region's prices differ by up
 to a half, so nothing is guessed there, and its on-demand machines are rejected with the way out.
@@ -83,7 +83,7 @@ _US_EAST_1: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsOnDemandPrices:
-    """What is known about one region's on-demand prices.
+    """The known on-demand prices of one region.
 
     Attributes:
         own: the user's figures, $/h.
@@ -109,7 +109,7 @@ class AwsOnDemandPrices:
         return None if built_in is None else MicroUsdPerHour(micro_usd(built_in))
 
     def absence(self) -> str:
-        """Why a type has no price here."""
+        """Return why a type has no price here."""
         if self.listed:
             return f"AWS's price list has no on-demand price of it in {self.region}; set on_demand_usd"
         why = f" ({self.last_error})" if self.last_error else ""

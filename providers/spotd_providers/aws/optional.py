@@ -1,4 +1,4 @@
-"""Answers that make offers better and are not needed for them: asked for seldom, waited for briefly, kept long.
+"""Answers that improve offers without being needed for them: read seldom, waited for briefly, kept long.
 
 An absent permission is no failure of the market: it is remembered with AWS's sentence, and asked about again
 after a while, since somebody may grant it.

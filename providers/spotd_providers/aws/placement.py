@@ -1,4 +1,4 @@
-"""How likely a spot launch is to succeed now, as AWS itself scores it: 1 to 10 for each zone.
+"""AWS's own scores of how likely a spot launch is to succeed now: 1 to 10 for each zone.
 
 AWS scores a *set* of types, low whenever there are fewer than three, and lets an account ask only a limited number of
 different questions a day. So the sets are fixed by what the region sells: the types with the same GPUs, among which a
@@ -29,7 +29,7 @@ def sets_of_types(kinds: Iterable[Hardware]) -> list[tuple[str, ...]]:
 
 
 def scores_of(rows: Sequence[Any], types: Iterable[str], zone_by_id: Mapping[str, str]) -> dict[tuple[str, str], int]:
-    """By type and zone name: scores come under a zone's id, which is not its name in this account."""
+    """Return the score of each type and zone name: AWS states the zone's id, which is not its name in this account."""
     by_zone: dict[str, int] = {}
     for raw in rows:
         row = row_or_none(ScoreRow, raw)

@@ -1,4 +1,4 @@
-"""How the daemon finds and opens AWS. AWS's client is not imported before that."""
+"""The descriptor of AWS. AWS's client is not imported before the provider is opened."""
 
 from __future__ import annotations
 

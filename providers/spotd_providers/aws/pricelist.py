@@ -1,4 +1,4 @@
-"""AWS's own list of on-demand prices, as the Price List API states it: one price a type, and not forty.
+"""AWS's own list of on-demand prices, from the Price List API: one price for each type.
 
 The list knows every system, tenancy and licence. All of `MEANT` has to be asked for, and is checked again in the
 answer, so that a Windows or dedicated price is never taken for a machine's.
@@ -69,7 +69,7 @@ def questions(region: str, types: Iterable[str]) -> list[list[dict[str, str]]]:
 
 
 def listed_prices(rows: Sequence[Any], region: str) -> dict[str, MicroUsdPerHour]:
-    """By instance type, what it costs here per hour; of several prices the highest, so that none is understated."""
+    """Return the hourly price of each instance type; of several prices the highest, so that none is understated."""
     prices: dict[str, MicroUsdPerHour] = {}
     for row in rows:
         listed = _read(row)

@@ -107,7 +107,7 @@ class AwsProvider:
 
     @property
     def requests_sent(self) -> int:
-        """Calls to AWS since it was opened; a few of them may have been sent twice by Amazon's own client."""
+        """Calls to AWS since it was opened; Amazon's own client may have sent a few of them twice."""
         return self._sdk.requests_sent
 
     @property
@@ -119,7 +119,7 @@ class AwsProvider:
         return CAPABILITIES
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """Every type with GPUs in every zone that has a subnet, on the markets asked for."""
+        """Return every type with GPUs in every zone that has a subnet, on the markets asked for."""
 
         async def of(region: Region) -> tuple[list[Offer], list[Rejected]]:
             return await self._offers_of(region, query)
@@ -132,7 +132,7 @@ class AwsProvider:
         )
 
     async def launch(self, request: LaunchRequest) -> Launched:
-        """One machine is pending, bought by one RunInstances, and of the market that was paid for."""
+        """Buy a machine by one RunInstances, and check that it is of the market that was asked for."""
         region = self._regions.get(request.offer.extra.get("region", ""))
         if region is None:
             raise RequestRejected("the offer's region is not configured", field="offer", reason="unknown region")
@@ -166,7 +166,7 @@ class AwsProvider:
         return Launched(instance=instance)
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
-        """Every machine that carries the key, by its launch's token and by its tag. Emptiness needs every region."""
+        """Return every machine that carries the key, by its launch's token or its tag. Emptiness needs every region."""
         if key_of(key, self._services.install) is None:
             return ()
 
@@ -184,7 +184,7 @@ class AwsProvider:
         return tuple(found)
 
     async def instances(self) -> Listing:
-        """Every machine under our install tag, in every region; ended ones as long as AWS says why they ended."""
+        """Return every machine under our install tag, in every region; ended ones as long as AWS lists them."""
 
         async def of(region: Region) -> tuple[list[Instance], bool]:
             found = await self._machines(region, f"tag:{INSTALL_TAG}", str(self._services.install))
@@ -235,7 +235,7 @@ class AwsProvider:
         return await doctor.account_of(self._sdk, tuple(self._regions.values()), self._services)
 
     async def check(self) -> Sequence[CheckLine]:
-        """Key, clock, and in each region: reads, permission to launch, quotas."""
+        """Check key and clock, and in each region reads, the permission to launch, and quotas."""
         return await doctor.examine(
             self._sdk, tuple(self._regions.values()), self._volumes, self._settings, self._services
         )
@@ -271,7 +271,7 @@ class AwsProvider:
         return answers, sorted(failed)
 
     async def _check_price(self, region: Region, request: LaunchRequest) -> None:
-        """Without a limit AWS sells at whatever the price is by now, so the price is read once more.
+        """Read the price once more: without a limit AWS sells at the price of the moment.
 
         Raises:
             PriceMoved: it is above what may be paid.
@@ -353,7 +353,7 @@ class AwsProvider:
         return found, readable
 
     def _announced_at(self, row: AwsInstanceRow, request: SpotRequestRow | None) -> datetime | None:
-        """When we first saw that EC2 takes this machine, if it did not say when it decided so."""
+        """Return when an interruption without a time of its own was observed first."""
         if not is_announced(row, request):
             self._announced.pop(row.InstanceId, None)
             return None

@@ -1,4 +1,4 @@
-"""The account's limits: how many vCPUs of a family of types it may have in a region, on spot and on-demand apart.
+"""The account's limits: vCPUs of a family of types in a region, on spot and on-demand apart.
 
 A new account has none for GPUs. A limit that is used up is no lack of capacity: every other type of its family is
 refused in that region too, in every zone, while other families, regions and the other market are not touched by it.

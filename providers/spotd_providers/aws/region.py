@@ -1,4 +1,4 @@
-"""One region: its questions, asked at a bounded pace and repeated on failure, and what changes rarely remembered."""
+"""The reads of one region, at a bounded pace and repeated on failure; what changes rarely is cached."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ IMAGE_GB: Final = 45
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineImage:
-    """What a machine boots from: its root disk cannot be smaller than `disk_gb`, and it may bring other disks along."""
+    """A machine image: its root disk cannot be smaller than `disk_gb`, and it may have other disks."""
 
     image_id: str
     root_device: str
@@ -99,7 +99,7 @@ class Region:
         """How likely a spot launch is to succeed in each pool, where AWS says."""
 
     async def subnets(self) -> Mapping[str, str]:
-        """By zone, the subnet to launch in: of those not found full lately, the one with most free addresses."""
+        """Return each zone's subnet to launch in: of those not found full lately, the one with most free addresses."""
         now = self._services.clock.now()
         self._full_until = {name: until for name, until in self._full_until.items() if until > now}
         return {
@@ -109,7 +109,7 @@ class Region:
         }
 
     def subnet_is_full(self, subnet: str) -> None:
-        """Another subnet of its zone is launched in for a while, if there is one."""
+        """Avoid this subnet for a while, if its zone has another one."""
         self._full_until[subnet] = self._services.clock.now() + FULL_FOR
 
     async def image_gb(self) -> int:
@@ -146,20 +146,20 @@ class Region:
         )
 
     async def machine_rows(self, name: str, value: str) -> Sequence[Any]:
-        """Every instance that this filter matches, ended ones included as long as AWS shows them."""
+        """Return every instance that this filter matches, ended ones included as long as AWS lists them."""
         filters = [{"Name": name, "Values": [value]}]
         found = await self._pages("describe_instances", "Reservations", Filters=filters, MaxResults=1000)
         return [row for reservation in found for row in rows_of(_mapping(reservation), "Instances")]
 
     async def spot_request_rows(self, name: str, value: str) -> Sequence[Any]:
-        """Every spot request that this filter matches."""
+        """Return every spot request that this filter matches."""
         filters = [{"Name": name, "Values": [value]}]
         return await self._pages(
             "describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters, MaxResults=1000
         )
 
     async def volume_rows(self) -> Sequence[Any]:
-        """Every disk under our install tag that hangs on no machine."""
+        """Return every disk under our install tag that is attached to no machine."""
         filters = [
             {"Name": f"tag:{INSTALL_TAG}", "Values": [str(self._services.install)]},
             {"Name": "status", "Values": ["available"]},

@@ -1,4 +1,4 @@
-"""The one place that touches AWS's client: made late, run in threads, its exceptions turned into three outcomes.
+"""AWS's own client: made late, run in threads, its exceptions turned into three outcomes.
 
 An answer, a definite `AwsRefused`, or `AnswerLost`, where the request may have had its effect. The client never
 retries: `InsufficientInstanceCapacity` comes as a server error, and its own retries would ask three times for a
@@ -61,7 +61,7 @@ class Sdk:
         self.requests_sent = 0
 
     async def call(self, service: str, region: str, operation: str, **params: Any) -> Mapping[str, Any]:
-        """AWS's answer.
+        """Call AWS in a thread.
 
         Raises:
             Refused: AWS said no.

@@ -1,4 +1,4 @@
-"""What a user may set under `[providers.aws]`: the regions, what to boot, and how the job's image is run."""
+"""The settings under `[providers.aws]`: the regions, what to boot, and how the job's image is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tags on everything that a launch makes; whatever lacks them is not ours."""
+"""The tags on everything that a launch makes; a resource without them is not ours."""
 
 from __future__ import annotations
 

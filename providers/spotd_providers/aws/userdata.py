@@ -1,4 +1,4 @@
-"""What a machine runs at its first boot: the job's image under docker with the GPUs, or the start script itself.
+"""The script of a machine's first boot: the job's image under docker with the GPUs, or the start script itself.
 
 However that ends, the machine shuts itself down, and as its shutdown behaviour is `terminate`, it costs nothing from
 then on. A start script that is done says so by the file `machine-done`, which the machine's shell watches for: a

@@ -49,7 +49,7 @@ class Volumes:
             self._services.log.warning("aws.volumes_not_swept", region=self._region.name, detail=self.left.last_error)
 
     async def strays(self) -> Sequence[VolumeRow]:
-        """Our disks that hang on nothing.
+        """Return our disks that are attached to no machine.
 
         Raises:
             ProviderError: AWS does not list them.

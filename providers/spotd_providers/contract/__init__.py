@@ -1,1 +1,1 @@
-"""What a provider must be: values, a closed error tree, Protocols. Imports only the standard library."""
+"""The contract of providers: values, a closed error tree, Protocols. Imports only the standard library."""

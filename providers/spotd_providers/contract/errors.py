@@ -1,4 +1,4 @@
-"""The closed tree of what can go wrong with a provider; each leaf says what to do next.
+"""The closed tree of a provider's errors; each leaf says what to do next.
 
 Adapters translate every foreign exception into one of these at their edge and keep the cause. No message may hold a
 key, a token or a URL with a query.
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 
 class ProviderError(Exception):
-    """Something a provider answered, or failed to answer."""
+    """The root of the tree; only leaves are raised."""
 
 
 class RateLimited(ProviderError):

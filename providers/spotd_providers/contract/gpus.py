@@ -1,4 +1,4 @@
-"""GPU names: what users type and what providers sell, brought to one canonical id.
+"""GPU names: one canonical id for what users type and what providers sell.
 
 Three kinds of names meet here. A *canonical id* (`H100_SXM`, `A100_SXM_80`) is a row of `gpus_table`. A *short name*
 (`h100`, `a100-80gb`) is what a person types; it means every row they would accept. A *kept name* is a provider's own
@@ -213,7 +213,7 @@ def _spoken(text: str) -> tuple[GpuInfo, ...]:
 
 
 def _everything_called(text: str) -> tuple[GpuInfo, ...]:
-    """Every row sold under a name, modified cards included."""
+    """Return every row sold under a name, modified cards included."""
     key = _squash(text)
     return (*_ANY_PROVIDER.get(key, ()), *_ANY_PROVIDER.get(f"rtx{key}", ()))
 

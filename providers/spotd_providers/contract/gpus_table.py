@@ -1,4 +1,4 @@
-"""The one table of GPUs: what each is called here, by each provider and by people. Data only; `gpus` reads it.
+"""The one table of GPUs, with their names here, at each provider and among users. Data only; `gpus` reads it.
 
 Theory. A row is one thing that is sold at one price level: model, form factor, and memory where one model comes with
 several. A *family* is what a person means by a short name ("h100" is three rows). Cards that a workshop modified, and

@@ -1,4 +1,4 @@
-"""The Protocols a provider implements, and how the daemon finds and opens one.
+"""The Protocols that a provider implements, and its descriptor.
 
 A provider is opened as an async context manager by its `ProviderPlugin`, holds no module state, and gets everything
 that touches the world (HTTP, clock, randomness, logging, threads) through `Services`.
@@ -35,14 +35,14 @@ from spotd_providers.contract.values import (
 
 
 class Clock(Protocol):
-    """The only door through which time comes in. Instants are aware UTC."""
+    """The only source of time. Instants are aware UTC."""
 
     def now(self) -> datetime: ...
 
     async def sleep(self, duration: timedelta) -> None: ...
 
     def real_seconds(self, duration: timedelta) -> float:
-        """Seconds of a wall clock that this duration lasts (they differ in an accelerated local market)."""
+        """Return the wall clock's seconds of this duration (they differ in an accelerated local market)."""
         ...
 
 
@@ -57,7 +57,7 @@ class Logger(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the outside lends to a provider while it is open.
+    """The tools that the daemon lends to a provider while it is open.
 
     Attributes:
         install: owner label; only machines that carry it may be shown or touched.
@@ -87,7 +87,7 @@ class Provider(Protocol):
         ...
 
     async def launch(self, request: LaunchRequest) -> Launched:
-        """One machine exists that carries `request.key`, bought at most once: this call never retries.
+        """Buy one machine that carries `request.key`, at most once: this call never retries.
 
         Raises:
             OutcomeUnknown: the answer was lost; the machine may exist.
@@ -96,11 +96,11 @@ class Provider(Protocol):
         ...
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
-        """Every machine that carries the key, in any state but gone; empty when the provider says there is none."""
+        """Return every machine that carries the key, in any state but gone; empty if the provider lists none."""
         ...
 
     async def instances(self) -> Listing:
-        """Every machine under our install label."""
+        """Return every machine under our install label."""
         ...
 
     async def terminate(self, ref: InstanceRef) -> None:
@@ -108,7 +108,7 @@ class Provider(Protocol):
         ...
 
     async def check(self) -> Sequence[CheckLine]:
-        """Key, permissions, balance, quota and clock, one line each. Never raises for a finding."""
+        """Check key, permissions, balance, quota and clock, one line each. Never raises for a finding."""
         ...
 
 
@@ -121,14 +121,14 @@ class ChangesBids(Protocol):
 
 @runtime_checkable
 class ReadsLogs(Protocol):
-    """`Power.LOGS`: the provider's own log of a machine, for failures before the runner could speak."""
+    """`Power.LOGS`: the provider's own log of a machine, for failures before the runner can report."""
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]: ...
 
 
 @runtime_checkable
 class KnowsAccount(Protocol):
-    """Names the account of its machines: without it, a key of another account makes every machine appear gone."""
+    """The name of the machines' account: without it, a key of another account makes every machine appear gone."""
 
     async def account(self) -> str:
         """Return a name of this key's account, the same for every key of it; never a secret.
@@ -155,7 +155,7 @@ class Bills(Protocol):
 
 @runtime_checkable
 class CountsRequests(Protocol):
-    """Optional: how many requests it has sent since it was opened, for `spotctl providers`."""
+    """The number of requests sent since the provider was opened, for `spotctl providers`. Optional."""
 
     @property
     def requests_sent(self) -> int: ...
@@ -207,7 +207,7 @@ class ProviderTraits:
 
 
 class ProviderPlugin(Protocol):
-    """What an entry point of the group `spotd.providers` names.
+    """The descriptor of a provider, which an entry point of the group `spotd.providers` names.
 
     `settings_model` is a pydantic model (extra keys forbidden) of this provider's own keys under `[providers.NAME]`;
     the keys common to all (`enabled`, `api_key`, `fee_multiplier`, `poll_every`) are the daemon's and are not in it.

@@ -118,7 +118,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferQuery:
-    """What the queue needs now, so that a provider can narrow its search. Empty tuples mean anything.
+    """The needs of the queue, so that a provider can narrow its search. Empty tuples mean anything.
 
     A provider may answer with more than was asked for. One whose answers are short (a marketplace that cuts a search
     off) asks for `gpus` first and says `complete` only of an answer that holds every offer of them.
@@ -177,7 +177,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRef:
-    """Enough to end a machine: its id, and where to ask (`scope` is an AWS region; empty elsewhere)."""
+    """The handle of a machine: its id, and where to ask (`scope` is an AWS region; empty elsewhere)."""
 
     provider: ProviderName
     instance_id: InstanceId
@@ -185,7 +185,7 @@ class InstanceRef:
 
 
 class InstanceState(StrEnum):
-    """What a provider says of a machine, translated once at the edge.
+    """The state of a machine by its provider, translated once at the edge.
 
     `PAUSED` is a machine that does not run but still exists and bills storage (vast outbid, RunPod exited): it may
     wake up by itself. `GONE` is the provider's own word that it exists no more.
@@ -200,7 +200,7 @@ class InstanceState(StrEnum):
 
 
 class Loss(StrEnum):
-    """Why a machine stopped, as far as the provider says."""
+    """The reason why a machine stopped, as far as the provider states it."""
 
     PREEMPTED = "preempted"
     OUTBID = "outbid"
@@ -240,7 +240,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What exists under our install label. Absence from an incomplete listing means nothing.
+    """The machines under our install label. Absence from an incomplete listing means nothing.
 
     Attributes:
         rejected: rows that could not be read as machines, and why; they make the listing incomplete.
@@ -254,7 +254,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """The provider's word that the machine exists."""
+    """A machine that exists, by the provider's answer."""
 
     instance: Instance
 
@@ -271,7 +271,7 @@ class CheckLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What is left in the account, and what it burns per hour if known."""
+    """The money left in the account, and its spending per hour if known."""
 
     available: MicroUsd
     burn: MicroUsdPerHour | None = None
@@ -279,7 +279,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderCharge:
-    """What the provider billed for one machine over a span, by its own records."""
+    """A charge of the provider's own records for one machine over a span."""
 
     key: AttemptKey | None
     instance_id: InstanceId
@@ -291,7 +291,7 @@ class ProviderCharge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """Whether a provider has an optional power; if not, the sentence a user reads."""
+    """The declaration of an optional power; `reason` is the sentence that a user reads if it is missing."""
 
     available: bool
     reason: str = ""

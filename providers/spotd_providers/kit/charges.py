@@ -1,4 +1,4 @@
-"""What a provider billed, from its own records."""
+"""Charges from a provider's own records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine's console may say of a start that failed before spotd's own runner could speak."""
+"""The error on a machine's console when a start fails before spotd's own runner can report."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ logging.getLogger("httpcore").setLevel(logging.WARNING)
 
 
 class AnswerLost(Exception):
-    """The request may have reached the provider and taken effect, but no whole answer came back."""
+    """A request without a whole answer: it may have reached the provider and taken effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class HttpAnswer:
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may have besides its method and path; `timeout_s` replaces the client's own."""
+    """The parts of a request besides its method and path; `timeout_s` replaces the client's own."""
 
     json_body: Any
     params: Mapping[str, str | int] | None
@@ -227,7 +227,7 @@ class Http:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Whom every client trusts. Made once: each context holds its own copy of all authorities, five megabytes."""
+    """Build the TLS context of all clients, once: each context holds five megabytes of authorities."""
     return httpx.create_ssl_context()
 
 

@@ -17,11 +17,11 @@ _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 
 
 class BodyTooLarge(Exception):
-    """The answer is larger than any that makes sense, or packed in a way that was not asked for."""
+    """An answer that is larger than any that makes sense, or packed in a way that was not asked for."""
 
 
 class Inflate(Protocol):
-    """Turns pieces from the line into pieces of the body."""
+    """A converter from pieces of the line to pieces of the body."""
 
     def __call__(self, raw: bytes) -> Iterator[bytes]: ...
 
@@ -45,7 +45,7 @@ def inflated(encoding: str, *, bytes_max: int) -> Inflate:
 
 
 def require_few_values(body: bytes) -> None:
-    """Hold a JSON text to a number of values that can be parsed.
+    """Require that a JSON text holds no more values than can be parsed.
 
     Raises:
         ValueError: it has more.

@@ -1,4 +1,4 @@
-"""Whose machine a label names."""
+"""The attempt keys in the labels of machines."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def too_often(who: str, what: str, wait: timedelta, rng: Random) -> RateLimited:
 
 
 class Rest:
-    """A time in which nothing is to be asked. A clock that is set back does not make it longer."""
+    """A pause in which nothing is sent. A clock that is set back does not make it longer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -36,7 +36,7 @@ class Rest:
             self._noted_at, self._until = now, now + span
 
     def left(self) -> timedelta:
-        """How much of it is left."""
+        """Return how much of the pause is left."""
         now = self._clock.now()
         if self._until is None or self._noted_at is None:
             return timedelta(0)

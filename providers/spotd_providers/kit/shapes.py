@@ -82,7 +82,7 @@ def shaped(model: type[_M], value: Any, *, who: str, what: str) -> _M:
 
 
 def first_fault(exc: ValidationError) -> str:
-    """Field and complaint of the first thing wrong; never the value, which may be anything."""
+    """Return the first invalid field and its error; never the value, which may be anything."""
     fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "row"
     return f"{where}: {fault['msg']}"[:REASON_CHARS_MAX]

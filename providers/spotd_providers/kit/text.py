@@ -1,4 +1,4 @@
-"""What texts of untrusted origin may show: no key, no signed URL, no control characters, bounded length."""
+"""Texts of untrusted origin made safe to show: no key, no signed URL, no control characters, bounded length."""
 
 from __future__ import annotations
 

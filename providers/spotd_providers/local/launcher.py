@@ -1,4 +1,4 @@
-"""Starts the market's server when it is needed: detached, so that it outlives its starter."""
+"""The start of the market's server: detached, so that it outlives its starter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the daemon finds and opens the local market."""
+"""The descriptor of the local market."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LocalProvider:
         return as_page(await self._client.read(OfferAnswer, "/v1/offers"), query)
 
     async def launch(self, request: LaunchRequest) -> Launched:
-        """One machine exists that carries the key. The market itself would sell a second one under the same key."""
+        """Buy a machine that carries the key. The market itself would sell a second one under the same key."""
         answer = await self._client.buy(
             {
                 "key": request.key,
@@ -86,7 +86,7 @@ class LocalProvider:
         return Launched(instance=machine)
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
-        """Every machine that carries the key and is not gone.
+        """Return every machine that carries the key and is not gone.
 
         Raises:
             Unavailable: the answer was not complete, so that nothing found proves nothing.
@@ -98,7 +98,7 @@ class LocalProvider:
         return tuple(found for found in listing.instances if found.key == key and found.state is not InstanceState.GONE)
 
     async def instances(self) -> Listing:
-        """Every machine under our install label."""
+        """Return every machine under our install label."""
         answer = await self._client.read(MachineAnswer, "/v1/machines", {"install": self._install})
         return as_listing(answer, self._install)
 
@@ -107,7 +107,7 @@ class LocalProvider:
         await self._client.change("DELETE", f"/v1/machines/{ref.instance_id}", params={"install": self._install})
 
     async def check(self) -> Sequence[CheckLine]:
-        """Whether the market runs and has our time."""
+        """Check that the market runs and has our time."""
         try:
             status = await self._client.read(StatusAnswer, "/v1/status")
         except ProviderError as exc:

@@ -1,4 +1,4 @@
-"""What a user may set under `[providers.local]`: which hosts the local market has, and how their prices move.
+"""The settings under `[providers.local]`: the hosts of the local market, and how their prices move.
 
 With nothing set there is a market of a dozen hosts. Prices are dollars per hour for the whole machine, as the other
 providers list them; times in `events` and price files are virtual, by the daemon's clock.
@@ -69,7 +69,7 @@ class _Model(BaseModel):
 
 
 class Flavour(StrEnum):
-    """How spot machines on a host are taken away."""
+    """The way in which spot machines on a host are taken away."""
 
     SUDDEN = "sudden"
     """A bid market: you pay your bid. Outbid without warning, a machine is stopped, bills its disk, and may wake up."""
@@ -156,7 +156,7 @@ class HostSpec(_Model):
 
 
 class Happening(StrEnum):
-    """What a scripted event does."""
+    """The effect of a scripted event."""
 
     PREEMPT = "preempt"
     STOCK_OUT = "stock-out"
@@ -166,7 +166,7 @@ class Happening(StrEnum):
 
 
 class EventSpec(_Model):
-    """Something that happens to a host at a set time, so that demos and tests see the same preemptions every time."""
+    """An event at a set time on a host, so that demos and tests have the same preemptions every time."""
 
     do: Happening
     at: Annotated[AwareDatetime | Duration | None, BeforeValidator(_no_number)] = Field(
@@ -191,7 +191,7 @@ class EventSpec(_Model):
 
 
 class MarketSpec(_Model):
-    """The market itself: what its server must know."""
+    """The specification of the market, for its server."""
 
     seed: int = 1
     hosts: tuple[HostSpec, ...] = Field(default=(), description="absent: the built-in dozen")

@@ -1,4 +1,4 @@
-"""From what the market's server answers to the contract's values and errors. Pure."""
+"""From the market server's answers to the contract's values and errors. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the market's server answers: values of the contract as JSON, and what goes around them. Parsed strictly."""
+"""The answers of the market's server: values of the contract as JSON, parsed strictly."""
 
 from __future__ import annotations
 

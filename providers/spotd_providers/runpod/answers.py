@@ -91,18 +91,18 @@ def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: 
 
 
 def too_many(answer: HttpAnswer, *, what: str, rng: Random) -> RateLimited:
-    """How long a 429 asks to wait: `Retry-After`, else the reset of the window that is used up."""
+    """Build the error of a 429: its wait is `Retry-After`, else the reset of the window that is used up."""
     wait = answer.retry_after
     return too_often("RunPod", what, (used_up(answer) or PENALTY) if wait is None else wait, rng)
 
 
 def used_up(answer: HttpAnswer) -> timedelta | None:
-    """How long until a window of the `RateLimit` header that has nothing left starts anew; `None` if all have some."""
+    """Return the time to the reset of a window of the `RateLimit` header that is used up; `None` if none is."""
     return max((reset for _, left, reset in _windows(answer) if left == 0), default=None)
 
 
 def running_low(answer: HttpAnswer) -> timedelta | None:
-    """How long a window that soon starts anew has less than a quarter left: that is kept for what must not wait."""
+    """Return the time to the reset of a short window with less than a quarter left, which is kept for urgent calls."""
     sizes = {name: int(size) for name, size in _POLICY.findall(answer.headers.get("ratelimit-policy", "")[:1024])}
     low = (
         reset
@@ -113,6 +113,6 @@ def running_low(answer: HttpAnswer) -> timedelta | None:
 
 
 def _windows(answer: HttpAnswer) -> Iterator[tuple[str, int, timedelta]]:
-    """Name, requests left and time to reset of each window: `"minute";r=0;t=12, "hour";r=2800;t=1812`."""
+    """Yield name, requests left and time to reset of each window: `"minute";r=0;t=12, "hour";r=2800;t=1812`."""
     for name, left, reset in _WINDOW.findall(answer.headers.get("ratelimit", "")[:1024]):
         yield name, int(left), timedelta(seconds=int(reset))

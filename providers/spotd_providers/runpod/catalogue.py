@@ -24,7 +24,7 @@ PART_AGE_MAX: Final = timedelta(seconds=90)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CataloguePart:
-    """What one cloud had in one size."""
+    """The offers of one cloud in one size."""
 
     at: datetime
     offers: tuple[Offer, ...]
@@ -65,7 +65,7 @@ class GpuCatalogue:
         return None
 
     def recent(self) -> tuple[list[Offer], list[Rejected]]:
-        """Offers and rejected rows that are not too old, in an order that does not depend on the order of reading."""
+        """Return the offers and rejected rows that are not too old, in an order independent of that of reading."""
         offers: list[Offer] = []
         rejected: list[Rejected] = []
         now = self._services.clock.now()

@@ -80,7 +80,7 @@ class RunpodClient:
     # --- pods -----------------------------------------------------------------------------------------------------
 
     async def create(self, body: Mapping[str, Any], *, key: str) -> PodRow:
-        """One pod was made; one POST was sent, never two.
+        """Make one pod by one POST, never two.
 
         Raises:
             OutcomeUnknown: the pod may exist.
@@ -108,7 +108,7 @@ class RunpodClient:
         return row
 
     async def may_create(self) -> None:
-        """Ask for a pod that cannot be: an order without anything in it but a word that no order has.
+        """Send a create that is certainly refused, with nothing but a field that no create has.
 
         A key that may create is answered what is wrong with it. RunPod has no other way to find out.
 
@@ -141,7 +141,7 @@ class RunpodClient:
         return await self._repeated(call)
 
     async def pod_page(self, *, cursor: str | None) -> PodPage:
-        """One page of the account's pods, as long as RunPod gives them. Filters would be ignored, so none are sent."""
+        """Return a page of the account's pods, as long as RunPod allows. Filters would be ignored, so none are sent."""
         params: dict[str, str | int] = {"limit": PODS_PER_PAGE}
         if cursor is not None:
             params["cursor"] = cursor
@@ -153,7 +153,7 @@ class RunpodClient:
         return await self._repeated(call)
 
     async def delete(self, pod_id: str, *, attempts: int = 4) -> None:
-        """RunPod accepted the end of this pod, or it did not exist."""
+        """Delete this pod; return once RunPod accepted that, or said that the pod does not exist."""
 
         async def call() -> None:
             answer = await self._asked("DELETE", _pod_path(pod_id), urgent=True)

@@ -56,7 +56,7 @@ class PodListing:
         self._pod_keys.record(instance.ref.instance_id, instance.key)
 
     async def listed(self) -> Listing:
-        """Every machine under our install label, all pages.
+        """Return every machine under our install label, all pages.
 
         Raises:
             AuthFailed, RateLimited, Unavailable: the first page could not be read.

@@ -49,7 +49,7 @@ def create_id(gpu: str) -> str:
 def translated(
     rows: Iterable[GpuRow], cloud: str, count: int, settings: RunpodSettings
 ) -> tuple[list[Offer], list[Rejected]]:
-    """Every row as a priced offer, or rejected with the reason a user reads."""
+    """Translate every row to a priced offer, or reject it with the reason that a user reads."""
     offers: list[Offer] = []
     rejected: list[Rejected] = []
     for row in rows:
@@ -91,7 +91,7 @@ def _offer(row: GpuRow, cloud: str, count: int, price: MicroUsdPerGpuHour, setti
 
 
 def _not_sold(row: GpuRow, cloud: str, count: int, settings: RunpodSettings) -> str | None:
-    """Why this GPU cannot be had on this cloud in this number, or should not."""
+    """Return why this GPU cannot be had on this cloud in this number, or should not."""
     if row.id == "unknown":
         return "RunPod does not know which GPU this is"
     offered = row.secure if cloud == "SECURE" else row.community

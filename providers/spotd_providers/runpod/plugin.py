@@ -1,4 +1,4 @@
-"""How the daemon finds and opens RunPod."""
+"""The descriptor of RunPod."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _NO_GPU: Final = "RunPod calls it running and shows no GPU on it"
 
 
 def ref_of(pod_id: str) -> InstanceRef:
-    """How the rest of spotd names this pod."""
+    """Return the handle of this pod."""
     return InstanceRef(provider=PROVIDER, instance_id=InstanceId(pod_id))
 
 

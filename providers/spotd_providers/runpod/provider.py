@@ -91,7 +91,7 @@ class RunpodProvider:
         return self._client.requests_sent
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """Every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete.
+        """Return every size on every cloud, priced or rejected; a failure after the first answer makes it incomplete.
 
         The parts that failed are filled in from an earlier poll, if that is recent.
         """
@@ -117,7 +117,7 @@ class RunpodProvider:
         return Launched(instance=instance)
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
-        """Every machine that carries the key. Emptiness is believed only of a whole list."""
+        """Return every machine that carries the key; only a complete list proves that there is none."""
         if key_of(key, self._services.install) is None:
             return ()
         listing = await self._listing.listed()
@@ -127,7 +127,7 @@ class RunpodProvider:
         return found
 
     async def instances(self) -> Listing:
-        """Every machine under our install label."""
+        """Return every machine under our install label."""
         return await self._listing.listed()
 
     async def terminate(self, ref: InstanceRef) -> None:

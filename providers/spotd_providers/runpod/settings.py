@@ -1,4 +1,4 @@
-"""What a user may set under `[providers.runpod]`."""
+"""The settings under `[providers.runpod]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DataCenter = Annotated[str, Field(pattern=r"^[A-Z0-9-]{2,32}$")]
 
 
 class RunpodSettings(BaseModel):
-    """Which clouds, how many GPUs, and where."""
+    """Clouds, numbers of GPUs and places."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

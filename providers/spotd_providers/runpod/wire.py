@@ -1,4 +1,4 @@
-"""What RunPod sends, validated at the edge: strict, finite, bounded, and one row at a time.
+"""RunPod's answers, validated at the edge: strict, finite, bounded, and one row at a time.
 
 Catalogue rows are parsed strictly: a price that is not understood must not be paid, so the row is refused.
 A pod bills us: whatever can be read of it is kept, since a row that is dropped is a machine that is forgotten.
@@ -101,7 +101,7 @@ class PodPage(Row):
 
 
 class BillingRow(Row):
-    """What was billed for one pod in one bucket of time."""
+    """A bill of one pod in one bucket of time."""
 
     pod: Id = Field(alias="podId")
     start: Instant = Field(alias="startTime")
@@ -128,7 +128,7 @@ class GpuRows:
 
 
 def gpu_rows(value: Any) -> GpuRows:
-    """Every row of a catalogue answer, understood or rejected.
+    """Parse every row of a catalogue answer, or reject it.
 
     Raises:
         Unavailable: there is no list of GPUs in it.

@@ -1,4 +1,4 @@
-"""What a provider must do, as behaviours anybody can run against their own; and the tools to build a fake cloud.
+"""The conformance suite for providers, and the tools to build a fake cloud.
 
     from spotd_providers.testkit import BEHAVIOURS, Behaviour, run
 

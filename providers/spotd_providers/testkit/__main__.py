@@ -26,7 +26,7 @@ HARNESSES: Final = "spotd.harnesses"
 
 
 class NothingToRun(Exception):
-    """There is no such provider or harness; the message says what to do."""
+    """A provider or harness that does not exist; the message says what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Time that tests own: a clock that never waits, and an event loop whose timers can be made due at once.
+"""Time under a test's control: a clock that never waits, and an event loop whose timers can be made due at once.
 
 Two kinds of time pass in a provider. *Pauses* (pace, back-off) go through the contract's `Clock` and cost nothing with
 `FakeClock`. *Deadlines* (an HTTP time-out) are timers of the event loop: `JumpLoop` makes them due without waiting, so
@@ -79,7 +79,7 @@ class JumpLoop(asyncio.SelectorEventLoop):
         return super().time() + self._ahead_s
 
     def jump(self, seconds: float) -> None:
-        """Every timer is `seconds` nearer."""
+        """Move the loop's time ahead by `seconds`."""
         self._ahead_s += seconds
 
 
@@ -89,7 +89,7 @@ def run_virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class NoDeadline(AssertionError):
-    """A call was still waiting for an answer when every reasonable deadline had passed."""
+    """A call that still waits for an answer after every reasonable deadline."""
 
 
 async def outlast(

@@ -1,4 +1,4 @@
-"""How behaviours judge: expectations that survive `python -O`, failures that must be leaves of the contract."""
+"""Expectations of behaviours: they survive `python -O`, and failures must be leaves of the contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE_MAX: Final = timedelta(minutes=5)
 
 
 class BehaviourFailed(AssertionError):
-    """The provider does not behave; the message says what was seen instead."""
+    """A behaviour that the provider does not show; the message says what happened instead."""
 
 
 def expect(condition: object, otherwise: str) -> None:

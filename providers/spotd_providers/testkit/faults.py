@@ -1,4 +1,4 @@
-"""Everything that can go wrong between a provider and its cloud, as ASGI middleware with a queue of faults.
+"""Faults between a provider and its cloud, as ASGI middleware with a queue of them.
 
     faults = Faults(app, classify=which_call)
     with serving(faults) as cloud:
@@ -37,7 +37,7 @@ _POLL_S: Final = 0.02
 
 
 class Call(StrEnum):
-    """What a request to a cloud is for, whatever its API calls it."""
+    """The purpose of a request to a cloud, under any API."""
 
     OFFERS = "offers"
     LAUNCH = "launch"
@@ -89,10 +89,10 @@ class _Queued:
 
 
 class Faults:
-    """Middleware that answers truly unless a fault is waiting. All methods may be called from any thread."""
+    """Middleware that applies the next queued fault to a request. All methods may be called from any thread."""
 
     def __init__(self, app: AsgiApp, *, classify: Callable[[RecordedRequest], Call]) -> None:
-        """`classify` sees `headers` and `body` too: one URL may serve several calls (GraphQL, EC2's Query API)."""
+        """Wrap an app. `classify` gets `headers` and `body` too: one URL may serve several calls."""
         self._app = app
         self.classify = classify
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class Faults:
         self._add(call, _Fault(kind=_Kind.EDIT, after_effect=True, edit=edit), times)
 
     def hang(self, call: Call, *, times: int = 1, after_effect: bool = True) -> None:
-        """No answer comes until `release()` or until the client gives up."""
+        """Hold the answer until `release()` or until the client gives up."""
         self._add(call, _Fault(kind=_Kind.HANG, after_effect=after_effect), times)
 
     def release(self) -> None:
@@ -140,7 +140,7 @@ class Faults:
             return self._hung > 0
 
     def clear(self) -> None:
-        """No fault is waiting, and nothing hangs."""
+        """Drop all queued faults, and release what hangs."""
         with self._lock:
             for queue in self._waiting.values():
                 queue.clear()

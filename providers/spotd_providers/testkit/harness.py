@@ -1,4 +1,4 @@
-"""What the behaviours need from a provider's fake cloud: the `Harness` a provider's author writes.
+"""The `Harness` that a provider's author writes: what the behaviours need from the fake cloud.
 
 A harness opens the provider against its fake cloud and keeps three promises:
 
@@ -170,14 +170,14 @@ class Harness(MarketKnobs, ABC):
 
     @abstractmethod
     def machines(self) -> Sequence[WorldMachine]:
-        """Every machine in the cloud's records, foreign and gone ones included."""
+        """Return every machine in the cloud's records, foreign and gone ones included."""
 
     @abstractmethod
     def sold(self) -> Sequence[WorldOffer]:
         """Return what the provider should offer now: at least two kinds of GPU, at least one machine with several."""
 
     def secrets(self) -> Sequence[str]:
-        """Texts that must turn up in no log, error or URL. Override where a credential has several parts."""
+        """Return the texts that may be in no log, error or URL. Override where a credential has several parts."""
         return [secret for secret in (self.credential, GRANT_CANARY) if secret]
 
     def requests(self, call: Call | None = None) -> list[RecordedRequest]:
@@ -185,7 +185,7 @@ class Harness(MarketKnobs, ABC):
         return [r for r in self.served.requests if call is None or self.faults.classify(r) is call]
 
     def live(self, key: AttemptKey | None = None) -> list[WorldMachine]:
-        """Machines that exist under our install label, or under one key."""
+        """Return the machines that exist under our install label, or under one key."""
         return [
             machine
             for machine in self.machines()
@@ -223,18 +223,18 @@ class Harness(MarketKnobs, ABC):
         self.clock.advance(duration)
 
     async def settle(self) -> None:
-        """Machines bought so far are up and visible, as far as time alone brings that about."""
+        """Let the machines bought so far come up and be listed, as far as time alone does that."""
         await self.advance(timedelta(minutes=5))
 
     def rate_limit_answer(self, retry_after_s: int | None) -> Canned:
-        """How this cloud says "too many requests", with or without advice on when to come back."""
+        """Build this cloud's answer "too many requests", with or without the time to wait."""
         headers = {"content-type": "application/json"}
         if retry_after_s is not None:
             headers["retry-after"] = str(retry_after_s)
         return Canned(status=429, body=b'{"error":"too many requests"}', headers=headers)
 
     def launch_calls(self) -> int:
-        """How many requests to buy a machine arrived."""
+        """Count the requests to buy a machine that arrived."""
         return len(self.requests(Call.LAUNCH))
 
 

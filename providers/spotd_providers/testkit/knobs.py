@@ -1,4 +1,4 @@
-"""What a market can do to its customers, as knobs a fake cloud turns: empty shelves, moved prices, machines taken away.
+"""The knobs of a fake cloud: an empty market, moved prices, machines taken away.
 
 Every knob has to be decided on. A harness either overrides it, or overrides it to raise `NotApplicable` with the
 sentence that says why this market knows no such thing. A knob that was not decided on fails the behaviours that
@@ -16,7 +16,7 @@ from spotd_providers.contract.values import AttemptKey, Balance, Offer
 
 
 class Undecided(NotImplementedError):
-    """A harness neither implements this knob nor says why it does not apply."""
+    """A knob that the harness neither implements nor declares as not applicable."""
 
     def __init__(self) -> None:
         super().__init__("implement this knob in your harness, or raise NotApplicable with the reason")
@@ -91,11 +91,11 @@ class MarketKnobs:
         raise Undecided
 
     def spoil_listed_row(self, machine_id: str) -> None:
-        """One machine's row in listings is malformed beyond reading."""
+        """Make one machine's row in listings unreadable."""
         raise Undecided
 
     def add_machines(self, keys: Sequence[AttemptKey]) -> None:
-        """Machines exist under these keys, as if launched long ago."""
+        """Add machines under these keys, as if launched long ago."""
         raise Undecided
 
     def add_foreign_machines(self) -> Sequence[str]:
@@ -127,5 +127,5 @@ class MarketKnobs:
         raise Undecided
 
     def billed(self, machine_id: str) -> int:
-        """Micro-dollars the cloud's own ledger holds for this machine."""
+        """Return the micro-dollars in the cloud's own ledger for this machine."""
         raise Undecided

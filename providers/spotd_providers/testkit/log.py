@@ -1,4 +1,4 @@
-"""A contract `Logger` that remembers, and a net under Python's own logging: what a test may read for secrets."""
+"""Recorders of the adapter's log and of Python's own logging, in which secrets are searched for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Net(logging.Handler):
 
 @contextmanager
 def caught_logging() -> Iterator[list[str]]:
-    """Every line that any library logs at INFO or above while the block runs, tracebacks included."""
+    """Record every line that any library logs at INFO or above inside the block, tracebacks included."""
     root = logging.getLogger()
     net = _Net()
     level = root.level

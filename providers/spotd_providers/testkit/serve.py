@@ -72,7 +72,7 @@ class Served:
     _stop: Callable[[], None]
 
     def stop(self) -> None:
-        """Nothing listens any more; open connections are dropped. Stopping again changes nothing."""
+        """Stop the server and drop its connections. Stopping again changes nothing."""
         self._stop()
 
 
@@ -120,7 +120,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 @contextmanager
 def serving(app: AsgiApp) -> Iterator[Served]:
-    """`app` answers on a free port of 127.0.0.1 until the block ends."""
+    """Serve `app` on a free port of 127.0.0.1 until the block ends."""
     requests: list[RecordedRequest] = []
     transports: dict[tuple[str, int], asyncio.Transport] = {}
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)

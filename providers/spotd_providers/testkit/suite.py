@@ -66,7 +66,7 @@ def behaviour(*, cases: Sequence[Any] | None = None, opens: bool = False) -> Cal
 
 
 def registered() -> tuple[Behaviour, ...]:
-    """Every behaviour defined so far."""
+    """Return every behaviour defined so far."""
     return tuple(_REGISTER)
 
 

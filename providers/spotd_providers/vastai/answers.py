@@ -1,4 +1,4 @@
-"""What an answer of vast.ai means: one place that turns status codes, error words and plain texts into outcomes.
+"""The meaning of vast.ai's answers: status codes, error words and plain texts to outcomes.
 
 Theory. vast.ai says "no" in several dialects: an HTTP status, a 200 with `success: false`, a 404 that really means
 "bad key", a 429 that is plain text. The body's `error` word is therefore read before the status is believed.
@@ -89,7 +89,7 @@ def raise_for(
 def too_many(
     answer: HttpAnswer, *, code: str, detail: str, endpoint: str, penalty: timedelta, now: datetime, rng: Random
 ) -> ProviderError:
-    """How long a 429 asks to wait: its header, else the threshold in its text, else the endpoint's own penalty."""
+    """Build the error of a 429: its wait is the header, else the threshold in its text, else the endpoint's penalty."""
     if code == "search_quota_exceeded":
         midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
         return RateLimited(

@@ -1,4 +1,4 @@
-"""The account's money: what is left, and what vast.ai billed for each machine."""
+"""The account's money, and vast.ai's bill for each machine."""
 
 from __future__ import annotations
 

@@ -81,14 +81,14 @@ class VastEndpoint(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Created:
-    """A contract exists. `refused` is set when vast.ai said no and yet left a (stopped, billing) contract behind."""
+    """A contract that exists; with `refused`, vast.ai refused the purchase and yet left a stopped, billing contract."""
 
     contract: int
     refused: VastRefused | None = None
 
 
 class SearchWindow:
-    """At most a few searches in any minute: vast.ai counts them per address, not by a minimum interval."""
+    """A limit of searches in any minute: vast.ai counts them per address, not by a minimum interval."""
 
     def __init__(self, clock: Clock, *, calls: int = SEARCHES_PER_MINUTE) -> None:
         self._clock = clock
@@ -101,7 +101,7 @@ class SearchWindow:
         self._started.append(self._clock.now())
 
     def wait(self) -> timedelta:
-        """How long one more search has to wait. A clock that was set back is no reason to wait longer than a minute."""
+        """Return the wait of the next search, never above a minute, even if the clock was set back."""
         now = self._clock.now()
         while self._started and self._started[-1] > now:
             self._started.pop()
@@ -147,7 +147,7 @@ class VastClient:
         return self._http.requests_sent + self._keyless.requests_sent
 
     async def create(self, ask: int, body: Mapping[str, Any], *, key: str) -> Created:
-        """One contract was made; one PUT was sent, never two.
+        """Make one contract by one PUT, never two.
 
         Raises:
             OutcomeUnknown: the contract may exist.
@@ -200,7 +200,7 @@ class VastClient:
         return await self._repeated(call)
 
     async def instance_page(self, *, label: str | None, after: str | None) -> InstancePage:
-        """One page of the account's machines in order of their ids."""
+        """Return a page of the account's machines in order of their ids."""
         params: dict[str, str | int] = {
             "limit": PAGE_ROWS_MAX,
             "order_by": _compact([{"col": "id", "dir": "asc"}]),
@@ -216,7 +216,7 @@ class VastClient:
         return await self._repeated(call)
 
     async def destroy(self, contract: int, *, attempts: int = 5) -> None:
-        """vast.ai accepted the end of this contract, or it did not exist."""
+        """Destroy this contract; return once vast.ai accepted that, or said that the contract does not exist."""
 
         async def call() -> None:
             path = f"/api/v0/instances/{contract}/"
@@ -254,7 +254,7 @@ class VastClient:
         return await self._repeated(call)
 
     async def charge_page(self, since: datetime, until: datetime, *, after: str | None) -> ChargePage:
-        """One page of what was billed for instances."""
+        """Return a page of what was billed for instances."""
         span = {"gte": int(since.timestamp()), "lte": int(until.timestamp())}
         params: dict[str, str | int] = {
             "select_filters": _compact({"day": span, "type": {"in": ["instance"]}}),
@@ -272,7 +272,7 @@ class VastClient:
         return await self._repeated(call)
 
     async def log_url(self, contract: int, *, lines: int) -> str:
-        """Where the log of this contract will be put."""
+        """Request the log of this contract; return the URL at which it will be."""
 
         async def call() -> str:
             path = f"/api/v0/instances/request_logs/{contract}/"

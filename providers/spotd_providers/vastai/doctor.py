@@ -1,4 +1,4 @@
-"""What `spotctl doctor` asks of vast.ai, one line for each finding."""
+"""The checks of `spotctl doctor` at vast.ai, one line for each finding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATER: Final = "vast.ai cannot be asked now; try again in a minute"
 
 
 async def examine(client: VastClient, settings: VastSettings, services: Services) -> Sequence[CheckLine]:
-    """Key, credit, quota, clock, and a read with each permission. A failed check is a line, never an exception."""
+    """Check key, credit, quota, clock and each permission. A failed check is a line, never an exception."""
     lines: list[CheckLine] = []
     account: list[tuple[UserReply, HttpAnswer]] = []
 
@@ -76,7 +76,7 @@ def _of_account(account: tuple[UserReply, HttpAnswer], services: Services) -> li
 
 
 def _quota(reply: UserReply) -> CheckLine:
-    """vast.ai's API holds no quota. How fast an account may spend is shown by a refused purchase only."""
+    """Report the quota: vast.ai's API states none, only a refused purchase shows how fast an account may spend."""
     if reply.email_verified is not None and not reply.email_verified:
         return CheckLine(
             name="quota",

@@ -80,7 +80,7 @@ class Standing:
 
 
 def ref_of(contract: int) -> InstanceRef:
-    """How the rest of spotd names this contract."""
+    """Return the handle of this contract."""
     return InstanceRef(provider=PROVIDER, instance_id=InstanceId(str(contract)))
 
 

@@ -1,4 +1,4 @@
-"""What a purchase says, and what its refusal means."""
+"""The body of a purchase, and the meaning of its refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vast.ai lists as ours, and whether the list can be trusted to be whole.
+"""The machines that vast.ai lists as ours, and whether the list is complete.
 
 Absence is only ever concluded from a complete listing, so everything doubtful makes it incomplete: a later page that
 fails, a page token that repeats, fewer rows than vast.ai says there are, a row that can not be attributed.
@@ -71,7 +71,7 @@ class InstanceListing:
         self._unverified[key] = wanted
 
     async def listed(self, label: str | None) -> Listing:
-        """Every machine under our install label (and this label, if given), all pages.
+        """Return every machine under our install label (and this label, if given), all pages.
 
         Raises:
             AuthFailed, RateLimited, Unavailable: not even the first page came.

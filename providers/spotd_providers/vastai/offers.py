@@ -72,7 +72,7 @@ def search_body(settings: VastSettings, disk_gb: int, market: Market) -> dict[st
 
 
 def names_of(gpu: str) -> tuple[str, ...]:
-    """vast.ai's spellings of one canonical id. One that has none known is asked for as it is, in vast.ai's way."""
+    """Return vast.ai's spellings of one canonical id; an id that has none known is spelled in vast.ai's way."""
     row = gpu_info(gpu)
     return tuple(sorted(row.vast if row is not None else ())) or (gpu.replace("_", " "),)
 
@@ -86,7 +86,7 @@ class _Rounded(dict[float, int]):
 
 
 class OnDemandPrices:
-    """What the same hardware costs without interruption, by ask and by machine and GPU count."""
+    """Prices of the same hardware without interruption, by ask and by machine and GPU count."""
 
     def __init__(self, rows: Iterable[OfferRow] = ()) -> None:
         self._by_ask: dict[int, float] = {}
@@ -105,7 +105,7 @@ class OnDemandPrices:
 def translated(
     rows: Iterable[OfferRow], market: Market, settings: VastSettings, *, on_demand: OnDemandPrices
 ) -> tuple[list[Offer], list[Rejected]]:
-    """Every row as a priced offer, or rejected with the reason a user reads."""
+    """Translate every row to a priced offer, or reject it with the reason that a user reads."""
     offers: list[Offer] = []
     rejected: list[Rejected] = []
     gpu_ids: dict[tuple[str, float], str] = {}
@@ -170,7 +170,7 @@ def _on_demand_price(row: OfferRow, market: Market, on_demand: OnDemandPrices, u
 
 
 def _not_sold(row: OfferRow, market: Market, on_demand: OnDemandPrices) -> str | None:
-    """Why this row cannot be had in this market, or should not."""
+    """Return why this row cannot be had in this market, or should not."""
     if market is Market.ON_DEMAND:
         return "already rented" if row.rented is True else None
     bid = row.min_bid
@@ -185,7 +185,7 @@ def _not_sold(row: OfferRow, market: Market, on_demand: OnDemandPrices) -> str |
 
 
 def _unwanted(row: OfferRow, settings: VastSettings) -> str | None:
-    """Which setting or fact keeps this row out, if any; vast.ai is not trusted to have filtered."""
+    """Return the setting or fact that keeps this row out, if any; vast.ai is not trusted to have filtered."""
     if row.rentable is False:
         return "not rentable now"
     if row.external is True:

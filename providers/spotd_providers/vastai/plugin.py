@@ -1,4 +1,4 @@
-"""How the daemon finds and opens vast.ai."""
+"""The descriptor of vast.ai."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class VastProvider:
         self._searcher = OfferSearch(client.search, settings, services.clock, has_room=lambda: client.may_search_soon)
 
     async def offers(self, query: OfferQuery) -> OfferPage:
-        """Both markets' asks, priced or rejected; bids are judged against the on-demand prices."""
+        """Return both markets' asks, priced or rejected; bids are compared with the on-demand prices."""
         found = await self._searcher.found(query)
         on_demand = OnDemandPrices(found.rows.get(Market.ON_DEMAND, ()))
         offers = []
@@ -129,7 +129,7 @@ class VastProvider:
         return Launched(instance=await self._verified(created.contract, request))
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
-        """Every machine that carries the key. Emptiness is believed only if the whole list says the same."""
+        """Return every machine that carries the key; only the complete list proves that there is none."""
         if key_of(key, self._services.install) is None:
             return ()
         narrow = await self._listing.listed(key)
@@ -143,7 +143,7 @@ class VastProvider:
         return found
 
     async def instances(self) -> Listing:
-        """Every machine under our install label."""
+        """Return every machine under our install label."""
         return await self._listing.listed(None)
 
     async def terminate(self, ref: InstanceRef) -> None:
@@ -203,7 +203,7 @@ class VastProvider:
         return await charges_between(self._client, self._services, since, until)
 
     async def check(self) -> Sequence[CheckLine]:
-        """Key, permissions, credit, market and clock, one line each."""
+        """Check key, permissions, credit, market and clock, one line each."""
         return await doctor.examine(self._client, self._settings, self._services)
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class VastProvider:
             raise OutcomeUnknown(f"{reason}; destroying contract {contract} failed", key=key) from exc
 
     async def _mend_bid_per_gpu(self, contract: int, price: MicroUsdPerHour, gpus: int) -> None:
-        """If vast.ai took the bid as a price per GPU, it is set again as one.
+        """Set the bid again as a price per GPU, if vast.ai took it as one.
 
         Its own texts disagree on the unit ("per gpu bid price changed" against "per machine"); only the machine's
         price afterwards shows it.

@@ -1,4 +1,4 @@
-"""Finds the offers that the queue needs in a market that shows 64 of them per search.
+"""The search for the offers that the queue needs, in a market that shows 64 of them per search.
 
 Theory. Since June 2026 a search holds at most 64 rows, whatever `limit` asks and without a second page; with a key it
 sometimes holds all. So the whole market is asked for first. An answer that may be cut off begins a time of narrow
@@ -51,7 +51,7 @@ Search = Callable[[Mapping[str, Any]], Awaitable[OfferRows]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchGroup:
-    """What one narrow search is for. No names stand for any GPU."""
+    """The purpose of one narrow search. No names stand for any GPU."""
 
     gpus: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What a group's newest search found."""
+    """The result of a group's newest search."""
 
     rows: tuple[OfferRow, ...]
     rejected: tuple[Rejected, ...]
@@ -217,7 +217,7 @@ class _Held:
 
 
 class OfferSearch:
-    """The searches of one account, and what they taught of its cap."""
+    """The searches of one account, and what is known of its cap."""
 
     def __init__(
         self, search: Search, settings: VastSettings, clock: Clock, *, has_room: Callable[[], bool] = lambda: True

@@ -1,4 +1,4 @@
-"""What a user may set under `[providers.vast]`: which untrusted hosts are good enough to bid on."""
+"""The settings under `[providers.vast]`: which untrusted hosts are good enough to bid on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vast.ai sends, validated at the edge: strict, finite, bounded, and one row at a time.
+"""vast.ai's answers, validated at the edge: strict, finite, bounded, and one row at a time.
 
 Offers are parsed strictly, instances leniently. An *offer* row with anything odd in it is refused with a reason,
 since a price that is not understood must not become a bid. An *instance* row is a machine that bills us:
@@ -114,7 +114,7 @@ class ChargeMetadata(Row):
 
 
 class ChargeRow(Row):
-    """What was billed for one contract over a span of days."""
+    """A bill of one contract over a span of days."""
 
     start: Measure
     end: Measure
@@ -172,7 +172,7 @@ _OFFER_ROW: Final = TypeAdapter(OfferRow)
 
 
 def offer_rows(body: bytes) -> OfferRows:
-    """Every row of a search answer, understood or rejected.
+    """Parse every row of a search answer, or reject it.
 
     Raises:
         Unavailable: there is no list of offers in it.

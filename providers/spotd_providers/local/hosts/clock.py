@@ -1,4 +1,4 @@
-"""Time as hosts on this computer see it: virtual for prices and bills, real for the processes themselves.
+"""The time of hosts on this computer: virtual for prices and bills, real for the processes themselves.
 
 `virtual = virtual0 + (real - real0) * scale`. The three parameters are written once to a `clock.json` and never
 change, so that every process that reads the file speaks of the same instant, across restarts.

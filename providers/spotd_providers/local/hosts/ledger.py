@@ -1,4 +1,4 @@
-"""What a market billed, in its own ledger: append-only JSON lines, independent of any customer's records.
+"""A market's own ledger: append-only JSON lines, independent of any customer's records.
 
 Theory. Each line is a moment at which a machine's price per hour changed: it was opened, its price moved, it was
 paused (then only storage counts), it woke up, it ended. Between two lines of one machine lies a *segment* with one
@@ -29,7 +29,7 @@ class LedgerError(Exception):
 
 
 class LedgerEvent(StrEnum):
-    """Why a line was written."""
+    """The reason of a line."""
 
     OPEN = "open"
     PRICE = "price"
@@ -113,7 +113,7 @@ class Ledger:
             self._append(LedgerEvent.PRICE, machine_id, last.key, at, compute, last.storage, "")
 
     def paused(self, machine_id: str, *, at: datetime, note: str = "") -> None:
-        """From `at` on the machine costs its disk only."""
+        """Record that the machine costs its disk only from `at` on."""
         last = self._latest[machine_id]
         self._append(LedgerEvent.PAUSED, machine_id, last.key, at, _FREE, last.storage, note)
 
@@ -134,7 +134,7 @@ class Ledger:
         return last is not None and last.event is not LedgerEvent.END
 
     def close(self) -> None:
-        """Nothing more can be written; the file stays."""
+        """Close the writer; the file stays."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -173,7 +173,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> tuple[LedgerLine, ...]:
-    """Every acknowledged line, oldest first; none if there is no file yet.
+    """Read every acknowledged line, oldest first; none if there is no file yet.
 
     Raises:
         LedgerError: a whole line is not one of ours.

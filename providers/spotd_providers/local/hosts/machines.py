@@ -1,4 +1,4 @@
-"""Machines that really run: each is a session of processes in a directory of its own.
+"""Machines as sessions of processes, each in a directory of its own.
 
 Theory. A machine is started by a start script, as on any rented host, and everything it ever starts must end with it.
 Processes may fork, change their group and even their session, so three nets are cast when a machine is killed: its
@@ -55,7 +55,7 @@ class Machines:
     """
 
     def __init__(self, root: Path, *, clock: HostClock, path: str | None = None) -> None:
-        """Machines that an earlier owner of this root started are adopted, or found to be dead.
+        """Adopt the machines that an earlier owner of this root started, or find that they ended.
 
         `path` is the machines' PATH; by default the folder of this interpreter, then our own.
         """
@@ -131,7 +131,7 @@ class Machines:
     # --- looking --------------------------------------------------------------------------------------------------
 
     def ids(self) -> tuple[str, ...]:
-        """Every machine that was started below this root and not removed."""
+        """Return every machine that was started below this root and not removed."""
         with self._lock:
             return tuple(self._records)
 
@@ -180,7 +180,7 @@ class Machines:
     # --- telling and ending ---------------------------------------------------------------------------------------
 
     def notice(self, machine_id: str, at: datetime, *, reason: str = "preempted") -> None:
-        """`$SPOTD_HOME/notice` says when the machine will be taken away.
+        """Write to `$SPOTD_HOME/notice` when the machine will be taken away.
 
         `at` is virtual; the file's `at` is the wall clock's instant, the only time the machine itself knows.
         """
@@ -196,7 +196,7 @@ class Machines:
             write_atomically(self._notice_file(machine_id), json.dumps(content))
 
     def kill(self, machine_id: str) -> None:
-        """Nothing of the machine runs any more. Succeeds for one that is unknown or dead.
+        """Kill every process of the machine. Succeeds for one that is unknown or ended.
 
         Raises:
             MachineError: processes outlived ten seconds of SIGKILL.
@@ -222,7 +222,7 @@ class Machines:
                 self._note_end(replace(record, ended=HostMachineState.KILLED, ended_at=self._clock.now().isoformat()))
 
     def kill_all(self) -> None:
-        """Nothing of any machine below this root runs any more."""
+        """Kill every process of every machine below this root."""
         for machine_id in self.ids():
             self.kill(machine_id)
 
@@ -335,7 +335,7 @@ class Machines:
         return now - timedelta(seconds=max(0.0, ago))
 
     def _processes_of(self, record: Record) -> frozenset[int]:
-        """Every living process of the machine."""
+        """Return every running process of the machine."""
         table = {row.pid: row for row in processes.all_processes()}
         caught = set(processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}"))
         leader = table.get(record.pid) if record.pid is not None else None

@@ -1,4 +1,4 @@
-"""What runs on this computer: who a process is, which session and which machine it belongs to.
+"""The processes of this computer: their identity, their session and their machine.
 
 A pid alone names nothing, since the system hands it out again. A process is its pid *and* the moment it started,
 as the kernel reports it, so a record on disk can be compared with what runs now. Linux answers from `/proc`; elsewhere
@@ -44,7 +44,7 @@ def find_process(pid: int) -> Process | None:
 
 
 def all_processes() -> tuple[Process, ...]:
-    """Every process that this user can see."""
+    """Return every process that this user can see."""
     if not HAS_PROC:
         return _ask_ps(["-A"])
     rows = (_from_stat(int(name)) for name in os.listdir(_PROC) if name.isdigit())  # noqa: PTH208 - names, not paths
@@ -70,7 +70,7 @@ def pids_with_environment(mark: str) -> frozenset[int]:
 
 
 def kill_hard(pid: int) -> None:
-    """SIGKILL is on its way to this pid, if there is one and it is ours."""
+    """Send SIGKILL to this pid, if there is one and it is ours."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -25,7 +25,7 @@ class HostMachineState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """What is known of a machine now.
+    """The status of a machine.
 
     Attributes:
         boots: how many times its start script was started.
@@ -47,7 +47,7 @@ class MachineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is on disk of a machine."""
+    """The record of a machine on disk."""
 
     machine_id: str
     boots: int

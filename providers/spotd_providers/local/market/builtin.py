@@ -1,4 +1,4 @@
-"""The hosts of a market without a configuration: a small picture of what is really sold."""
+"""The hosts of a market without a configuration, similar to what is really sold."""
 
 from __future__ import annotations
 

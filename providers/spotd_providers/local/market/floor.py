@@ -1,4 +1,4 @@
-"""The floor of the market: who has a host's slots at an instant, and what that does to machines and ledger.
+"""The slots of the market's hosts: which machines hold them at an instant, with the effects on machines and ledger.
 
 Nothing here reads a clock: every change is given the instant at which it happens.
 """
@@ -53,7 +53,7 @@ class Floor:
     # --- hosts ----------------------------------------------------------------------------------------------------
 
     def tick(self, host: str, now: datetime) -> Tick:
-        """Price and availability of a host's spot machines, disturbances included."""
+        """Return price and availability of a host's spot machines, disturbances included."""
         tick = self.sources[host].at(now)
         price, available = tick.price, tick.available
         for cause in self.memory.disturbances:
@@ -102,7 +102,7 @@ class Floor:
                     self._bill_market_price(machine, tick.price, now)
 
     def _bill_market_price(self, machine: Machine, price: MicroUsdPerHour, now: datetime) -> None:
-        """Never above what the customer agreed to, not even in the last two minutes."""
+        """Bill the market's price, never above what the customer agreed to, not even in the last two minutes."""
         price = min(price, machine.price_max)
         if price != machine.price:
             machine.price = price

@@ -1,4 +1,4 @@
-"""One machine of the market, and the file in which the market remembers what it sold."""
+"""A machine of the market, and the file with the market's state."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Machine:
 
 @dataclass(slots=True, kw_only=True)
 class Disturbance:
-    """Something that changes what a host would do by itself, for a while.
+    """A temporary change of a host's price or stock.
 
     Attributes:
         price: what a spot machine costs at least meanwhile; `None`: there are none to be had.
@@ -79,7 +79,7 @@ class Disturbance:
 
 @dataclass(slots=True, kw_only=True)
 class MachineMemory:
-    """What the market must know after its server was killed.
+    """The market's state, kept for the next server.
 
     Attributes:
         opened_at: when the market was opened first; scripted events and price files count from it.

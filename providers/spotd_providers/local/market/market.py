@@ -1,4 +1,4 @@
-"""The market: who gets a host, at what price, and who has to go.
+"""The market: sales, prices and interruptions of its hosts.
 
 Theory. Nothing happens between two instants at which something could change: a price moves, a stock-out begins or
 ends, a machine becomes ready, a notice runs out, a scripted event is due. `advance` walks through those instants in
@@ -83,7 +83,7 @@ class LocalMarket:
     # --- what customers ask ---------------------------------------------------------------------------------------
 
     def sold(self) -> tuple[Sold, ...]:
-        """Everything that can be bought now."""
+        """Return everything that can be bought now."""
         self.advance()
         now = self.memory.reached
         return tuple(item for host in self.hosts.values() for item in self.floor.sold_on(host, now))
@@ -100,9 +100,9 @@ class LocalMarket:
         start_script: str,
         expired: Callable[[], bool] = lambda: False,
     ) -> Machine:
-        """One more machine exists, whatever else carries the same key.
+        """Make one more machine, even if another one carries the same key.
 
-        `expired` says whether the customer has given up waiting: what he took for lost must not happen later.
+        `expired` says whether the customer has given up waiting: a launch that counts as lost must not happen later.
 
         Raises:
             Refused: none was made, and why.
@@ -232,7 +232,7 @@ class LocalMarket:
         self.floor.dirty = True
 
     def shut_down(self) -> None:
-        """Nothing runs and nothing bills any more."""
+        """End every machine."""
         self.advance()
         for machine in list(self.floor.existing()):
             self.floor.end(machine, self.memory.reached, None, "the market was shut down")
@@ -240,7 +240,7 @@ class LocalMarket:
         self._save()
 
     def advance(self) -> datetime | None:
-        """Everything due by now has happened; the next instant at which something will, or `None`."""
+        """Apply everything due by now; return the next instant at which something is due, or `None`."""
         now = max(self.clock.now(), self.memory.reached)
         ends = self._ends_seen(now)
         while True:
@@ -302,7 +302,7 @@ class LocalMarket:
             self.floor.settle(host, now)
 
     def _open_events(self) -> Iterator[tuple[int, datetime]]:
-        """Scripted events that have not happened, with their instants as far as they are known."""
+        """Yield the scripted events that have not happened, with their instants as far as they are known."""
         created = {machine.number: machine.created_at for machine in self.memory.machines.values()}
         for index, event in enumerate(self.spec.events):
             if index in self.memory.fired:

@@ -1,4 +1,4 @@
-"""Why the market says no; each becomes one error on the wire and one leaf of the contract's error tree."""
+"""The market's refusals; each is one error on the wire and one leaf of the contract's error tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refusal(StrEnum):
 
 
 class Refused(Exception):
-    """The market did nothing of what was asked."""
+    """A refusal of the market, which did nothing."""
 
     def __init__(self, refusal: Refusal, message: str, *, field: str = "") -> None:
         super().__init__(message)

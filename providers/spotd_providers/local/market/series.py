@@ -37,12 +37,12 @@ _SHARE_MIN, _SHARE_MAX = 0.3, 4.0
 
 
 class BadPriceFile(Exception):
-    """A price file cannot be used; the message names it."""
+    """A price file that cannot be used; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """What holds from now until the source changes next."""
+    """Price and availability from now until the source changes next."""
 
     price: MicroUsdPerHour
     available: int
@@ -120,7 +120,7 @@ class Seeded:
         return Tick(price=MicroUsdPerHour(price), available=0 if out else _PLENTY)
 
     def _burst(self, kind: str, chance: float, window: timedelta, now: datetime) -> float:
-        """How strong the burst is that this window may hold, if it is on now; else 0."""
+        """Return the strength of the burst that this window may hold, if it is on now; else 0."""
         number = (now - _EPOCH) // window
         if self._uniform(kind, number) >= chance:
             return 0.0
@@ -131,7 +131,7 @@ class Seeded:
         return 0.5 + 1.5 * self._uniform(f"{kind} height", number)
 
     def _shock(self, number: int) -> float:
-        """Uniform with mean 0 and variance 1, so bounded."""
+        """Return a uniform shock with mean 0 and variance 1, so a bounded one."""
         return (self._uniform("shock", number) - 0.5) * math.sqrt(12)
 
     def _uniform(self, what: str, number: int) -> float:

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def stop(folder: Path) -> int:
-    """No machine of this market runs, and no server of it; 0 if that is so."""
+    """End every machine of this market and its server; 0 if that succeeded."""
     give_up_at = time.monotonic() + _STOP_TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:

@@ -1,4 +1,4 @@
-"""The market's HTTP API. Every call but `/health` needs the bearer token; what `/control` does, customers never do."""
+"""The market's HTTP API. Every call but `/health` needs the bearer token; `/control` is for tests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _STATUS: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:
-    """What the server's process wants to know: that something changed, or that it should end."""
+    """The callbacks of the server's process: something changed, or the server is to end."""
 
     changed: Callable[[], None] = lambda: None
     shut_down: Callable[[], None] = lambda: None
@@ -276,7 +276,7 @@ class MarketApp:
 
 
 class _Guard:
-    """Refuses requests without the token."""
+    """The check of the token."""
 
     def __init__(self, app: ASGIApp, *, token: str, called: Callable[[], None]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What customers and tests may send to the market's server."""
+"""The bodies of requests to the market's server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the market's own front door, for tests and the demo: refused, failing, late and lost answers."""
+"""Faults between the market's API and its customers, for tests: refused, failing, late and lost answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Waiting:
 
 
 class FrontDoor:
-    """Answers truly unless a fault is waiting for this kind of call."""
+    """A queue of faults for each kind of call; without one, the answer is true."""
 
     def __init__(self) -> None:
         self._waiting: defaultdict[MarketCall, deque[_Waiting]] = defaultdict(deque)
@@ -32,7 +32,7 @@ class FrontDoor:
         self._waiting[fault.call].append(_Waiting(fault, fault.times))
 
     def clear(self) -> None:
-        """Every answer is true again."""
+        """Drop all faults."""
         self._waiting.clear()
 
     async def answer(

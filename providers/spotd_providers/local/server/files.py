@@ -1,4 +1,4 @@
-"""The files of one local market's folder, and what its server and its customers agree on through them.
+"""The files of a local market's folder, which its server and its customers share.
 
 `lock` is held while a server lives, so there is never a second one. `server.json` (only this user can read it) says
 where it listens and holds the token that opens its door; after a crash it may be stale, which shows when nothing
@@ -28,14 +28,14 @@ class AlreadyServed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEndpoint:
-    """Where a market's server listens, and what opens its door."""
+    """The address of a market's server, and the token for it."""
 
     url: str
     token: str = field(repr=False)
 
 
 def find_endpoint(folder: Path) -> ServedEndpoint | None:
-    """Where the last server of this market listened; it may be dead."""
+    """Return the address of this market's last server, which may have ended."""
     try:
         content = json.loads((folder / "server.json").read_text())
         return ServedEndpoint(url=content["url"], token=content["token"])
@@ -79,7 +79,7 @@ def spec_hash(text: str) -> str:
 
 
 def take(folder: Path) -> int:
-    """No other server can have this market until the returned descriptor is closed, or the process has ended.
+    """Lock the market until the returned descriptor is closed, or the process has ended.
 
     Raises:
         AlreadyServed: another one has it.
@@ -104,7 +104,7 @@ def still_ours(folder: Path, descriptor: int) -> bool:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """No other server can have this market inside the block.
+    """Lock the market inside the block.
 
     Raises:
         AlreadyServed: another one has it.
