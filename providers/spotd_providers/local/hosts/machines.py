@@ -27,16 +27,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter
+
 from spotd_providers.kit.files import write_atomically
 from spotd_providers.local.hosts import processes
 from spotd_providers.local.hosts.clock import HostClock, real_now
-from spotd_providers.local.hosts.status import HostMachineState, MachineError, MachineStatus, Record
+from spotd_providers.local.hosts.status import HostMachineState, MachineError, MachineStatus
 
+_STATUS: Final = TypeAdapter(MachineStatus)
 MARK: Final = "SPOTD_LOCAL_MACHINE"
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}")
 _KILL_SECONDS_MAX: Final = 10.0
@@ -63,14 +66,14 @@ class Machines:
         self._clock = clock
         self._path = path or os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         self._lock = threading.RLock()
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, MachineStatus] = {}
         (self._root / "records").mkdir(parents=True, exist_ok=True)
         (self._root / "hosts").mkdir(parents=True, exist_ok=True)
         self._root_mark = self._read_root_mark()
         for file in sorted((self._root / "records").glob("*.json")):
-            record = Record(**json.loads(file.read_text()))
+            record = _STATUS.validate_json(file.read_bytes())
             self._records[record.machine_id] = record
-            if record.pid is None and record.ended is None:
+            if record.pid is None and record.state is HostMachineState.RUNNING:
                 self._adopt_by_mark(record)
 
     # --- starting -------------------------------------------------------------------------------------------------
@@ -92,10 +95,10 @@ class Machines:
             for stale in (self._exit_file(machine_id), *self._done_files(machine_id), self._notice_file(machine_id)):
                 stale.unlink(missing_ok=True)
             write_atomically(self._script_file(machine_id), start_script, mode=0o700)
-            record = Record(
+            record = MachineStatus(
                 machine_id=machine_id,
                 boots=previous.boots + 1 if previous else 1,
-                started_at=self._clock.now().isoformat(),
+                started_at=self._clock.now(),
                 env=dict(env or {}),
             )
             self._save(record)
@@ -110,7 +113,7 @@ class Machines:
                         str(self._exit_file(machine_id)),
                     ],
                     cwd=directory,
-                    env=self._environment(machine_id, record.env or {}),
+                    env=self._environment(machine_id, record.env),
                     stdin=subprocess.DEVNULL,
                     stdout=console,
                     stderr=subprocess.STDOUT,
@@ -138,17 +141,7 @@ class Machines:
     def status(self, machine_id: str) -> MachineStatus:
         """Return the machine's status. Its end is recorded on disk when it is observed first."""
         with self._lock:
-            record = self._settle(self._get(machine_id))
-            return MachineStatus(
-                machine_id=machine_id,
-                state=HostMachineState(record.ended) if record.ended else HostMachineState.RUNNING,
-                boots=record.boots,
-                pid=record.pid,
-                exit_code=record.exit_code,
-                done=record.done,
-                started_at=datetime.fromisoformat(record.started_at),
-                ended_at=datetime.fromisoformat(record.ended_at) if record.ended_at else None,
-            )
+            return self._settle(self._get(machine_id))
 
     def alive(self, machine_id: str) -> bool:
         """Whether it runs and has not said that it is done."""
@@ -218,8 +211,8 @@ class Machines:
                 pause_s = min(pause_s * 2, 0.05)
             if record.pid is not None:
                 processes.reap(record.pid)
-            if record.ended is None:
-                self._note_end(replace(record, ended=HostMachineState.KILLED, ended_at=self._clock.now().isoformat()))
+            if record.state is HostMachineState.RUNNING:
+                self._note_end(replace(record, state=HostMachineState.KILLED, ended_at=self._clock.now()))
 
     def kill_all(self) -> None:
         """Kill every process of every machine below this root."""
@@ -276,18 +269,18 @@ class Machines:
     def _done_files(self, machine_id: str) -> tuple[Path, Path]:
         return self.directory(machine_id) / "machine-done", self.home(machine_id) / "machine-done"
 
-    def _get(self, machine_id: str) -> Record:
+    def _get(self, machine_id: str) -> MachineStatus:
         record = self._records.get(machine_id)
         if record is None:
             raise MachineError(f"there is no machine {machine_id}")
         return record
 
-    def _save(self, record: Record) -> Record:
+    def _save(self, record: MachineStatus) -> MachineStatus:
         self._records[record.machine_id] = record
-        write_atomically(self._record_file(record.machine_id), json.dumps(asdict(record)))
+        write_atomically(self._record_file(record.machine_id), _STATUS.dump_json(record).decode())
         return record
 
-    def _note_end(self, record: Record) -> Record:
+    def _note_end(self, record: MachineStatus) -> MachineStatus:
         """Record the end, on disk if that can be written: a full disk must not keep a machine from being killed.
 
         Without the note its next owner finds the processes gone all the same.
@@ -296,16 +289,16 @@ class Machines:
             self._save(record)
         return record
 
-    def _leader(self, record: Record) -> processes.Process | None:
+    def _leader(self, record: MachineStatus) -> processes.Process | None:
         """Return the machine's first process, if it runs and is really that one."""
         if record.pid is None:
             return None
         row = processes.find_process(record.pid)
         return row if row and row.started == record.pid_started and not row.dead else None
 
-    def _settle(self, record: Record) -> Record:
+    def _settle(self, record: MachineStatus) -> MachineStatus:
         """Return the record, with the machine's end in it if it has ended."""
-        if record.ended is not None:
+        if record.state is not HostMachineState.RUNNING:
             return record
         done_at = min((_changed_at(file) for file in self._done_files(record.machine_id)), default=None, key=_late)
         if self._leader(record) is not None and done_at is None:
@@ -318,8 +311,8 @@ class Machines:
         return self._note_end(
             replace(
                 record,
-                ended=HostMachineState.LOST if first_sign is None else HostMachineState.ENDED,
-                ended_at=self._virtual(first_sign).isoformat(),
+                state=HostMachineState.LOST if first_sign is None else HostMachineState.ENDED,
+                ended_at=self._virtual(first_sign),
                 exit_code=exit_code,
                 done=done_at is not None,
             )
@@ -334,7 +327,7 @@ class Machines:
         ago = (time.time() - epoch_s) * (an_hour.total_seconds() / self._clock.real_seconds(an_hour))
         return now - timedelta(seconds=max(0.0, ago))
 
-    def _processes_of(self, record: Record) -> frozenset[int]:
+    def _processes_of(self, record: MachineStatus) -> frozenset[int]:
         """Return every running process of the machine."""
         table = {row.pid: row for row in processes.all_processes()}
         caught = set(processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}"))
@@ -352,7 +345,7 @@ class Machines:
             unseen.extend(new)
         return frozenset(pid for pid in caught if pid in table and not table[pid].dead and pid != os.getpid())
 
-    def _adopt_by_mark(self, record: Record) -> None:
+    def _adopt_by_mark(self, record: MachineStatus) -> None:
         """Find a machine whose owner died before it recorded the pid: by its mark, or as dead."""
         marked = processes.pids_with_environment(f"{MARK}={self._mark_value(record.machine_id)}")
         rows = (processes.find_process(pid) for pid in marked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -29,6 +29,7 @@ class MachineStatus:
 
     Attributes:
         boots: how many times its start script was started.
+        pid_started: the kernel's word for when its first process started.
         exit_code: of the start script, where it ended by itself.
         done: the runner wrote `machine-done`: whatever still runs there may be killed.
         started_at: virtual time of the last boot.
@@ -36,26 +37,12 @@ class MachineStatus:
     """
 
     machine_id: str
-    state: HostMachineState
     boots: int
-    pid: int | None
-    exit_code: int | None
-    done: bool
     started_at: datetime
-    ended_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """The record of a machine on disk."""
-
-    machine_id: str
-    boots: int
-    started_at: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    state: HostMachineState = HostMachineState.RUNNING
     pid: int | None = None
     pid_started: str | None = None
-    env: Mapping[str, str] | None = None
-    ended: str | None = None
-    ended_at: str | None = None
+    ended_at: datetime | None = None
     exit_code: int | None = None
     done: bool = False

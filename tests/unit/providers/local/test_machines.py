@@ -200,7 +200,7 @@ def test_a_machine_that_never_came_to_life_is_lost_and_not_confused_with_a_stran
     machines.start("m-1", FOREVER)
     machines.kill("m-1")
     record = tmp_path / "market" / "records" / "m-1.json"
-    stranger = {"pid": os.getpid(), "pid_started": "another moment", "ended": None, "ended_at": None}
+    stranger = {"pid": os.getpid(), "pid_started": "another moment", "state": "running", "ended_at": None}
     record.write_text(json.dumps({**json.loads(record.read_text()), **stranger}))
     heir = Machines(tmp_path / "market", clock=ManualClock())
     assert heir.status("m-1").state is HostMachineState.LOST
