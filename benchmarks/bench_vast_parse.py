@@ -29,7 +29,7 @@ from pydantic import BaseModel, TypeAdapter
 from spotd.core.market import build_offer_index
 from spotd.core.pricing import Needs, quote
 from spotd_providers.contract.values import Market
-from spotd_providers.vastai.offers import OnDemandPrices, translated
+from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import offer_rows
 from tests.fakes.vastai import Quirks, some_asks
@@ -74,7 +74,7 @@ def body_of(rows: int, payload: Path | None) -> bytes:
 def spotd(body: bytes) -> int:
     """Every row priced or rejected; the shelf built as the daemon builds it, and every offer of it priced."""
     understood = offer_rows(body)
-    offers, rejected = translated(understood.rows, Market.SPOT, SETTINGS, on_demand=OnDemandPrices(understood.rows))
+    offers, rejected = offers_of(understood.rows, Market.SPOT, SETTINGS, on_demand=OnDemandPrices(understood.rows))
     offer_index = build_offer_index(tuple(offers))
     priced = [quote(offer, NEEDS, FEE_PPM, AT) for group in offer_index.by_gpu.values() for offer in group]
     priced.sort(key=lambda item: item.price.per_gpu)

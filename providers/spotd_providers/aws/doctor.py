@@ -15,7 +15,7 @@ from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import AwsRefused, Sdk
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.aws.tags import INSTALL_TAG
-from spotd_providers.aws.volumes import Volumes, named
+from spotd_providers.aws.volumes import Volumes, summary
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import CheckLine
@@ -98,7 +98,7 @@ async def _region_lines(
     async def disks() -> str:
         strays = await volumes.strays()
         if strays:
-            raise Unavailable(named(strays))
+            raise Unavailable(summary(strays))
         return "no disk is left of a machine that has ended"
 
     async def network() -> str:

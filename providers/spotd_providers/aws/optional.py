@@ -62,7 +62,7 @@ class Optional(Generic[T]):
             ProviderError: there is none.
         """
         answer = await self._ask()
-        self._learnt(answer)
+        self._record_answer(answer)
         return answer
 
     async def _renew(self) -> None:
@@ -70,19 +70,19 @@ class Optional(Generic[T]):
             with anyio.fail_after(PATIENCE_S):
                 answer = await self._ask()
         except AuthFailed as exc:
-            self._failed(str(exc), refused=True, again_in=REFUSED_FOR)
+            self._record_failure(str(exc), refused=True, again_in=REFUSED_FOR)
         except ProviderError as exc:
-            self._failed(str(exc), refused=False, again_in=RETRY_AFTER)
+            self._record_failure(str(exc), refused=False, again_in=RETRY_AFTER)
         except TimeoutError:
-            self._failed(f"AWS did not answer within {PATIENCE_S:.0f} s", refused=False, again_in=RETRY_AFTER)
+            self._record_failure(f"AWS did not answer within {PATIENCE_S:.0f} s", refused=False, again_in=RETRY_AFTER)
         else:
-            self._learnt(answer)
+            self._record_answer(answer)
 
-    def _learnt(self, answer: T) -> None:
+    def _record_answer(self, answer: T) -> None:
         now = self._clock.now()
         self._known, self._due = (now, answer), now + self._fresh
         self.last_error, self.is_refused = "", False
 
-    def _failed(self, sentence: str, *, refused: bool, again_in: timedelta) -> None:
+    def _record_failure(self, sentence: str, *, refused: bool, again_in: timedelta) -> None:
         self._due = self._clock.now() + again_in
         self.last_error, self.is_refused = sentence, refused

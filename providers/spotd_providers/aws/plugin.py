@@ -40,7 +40,7 @@ def _traits(settings: AwsSettings) -> ProviderTraits:
 
 
 @asynccontextmanager
-async def _opened(settings: AwsSettings, services: Services) -> AsyncIterator[Provider]:
+async def _open(settings: AwsSettings, services: Services) -> AsyncIterator[Provider]:
     sdk = Sdk(settings, services.credential)
     try:
         yield AwsProvider(sdk, settings, services, await _bands(settings, services))
@@ -68,5 +68,5 @@ PLUGIN: Final = AdapterPlugin(
     # Without api_key, AWS's client reads what AWS's own tools read: environment, config files, the host's role.
     needs_credential=False,
     traits_by=_traits,
-    open_by=_opened,
+    open_by=_open,
 )

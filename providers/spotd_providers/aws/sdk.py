@@ -18,7 +18,7 @@ from typing import Any, Final
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.errors import AuthFailed, RequestRejected, Unavailable
 from spotd_providers.kit.http import AnswerLost
-from spotd_providers.kit.text import quoted
+from spotd_providers.kit.text import quote_safely
 from spotd_providers.kit.threads import BlockingCalls
 
 CONNECT_TIMEOUT_S: Final = 10
@@ -188,6 +188,6 @@ def _refused(response: Mapping[str, Any]) -> AwsRefused:
     return AwsRefused(
         code=known,
         status=status if isinstance(status, int) else 500,
-        detail=quoted(str(error.get("Message") or "")),
+        detail=quote_safely(str(error.get("Message") or "")),
         retry_after=timedelta(seconds=int(header)) if header.isdecimal() and len(header) < 6 else None,
     )

@@ -86,7 +86,7 @@ class Volumes:
         )
 
 
-def named(strays: Sequence[VolumeRow]) -> str:
+def summary(strays: Sequence[VolumeRow]) -> str:
     """Summarise these disks in one line."""
     shown = ", ".join(row.VolumeId for row in strays[:3]) + (", ..." if len(strays) > 3 else "")
     return f"{len(strays)} disks of ended machines are left ({shown}), {sum(row.Size for row in strays)} GB"

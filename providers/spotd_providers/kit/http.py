@@ -32,7 +32,7 @@ if _absent:
     del sys.modules["httpx._main"]
 
 from spotd_providers.contract.errors import Unavailable  # noqa: E402 - behind httpx
-from spotd_providers.kit.inflate import BodyTooLarge, inflated, require_few_values  # noqa: E402 - behind httpx
+from spotd_providers.kit.inflate import BodyTooLarge, inflater, require_few_values  # noqa: E402 - behind httpx
 
 BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Three times the largest answer that any marketplace was seen to give, unpacked."""
@@ -103,13 +103,13 @@ class RequestOptions(TypedDict, total=False):
     timeout_s: float | None
 
 
-async def _unpacked(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
+async def _unpack(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
     """Yield the unpacked body piece by piece; no more than one piece is in memory.
 
     Raises:
         BodyTooLarge: it has more bytes than that, or is packed in a way that was not asked for.
     """
-    inflate = inflated(response.headers.get("content-encoding", ""), bytes_max=bytes_max)
+    inflate = inflater(response.headers.get("content-encoding", ""), bytes_max=bytes_max)
     async for raw in response.aiter_raw():
         for piece in inflate(raw):
             yield piece
@@ -150,7 +150,7 @@ class Http:
                     timeout=timeout,
                 ) as response:
                     body = bytearray()
-                    async for chunk in _unpacked(response, BODY_BYTES_MAX):
+                    async for chunk in _unpack(response, BODY_BYTES_MAX):
                         body += chunk
                     return HttpAnswer(
                         status=response.status_code,
@@ -166,7 +166,7 @@ class Http:
         except httpx.HTTPError as exc:
             raise AnswerLost(f"no whole answer: {type(exc).__name__}") from exc
 
-    async def overheard(
+    async def read_stream(
         self,
         path: str,
         *,
@@ -195,7 +195,7 @@ class Http:
                 ) as response:
                     status = response.status_code
                     answer_headers = {name.lower(): value for name, value in response.headers.items()}
-                    chunks = _unpacked(response, bytes_max)
+                    chunks = _unpack(response, bytes_max)
                     whole.deadline = min(whole.deadline, anyio.current_time() + talk_s)
                     while len(body) < bytes_max and not whole.cancel_called:
                         chunk = None
@@ -226,7 +226,7 @@ class Http:
 
 
 @functools.cache
-def _trusted() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     """Build the TLS context of all clients, once: each context holds five megabytes of authorities."""
     return httpx.create_ssl_context()
 
@@ -247,7 +247,7 @@ async def open_http(
         headers={"user-agent": USER_AGENT, "accept-encoding": "gzip", **(headers or {})},
         timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
         limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
-        verify=_trusted(),
+        verify=_tls_context(),
         trust_env=httpx.URL(base_url).host not in ("127.0.0.1", "localhost", "::1"),
     ) as client:
         yield Http(client)

@@ -30,7 +30,7 @@ class Inflate(Protocol):
         ...
 
 
-def inflated(encoding: str, *, bytes_max: int) -> Inflate:
+def inflater(encoding: str, *, bytes_max: int) -> Inflate:
     """Return what turns pieces from the line into pieces of the body.
 
     Raises:

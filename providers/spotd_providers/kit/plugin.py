@@ -27,12 +27,12 @@ class AdapterPlugin(Generic[S]):
     open_by: Callable[[S, Services], AbstractAsyncContextManager[Provider]]
 
     def traits(self, settings: Any) -> ProviderTraits:
-        return self.traits_by(self._validated(settings))
+        return self.traits_by(self._validate(settings))
 
     def open(self, settings: Any, services: Services) -> AbstractAsyncContextManager[Provider]:
-        return self.open_by(self._validated(settings), services)
+        return self.open_by(self._validate(settings), services)
 
-    def _validated(self, settings: Any) -> S:
+    def _validate(self, settings: Any) -> S:
         return settings if isinstance(settings, self.settings_model) else self.settings_model.model_validate(settings)
 
 

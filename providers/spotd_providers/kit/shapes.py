@@ -40,15 +40,15 @@ def row_or_none(model: type[_M], raw: Any) -> _M | None:
         return None
 
 
-def decoded_or_none(body: bytes, *, who: str) -> Any:
+def decode_or_none(body: bytes, *, who: str) -> Any:
     """Decode the JSON of a body; `None` if it is none."""
     try:
-        return decoded(body, who=who)
+        return decode(body, who=who)
     except Unavailable:
         return None
 
 
-def decoded(body: bytes, *, who: str) -> Any:
+def decode(body: bytes, *, who: str) -> Any:
     """Decode the JSON of a body. NaN and infinities survive this step, so that they cost their row only.
 
     Raises:
@@ -69,7 +69,7 @@ def decoded(body: bytes, *, who: str) -> Any:
         raise Unavailable(f"{who} answered {len(body)} bytes that are not JSON") from exc
 
 
-def shaped(model: type[_M], value: Any, *, who: str, what: str) -> _M:
+def as_model(model: type[_M], value: Any, *, who: str, what: str) -> _M:
     """Validate the value as this model.
 
     Raises:

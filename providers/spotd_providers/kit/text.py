@@ -24,6 +24,6 @@ def clean(text: str, *, chars_max: int = TEXT_CHARS_MAX) -> str:
     return _LONG_HEX.sub("***", text).strip()[:chars_max]
 
 
-def quoted(text: str) -> str:
+def quote_safely(text: str) -> str:
     """Clean the text of a refusal for an error message: a word with letters and digits may be an echoed secret."""
     return _MIXED_TOKEN.sub("***", clean(text))

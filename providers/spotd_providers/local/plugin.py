@@ -32,7 +32,7 @@ def _traits(settings: LocalSettings) -> ProviderTraits:
 
 
 @asynccontextmanager
-async def _opened(settings: LocalSettings, services: Services) -> AsyncIterator[Provider]:
+async def _open(settings: LocalSettings, services: Services) -> AsyncIterator[Provider]:
     # The server's port is known once it runs, so every call carries its own address.
     async with open_http("http://127.0.0.1", timeout_s=REQUEST_TIMEOUT_S) as http:
         yield LocalProvider(MarketClient(http, settings, services), services)
@@ -44,5 +44,5 @@ PLUGIN: Final = AdapterPlugin(
     settings_model=LocalSettings,
     needs_credential=False,
     traits_by=_traits,
-    open_by=_opened,
+    open_by=_open,
 )

@@ -16,8 +16,8 @@ from spotd_providers.contract.errors import AuthFailed, NoBalance, RateLimited, 
 from spotd_providers.kit.answers import DefiniteRefusal, raise_for_status
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.pace import too_often
-from spotd_providers.kit.shapes import decoded_or_none
-from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
+from spotd_providers.kit.shapes import decode_or_none
+from spotd_providers.kit.text import TEXT_CHARS_MAX, quote_safely
 from spotd_providers.runpod.wire import WHO, problem_of
 
 PENALTY: Final = timedelta(seconds=12)
@@ -59,7 +59,7 @@ def says(text: str, words: tuple[str, ...]) -> bool:
 
 def body_of(answer: HttpAnswer) -> Any:
     """Decode the body; `None` if it is not JSON."""
-    return decoded_or_none(answer.body, who=WHO)
+    return decode_or_none(answer.body, who=WHO)
 
 
 def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: bool = False) -> None:
@@ -74,7 +74,7 @@ def raise_for(answer: HttpAnswer, body: Any, *, what: str, rng: Random, create: 
     status = answer.status
     if 200 <= status < 300:
         return
-    detail = quoted(problem_of(body) if isinstance(body, dict) else answer.text[:TEXT_CHARS_MAX])
+    detail = quote_safely(problem_of(body) if isinstance(body, dict) else answer.text[:TEXT_CHARS_MAX])
     if status == 429:
         raise too_many(answer, what=what, rng=rng)
     if status == 401:

@@ -15,7 +15,7 @@ from spotd_providers.contract.errors import AuthFailed, ProviderError
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import Offer, Rejected
 from spotd_providers.runpod.client import RunpodClient
-from spotd_providers.runpod.offers import translated
+from spotd_providers.runpod.offers import offers_of
 from spotd_providers.runpod.settings import RunpodSettings
 
 PART_AGE_MAX: Final = timedelta(seconds=90)
@@ -58,7 +58,7 @@ class GpuCatalogue:
                 if number == 0:
                     raise
                 return exc
-            good, bad = translated(rows.rows, cloud, count, self._settings)
+            good, bad = offers_of(rows.rows, cloud, count, self._settings)
             self._parts[cloud, count] = CataloguePart(
                 at=self._services.clock.now(), offers=tuple(good), rejected=(*rows.rejected, *bad)
             )

@@ -19,8 +19,8 @@ from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.pace import Rest
 from spotd_providers.kit.retry import retry_read
-from spotd_providers.kit.shapes import row_or_none, shaped
-from spotd_providers.kit.text import quoted
+from spotd_providers.kit.shapes import as_model, row_or_none
+from spotd_providers.kit.text import quote_safely
 from spotd_providers.runpod.answers import (
     NOTHING_MADE_WORDS,
     RunpodRefused,
@@ -98,7 +98,7 @@ class RunpodClient:
         except Unavailable as exc:
             if answer.status < 500 and answer.status != 408:
                 raise  # a redirect or the edge: no pod was made
-            detail = quoted(problem_of(value)) if isinstance(value, dict) else ""
+            detail = quote_safely(problem_of(value)) if isinstance(value, dict) else ""
             if says(detail, NOTHING_MADE_WORDS):
                 raise RunpodRefused(status=answer.status, detail=detail) from exc
             raise OutcomeUnknown(f"RunPod answered {answer.status} to a create", key=key) from exc
@@ -138,7 +138,7 @@ class RunpodClient:
                     return None
                 raise
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     async def pod_page(self, *, cursor: str | None) -> PodPage:
         """Return a page of the account's pods, as long as RunPod allows. Filters would be ignored, so none are sent."""
@@ -148,15 +148,15 @@ class RunpodClient:
 
         async def call() -> PodPage:
             value = await self._json("/v2/pods", what="the list of pods", params=params, urgent=True)
-            return shaped(PodPage, value, who=WHO, what="the list of pods")
+            return as_model(PodPage, value, who=WHO, what="the list of pods")
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     async def delete(self, pod_id: str, *, attempts: int = 4) -> None:
         """Delete this pod; return once RunPod accepted that, or said that the pod does not exist."""
 
         async def call() -> None:
-            answer = await self._asked("DELETE", _pod_path(pod_id), urgent=True)
+            answer = await self._ask("DELETE", _pod_path(pod_id), urgent=True)
             body = body_of(answer)
             try:
                 raise_for(answer, body, what="a deletion", rng=self._rng)
@@ -167,12 +167,12 @@ class RunpodClient:
             if answer.body and not isinstance(body, dict):
                 raise Unavailable("RunPod's answer to a deletion is not its own")
 
-        await self._repeated(call, attempts=attempts)
+        await self._repeat(call, attempts=attempts)
 
     async def log_lines(self, pod_id: str, *, source: str, lines: int) -> list[str]:
         """Return the last lines of a pod's log: `container`, or `system` (what the host did with it)."""
         await self._turn()
-        answer = await self._http.overheard(
+        answer = await self._http.read_stream(
             f"{_pod_path(pod_id)}/logs",
             params={"source": source, "tail": min(max(lines, 0), LOG_LINES_MAX)},
             headers={"accept": "text/event-stream"},
@@ -192,25 +192,25 @@ class RunpodClient:
 
         async def call() -> BillingPage:
             value = await self._json("/v2/billing/pods", what="billing", params=params)
-            return shaped(BillingPage, value, who=WHO, what="billing")
+            return as_model(BillingPage, value, who=WHO, what="billing")
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     async def greeting(self) -> HttpAnswer:
         """Send the cheapest call that needs the key; its answer is used for the `Date` header."""
 
         async def call() -> HttpAnswer:
-            answer = await self._asked("GET", "/v2/pods")
+            answer = await self._ask("GET", "/v2/pods")
             body = body_of(answer)
             raise_for(answer, body, what="the list of pods", rng=self._rng)
-            shaped(PodPage, body, who=WHO, what="the list of pods")
+            as_model(PodPage, body, who=WHO, what="the list of pods")
             return answer
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    async def _repeated(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
+    async def _repeat(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
         """Await the call a few times; a refusal that it does not handle proves nothing, so it is repeated as well."""
 
         async def once() -> T:
@@ -224,14 +224,14 @@ class RunpodClient:
     async def _json(
         self, path: str, *, what: str, urgent: bool = False, **options: Unpack[RequestOptions]
     ) -> Mapping[str, Any]:
-        answer = await self._asked("GET", path, urgent=urgent, **options)
+        answer = await self._ask("GET", path, urgent=urgent, **options)
         body = body_of(answer)
         raise_for(answer, body, what=what, rng=self._rng)
         if not isinstance(body, dict):
             raise Unavailable(f"RunPod's answer to {what} is not a JSON object")
         return body
 
-    async def _asked(
+    async def _ask(
         self,
         method: str,
         path: str,

@@ -55,7 +55,7 @@ class PodListing:
         self.ours.add(instance.ref.instance_id)
         self._pod_keys.record(instance.ref.instance_id, instance.key)
 
-    async def listed(self) -> Listing:
+    async def read(self) -> Listing:
         """Return every machine under our install label, all pages.
 
         Raises:
@@ -69,25 +69,25 @@ class PodListing:
 
         raw, whole = await all_pages(page)
         rows: dict[str, Instance] = {}
-        complete = self._read(raw, rows) and whole
+        complete = self._attribute(raw, rows) and whole
         for instance in rows.values():
             self.own(instance)
         at = self._services.clock.now()
-        return Listing(instances=await self._all_explained(tuple(rows.values())), complete=complete, at=at)
+        return Listing(instances=await self._explain_losses(tuple(rows.values())), complete=complete, at=at)
 
-    async def _all_explained(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    async def _explain_losses(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
         """Explain all at once: each may have to read a log, and no loss may wait for the logs of the others."""
         found: dict[int, Instance] = {}
 
         async def explain(number: int, instance: Instance) -> None:
-            found[number] = await self._explained(instance)
+            found[number] = await self._explain_loss(instance)
 
         async with anyio.create_task_group() as group:
             for number, instance in enumerate(instances):
                 group.start_soon(explain, number, instance, name=f"runpod.explain:{instance.ref.instance_id}")
         return tuple(found[number] for number in range(len(instances)))
 
-    def _read(self, page: Sequence[Any], rows: dict[str, Instance]) -> bool:
+    def _attribute(self, page: Sequence[Any], rows: dict[str, Instance]) -> bool:
         """Add the machines that are ours to `rows`; return whether every row could be attributed."""
         whole = True
         for raw in page:
@@ -127,7 +127,7 @@ class PodListing:
             self._complaints[pod_id] = start_complaint(lines)
         return self._complaints.get(pod_id, "")
 
-    async def _explained(self, instance: Instance) -> Instance:
+    async def _explain_loss(self, instance: Instance) -> Instance:
         """Set the loss of a machine whose image cannot start our script or cannot be pulled."""
         complaint = await self._start_complaint(instance.ref.instance_id)
         if complaint and instance.state is not InstanceState.GONE:

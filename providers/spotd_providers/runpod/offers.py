@@ -46,7 +46,7 @@ def create_id(gpu: str) -> str:
     return _CREATED_AS.get(gpu, gpu)
 
 
-def translated(
+def offers_of(
     rows: Iterable[GpuRow], cloud: str, count: int, settings: RunpodSettings
 ) -> tuple[list[Offer], list[Rejected]]:
     """Translate every row to a priced offer, or reject it with the reason that a user reads."""

@@ -39,7 +39,7 @@ def _traits(settings: RunpodSettings) -> ProviderTraits:
 
 
 @asynccontextmanager
-async def _opened(settings: RunpodSettings, services: Services) -> AsyncIterator[Provider]:
+async def _open(settings: RunpodSettings, services: Services) -> AsyncIterator[Provider]:
     if not services.credential:
         raise AuthFailed('RunPod needs an API key: api_key = { env = "RUNPOD_API_KEY" } under [providers.runpod]')
     headers = {
@@ -58,5 +58,5 @@ PLUGIN: Final = AdapterPlugin(
     settings_model=RunpodSettings,
     needs_credential=True,
     traits_by=_traits,
-    open_by=_opened,
+    open_by=_open,
 )

@@ -21,7 +21,7 @@ from spotd_providers.contract.values import (
     Loss,
     Market,
 )
-from spotd_providers.kit.text import quoted
+from spotd_providers.kit.text import quote_safely
 from spotd_providers.runpod.offers import PROVIDER
 from spotd_providers.runpod.wire import PodRow
 
@@ -68,11 +68,8 @@ def as_instance(row: PodRow, key: AttemptKey) -> Instance:
     without_gpu = state is InstanceState.RUNNING and row.gpu is not None and row.gpu.count == 0
     if without_gpu:
         state = InstanceState.UNKNOWN  # it is being moved to another machine, or came back without what it is paid for
-    detail = (
-        _NO_GPU
-        if without_gpu
-        else _DETAILS.get(word, "" if word in _STATES else f"RunPod calls its status {quoted(row.status or '')!r}")
-    )
+    odd = f"RunPod calls its status {quote_safely(row.status or '')!r}"
+    detail = _DETAILS.get(word, "" if word in _STATES else odd)
     return Instance(
         ref=ref_of(row.id),
         key=key,
@@ -81,7 +78,7 @@ def as_instance(row: PodRow, key: AttemptKey) -> Instance:
         price=MicroUsdPerHour(micro_usd(row.cost)) if row.cost else None,
         created_at=row.created_at,
         loss=loss,
-        detail=detail,
+        detail=_NO_GPU if without_gpu else detail,
     )
 
 

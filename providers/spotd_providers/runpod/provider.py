@@ -120,7 +120,7 @@ class RunpodProvider:
         """Return every machine that carries the key; only a complete list proves that there is none."""
         if key_of(key, self._services.install) is None:
             return ()
-        listing = await self._listing.listed()
+        listing = await self._listing.read()
         found = tuple(i for i in listing.instances if i.key == key and i.state is not InstanceState.GONE)
         if not found and not listing.complete:
             raise Unavailable(f"RunPod's list of pods is incomplete, so it does not prove that {key} is absent")
@@ -128,7 +128,7 @@ class RunpodProvider:
 
     async def instances(self) -> Listing:
         """Return every machine under our install label."""
-        return await self._listing.listed()
+        return await self._listing.read()
 
     async def terminate(self, ref: InstanceRef) -> None:
         """Delete this pod; an absent one is a success, and one that is not ours is refused."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from spotd_providers.contract.values import Rejected
-from spotd_providers.kit.shapes import Lenient, Row, first_fault, shaped
+from spotd_providers.kit.shapes import Lenient, Row, as_model, first_fault
 
 WHO: Final = "RunPod"
 # A bound is a generous multiple of what was ever asked; beyond it a figure is a mistake or an attack.
@@ -136,7 +136,7 @@ def gpu_rows(value: Any) -> GpuRows:
     good: list[GpuRow] = []
     rejected: list[Rejected] = []
     seen: set[str] = set()
-    for raw in shaped(GpuPage, value, who=WHO, what="its catalogue").gpus:
+    for raw in as_model(GpuPage, value, who=WHO, what="its catalogue").gpus:
         try:
             row = GpuRow.model_validate(raw)
         except ValidationError as exc:

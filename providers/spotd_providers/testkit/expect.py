@@ -37,7 +37,7 @@ def expect(condition: object, otherwise: str) -> None:
         raise BehaviourFailed(otherwise)
 
 
-async def attempted(h: Harness, call: Callable[[], Awaitable[T]]) -> T | ProviderError:
+async def attempt(h: Harness, call: Callable[[], Awaitable[T]]) -> T | ProviderError:
     """Await a call; return its result or its error of the contract. Deadlines pass at once where answers hang."""
     outcome, waited = await outlast(call, lambda: h.faults.hanging)
     expect(waited <= DEADLINE_MAX, f"kept its caller waiting for {waited}")
@@ -52,9 +52,11 @@ async def attempted(h: Harness, call: Callable[[], Awaitable[T]]) -> T | Provide
     return outcome
 
 
-async def refused(h: Harness, call: Callable[[], Awaitable[object]], *kinds: type[ProviderError]) -> ProviderError:
+async def require_refusal(
+    h: Harness, call: Callable[[], Awaitable[object]], *kinds: type[ProviderError]
+) -> ProviderError:
     """Require that a call fails in one of these ways, and return its error."""
-    outcome = await attempted(h, call)
+    outcome = await attempt(h, call)
     names = " or ".join(kind.__name__ for kind in kinds)
     if not isinstance(outcome, ProviderError):
         raise BehaviourFailed(f"returned {outcome!r} instead of raising {names}")
@@ -82,7 +84,7 @@ async def an_offer(h: Harness, market: Market | None = None) -> Offer:
     return min(offers, key=lambda offer: (offer.gpu_price, offer.offer_id))
 
 
-async def bought(h: Harness, offer: Offer | None = None) -> tuple[AttemptKey, Instance]:
+async def buy_machine(h: Harness, offer: Offer | None = None) -> tuple[AttemptKey, Instance]:
     """Launch a machine of ours and let it come up."""
     key = h.key()
     request = h.request(offer or await an_offer(h), key)
@@ -98,13 +100,13 @@ async def the_machine(h: Harness, key: AttemptKey) -> Instance:
     return found[0]
 
 
-def nothing_bought(h: Harness, key: AttemptKey) -> None:
+def require_nothing_bought(h: Harness, key: AttemptKey) -> None:
     """Require that the world holds no machine under this key."""
     machines = h.live(key)
     expect(not machines, f"a machine exists although the launch was refused: {machines!r}")
 
 
-def bought_once(h: Harness, key: AttemptKey) -> None:
+def require_one_machine(h: Harness, key: AttemptKey) -> None:
     """Require that the world holds exactly one machine under this key, and that one request to buy was sent."""
     machines = h.live(key)
     expect(len(machines) == 1, f"{len(machines)} machines exist under {key} instead of one: {machines!r}")

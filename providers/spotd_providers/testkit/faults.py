@@ -29,7 +29,7 @@ from spotd_providers.testkit.serve import (
     as_request,
     cut,
     read_body,
-    replayed,
+    receive_again,
 )
 
 FOR_EVER: Final = 1_000_000
@@ -150,7 +150,7 @@ class Faults:
         body = await read_body(receive)
         fault = self._next(as_request(scope, body))
         if fault is None:
-            await self._app(scope, replayed(body, receive), send)
+            await self._app(scope, receive_again(body, receive), send)
             return
         true = await self._perform(scope, body, receive) if fault.after_effect else None
         if fault.kind is _Kind.LOSE:
@@ -192,7 +192,7 @@ class Faults:
             else:
                 content += message.get("body", b"")
 
-        await self._app(scope, replayed(body, receive), keep)
+        await self._app(scope, receive_again(body, receive), keep)
         return Canned(status=status, body=content, headers=headers)
 
     async def _hold(self, receive: Receive) -> None:
@@ -212,7 +212,7 @@ class Faults:
                 self._hung -= 1
 
 
-def _answered(canned: Canned) -> Callable[[Faults, Call, int], None]:
+def _answer_with(canned: Canned) -> Callable[[Faults, Call, int], None]:
     return lambda faults, call, times: faults.answer(call, canned, times=times, after_effect=True)
 
 
@@ -221,10 +221,10 @@ STRIKES: Final[dict[str, Callable[[Faults, Call, int], None]]] = {
     "no answer": lambda faults, call, times: faults.hang(call, times=times),
     "answer cut": lambda faults, call, times: faults.cut_body(call, times=times),
     "answer truncated": lambda faults, call, times: faults.truncate(call, times=times),
-    "not JSON": _answered(NOT_JSON),
-    "empty": _answered(NOTHING),
-    "gateway error": _answered(GATEWAY_ERROR),
-    "server error": _answered(SERVER_ERROR),
+    "not JSON": _answer_with(NOT_JSON),
+    "empty": _answer_with(NOTHING),
+    "gateway error": _answer_with(GATEWAY_ERROR),
+    "server error": _answer_with(SERVER_ERROR),
 }
 """Ways to lose the answer of a call so many times, after its effect."""
 

@@ -104,7 +104,7 @@ def as_request(scope: Scope, body: bytes) -> RecordedRequest:
     )
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+def receive_again(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that delivers the body once more."""
     delivered = False
 
@@ -204,7 +204,7 @@ class _Recorder:
                 record.status = message["status"]
             await send(message)
 
-        await self._app({**scope, "extensions": {_CUT: cut_connection}}, replayed(body, receive), watched)
+        await self._app({**scope, "extensions": {_CUT: cut_connection}}, receive_again(body, receive), watched)
         if is_cut:
             record.status = None
             # Let the server notice the lost connection, or it would complain that nothing was answered.

@@ -65,7 +65,7 @@ def behaviour(*, cases: Sequence[Any] | None = None, opens: bool = False) -> Cal
     return register
 
 
-def registered() -> tuple[Behaviour, ...]:
+def all_behaviours() -> tuple[Behaviour, ...]:
     """Return every behaviour defined so far."""
     return tuple(_REGISTER)
 
@@ -78,7 +78,7 @@ def run(one: Behaviour, factory: HarnessFactory, folder: Path) -> None:
         SkipTest: it does not apply to this provider, for the reason given.
     """
     with caught_logging() as library_lines, factory(folder) as harness:
-        outcome = run_virtually(partial(_checked, one, harness))
+        outcome = run_virtually(partial(_check, one, harness))
         if isinstance(outcome, NotApplicable):
             if not str(outcome).strip():
                 raise BehaviourFailed(f"{one.name}: skipped without a reason") from outcome
@@ -88,7 +88,7 @@ def run(one: Behaviour, factory: HarnessFactory, folder: Path) -> None:
         _nothing_leaked(harness, library_lines)
 
 
-async def _checked(one: Behaviour, harness: Harness) -> Exception | None:
+async def _check(one: Behaviour, harness: Harness) -> Exception | None:
     # The outcome leaves the provider's context as a value, so that its task groups cannot wrap it.
     outcome: Exception | None = None
 

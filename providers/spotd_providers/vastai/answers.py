@@ -17,8 +17,8 @@ from spotd_providers.contract.errors import AuthFailed, ProviderError, QuotaExce
 from spotd_providers.kit.answers import DefiniteRefusal, raise_for_status
 from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.pace import too_often
-from spotd_providers.kit.shapes import decoded_or_none
-from spotd_providers.kit.text import TEXT_CHARS_MAX, quoted
+from spotd_providers.kit.shapes import decode_or_none
+from spotd_providers.kit.text import TEXT_CHARS_MAX, quote_safely
 from spotd_providers.vastai.wire import WHO
 
 _THRESHOLD: Final = re.compile(r"threshold\s*=\s*([0-9]+(?:\.[0-9]+)?)")
@@ -42,7 +42,7 @@ class VastRefused(DefiniteRefusal):
 
 def body_of(answer: HttpAnswer) -> Any:
     """Decode the body; `None` if it is not JSON."""
-    return decoded_or_none(answer.body, who=WHO)
+    return decode_or_none(answer.body, who=WHO)
 
 
 def raise_for(
@@ -68,7 +68,7 @@ def raise_for(
     word = _text(fields.get("error")).lower()
     code = word if _WORD.fullmatch(word) else ""
     said = _text(fields.get("msg")) or _text(fields.get("detail")) or ("" if code else word)
-    detail = quoted(said or ("" if fields else answer.text[:TEXT_CHARS_MAX]))
+    detail = quote_safely(said or ("" if fields else answer.text[:TEXT_CHARS_MAX]))
     if _TWO_FACTOR.search(said):
         raise AuthFailed(
             "vast.ai wants a key that was made in a session with two-factor login; make a new one after such a login:"

@@ -23,7 +23,7 @@ from spotd_providers.contract.provider import Clock
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.pace import RequestPace
 from spotd_providers.kit.retry import retry_read
-from spotd_providers.kit.shapes import shaped
+from spotd_providers.kit.shapes import as_model
 from spotd_providers.vastai.answers import VastRefused, body_of, raise_for
 from spotd_providers.vastai.wire import (
     WHO,
@@ -125,7 +125,7 @@ class VastClient:
     async def search(self, query: Mapping[str, Any]) -> OfferRows:
         """Return the rows of one search. Not repeated on failure: the poller comes back anyway."""
         await self._searches.turn()
-        answer = await self._asked(
+        answer = await self._ask(
             VastEndpoint.SEARCH, "POST", "/api/v0/bundles/", json_body=query, timeout_s=SEARCH_TIMEOUT_S
         )
         # The body is parsed once, and only once its size has earned it: a refusal is short.
@@ -165,7 +165,7 @@ class VastClient:
             finally:
                 self._pace.penalise(VastEndpoint.CREATE.title, VastEndpoint.CREATE.interval)
         value = body_of(answer)
-        reply = shaped(CreateReply, value, who=WHO, what="a purchase") if isinstance(value, dict) else CreateReply()
+        reply = as_model(CreateReply, value, who=WHO, what="a purchase") if isinstance(value, dict) else CreateReply()
         try:
             self._judge(answer, value, VastEndpoint.CREATE)
         except VastRefused as exc:
@@ -197,7 +197,7 @@ class VastClient:
                 raise Unavailable(str(exc)) from exc
             return single_instance(value)
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     async def instance_page(self, *, label: str | None, after: str | None) -> InstancePage:
         """Return a page of the account's machines in order of their ids."""
@@ -211,16 +211,16 @@ class VastClient:
 
         async def call() -> InstancePage:
             value = await self._json(VastEndpoint.LIST, "GET", "/api/v1/instances/", params=params)
-            return shaped(InstancePage, value, who=WHO, what="the list of instances")
+            return as_model(InstancePage, value, who=WHO, what="the list of instances")
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     async def destroy(self, contract: int, *, attempts: int = 5) -> None:
         """Destroy this contract; return once vast.ai accepted that, or said that the contract does not exist."""
 
         async def call() -> None:
             path = f"/api/v0/instances/{contract}/"
-            answer = await self._asked(VastEndpoint.DESTROY, "DELETE", path, json_body={})
+            answer = await self._ask(VastEndpoint.DESTROY, "DELETE", path, json_body={})
             body = body_of(answer)
             try:
                 self._judge(answer, body, VastEndpoint.DESTROY)
@@ -231,7 +231,7 @@ class VastClient:
             if not isinstance(body, dict) and answer.status != 204:
                 raise Unavailable("vast.ai's answer to destroy is not a JSON object")
 
-        await self._repeated(call, attempts=attempts)
+        await self._repeat(call, attempts=attempts)
 
     async def change_bid(self, contract: int, price_usd: float) -> None:
         """Change the bid of this contract. Repeating it is harmless: the same price is set again."""
@@ -240,18 +240,18 @@ class VastClient:
             body = {"client_id": "me", "price": price_usd}
             await self._json(VastEndpoint.BID, "PUT", f"/api/v0/instances/bid_price/{contract}/", json_body=body)
 
-        await self._repeated(call)
+        await self._repeat(call)
 
     async def user(self) -> tuple[UserReply, HttpAnswer]:
         """Return the money of the account, and the answer, of which only the `Date` header may be used."""
 
         async def call() -> tuple[UserReply, HttpAnswer]:
-            answer = await self._asked(VastEndpoint.USER, "GET", "/api/v0/users/current/")
+            answer = await self._ask(VastEndpoint.USER, "GET", "/api/v0/users/current/")
             body = body_of(answer)
             self._judge(answer, body, VastEndpoint.USER)
-            return shaped(UserReply, body, who=WHO, what="the account"), answer
+            return as_model(UserReply, body, who=WHO, what="the account"), answer
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     async def charge_page(self, since: datetime, until: datetime, *, after: str | None) -> ChargePage:
         """Return a page of what was billed for instances."""
@@ -267,9 +267,9 @@ class VastClient:
 
         async def call() -> ChargePage:
             value = await self._json(VastEndpoint.CHARGES, "GET", "/api/v0/charges/", params=params)
-            return shaped(ChargePage, value, who=WHO, what="charges")
+            return as_model(ChargePage, value, who=WHO, what="charges")
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
     async def log_url(self, contract: int, *, lines: int) -> str:
         """Request the log of this contract; return the URL at which it will be."""
@@ -277,11 +277,11 @@ class VastClient:
         async def call() -> str:
             path = f"/api/v0/instances/request_logs/{contract}/"
             value = await self._json(VastEndpoint.LOGS, "PUT", path, json_body={"tail": str(lines)})
-            return shaped(LogReply, value, who=WHO, what="a log").result_url
+            return as_model(LogReply, value, who=WHO, what="a log").result_url
 
-        return await self._repeated(call)
+        return await self._repeat(call)
 
-    async def fetched_log(self, url: str) -> str:
+    async def fetch_log(self, url: str) -> str:
         """Return the text behind a log URL, once vast.ai has put it there.
 
         Raises:
@@ -294,20 +294,20 @@ class VastClient:
                 return answer.text
         raise Unavailable("vast.ai did not deliver the log in time")
 
-    async def _repeated(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
+    async def _repeat(self, call: Callable[[], Awaitable[T]], *, attempts: int = 3) -> T:
         return await retry_read(call, clock=self._clock, rng=self._rng, attempts=attempts)
 
     async def _json(
         self, endpoint: VastEndpoint, method: str, path: str, **options: Unpack[RequestOptions]
     ) -> Mapping[str, Any]:
-        answer = await self._asked(endpoint, method, path, **options)
+        answer = await self._ask(endpoint, method, path, **options)
         body = body_of(answer)
         self._judge(answer, body, endpoint)
         if not isinstance(body, dict):
             raise Unavailable(f"vast.ai's answer to {endpoint.title} is not a JSON object")
         return body
 
-    async def _asked(
+    async def _ask(
         self, endpoint: VastEndpoint, method: str, path: str, **options: Unpack[RequestOptions]
     ) -> HttpAnswer:
         await self._pace.turn(endpoint.title, endpoint.interval)

@@ -70,7 +70,7 @@ class InstanceListing:
         """Check, when this machine is first listed, that it is of the market that was paid for."""
         self._unverified[key] = wanted
 
-    async def listed(self, label: str | None) -> Listing:
+    async def read(self, label: str | None) -> Listing:
         """Return every machine under our install label (and this label, if given), all pages.
 
         Raises:
@@ -90,14 +90,14 @@ class InstanceListing:
         raw, whole = await all_pages(page)
         rows: dict[int, Instance] = {}
         seen: set[int] = set()
-        complete = self._read(raw, rows, seen) and whole
+        complete = self._attribute(raw, rows, seen) and whole
         if label is None and total is not None and len(seen) < total:
             complete = False
-        found = await self._settled(tuple(rows.values()))
+        found = await self._apply_findings(tuple(rows.values()))
         self.ours.update(instance.ref.instance_id for instance in found)
         return Listing(instances=found, complete=complete, at=self._services.clock.now())
 
-    def _read(self, page: Sequence[Any], rows: dict[int, Instance], seen: set[int]) -> bool:
+    def _attribute(self, page: Sequence[Any], rows: dict[int, Instance], seen: set[int]) -> bool:
         """Add the machines that are ours to `rows`; return whether every row could be attributed."""
         whole = True
         for raw in page:
@@ -120,7 +120,7 @@ class InstanceListing:
                 whole = False
         return whole
 
-    async def _settled(self, found: tuple[Instance, ...]) -> tuple[Instance, ...]:
+    async def _apply_findings(self, found: tuple[Instance, ...]) -> tuple[Instance, ...]:
         """Work three late findings into the machines.
 
         An empty account, an image that cannot start our script, and a bid that was sold on-demand.
@@ -130,9 +130,9 @@ class InstanceListing:
                 replace(i, loss=Loss.BALANCE, detail="the account has no credit left") if _stopped_somehow(i) else i
                 for i in found
             )
-        return tuple([await self._verified(await self._explained(instance)) for instance in found])
+        return tuple([await self._verify_market(await self._explain_loss(instance)) for instance in found])
 
-    async def _explained(self, instance: Instance) -> Instance:
+    async def _explain_loss(self, instance: Instance) -> Instance:
         """Read why a container ended by itself: in an image without Python only its console says so."""
         if instance.loss is not Loss.SELF:
             return instance
@@ -145,7 +145,7 @@ class InstanceListing:
         complaint = self._complaints[machine]
         return replace(instance, loss=Loss.IMAGE_ERROR, detail=complaint) if complaint else instance
 
-    async def _verified(self, instance: Instance) -> Instance:
+    async def _verify_market(self, instance: Instance) -> Instance:
         wanted = self._unverified.get(instance.key)
         if wanted is None or instance.market is None:
             return instance

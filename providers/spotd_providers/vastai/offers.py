@@ -102,7 +102,7 @@ class OnDemandPrices:
         return self._by_machine.get((row.machine_id, row.num_gpus)) if price is None else price
 
 
-def translated(
+def offers_of(
     rows: Iterable[OfferRow], market: Market, settings: VastSettings, *, on_demand: OnDemandPrices
 ) -> tuple[list[Offer], list[Rejected]]:
     """Translate every row to a priced offer, or reject it with the reason that a user reads."""

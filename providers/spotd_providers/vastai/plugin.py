@@ -43,7 +43,7 @@ def _traits(settings: VastSettings) -> ProviderTraits:
 
 
 @asynccontextmanager
-async def _opened(settings: VastSettings, services: Services) -> AsyncIterator[Provider]:
+async def _open(settings: VastSettings, services: Services) -> AsyncIterator[Provider]:
     if not services.credential:
         raise AuthFailed('vast.ai needs an API key: api_key = { env = "VAST_API_KEY" } under [providers.vast]')
     headers = {"authorization": f"Bearer {services.credential}", "accept": "application/json"}
@@ -61,5 +61,5 @@ PLUGIN: Final = AdapterPlugin(
     settings_model=VastSettings,
     needs_credential=True,
     traits_by=_traits,
-    open_by=_opened,
+    open_by=_open,
 )

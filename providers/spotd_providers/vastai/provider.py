@@ -53,7 +53,7 @@ from spotd_providers.vastai.client import Created, VastClient
 from spotd_providers.vastai.instances import ref_of
 from spotd_providers.vastai.launching import refusal_of_purchase, request_body
 from spotd_providers.vastai.listing import InstanceListing
-from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, translated
+from spotd_providers.vastai.offers import PROVIDER, OnDemandPrices, offers_of
 from spotd_providers.vastai.searching import OfferSearch
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import InstanceRow
@@ -99,7 +99,7 @@ class VastProvider:
         offers = []
         rejected = list(found.rejected)
         for market, rows in found.rows.items():
-            good, bad = translated(rows, market, self._settings, on_demand=on_demand)
+            good, bad = offers_of(rows, market, self._settings, on_demand=on_demand)
             offers.extend(good)
             rejected.extend(bad)
         return OfferPage(
@@ -126,17 +126,17 @@ class VastProvider:
         if created.refused is not None:
             raise await self._without_leftover(created, created.refused, request)
         self._listing.own(created.contract)
-        return Launched(instance=await self._verified(created.contract, request))
+        return Launched(instance=await self._verify_purchase(created.contract, request))
 
     async def find(self, key: AttemptKey) -> tuple[Instance, ...]:
         """Return every machine that carries the key; only the complete list proves that there is none."""
         if key_of(key, self._services.install) is None:
             return ()
-        narrow = await self._listing.listed(key)
+        narrow = await self._listing.read(key)
         found = _carrying(narrow, key)
         if found:
             return found
-        listing = await self._listing.listed(None)
+        listing = await self._listing.read(None)
         found = _carrying(listing, key)
         if not found and not listing.complete:
             raise Unavailable(f"vast.ai's list of instances is incomplete, so it does not prove that {key} is absent")
@@ -144,7 +144,7 @@ class VastProvider:
 
     async def instances(self) -> Listing:
         """Return every machine under our install label."""
-        return await self._listing.listed(None)
+        return await self._listing.read(None)
 
     async def terminate(self, ref: InstanceRef) -> None:
         """Destroy this machine; an absent one is a success, and one that is not ours is refused."""
@@ -218,7 +218,7 @@ class VastProvider:
             raise Unavailable(f"vast.ai has no log of instance {contract}: {exc.detail or exc.code}") from exc
         if urlsplit(url).scheme != "https" and not (is_loopback(self._settings.base_url) and is_loopback(url)):
             raise ContractViolation("vast.ai named a log address that is not https")
-        text = await self._client.fetched_log(url)
+        text = await self._client.fetch_log(url)
         return tuple(clean(line, chars_max=4096) for line in text.splitlines()[-lines:]) if lines > 0 else ()
 
     async def _row(self, contract: int) -> InstanceRow | None:
@@ -245,7 +245,7 @@ class VastProvider:
             return PriceMoved(f"vast.ai did not take the bid of ${request.price_max / MICRO:.4f}/h: {said}")
         return NoCapacity(f"vast.ai could not start the machine: {said}")
 
-    async def _verified(self, contract: int, request: LaunchRequest) -> Instance:
+    async def _verify_purchase(self, contract: int, request: LaunchRequest) -> Instance:
         """Check that the new machine is of the market and price that was agreed.
 
         A fresh contract may not be listed for some seconds. If it can not be seen in time it is returned as pending,

@@ -62,7 +62,7 @@ class SearchGroup:
         """Whether a search for this group would show the row."""
         return row.gpu_name in self.names and (not self.counts or row.num_gpus in self.counts)
 
-    def narrowed(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def narrow(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Narrow a search to this group."""
         more: dict[str, Any] = {}
         if self.names:
@@ -267,7 +267,7 @@ class OfferSearch:
         self._narrow_polls_left -= 1
         budget = SEARCHES_PER_POLL - len(general) - asked
         runs = await self._narrow(query, markets, wanted, watched, budget=budget)
-        return self._assembled(markets, wanted, watched, general, runs)
+        return self._assemble(markets, wanted, watched, general, runs)
 
     async def _hides(
         self, query: OfferQuery, wanted: Sequence[SearchGroup], general: Mapping[Market, OfferRows]
@@ -291,7 +291,7 @@ class OfferSearch:
             asked += 1
             self._absent_asked_at[market, group] = now
             try:
-                named = await self._search(group.narrowed(search_body(self._settings, query.disk_gb, market)))
+                named = await self._search(group.narrow(search_body(self._settings, query.disk_gb, market)))
             except ProviderError:
                 break
             if any(group.holds(row) for row in named.rows):
@@ -317,7 +317,7 @@ class OfferSearch:
         self._poll += 1
         asked = [*self._longest_unasked(wanted), *self._longest_unasked(watched)[:WATCHED_PER_POLL]]
         runs = [
-            _Run(market=market, group=group, body=group.narrowed(bodies[market]), limit=self._limit)
+            _Run(market=market, group=group, body=group.narrow(bodies[market]), limit=self._limit)
             for group in asked
             for market in markets
         ]
@@ -346,7 +346,7 @@ class OfferSearch:
     def _longest_unasked(self, groups: Sequence[SearchGroup]) -> list[SearchGroup]:
         return sorted(groups, key=lambda group: self._asked_in.get(group, 0))
 
-    def _assembled(
+    def _assemble(
         self,
         markets: Sequence[Market],
         wanted: Sequence[SearchGroup],

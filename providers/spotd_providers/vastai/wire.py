@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import Rejected
 from spotd_providers.kit.inflate import require_few_values
-from spotd_providers.kit.shapes import Lenient, Row, decoded, first_fault
+from spotd_providers.kit.shapes import Lenient, Row, decode, first_fault
 
 # Bounds are generous multiples of what the market has ever shown; beyond them a figure is a mistake or an attack.
 UsdPerHour = Annotated[float, Field(gt=0, lt=10_000, allow_inf_nan=False)]
@@ -203,7 +203,7 @@ def _each_offer(body: bytes) -> Iterator[OfferRow | Rejected]:
         return
     except ValidationError:
         pass
-    value = decoded(body, who=WHO)
+    value = decode(body, who=WHO)
     rows = value.get("offers") if isinstance(value, dict) else None
     if not isinstance(rows, list):
         raise Unavailable("vast.ai's search answer holds no list of offers")

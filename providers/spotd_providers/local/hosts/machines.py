@@ -147,10 +147,6 @@ class Machines:
         """Whether it runs and has not said that it is done."""
         return self.status(machine_id).state is HostMachineState.RUNNING
 
-    def exited(self, machine_id: str) -> int | None:
-        """Return the exit code of the start script, where it ended by itself."""
-        return self.status(machine_id).exit_code
-
     def directory(self, machine_id: str) -> Path:
         """Return the machine's own directory, in which its start script runs."""
         return self._root / "hosts" / machine_id

@@ -157,7 +157,7 @@ class LocalMarket:
         self._save()
         return machine
 
-    def listed(self, *, install: str, key: str | None = None) -> tuple[Machine, ...]:
+    def listing(self, *, install: str, key: str | None = None) -> tuple[Machine, ...]:
         """Return the machines of one install that lists show, the recently gone included."""
         self.advance()
         return tuple(

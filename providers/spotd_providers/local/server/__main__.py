@@ -28,7 +28,7 @@ from spotd_providers.local.server.files import (
     announce,
     clock_of,
     find_endpoint,
-    held,
+    hold,
     spec_of,
     still_ours,
     take,
@@ -81,7 +81,7 @@ def stop(folder: Path) -> int:
     give_up_at = time.monotonic() + _STOP_TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:
-            with held(folder):
+            with hold(folder):
                 # It is not served: end what its last server left.
                 withdraw(folder)
                 if (folder / "market.json").exists():

@@ -151,7 +151,7 @@ class MarketApp:
         install, key = _install(request), request.query_params.get("key")
 
         def read() -> dict[str, Any]:
-            machines = self.market.listed(install=install, key=key)
+            machines = self.market.listing(install=install, key=key)
             rows = [_instance(machine) for machine in machines]
             return {"now": self.market.memory.reached.isoformat(), "count": len(rows), "machines": rows}
 

@@ -103,7 +103,7 @@ def still_ours(folder: Path, descriptor: int) -> bool:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold(folder: Path) -> Iterator[None]:
     """Lock the market inside the block.
 
     Raises:

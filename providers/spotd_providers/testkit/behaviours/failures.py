@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.values import Instance, Listing, OfferPage
-from spotd_providers.testkit.expect import an_offer, attempted, bought, expect, refused
+from spotd_providers.testkit.expect import an_offer, attempt, buy_machine, expect, require_refusal
 from spotd_providers.testkit.faults import FOR_EVER, GATEWAY_ERROR, STRIKES, Call, Canned, Faults
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.suite import behaviour
@@ -57,10 +57,10 @@ READ_FAULTS: Final[dict[str, Callable[[Faults, Call, int], None]]] = {
 @behaviour(cases=READS)
 async def a_failed_read_is_a_leaf_and_never_a_false_none(h: Harness, case: Read) -> None:
     """Whatever comes back, a read raises a leaf or admits that it is incomplete; it never hides a machine."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
     for name, strike in READ_FAULTS.items():
         strike(h.faults, case.of, FOR_EVER)
-        outcome = await attempted(h, partial(case.call, h, machine))
+        outcome = await attempt(h, partial(case.call, h, machine))
         h.faults.clear()
         if isinstance(outcome, ProviderError):
             expect(
@@ -80,9 +80,9 @@ async def a_failed_read_is_a_leaf_and_never_a_false_none(h: Harness, case: Read)
 @behaviour(cases=READS)
 async def a_slow_answer_times_out(h: Harness, case: Read) -> None:
     """A read whose answer never comes gives up in bounded time, as Unavailable."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
     h.faults.hang(case.of, times=FOR_EVER)
-    await refused(h, partial(case.call, h, machine), Unavailable)
+    await require_refusal(h, partial(case.call, h, machine), Unavailable)
     h.faults.clear()
     expect(await case.call(h, machine), "the call does not recover when the fault ends")
 
@@ -90,11 +90,11 @@ async def a_slow_answer_times_out(h: Harness, case: Read) -> None:
 @behaviour(cases=READS)
 async def a_storm_of_rate_limits_is_not_answered_by_a_storm(h: Harness, case: Read) -> None:
     """While every answer is a rate limit, a read sends a few requests and raises RateLimited."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
     for advice_s in (3600, 5, None):
         before = len(h.requests(case.of))
         h.faults.answer(case.of, h.rate_limit_answer(advice_s), times=FOR_EVER)
-        error = await refused(h, partial(case.call, h, machine), RateLimited)
+        error = await require_refusal(h, partial(case.call, h, machine), RateLimited)
         h.faults.clear()
         sent = len(h.requests(case.of)) - before
         expect(1 <= sent <= REQUESTS_MAX, f"{sent} requests were sent into the storm")
@@ -107,9 +107,9 @@ async def a_storm_of_rate_limits_is_not_answered_by_a_storm(h: Harness, case: Re
 @behaviour(cases=READS)
 async def a_single_hiccup_is_survived_or_reported(h: Harness, case: Read) -> None:
     """One failed answer either is retried or raises; the next call is as if nothing had been."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
     h.faults.answer(case.of, GATEWAY_ERROR)
-    outcome = await attempted(h, partial(case.call, h, machine))
+    outcome = await attempt(h, partial(case.call, h, machine))
     if isinstance(outcome, ProviderError):
         expect(isinstance(outcome, Unavailable), f"{outcome!r} for a gateway error")
     h.faults.clear()
@@ -119,22 +119,22 @@ async def a_single_hiccup_is_survived_or_reported(h: Harness, case: Read) -> Non
 @behaviour(cases=READS)
 async def a_wrong_content_type_is_survived_or_reported(h: Harness, case: Read) -> None:
     """A true answer under a wrong content type is read, or is Unavailable; it crashes nothing."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
 
     def as_html(true: Canned) -> Canned:
         return Canned(status=true.status, body=true.body, headers={**true.headers, "content-type": "text/html"})
 
     h.faults.edit(case.of, as_html, times=FOR_EVER)
-    outcome = await attempted(h, partial(case.call, h, machine))
+    outcome = await attempt(h, partial(case.call, h, machine))
     expect(isinstance(outcome, Unavailable) or outcome, f"{outcome!r} for a wrong content type")
 
 
 @behaviour(cases=READS)
 async def a_refused_key_is_auth_failed(h: Harness, case: Read) -> None:
     """A read whose key is not accepted is AuthFailed."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
     h.break_auth()
-    outcome = await attempted(h, partial(case.call, h, machine))
+    outcome = await attempt(h, partial(case.call, h, machine))
     if case.of is Call.OFFERS and isinstance(outcome, OfferPage):
         return  # some clouds show their prices to anybody
     expect(isinstance(outcome, AuthFailed), f"{outcome!r} for a key that is not accepted")
@@ -144,7 +144,7 @@ async def a_refused_key_is_auth_failed(h: Harness, case: Read) -> None:
 async def a_cloud_that_echoes_secrets_is_not_quoted(h: Harness, case: str) -> None:
     """An error page that repeats our key or our start script leaves neither in errors nor in logs."""
     offer = await an_offer(h)
-    _, machine = await bought(h, offer)
+    _, machine = await buy_machine(h, offer)
     echo = " ".join(h.secrets()).encode()
     for status in (400, 401, 403, 404, 422, 500, 503):
         body = b'{"success":false,"error":"bad request: %s","message":"%s","msg":"%s","detail":"%s"}' % ((echo,) * 4)
@@ -156,7 +156,7 @@ async def a_cloud_that_echoes_secrets_is_not_quoted(h: Harness, case: str) -> No
             "launch": partial(h.provider.launch, h.request(offer)),
             "terminate": partial(h.provider.terminate, machine.ref),
         }
-        outcome = await attempted(h, calls[case])
+        outcome = await attempt(h, calls[case])
         if case == "instances" and not isinstance(outcome, ProviderError):
             expect(not outcome.complete, f"HTTP {status} was taken for a complete listing")
         h.faults.clear()
@@ -166,7 +166,7 @@ async def a_cloud_that_echoes_secrets_is_not_quoted(h: Harness, case: str) -> No
 @behaviour()
 async def what_is_shown_holds_no_secret(h: Harness) -> None:
     """Offers, machines, check lines and the provider's own repr hold neither key nor grant."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
     shown = [
         repr(h.provider),
         repr(await h.provider.offers(h.query())),
@@ -182,7 +182,7 @@ async def what_is_shown_holds_no_secret(h: Harness) -> None:
 @behaviour()
 async def the_key_travels_in_headers_only(h: Harness) -> None:
     """No URL and no body of any request holds the key, and every request that needs it signs itself anew."""
-    _, machine = await bought(h)
+    _, machine = await buy_machine(h)
     await h.provider.instances()
     await h.provider.check()
     await h.provider.terminate(machine.ref)

@@ -28,12 +28,12 @@ from spotd_providers.testkit.expect import (
     BehaviourFailed,
     all_offers,
     an_offer,
-    attempted,
-    bought,
-    bought_once,
+    attempt,
+    buy_machine,
     expect,
-    nothing_bought,
-    refused,
+    require_nothing_bought,
+    require_one_machine,
+    require_refusal,
     the_machine,
 )
 from spotd_providers.testkit.faults import FOR_EVER, SERVER_ERROR, STRIKES, Call
@@ -47,7 +47,7 @@ async def a_launch_makes_one_machine_that_carries_the_key(h: Harness) -> None:
     offer = await an_offer(h)
     request = h.request(offer)
     launched = await h.provider.launch(request)
-    bought_once(h, request.key)
+    require_one_machine(h, request.key)
     machine = h.live(request.key)[0]
     expect(launched.instance.key == request.key, f"the answer carries {launched.instance.key!r}")
     expect(launched.instance.ref.provider == h.plugin.name, f"{launched.instance.ref!r} names another provider")
@@ -66,7 +66,7 @@ async def a_launch_makes_one_machine_that_carries_the_key(h: Harness) -> None:
 @behaviour()
 async def a_launched_machine_is_found_and_listed(h: Harness) -> None:
     """A machine that was bought is returned by find and by the listing, with one ref."""
-    key, instance = await bought(h)
+    key, instance = await buy_machine(h)
     found = await the_machine(h, key)
     listing = await h.provider.instances()
     listed = [i for i in listing.instances if i.key == key]
@@ -81,13 +81,13 @@ async def a_lost_answer_means_unknown_and_one_machine(h: Harness, case: str) -> 
     """A purchase whose answer is lost is OutcomeUnknown, is never repeated, and is found by its key."""
     request = h.request(await an_offer(h))
     STRIKES[case](h.faults, Call.LAUNCH, 1)
-    error = await refused(h, partial(h.provider.launch, request), OutcomeUnknown)
+    error = await require_refusal(h, partial(h.provider.launch, request), OutcomeUnknown)
     expect(isinstance(error, OutcomeUnknown) and error.key == request.key, f"{error!r} does not carry the key")
     h.faults.clear()
-    bought_once(h, request.key)
+    require_one_machine(h, request.key)
     await h.settle()
     await the_machine(h, request.key)
-    bought_once(h, request.key)
+    require_one_machine(h, request.key)
 
 
 @behaviour(cases=("connection lost", "no answer"))
@@ -98,9 +98,9 @@ async def a_purchase_that_never_happened_is_unknown_until_find_says_so(h: Harnes
         h.faults.lose_answer(Call.LAUNCH, after_effect=False)
     else:
         h.faults.hang(Call.LAUNCH, after_effect=False)
-    await refused(h, partial(h.provider.launch, request), OutcomeUnknown)
+    await require_refusal(h, partial(h.provider.launch, request), OutcomeUnknown)
     h.faults.clear()
-    nothing_bought(h, request.key)
+    require_nothing_bought(h, request.key)
     expect(h.launch_calls() == 1, "the purchase was tried again")
     await h.settle()
     expect(not await h.provider.find(request.key), "find returns a machine that was never made")
@@ -112,9 +112,9 @@ async def an_unreachable_cloud_sells_nothing(h: Harness) -> None:
     request = h.request(await an_offer(h))
     h.served.stop()
     # A connection kept from before may die under the request, which is as unknown as any other lost answer.
-    await refused(h, partial(h.provider.launch, request), Unavailable, OutcomeUnknown)
-    await refused(h, partial(h.provider.launch, request), Unavailable)
-    nothing_bought(h, request.key)
+    await require_refusal(h, partial(h.provider.launch, request), Unavailable, OutcomeUnknown)
+    await require_refusal(h, partial(h.provider.launch, request), Unavailable)
+    require_nothing_bought(h, request.key)
 
 
 @behaviour(cases=("with advice", "without advice"))
@@ -122,11 +122,11 @@ async def a_rate_limited_launch_is_refused_and_not_repeated(h: Harness, case: st
     """A launch that meets a rate limit raises RateLimited at once; the daemon decides what happens next."""
     request = h.request(await an_offer(h))
     h.faults.answer(Call.LAUNCH, h.rate_limit_answer(30 if case == "with advice" else None))
-    error = await refused(h, partial(h.provider.launch, request), RateLimited)
+    error = await require_refusal(h, partial(h.provider.launch, request), RateLimited)
     expect(isinstance(error, RateLimited) and error.retry_after.total_seconds() > 0, "it says not how long to wait")
     if case == "with advice" and isinstance(error, RateLimited):
         expect(error.retry_after.total_seconds() >= 30, f"it asks to wait {error.retry_after} instead of 30 s")
-    nothing_bought(h, request.key)
+    require_nothing_bought(h, request.key)
     expect(h.launch_calls() == 1, f"{h.launch_calls()} requests to buy were sent")
 
 
@@ -135,10 +135,10 @@ async def a_failed_confirmation_does_not_deny_the_purchase(h: Harness) -> None:
     """If the cloud sold the machine and then cannot be asked about it, launch does not say that nothing happened."""
     request = h.request(await an_offer(h))
     h.faults.answer(Call.LIST, SERVER_ERROR, times=FOR_EVER)
-    outcome = await attempted(h, partial(h.provider.launch, request))
+    outcome = await attempt(h, partial(h.provider.launch, request))
     expect(isinstance(outcome, Launched | OutcomeUnknown), f"{outcome!r} although the machine was bought")
     h.faults.clear()
-    bought_once(h, request.key)
+    require_one_machine(h, request.key)
     await h.settle()
     await the_machine(h, request.key)
 
@@ -154,7 +154,7 @@ async def a_cancelled_launch_leaves_at_most_one_machine_that_is_found(h: Harness
         group.cancel_scope.cancel()
     h.faults.clear()
     await h.settle()
-    bought_once(h, request.key)
+    require_one_machine(h, request.key)
     await the_machine(h, request.key)
 
 
@@ -173,8 +173,8 @@ async def a_refused_launch_buys_nothing(h: Harness, case: str) -> None:
     request = h.request(await an_offer(h))
     cause, leaves = REFUSALS[case]
     cause(h, request.offer)
-    await refused(h, partial(h.provider.launch, request), *leaves)
-    nothing_bought(h, request.key)
+    await require_refusal(h, partial(h.provider.launch, request), *leaves)
+    require_nothing_bought(h, request.key)
 
 
 @behaviour()
@@ -183,9 +183,9 @@ async def a_start_script_beyond_the_limit_is_refused(h: Harness) -> None:
     limit = h.plugin.traits(h.settings()).start_script_bytes_max
     expect(limit >= len(START_SCRIPT), f"a limit of {limit} bytes holds no start script")
     request = h.request(await an_offer(h), start_script="#" + "x" * limit)
-    error = await refused(h, partial(h.provider.launch, request), RequestRejected)
+    error = await require_refusal(h, partial(h.provider.launch, request), RequestRejected)
     expect(isinstance(error, RequestRejected) and error.field and error.reason, f"{error!r} names no field or reason")
-    nothing_bought(h, request.key)
+    require_nothing_bought(h, request.key)
     expect(h.launch_calls() <= 1, f"{h.launch_calls()} requests to buy were sent")
 
 
@@ -198,7 +198,7 @@ async def a_start_script_of_the_full_limit_is_accepted(h: Harness) -> None:
     expect(len(script.encode()) == limit, "the test's own script has the wrong size")
     request = h.request(await an_offer(h), start_script=script)
     await h.provider.launch(request)
-    bought_once(h, request.key)
+    require_one_machine(h, request.key)
     arrived = h.live(request.key)[0].start_script
     if arrived is not None:
         expect(script.strip() in arrived, "the start script arrived changed")
@@ -209,8 +209,8 @@ async def an_interruptible_purchase_is_never_an_on_demand_one(h: Harness) -> Non
     """If the cloud sells on-demand where we bid, launch says ContractViolation and the machine is ended."""
     request = h.request(await an_offer(h, Market.SPOT))
     h.sell_on_demand_instead()
-    await refused(h, partial(h.provider.launch, request), ContractViolation)
-    nothing_bought(h, request.key)
+    await require_refusal(h, partial(h.provider.launch, request), ContractViolation)
+    require_nothing_bought(h, request.key)
 
 
 @behaviour()
@@ -218,11 +218,11 @@ async def what_a_refused_launch_left_behind_is_ended(h: Harness) -> None:
     """A refusal that leaves a machine behind is cleaned up before launch says that there is none."""
     request = h.request(await an_offer(h))
     h.refuse_but_leave_machine()
-    outcome = await attempted(h, partial(h.provider.launch, request))
+    outcome = await attempt(h, partial(h.provider.launch, request))
     if not isinstance(outcome, Exception):
         raise BehaviourFailed(f"a refused launch returned {outcome!r}")
     if not isinstance(outcome, OutcomeUnknown):
-        nothing_bought(h, request.key)
+        require_nothing_bought(h, request.key)
 
 
 @behaviour()

@@ -11,8 +11,8 @@ from spotd_providers.testkit.expect import (
     BehaviourFailed,
     all_offers,
     an_offer,
-    attempted,
-    bought,
+    attempt,
+    buy_machine,
     expect,
     the_machine,
 )
@@ -64,7 +64,7 @@ async def foreign_machines_are_never_shown_or_touched(h: Harness) -> None:
     """Machines without our install label are not listed, not found, and outlive everything we do."""
     foreign = set(h.add_foreign_machines())
     expect(foreign, "the harness made no foreign machine")
-    key, instance = await bought(h)
+    key, instance = await buy_machine(h)
     listing = await h.provider.instances()
     expect([i.key for i in listing.instances] == [key], f"foreign machines are listed: {listing.instances!r}")
     labels = [m.label for m in h.machines() if m.machine_id in foreign and m.label]
@@ -81,9 +81,9 @@ async def foreign_machines_are_never_shown_or_touched(h: Harness) -> None:
 @behaviour()
 async def part_of_a_listing_is_called_incomplete(h: Harness) -> None:
     """A listing that broke off says so, or fails; it is never passed for the whole."""
-    key, _ = await bought(h)
+    key, _ = await buy_machine(h)
     h.list_only_part()
-    outcome = await attempted(h, h.provider.instances)
+    outcome = await attempt(h, h.provider.instances)
     if not isinstance(outcome, ProviderError):
         expect(not outcome.complete, f"part of a listing was passed for the whole: {outcome!r}")
     h.faults.clear()
@@ -97,7 +97,7 @@ async def a_malformed_row_costs_only_itself_and_completeness(h: Harness) -> None
     h.add_machines(keys)
     victim = h.live(keys[1])[0]
     h.spoil_listed_row(victim.machine_id)
-    outcome = await attempted(h, h.provider.instances)
+    outcome = await attempt(h, h.provider.instances)
     if isinstance(outcome, ProviderError):
         raise BehaviourFailed(f"one malformed row cost the whole listing: {outcome!r}")
     listed = {instance.key for instance in outcome.instances}
@@ -108,7 +108,7 @@ async def a_malformed_row_costs_only_itself_and_completeness(h: Harness) -> None
 @behaviour()
 async def an_unheard_of_state_is_unknown_and_not_gone(h: Harness) -> None:
     """A state the provider never documented is UNKNOWN: the machine stays listed and found."""
-    key, _ = await bought(h)
+    key, _ = await buy_machine(h)
     h.set_state(h.live(key)[0].machine_id, OddState.UNHEARD_OF)
     machine = await the_machine(h, key)
     expect(machine.state is InstanceState.UNKNOWN, f"an unheard-of state is taken for {machine.state}")
@@ -123,7 +123,7 @@ async def a_new_machine_is_found_within_the_reconcile_window(h: Harness) -> None
     h.set_list_lag(min(timedelta(seconds=60), window / 2))
     request = h.request(await an_offer(h))
     h.faults.lose_answer(Call.LAUNCH)
-    outcome = await attempted(h, partial(h.provider.launch, request))
+    outcome = await attempt(h, partial(h.provider.launch, request))
     expect(not isinstance(outcome, Launched), "a lost answer was understood")
     await h.advance(window)
     await the_machine(h, request.key)
@@ -143,8 +143,8 @@ async def a_launch_under_list_lag_still_names_its_machine(h: Harness) -> None:
 @behaviour()
 async def a_listing_that_cannot_be_had_is_an_error(h: Harness) -> None:
     """When the cloud cannot be reached, find and the listing fail; neither says that there is nothing."""
-    key, _ = await bought(h)
+    key, _ = await buy_machine(h)
     h.served.stop()
     for call in (h.provider.instances, partial(h.provider.find, key)):
-        outcome = await attempted(h, call)
+        outcome = await attempt(h, call)
         expect(isinstance(outcome, Unavailable), f"{outcome!r} from a cloud that cannot be reached")

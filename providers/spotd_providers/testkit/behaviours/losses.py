@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from spotd_providers.contract.provider import ChangesBids
 from spotd_providers.contract.values import Instance, InstanceState, Loss, Market, Power
-from spotd_providers.testkit.expect import an_offer, bought, expect, the_machine
+from spotd_providers.testkit.expect import an_offer, buy_machine, expect, the_machine
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.knobs import NotApplicable, OddState
 from spotd_providers.testkit.suite import behaviour
@@ -21,7 +21,7 @@ async def _all_reports(h: Harness, instance: Instance) -> list[Instance]:
 @behaviour()
 async def a_preempted_machine_is_not_called_running(h: Harness) -> None:
     """A machine the cloud took away is gone, ending or paused, for the reason that it was taken away."""
-    _, instance = await bought(h, await an_offer(h, Market.SPOT))
+    _, instance = await buy_machine(h, await an_offer(h, Market.SPOT))
     h.preempt(instance.ref.instance_id)
     for report in await _all_reports(h, instance):
         expect(
@@ -34,7 +34,7 @@ async def a_preempted_machine_is_not_called_running(h: Harness) -> None:
 @behaviour()
 async def an_outbid_machine_is_paused(h: Harness) -> None:
     """A machine that is outbid but kept is PAUSED for being outbid: it still exists and may wake up."""
-    _, instance = await bought(h, await an_offer(h, Market.SPOT))
+    _, instance = await buy_machine(h, await an_offer(h, Market.SPOT))
     h.pause(instance.ref.instance_id)
     report = await the_machine(h, instance.key)
     expect(report.state is InstanceState.PAUSED, f"a paused machine is {report.state}")
@@ -49,7 +49,7 @@ async def a_notice_is_reported(h: Harness) -> None:
     """An announced loss is reported with its time while the machine still runs."""
     if not h.provider.capabilities[Power.NOTICES].available:
         raise NotApplicable(h.provider.capabilities[Power.NOTICES].reason)
-    _, instance = await bought(h, await an_offer(h, Market.SPOT))
+    _, instance = await buy_machine(h, await an_offer(h, Market.SPOT))
     h.give_notice(instance.ref.instance_id)
     report = await the_machine(h, instance.key)
     expect(report.notice_at is not None, "the notice is not reported")
@@ -62,7 +62,7 @@ async def a_notice_is_reported(h: Harness) -> None:
 @behaviour()
 async def a_machine_that_cannot_come_up_says_so(h: Harness) -> None:
     """A machine whose image or container cannot be started is reported as lost for that reason."""
-    _, instance = await bought(h)
+    _, instance = await buy_machine(h)
     h.set_state(instance.ref.instance_id, OddState.PROVISION_FAILED)
     for report in await _all_reports(h, instance):
         expect(report.state is not InstanceState.RUNNING, "a machine that cannot come up is called running")
@@ -75,7 +75,7 @@ async def a_machine_that_cannot_come_up_says_so(h: Harness) -> None:
 @behaviour()
 async def a_machine_that_ended_by_itself_is_not_called_running(h: Harness) -> None:
     """A machine that ended by itself is not RUNNING, and was not preempted."""
-    _, instance = await bought(h)
+    _, instance = await buy_machine(h)
     h.set_state(instance.ref.instance_id, OddState.ENDED_BY_ITSELF)
     for report in await _all_reports(h, instance):
         expect(report.state is not InstanceState.RUNNING, "a machine that ended is called running")

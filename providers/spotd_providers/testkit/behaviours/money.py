@@ -9,20 +9,27 @@ from spotd_providers.contract.errors import NoCapacity, OfferGone, PriceMoved, P
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance
 from spotd_providers.contract.values import LaunchRequest, Market, Power
-from spotd_providers.testkit.expect import an_offer, attempted, bought, expect, nothing_bought, refused
+from spotd_providers.testkit.expect import (
+    an_offer,
+    attempt,
+    buy_machine,
+    expect,
+    require_nothing_bought,
+    require_refusal,
+)
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.knobs import NotApplicable
 from spotd_providers.testkit.suite import behaviour
 
 
 async def _never_costs_more(h: Harness, request: LaunchRequest) -> None:
-    outcome = await attempted(h, partial(h.provider.launch, request))
+    outcome = await attempt(h, partial(h.provider.launch, request))
     if isinstance(outcome, ProviderError):
         expect(
             isinstance(outcome, PriceMoved | OfferGone | NoCapacity | RequestRejected),
             f"{outcome!r} instead of PriceMoved",
         )
-        nothing_bought(h, request.key)
+        require_nothing_bought(h, request.key)
     for machine in h.live(request.key):
         expect(machine.price is not None, "the harness does not state what its machines cost")
         expect(
@@ -50,7 +57,7 @@ async def price_max_is_respected(h: Harness, case: Market) -> None:
 async def a_machine_is_bought_at_the_offered_price_or_less(h: Harness) -> None:
     """What the cloud charges for a machine is what was offered, whole machine against whole machine."""
     offer = await an_offer(h)
-    key, _ = await bought(h, offer)
+    key, _ = await buy_machine(h, offer)
     for machine in h.live(key):
         if machine.price is None:
             raise NotApplicable("the harness does not state what its machines cost")
@@ -74,7 +81,7 @@ async def a_changed_bid_is_what_the_machine_costs_at_most(h: Harness) -> None:
     if not isinstance(h.provider, ChangesBids):
         raise NotApplicable(h.provider.capabilities[Power.BID_CHANGE].reason)
     offer = await an_offer(h, Market.SPOT)
-    key, instance = await bought(h, offer)
+    key, instance = await buy_machine(h, offer)
     bid = MicroUsdPerHour(offer.gpu_price + 100_000)
     await h.provider.change_bid(instance.ref, bid)
     prices = [machine.price for machine in h.live(key)]
@@ -87,10 +94,10 @@ async def a_bid_on_an_absent_machine_is_refused(h: Harness) -> None:
     if not isinstance(h.provider, ChangesBids):
         raise NotApplicable(h.provider.capabilities[Power.BID_CHANGE].reason)
     offer = await an_offer(h, Market.SPOT)
-    _, instance = await bought(h, offer)
+    _, instance = await buy_machine(h, offer)
     await h.provider.terminate(instance.ref)
     await h.settle()
-    await refused(h, partial(h.provider.change_bid, instance.ref, offer.gpu_price), ProviderError)
+    await require_refusal(h, partial(h.provider.change_bid, instance.ref, offer.gpu_price), ProviderError)
 
 
 @behaviour()
@@ -99,7 +106,7 @@ async def charges_are_the_clouds_own(h: Harness) -> None:
     if not isinstance(h.provider, Bills):
         raise NotApplicable(h.provider.capabilities[Power.BILLING].reason)
     since = h.clock.now() - timedelta(hours=1)
-    key, instance = await bought(h)
+    key, instance = await buy_machine(h)
     await h.advance(timedelta(hours=2))
     await h.provider.terminate(instance.ref)
     await h.settle()

@@ -8,7 +8,7 @@ from typing import Final
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.gpus import gpu_info, kept_name
 from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Interruption, Market, OfferQuery
-from spotd_providers.testkit.expect import all_offers, an_offer, attempted, expect
+from spotd_providers.testkit.expect import all_offers, an_offer, attempt, expect
 from spotd_providers.testkit.faults import NOTHING, Call
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.suite import behaviour
@@ -136,7 +136,7 @@ async def an_empty_market_is_no_error(h: Harness) -> None:
 async def an_empty_answer_is_not_an_empty_market(h: Harness) -> None:
     """An answer without any content is a failure, and does not mean that nothing is sold."""
     h.faults.answer(Call.OFFERS, NOTHING, times=100)
-    outcome = await attempted(h, lambda: h.provider.offers(h.query()))
+    outcome = await attempt(h, lambda: h.provider.offers(h.query()))
     believed = not isinstance(outcome, Exception) and outcome.complete
     expect(not believed, "an empty answer was taken for a whole one")
 
@@ -147,7 +147,7 @@ async def a_bad_price_never_becomes_an_offer(h: Harness, case: str) -> None:
     before = await all_offers(h)
     spoiled = await an_offer(h)
     h.set_raw_price(spoiled.offer_id, case)
-    outcome = await attempted(h, lambda: h.provider.offers(h.query()))
+    outcome = await attempt(h, lambda: h.provider.offers(h.query()))
     if isinstance(outcome, Exception):
         expect(case in NOT_JSON_NUMBERS, f"one bad price cost the whole page: {outcome!r}")
         expect(isinstance(outcome, Unavailable), f"{outcome!r} instead of Unavailable")

@@ -10,7 +10,15 @@ from typing import Final
 from spotd_providers.contract.errors import NotSupported
 from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance, ReadsLogs
 from spotd_providers.contract.values import CheckLine, Market, Power
-from spotd_providers.testkit.expect import BehaviourFailed, all_offers, an_offer, attempted, bought, expect, refused
+from spotd_providers.testkit.expect import (
+    BehaviourFailed,
+    all_offers,
+    an_offer,
+    attempt,
+    buy_machine,
+    expect,
+    require_refusal,
+)
 from spotd_providers.testkit.faults import FOR_EVER, STRIKES, Call
 from spotd_providers.testkit.harness import Harness
 from spotd_providers.testkit.knobs import NotApplicable
@@ -46,7 +54,7 @@ async def a_missing_power_raises_not_supported(h: Harness, case: Power) -> None:
     if capability.available or not isinstance(h.provider, PROTOCOLS[case]):
         return  # there is nothing that could be called in vain
     offer = await an_offer(h)
-    _, instance = await bought(h, offer)
+    _, instance = await buy_machine(h, offer)
     now = h.clock.now()
     provider = h.provider
     calls: dict[Power, Callable[[], object]] = {}
@@ -58,7 +66,7 @@ async def a_missing_power_raises_not_supported(h: Harness, case: Power) -> None:
         calls[Power.BALANCE] = provider.balance
     if isinstance(provider, Bills):
         calls[Power.BILLING] = partial(provider.charges, now, now)
-    error = await refused(h, calls[case], NotSupported)  # type: ignore[arg-type] # each returns an awaitable of its own
+    error = await require_refusal(h, calls[case], NotSupported)  # type: ignore[arg-type] # each returns an awaitable of its own
     expect(capability.reason in str(error), f"{error!r} does not say {capability.reason!r}")
 
 
@@ -67,7 +75,7 @@ async def logs_are_lines_of_text(h: Harness) -> None:
     """The provider's log of a machine is at most the lines asked for."""
     if not isinstance(h.provider, ReadsLogs) or not h.provider.capabilities[Power.LOGS].available:
         raise NotApplicable(h.provider.capabilities[Power.LOGS].reason)
-    _, instance = await bought(h)
+    _, instance = await buy_machine(h)
     lines = await h.provider.logs(instance.ref, lines=5)
     expect(len(lines) <= 5, f"{len(lines)} lines instead of at most 5")
     expect(not any("\n" in line for line in lines), "a line is no single line of text")
@@ -111,14 +119,14 @@ async def check_finds_failures_and_never_raises(h: Harness, case: str) -> None:
     """When nothing works, check returns lines that say so."""
     for call in Call:
         STRIKES[case](h.faults, call, FOR_EVER)
-    _require_finding(await attempted(h, h.provider.check))
+    _require_finding(await attempt(h, h.provider.check))
 
 
 @behaviour()
 async def check_names_a_refused_key_with_a_way_out(h: Harness) -> None:
     """A key that is not accepted is a line of check with a hint."""
     h.break_auth()
-    outcome = await attempted(h, h.provider.check)
+    outcome = await attempt(h, h.provider.check)
     _require_finding(outcome)
     if not isinstance(outcome, Exception):
         expect(any(line.hint.strip() for line in outcome if not line.ok), "no line offers a way out")
@@ -128,7 +136,7 @@ async def check_names_a_refused_key_with_a_way_out(h: Harness) -> None:
 async def check_of_an_unreachable_cloud_says_so(h: Harness) -> None:
     """Check of a cloud that cannot be connected to returns lines that say so."""
     h.served.stop()
-    _require_finding(await attempted(h, h.provider.check))
+    _require_finding(await attempt(h, h.provider.check))
 
 
 @behaviour(opens=True)
@@ -148,7 +156,7 @@ async def closing_leaves_nothing_behind(h: Harness) -> None:
 async def machines_outlive_the_provider(h: Harness) -> None:
     """Closing ends no machine; a provider that is opened anew finds it by its key."""
     async with h.opened():
-        key, instance = await bought(h)
+        key, instance = await buy_machine(h)
     async with h.opened() as provider:
         found = await provider.find(key)
         expect([i.ref for i in found] == [instance.ref], f"found after reopening: {found!r}")

@@ -21,7 +21,7 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.kit import http as door
 from spotd_providers.kit import shapes
 from spotd_providers.kit.http import AnswerLost, HttpAnswer, open_http
-from spotd_providers.kit.inflate import VALUES_MAX, BodyTooLarge, inflated
+from spotd_providers.kit.inflate import VALUES_MAX, BodyTooLarge, inflater
 
 MIB = 1024 * 1024
 
@@ -128,7 +128,7 @@ def test_an_answer_of_a_byte_now_and_then_is_given_up_at_a_deadline(monkeypatch:
 
 
 def test_a_small_packed_answer_is_never_unpacked_in_one_piece() -> None:
-    inflate = inflated("gzip", bytes_max=4 * MIB)
+    inflate = inflater("gzip", bytes_max=4 * MIB)
     pieces: list[int] = []
     with pytest.raises(BodyTooLarge):
         pieces.extend(len(piece) for piece in inflate(gzip.compress(bytes(64 * MIB))))
@@ -138,7 +138,7 @@ def test_a_small_packed_answer_is_never_unpacked_in_one_piece() -> None:
 @pytest.mark.parametrize("body", [b"[" + b"[]," * VALUES_MAX + b"[]]", b"[" * (VALUES_MAX + 1), b"[" * 100_000])
 def test_a_body_of_too_many_or_too_deep_values_is_not_parsed(body: bytes) -> None:
     with pytest.raises(Unavailable):
-        shapes.decoded(body, who="it")
+        shapes.decode(body, who="it")
     with pytest.raises(Unavailable):
         HttpAnswer(status=200, headers={}, body=body).json()
 
@@ -157,7 +157,7 @@ def test_sixty_kilobytes_on_the_line_cost_no_more_than_the_bound() -> None:
         for bomb in bombs:
             with answering(whole(bomb, "content-encoding: gzip")) as url:
                 try:
-                    shapes.decoded(got(url).body, who="it")
+                    shapes.decode(got(url).body, who="it")
                 except (AnswerLost, Unavailable):
                     pass
                 else:

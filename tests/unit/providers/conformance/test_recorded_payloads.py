@@ -20,8 +20,8 @@ from spotd_providers.aws.region import kinds_of
 from spotd_providers.aws.settings import AwsSettings
 from spotd_providers.contract.gpus import canonical
 from spotd_providers.contract.values import Market
-from spotd_providers.kit.shapes import row_or_none, shaped
-from spotd_providers.vastai.offers import OnDemandPrices, translated
+from spotd_providers.kit.shapes import as_model, row_or_none
+from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import CreateReply, InstanceRow, offer_rows, single_instance
 
@@ -36,7 +36,7 @@ Counts = tuple[int, int, int]
 def vast_offers(content: Any) -> Counts:
     rows = content["offers"] if isinstance(content, dict) else content
     understood = offer_rows(json.dumps({"offers": rows}).encode())
-    good, bad = translated(
+    good, bad = offers_of(
         understood.rows, Market.SPOT, VastSettings(verified=False, cpu_arch="any"), on_demand=OnDemandPrices()
     )
     rejected = [*understood.rejected, *bad]
@@ -51,7 +51,7 @@ def vast_instance(content: Any) -> Counts:
 
 
 def vast_purchase(content: Any) -> Counts:
-    assert shaped(CreateReply, content, who="vast.ai", what="a purchase").new_contract
+    assert as_model(CreateReply, content, who="vast.ai", what="a purchase").new_contract
     return 1, 1, 0
 
 

@@ -61,7 +61,7 @@ def test_a_machine_runs_its_script_in_its_own_directory_with_a_minimal_environme
     monkeypatch.setenv("VAST_API_KEY", "canary")
     machines.start("m-1", "env > env.txt; pwd; exit 3", {"EXTRA": "yes"})
     until(lambda: not machines.alive("m-1"))
-    assert machines.exited("m-1") == 3
+    assert machines.status("m-1").exit_code == 3
     environment = dict(line.split("=", 1) for line in (machines.directory("m-1") / "env.txt").read_text().splitlines())
     directory = str(machines.directory("m-1"))
     assert environment["HOME"] == directory
@@ -155,7 +155,7 @@ def test_a_new_owner_of_the_root_adopts_what_runs_and_learns_how_the_rest_ended(
     until(lambda: not machines.alive("ended"))
     heir = Machines(tmp_path / "market", clock=ManualClock())
     assert heir.alive("lives")
-    assert heir.exited("ended") == 7
+    assert heir.status("ended").exit_code == 7
     heir.kill("lives")
     assert not machines.alive("lives")
 
@@ -175,7 +175,7 @@ def test_machines_outlive_a_killed_owner_process_and_are_adopted(tmp_path: Path)
     try:
         assert heir.alive("m-1")
         until(lambda: not heir.alive("m-2"))
-        assert heir.exited("m-2") == 5
+        assert heir.status("m-2").exit_code == 5
     finally:
         heir.kill_all()
     assert heir.status("m-1").state is HostMachineState.KILLED

@@ -131,7 +131,7 @@ def test_a_second_launch_under_the_same_key_makes_a_second_machine_that_the_book
     with bench(tmp_path, hosts=[host(slots=3)]) as b:
         b.buy(key="spotd-lab-twin-1")
         b.buy(key="spotd-lab-twin-1")
-        assert len(b.market.listed(install=LAB, key="spotd-lab-twin-1")) == 2
+        assert len(b.market.listing(install=LAB, key="spotd-lab-twin-1")) == 2
         b.advance(HOUR)
         assert most_at_once(span for span in segments(b.lines()) if span.key == "spotd-lab-twin-1") == 2
 
@@ -158,16 +158,16 @@ def test_machines_books_and_promises_survive_the_server(tmp_path: Path) -> None:
         b.buy(dollars=1.5)
         b.buy("oslo:spot", dollars=5)
         b.reopen()
-        bid, agreed = b.market.listed(install=LAB)
+        bid, agreed = b.market.listing(install=LAB)
         assert b.alive(bid)
         assert b.alive(agreed)
         b.advance(2 * HOUR)
         b.reopen()
-        bid, agreed = b.market.listed(install=LAB)
+        bid, agreed = b.market.listing(install=LAB)
         assert [bid.state, agreed.state] == [InstanceState.PAUSED, InstanceState.RUNNING]
         b.clock.advance(2 * HOUR)
         b.reopen()
-        bid, agreed = b.market.listed(install=LAB)
+        bid, agreed = b.market.listing(install=LAB)
         assert b.alive(bid)
         assert b.bill(bid) == 1_500_000 * 2
         assert b.bill(agreed) == 1_000_000 + 2 * 2_000_000 + 1_000_000
@@ -188,7 +188,7 @@ def test_a_server_killed_before_the_start_script_ran_runs_it_when_it_is_back(tmp
         assert (machine.state, b.alive(machine)) == (InstanceState.PENDING, False)
         b.clock.advance(5 * MINUTE)
         b.reopen()
-        (machine,) = b.market.listed(install=LAB)
+        (machine,) = b.market.listing(install=LAB)
         assert machine.state is InstanceState.RUNNING
         assert b.alive(machine)
 
@@ -228,7 +228,7 @@ def test_a_refused_launch_leaves_no_machine_and_no_bill(
         with pytest.raises(Refused, match=word) as refused:
             b.buy(request_.pop("offer_id", "kyiv:spot"), **request_)
         assert refused.value.refusal is refusal
-        assert len(b.lines()) == len(b.market.listed(install=LAB)) == int(full)
+        assert len(b.lines()) == len(b.market.listing(install=LAB)) == int(full)
 
 
 def test_what_is_on_offer_follows_price_slots_and_stock(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_what_is_on_offer_follows_price_slots_and_stock(tmp_path: Path) -> None:
 def test_another_install_neither_sees_nor_touches_a_machine(tmp_path: Path) -> None:
     with bench(tmp_path, hosts=[host()]) as b:
         machine = b.buy()
-        assert b.market.listed(install="other") == ()
+        assert b.market.listing(install="other") == ()
         b.market.terminate(machine.machine_id, install="other")
         with pytest.raises(Refused, match="no machine"):
             b.market.get(machine.machine_id, install="other")
@@ -267,9 +267,9 @@ def test_terminating_twice_or_a_stranger_succeeds(tmp_path: Path) -> None:
 def test_a_new_machine_shows_up_in_lists_after_the_lag_only(tmp_path: Path) -> None:
     with bench(tmp_path, hosts=[host()], list_lag="90s") as b:
         b.buy()
-        assert b.market.listed(install=LAB) == ()
+        assert b.market.listing(install=LAB) == ()
         b.advance(90 * timedelta(seconds=1))
-        assert len(b.market.listed(install=LAB)) == 1
+        assert len(b.market.listing(install=LAB)) == 1
 
 
 def test_gone_machines_are_listed_for_a_while_and_then_forgotten_with_their_files(tmp_path: Path) -> None:
@@ -277,9 +277,9 @@ def test_gone_machines_are_listed_for_a_while_and_then_forgotten_with_their_file
         machine = b.buy()
         b.market.terminate(machine.machine_id, install=LAB)
         b.advance(59 * MINUTE)
-        assert [m.state for m in b.market.listed(install=LAB)] == [InstanceState.GONE]
+        assert [m.state for m in b.market.listing(install=LAB)] == [InstanceState.GONE]
         b.advance(2 * MINUTE)
-        assert b.market.listed(install=LAB) == ()
+        assert b.market.listing(install=LAB) == ()
         assert not b.market.machines.directory(machine.machine_id).exists()
 
 
@@ -309,7 +309,7 @@ def test_a_machine_that_cannot_be_written_down_is_not_sold(tmp_path: Path, monke
                 b.buy()
         assert refused.value.refusal is Refusal.INTERNAL
         b.reopen()
-        assert b.market.listed(install=LAB) == ()
+        assert b.market.listing(install=LAB) == ()
         assert b.lines() == ()
 
 

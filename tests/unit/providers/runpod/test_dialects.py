@@ -14,7 +14,7 @@ from spotd_jobs.start import start_script
 from spotd_providers.contract.errors import RateLimited
 from spotd_providers.contract.values import InstanceState, Loss
 from spotd_providers.kit.console import NO_PYTHON
-from spotd_providers.runpod.offers import translated
+from spotd_providers.runpod.offers import offers_of
 from spotd_providers.runpod.provider import RunpodProvider
 from spotd_providers.runpod.settings import RunpodSettings
 from spotd_providers.runpod.wire import gpu_rows
@@ -63,7 +63,7 @@ def test_the_documented_gpu_is_priced_with_all_its_fields_and_with_the_fewest(to
     row = {name: value for name, value in GPU.items() if name not in left_out.split()} | {"availability": told}
     understood = gpu_rows({"gpus": [row]})
     for cloud, price in (("SECURE", 690_000), ("COMMUNITY", 340_000)):
-        (offer,), rejected = translated(understood.rows, cloud, 2, RunpodSettings())
+        (offer,), rejected = offers_of(understood.rows, cloud, 2, RunpodSettings())
         assert not rejected
         assert (offer.gpu, offer.gpu_count, offer.gpu_price) == ("RTX_4090", 2, 2 * price)
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MICRO
-from spotd_providers.kit.shapes import decoded, row_or_none, shaped
-from spotd_providers.runpod.offers import translated
+from spotd_providers.kit.shapes import as_model, decode, row_or_none
+from spotd_providers.runpod.offers import offers_of
 from spotd_providers.runpod.settings import RunpodSettings
 from spotd_providers.runpod.wire import BillingPage, BillingRow, PodPage, PodRow, gpu_rows
 from tests.fakes.runpod import some_gpus
@@ -66,11 +66,11 @@ def _is_price(value: Any) -> bool:
 
 def judge_catalogue(rows: list[dict[str, Any]]) -> None:
     """Everything priced out of these rows is a finite, positive figure that the row itself states."""
-    understood = gpu_rows(decoded(json.dumps({"gpus": rows}).encode(), who="RunPod"))
+    understood = gpu_rows(decode(json.dumps({"gpus": rows}).encode(), who="RunPod"))
     assert len(understood.rows) + len(understood.rejected) == len(rows)
     assert rows[1]["id"] in {row.id for row in understood.rows} or rows[0].get("id") == rows[1]["id"]
     for cloud in ("SECURE", "COMMUNITY"):
-        offers, rejected = translated(understood.rows, cloud, 2, EVERYTHING)
+        offers, rejected = offers_of(understood.rows, cloud, 2, EVERYTHING)
         assert len(offers) + len(rejected) == len(understood.rows)
         for offer in offers:
             stated = next(row["price"][cloud.lower()] for row in rows if row.get("id") == offer.extra["gpu"])
@@ -117,14 +117,14 @@ def test_an_odd_bill_is_unreadable_and_no_crash(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"gpus":null}', b'{"gpus":{}}', b"\xff", b"[" * 9999])
 def test_an_answer_without_a_list_of_gpus_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
-        gpu_rows(decoded(body, who="RunPod"))
+        gpu_rows(decode(body, who="RunPod"))
 
 
 @pytest.mark.parametrize("rows", [None, {}, "rows", 7])
 def test_a_page_whose_rows_are_no_list_is_unavailable(rows: Any) -> None:
     for model in (PodPage, BillingPage):
         with pytest.raises(Unavailable):
-            shaped(model, {"pods": rows, "records": rows}, who="RunPod", what="a page")
+            as_model(model, {"pods": rows, "records": rows}, who="RunPod", what="a page")
 
 
 def test_a_gpu_told_twice_is_offered_once() -> None:

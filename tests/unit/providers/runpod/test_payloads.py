@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spotd_providers.contract.money import micro_usd
-from spotd_providers.runpod.offers import translated
+from spotd_providers.runpod.offers import offers_of
 from spotd_providers.runpod.settings import RunpodSettings
 from spotd_providers.runpod.wire import gpu_rows
 
@@ -54,7 +54,7 @@ def in_new_words(row: dict[str, Any]) -> dict[str, Any]:
 def test_every_recorded_gpu_is_priced_or_rejected_with_a_reason(name: str, count: int, cloud: str) -> None:
     rows = recorded(name)
     understood = gpu_rows({"gpus": [in_new_words(row) for row in rows]})
-    offers, rejected = translated(understood.rows, cloud, count, EVERYTHING)
+    offers, rejected = offers_of(understood.rows, cloud, count, EVERYTHING)
     rejected = [*understood.rejected, *rejected]
     reasons = Counter(item.reason for item in rejected)
     print(f"{name} {cloud} x{count}: {len(rows)} rows, {len(offers)} priced, {len(rejected)} rejected {dict(reasons)}")
@@ -84,6 +84,6 @@ def test_a_zero_price_and_an_unknown_gpu_are_not_sold() -> None:
     row = in_new_words({"id": "unknown", "displayName": "?", "memoryInGb": 24, "securePrice": 0, "communityPrice": 0.2})
     understood = gpu_rows({"gpus": [row]}).rows
     for cloud in ("SECURE", "COMMUNITY"):
-        offers, rejected = translated(understood, cloud, 1, EVERYTHING)
+        offers, rejected = offers_of(understood, cloud, 1, EVERYTHING)
         assert not offers
         assert len(rejected) == 1

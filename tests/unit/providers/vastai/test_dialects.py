@@ -25,7 +25,7 @@ from spotd_providers.kit.console import NO_PYTHON
 from spotd_providers.testkit.clock import run_virtually
 from spotd_providers.testkit.faults import Call, Canned
 from spotd_providers.testkit.serve import AsgiApp, Receive, Scope, Send, serving
-from spotd_providers.vastai.offers import OnDemandPrices, translated
+from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.provider import VastProvider
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import offer_rows
@@ -69,7 +69,7 @@ def no(status: int, **body: Any) -> Canned:
 def test_the_documented_offer_is_priced_in_both_markets() -> None:
     rows = offer_rows(json.dumps({"offers": [OFFER]}).encode()).rows
     for market in Market:
-        (offer,), rejected = translated(rows, market, VastSettings(), on_demand=OnDemandPrices())
+        (offer,), rejected = offers_of(rows, market, VastSettings(), on_demand=OnDemandPrices())
         assert not rejected
         assert (offer.gpu, offer.gpu_price, offer.host_id, offer.region) == ("RTX_4090", 120_100, "18233", "CA")
 
@@ -77,7 +77,7 @@ def test_the_documented_offer_is_priced_in_both_markets() -> None:
 def test_an_offer_with_the_fewest_fields_is_priced() -> None:
     rows = offer_rows(json.dumps({"offers": [{name: OFFER[name] for name in FEWEST}]}).encode()).rows
     for market in Market:
-        offers, _ = translated(rows, market, VastSettings(), on_demand=OnDemandPrices())
+        offers, _ = offers_of(rows, market, VastSettings(), on_demand=OnDemandPrices())
         assert len(offers) == 1
 
 

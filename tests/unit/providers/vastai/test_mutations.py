@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import Market
-from spotd_providers.kit.shapes import shaped
+from spotd_providers.kit.shapes import as_model
 from spotd_providers.testkit.clock import START
-from spotd_providers.vastai.offers import OnDemandPrices, translated
+from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import ChargePage, InstancePage, offer_rows
 from tests.fakes.vastai import Quirks, some_asks
@@ -63,7 +63,7 @@ def judge(rows: list[dict[str, Any]]) -> None:
     assert understood.count == len(rows)
     assert rows[1]["id"] in {row.id for row in understood.rows}, "a good row was lost to its neighbour"
     for market in Market:
-        offers, rejected = translated(understood.rows, market, EVERYBODY, on_demand=OnDemandPrices(understood.rows))
+        offers, rejected = offers_of(understood.rows, market, EVERYBODY, on_demand=OnDemandPrices(understood.rows))
         assert len(offers) + len(rejected) == len(understood.rows)
         for offer in offers:
             row = next(row for row in reversed(rows) if row.get("id") == int(offer.extra["ask"]))
@@ -102,7 +102,7 @@ def test_a_damaged_text_is_a_page_or_unavailable(data: st.DataObject) -> None:
     except Unavailable:
         return
     for market in Market:
-        translated(understood.rows, market, EVERYBODY, on_demand=OnDemandPrices(understood.rows))
+        offers_of(understood.rows, market, EVERYBODY, on_demand=OnDemandPrices(understood.rows))
 
 
 @pytest.mark.slow
@@ -134,17 +134,17 @@ def test_a_price_that_is_no_price_costs_its_row_and_no_other(field: str, raw: st
 @pytest.mark.parametrize("field", ["cuda_max_good", "geolocation", "cpu_ram", "reliability2", "hosting_type"])
 def test_an_odd_detail_is_unknown_and_costs_no_offer_unless_a_filter_needs_it(field: str) -> None:
     rows = offer_rows(json.dumps({"offers": [{**ROWS[0], field: {"new": "shape"}}]}).encode()).rows
-    (offer,), _ = translated(rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
+    (offer,), _ = offers_of(rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
     assert offer.gpu_price > 0
     picky = VastSettings(cuda_min=12.0, datacenter=True)
     if field in ("cuda_max_good", "hosting_type"):
-        assert not translated(rows, Market.SPOT, picky, on_demand=OnDemandPrices())[0]
+        assert not offers_of(rows, Market.SPOT, picky, on_demand=OnDemandPrices())[0]
 
 
 def test_a_bid_of_nothing_is_no_offer() -> None:
     for nothing in (0, 0.0, None):
         rows = offer_rows(json.dumps({"offers": [{**ROWS[0], "min_bid": nothing}]}).encode()).rows
-        offers, rejected = translated(rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
+        offers, rejected = offers_of(rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
         assert not offers
         assert "min_bid" in rejected[0].reason
 
@@ -167,4 +167,4 @@ def test_an_answer_without_a_list_of_offers_is_unavailable(body: bytes) -> None:
 @pytest.mark.parametrize("rows", [None, {}, "rows", 7])
 def test_a_page_whose_rows_are_no_list_is_unavailable(model: type[Any], rows: Any) -> None:
     with pytest.raises(Unavailable):
-        shaped(model, {"instances": rows, "results": rows}, who="vast.ai", what="a page")
+        as_model(model, {"instances": rows, "results": rows}, who="vast.ai", what="a page")

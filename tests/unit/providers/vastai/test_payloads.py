@@ -15,9 +15,9 @@ from spotd_providers.contract.gpus_table import GPUS
 from spotd_providers.contract.money import MICRO
 from spotd_providers.contract.values import InstallId, InstanceState, Market
 from spotd_providers.kit.keys import key_of
-from spotd_providers.kit.shapes import row_or_none, shaped
+from spotd_providers.kit.shapes import as_model, row_or_none
 from spotd_providers.vastai.instances import standing
-from spotd_providers.vastai.offers import OnDemandPrices, translated
+from spotd_providers.vastai.offers import OnDemandPrices, offers_of
 from spotd_providers.vastai.settings import VastSettings
 from spotd_providers.vastai.wire import CreateReply, InstanceRow, offer_rows, single_instance
 from tests.unit.providers.vastai.payloads import SEARCHES, as_answer, recorded, recorded_rows
@@ -36,7 +36,7 @@ def up(usd: float) -> int:
 def test_every_recorded_offer_is_priced_or_rejected_with_a_reason(name: str, market: Market) -> None:
     rows = recorded_rows(name)
     understood = offer_rows(as_answer(rows))
-    offers, rejected = translated(understood.rows, market, EVERYBODY, on_demand=OnDemandPrices())
+    offers, rejected = offers_of(understood.rows, market, EVERYBODY, on_demand=OnDemandPrices())
     rejected = [*understood.rejected, *rejected]
     reasons = Counter(item.reason.partition(" (")[0] for item in rejected)
     print(f"{name} {market}: {len(rows)} rows, {len(offers)} priced, {len(rejected)} rejected {dict(reasons)}")
@@ -57,7 +57,7 @@ def test_every_recorded_offer_is_priced_or_rejected_with_a_reason(name: str, mar
 @pytest.mark.parametrize("name", SEARCHES)
 def test_no_recorded_offer_is_bid_on_above_its_own_on_demand_price(name: str) -> None:
     rows = recorded_rows(name)
-    offers, rejected = translated(offer_rows(as_answer(rows)).rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
+    offers, rejected = offers_of(offer_rows(as_answer(rows)).rows, Market.SPOT, EVERYBODY, on_demand=OnDemandPrices())
     dearer = {str(row["id"]) for row in rows if row["min_bid"] > row["dph_base"]}
     assert {item.offer_id.removesuffix(":bid") for item in rejected} == dearer
     assert all(offer.on_demand_price is None or offer.gpu_price <= offer.on_demand_price for offer in offers)
@@ -104,5 +104,5 @@ def test_the_recorded_instance_without_status_words_is_still_coming() -> None:
 
 
 def test_the_recorded_purchase_names_its_contract() -> None:
-    reply: Any = shaped(CreateReply, recorded("create-instance-2024-11-01.json"), who="vast.ai", what="a purchase")
+    reply: Any = as_model(CreateReply, recorded("create-instance-2024-11-01.json"), who="vast.ai", what="a purchase")
     assert reply.new_contract == 13445220

@@ -15,7 +15,7 @@ from spotd_providers.contract.errors import RateLimited, Unavailable
 from spotd_providers.contract.values import Interruption, Market, OfferQuery
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.faults import Call, Canned
-from spotd_providers.vastai.offers import OnDemandPrices, country, search_body, translated
+from spotd_providers.vastai.offers import OnDemandPrices, country, offers_of, search_body
 from spotd_providers.vastai.plugin import PLUGIN
 from spotd_providers.vastai.provider import VastProvider
 from spotd_providers.vastai.settings import VastSettings
@@ -100,17 +100,17 @@ def test_every_filter_is_sent_to_vast() -> None:
 def test_a_host_that_vast_should_have_left_out_is_left_out_here_with_the_reason(
     change: dict[str, Any], reason: str
 ) -> None:
-    kept, _ = translated(rows_of(GOOD), Market.SPOT, STRICT, on_demand=OnDemandPrices())
+    kept, _ = offers_of(rows_of(GOOD), Market.SPOT, STRICT, on_demand=OnDemandPrices())
     assert len(kept) == 1
-    offers, rejected = translated(rows_of(replace(GOOD, **change)), Market.SPOT, STRICT, on_demand=OnDemandPrices())
+    offers, rejected = offers_of(rows_of(replace(GOOD, **change)), Market.SPOT, STRICT, on_demand=OnDemandPrices())
     assert not offers
     assert reason in rejected[0].reason
 
 
 def test_what_somebody_rents_can_be_bid_on_but_not_bought() -> None:
     rows = rows_of(GOOD, rented=True)
-    assert translated(rows, Market.SPOT, STRICT, on_demand=OnDemandPrices())[0]
-    offers, rejected = translated(rows, Market.ON_DEMAND, STRICT, on_demand=OnDemandPrices())
+    assert offers_of(rows, Market.SPOT, STRICT, on_demand=OnDemandPrices())[0]
+    offers, rejected = offers_of(rows, Market.ON_DEMAND, STRICT, on_demand=OnDemandPrices())
     assert not offers
     assert rejected[0].reason == "already rented"
 
@@ -118,22 +118,22 @@ def test_what_somebody_rents_can_be_bid_on_but_not_bought() -> None:
 def test_a_bid_is_judged_by_the_on_demand_search_where_bid_rows_hide_the_base_price() -> None:
     is_expensive = replace(GOOD, min_bid=0.5, dph_base=0.4)
     bids = rows_of(is_expensive, quirks=Quirks(base_shows_bid=True))
-    blind, _ = translated(bids, Market.SPOT, STRICT, on_demand=OnDemandPrices())
+    blind, _ = offers_of(bids, Market.SPOT, STRICT, on_demand=OnDemandPrices())
     assert [offer.on_demand_price for offer in blind] == [None]
     prices = OnDemandPrices(rows_of(is_expensive, kind="on-demand"))
-    offers, rejected = translated(bids, Market.SPOT, STRICT, on_demand=prices)
+    offers, rejected = offers_of(bids, Market.SPOT, STRICT, on_demand=prices)
     assert not offers
     assert "above the on-demand price" in rejected[0].reason
 
 
 def test_the_on_demand_price_of_the_same_hardware_is_found_under_another_ask() -> None:
     prices = OnDemandPrices(rows_of(replace(GOOD, ask_id=8, dph_base=0.44), kind="on-demand"))
-    (offer,), _ = translated(rows_of(GOOD, quirks=Quirks(base_shows_bid=True)), Market.SPOT, STRICT, on_demand=prices)
+    (offer,), _ = offers_of(rows_of(GOOD, quirks=Quirks(base_shows_bid=True)), Market.SPOT, STRICT, on_demand=prices)
     assert offer.on_demand_price == 440_000
 
 
 def test_an_offer_says_all_that_a_price_needs() -> None:
-    (offer,), _ = translated(rows_of(GOOD), Market.SPOT, STRICT, on_demand=OnDemandPrices())
+    (offer,), _ = offers_of(rows_of(GOOD), Market.SPOT, STRICT, on_demand=OnDemandPrices())
     assert (offer.gpu, offer.gpu_count, offer.gpu_vram_mb) == ("RTX_4090", 1, 24564)
     assert (offer.gpu_price, offer.on_demand_price, offer.pays_bid) == (200_000, 400_000, True)
     assert (offer.storage_price, offer.upload_price, offer.download_price) == (150_000, 4_000, 3_000)
