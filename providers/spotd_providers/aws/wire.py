@@ -81,11 +81,19 @@ class TagRow(Row):
     Value: str = ""
 
 
+class TaggedRow(Row):
+    Tags: Annotated[list[TagRow] | None, Lenient] = None
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        return {tag.Key: tag.Value for tag in self.Tags or ()}
+
+
 class PlacementRow(Row):
     AvailabilityZone: str = ""
 
 
-class AwsInstanceRow(Row):
+class AwsInstanceRow(TaggedRow):
     """A machine that bills us: whatever can be read of it is kept."""
 
     InstanceId: Text
@@ -97,11 +105,6 @@ class AwsInstanceRow(Row):
     Placement: Annotated[PlacementRow | None, Lenient] = None
     LaunchTime: Annotated[datetime | None, Lenient] = None
     ClientToken: Annotated[str | None, Lenient] = None
-    Tags: Annotated[list[TagRow] | None, Lenient] = None
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        return {tag.Key: tag.Value for tag in self.Tags or ()}
 
 
 class StatusRow(Row):
@@ -126,16 +129,11 @@ class ScoreRow(Row):
     Score: Natural
 
 
-class VolumeRow(Row):
+class VolumeRow(TaggedRow):
     VolumeId: Text
     State: Text
     Size: Natural = 0
     CreateTime: datetime
-    Tags: Annotated[list[TagRow] | None, Lenient] = None
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        return {tag.Key: tag.Value for tag in self.Tags or ()}
 
 
 class OfferingRow(Row):

@@ -20,18 +20,6 @@ from typing import Final
 
 from spotd_providers.contract.gpus_table import AMBIGUOUS_NAMES, GPUS, GpuInfo
 
-__all__ = [
-    "GpuInfo",
-    "UnknownGpu",
-    "aws_gpus",
-    "canonical",
-    "gpu_info",
-    "kept_name",
-    "matches",
-    "resolve",
-    "vram_fits",
-]
-
 VRAM_TOLERANCE: Final = 0.07
 
 _PREFIXES: Final = ("nvidia", "geforce", "tesla", "amd", "instinct")

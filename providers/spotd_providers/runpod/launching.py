@@ -13,6 +13,7 @@ from spotd_providers.contract.errors import (
     OfferGone,
     ProviderError,
     QuotaExceeded,
+    RequestRejected,
     Unavailable,
 )
 from spotd_providers.contract.values import LaunchRequest, OfferId
@@ -130,8 +131,9 @@ def refusal_of_create(
 ) -> ProviderError:
     """Translate a refused create into an error of the contract; no pod was made."""
     said = refused.detail or f"HTTP {refused.status}"
+    wrong = RequestRejected(f"RunPod refused the request ({refused.status}): {said}", field="request", reason=said)
     if refused.status in (413, 422):
-        return rejected(WHO, "request", f"refused with {refused.status}: {said}")
+        return wrong
     known = refusal_in_words(refused.detail, said)
     if known is not None:
         unexplained.forget()
@@ -148,7 +150,7 @@ def refusal_of_create(
         return OfferGone(f"RunPod does not know this GPU any more: {said}")
     if refused.status in (400, 409):
         if unexplained.is_request_suspect(request.offer.offer_id):
-            return rejected(WHO, "request", f"refused with {refused.status}: {said}")
+            return wrong
         return NoCapacity(f"RunPod did not make the pod, perhaps for want of machines: {said}")
     return Unavailable(f"RunPod refused the pod: {said}")
 
