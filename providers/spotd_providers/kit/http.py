@@ -179,8 +179,8 @@ class Http:
     ) -> HttpAnswer:
         """Read a stream until it ends, sends nothing for `quiet_s` or is too long: it may never end by itself.
 
-        Nor need it fall silent: what follows a log goes on as long as somebody writes, or keeps the line open with
-        comments. So it is left `talk_s` after it began to answer, whatever it still has to say.
+        A stream of a log may also never be silent, since the machine goes on writing or the server keeps the line open
+        with comments. So reading ends `talk_s` after the beginning of the answer in any case.
 
         Raises:
             Unavailable: there was no answer at all.

@@ -1,6 +1,6 @@
 """The meaning of RunPod's answers: status first, then the words, since only words report a lack of capacity.
 
-Theory. REST v2 speaks RFC 9457: the status says whose fault it is. One status is ambiguous: a 400 on create is a
+Theory. REST v2 follows RFC 9457: the status says whose fault it is. One status is ambiguous: a 400 on create is a
 broken rule *or* a lack of capacity, and no code distinguishes them, so known sentences are kept here, in one table.
 """
 

@@ -1,6 +1,6 @@
 """The meaning of vast.ai's answers: status codes, error words and plain texts to outcomes.
 
-Theory. vast.ai says "no" in several dialects: an HTTP status, a 200 with `success: false`, a 404 that really means
+Theory. vast.ai refuses in several forms: an HTTP status, a 200 with `success: false`, a 404 that really means
 "bad key", a 429 that is plain text. The body's `error` word is therefore read before the status is believed.
 What only the caller can judge (is a missing ask a lost offer or a finished deletion?) becomes `VastRefused`.
 """

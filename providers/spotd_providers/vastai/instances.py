@@ -1,7 +1,7 @@
 """From instance rows to machines: which of vast.ai's four state words decides, and why a machine stopped.
 
-Theory. A row holds four opinions and a text. `intended_status` is what somebody wants, `cur_state` and `next_state`
-are the contract with the market (does it hold a GPU?), `actual_status` is what the host's agent last said of the
+Theory. A row holds four states and a text. `intended_status` is what was requested, `cur_state` and `next_state`
+are the contract with the market (does it hold a GPU?), `actual_status` is the last report of the host's agent about the
 container. The contract decides about money, the agent about progress:
 
 * the text decides first where the container does not run: a host that cannot start it says so there, and vast.ai then
@@ -110,7 +110,7 @@ def unreadable(contract: int, key: AttemptKey) -> Instance:
 def standing(
     row: InstanceRow, *, now: datetime, bought_at: datetime | None = None, out_of_credit: bool = False
 ) -> Standing:
-    """Decide the state from the row's four opinions."""
+    """Decide the state from the row's four states and its text."""
     actual, current = _word(row.actual_status), _word(row.cur_state)
     following, intended = _word(row.next_state), _word(row.intended_status)
     fresh = _is_fresh(row, now, bought_at)

@@ -1,9 +1,9 @@
 """Machines as sessions of processes, each in a directory of its own.
 
 Theory. A machine is started by a start script, as on any rented host, and everything it ever starts must end with it.
-Processes may fork, change their group and even their session, so three nets are cast when a machine is killed: its
-session, a mark in the environment that children inherit, and the descendants of whatever the first two caught. The
-nets are cast again until they come up empty.
+Processes may fork, change their group and even their session, so the processes of a machine are found in three ways:
+by its session, by a mark in the environment that children inherit, and as descendants of those found by the first two.
+The search is repeated until it finds none.
 
 The machines outlive the server that owns them, as a cloud's machines outlive its web site: what is needed to find
 them again (pid and the kernel's start time) is on disk, written *before* the first process exists, so that a server
