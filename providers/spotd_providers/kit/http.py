@@ -38,6 +38,10 @@ BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Three times the largest answer that any marketplace was seen to give, unpacked."""
 DEADLINE_EXTRA_S: Final = 15.0
 """How much longer than one silence a whole answer may take: a byte now and then keeps a connection alive for ever."""
+STREAM_QUIET_S: Final = 2.0
+STREAM_TALK_S: Final = 4.0
+STREAM_TOTAL_S: Final = 20.0
+STREAM_BYTES_MAX: Final = 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 CONNECTIONS_MAX: Final = 8
 USER_AGENT: Final = "spotd/0.1"
@@ -167,39 +171,31 @@ class Http:
             raise AnswerLost(f"no whole answer: {type(exc).__name__}") from exc
 
     async def read_stream(
-        self,
-        path: str,
-        *,
-        params: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        quiet_s: float = 2.0,
-        talk_s: float = 4.0,
-        total_s: float = 20.0,
-        bytes_max: int = 1024 * 1024,
+        self, path: str, *, params: Mapping[str, str | int], headers: Mapping[str, str]
     ) -> HttpAnswer:
-        """Read a stream until it ends, sends nothing for `quiet_s` or is too long: it may never end by itself.
+        """Read a stream until it ends, sends nothing for a while or is too long: it may never end by itself.
 
         A stream of a log may also never be silent, since the machine goes on writing or the server keeps the line open
-        with comments. So reading ends `talk_s` after the beginning of the answer in any case.
+        with comments. So reading ends some seconds after the beginning of the answer in any case.
 
         Raises:
             Unavailable: there was no answer at all.
         """
         self.requests_sent += 1
         status, answer_headers, body = 0, dict[str, str](), bytearray()
-        timeout = httpx.Timeout(total_s, connect=CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(STREAM_TOTAL_S, connect=CONNECT_TIMEOUT_S)
         try:
-            with anyio.move_on_after(total_s) as whole:
+            with anyio.move_on_after(STREAM_TOTAL_S) as whole:
                 async with self._client.stream(
-                    "GET", path, params=dict(params or {}), headers=dict(headers or {}), timeout=timeout
+                    "GET", path, params=params, headers=headers, timeout=timeout
                 ) as response:
                     status = response.status_code
                     answer_headers = {name.lower(): value for name, value in response.headers.items()}
-                    chunks = _unpack(response, bytes_max)
-                    whole.deadline = min(whole.deadline, anyio.current_time() + talk_s)
-                    while len(body) < bytes_max and not whole.cancel_called:
+                    chunks = _unpack(response, STREAM_BYTES_MAX)
+                    whole.deadline = min(whole.deadline, anyio.current_time() + STREAM_TALK_S)
+                    while len(body) < STREAM_BYTES_MAX and not whole.cancel_called:
                         chunk = None
-                        with anyio.move_on_after(quiet_s):
+                        with anyio.move_on_after(STREAM_QUIET_S):
                             chunk = await anext(chunks, None)
                         if chunk is None:
                             break
@@ -211,7 +207,7 @@ class Http:
                 raise Unavailable(f"no answer: {type(exc).__name__}") from exc
         if not status:
             raise Unavailable("no answer in time")
-        return HttpAnswer(status=status, headers=answer_headers, body=bytes(body[:bytes_max]))
+        return HttpAnswer(status=status, headers=answer_headers, body=bytes(body[:STREAM_BYTES_MAX]))
 
     async def read(self, method: str, path: str, **options: Unpack[RequestOptions]) -> HttpAnswer:
         """Send one request without side effects: a lost answer is the same as no answer.

@@ -152,7 +152,7 @@ class RunpodClient:
 
         return await self._repeat(call)
 
-    async def delete(self, pod_id: str, *, attempts: int = 4) -> None:
+    async def delete(self, pod_id: str) -> None:
         """Delete this pod; return once RunPod accepted that, or said that the pod does not exist."""
 
         async def call() -> None:
@@ -167,7 +167,7 @@ class RunpodClient:
             if answer.body and not isinstance(body, dict):
                 raise Unavailable("RunPod's answer to a deletion is not its own")
 
-        await self._repeat(call, attempts=attempts)
+        await self._repeat(call, attempts=4)
 
     async def log_lines(self, pod_id: str, *, source: str, lines: int) -> list[str]:
         """Return the last lines of a pod's log: `container`, or `system` (what the host did with it)."""

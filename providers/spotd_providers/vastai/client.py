@@ -90,9 +90,9 @@ class Created:
 class SearchWindow:
     """A limit of searches in any minute: vast.ai counts them per address, not by a minimum interval."""
 
-    def __init__(self, clock: Clock, *, calls: int = SEARCHES_PER_MINUTE) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._started: deque[datetime] = deque(maxlen=calls)
+        self._started: deque[datetime] = deque(maxlen=SEARCHES_PER_MINUTE)
 
     async def turn(self) -> None:
         """Wait until one more search keeps the limit."""
@@ -105,7 +105,7 @@ class SearchWindow:
         now = self._clock.now()
         while self._started and self._started[-1] > now:
             self._started.pop()
-        if len(self._started) < (self._started.maxlen or 0):
+        if len(self._started) < SEARCHES_PER_MINUTE:
             return timedelta(0)
         return max(timedelta(0), self._started[0] + MINUTE - now)
 
@@ -215,7 +215,7 @@ class VastClient:
 
         return await self._repeat(call)
 
-    async def destroy(self, contract: int, *, attempts: int = 5) -> None:
+    async def destroy(self, contract: int) -> None:
         """Destroy this contract; return once vast.ai accepted that, or said that the contract does not exist."""
 
         async def call() -> None:
@@ -231,7 +231,7 @@ class VastClient:
             if not isinstance(body, dict) and answer.status != 204:
                 raise Unavailable("vast.ai's answer to destroy is not a JSON object")
 
-        await self._repeat(call, attempts=attempts)
+        await self._repeat(call, attempts=5)
 
     async def change_bid(self, contract: int, price_usd: float) -> None:
         """Change the bid of this contract. Repeating it is harmless: the same price is set again."""

@@ -107,9 +107,7 @@ def unreadable(contract: int, key: AttemptKey) -> Instance:
     )
 
 
-def standing(
-    row: InstanceRow, *, now: datetime, bought_at: datetime | None = None, out_of_credit: bool = False
-) -> Standing:
+def standing(row: InstanceRow, *, now: datetime, bought_at: datetime | None = None) -> Standing:
     """Decide the state from the row's four states and its text."""
     actual, current = _word(row.actual_status), _word(row.cur_state)
     following, intended = _word(row.next_state), _word(row.intended_status)
@@ -124,15 +122,15 @@ def standing(
     if failure is not None:
         return Standing(InstanceState.PAUSED, failure)
     if current == "stopped" and intended == "stopped" and following in ("stopped", ""):
-        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
+        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now))
     if current == "stopped" and intended == "running":
         if fresh and actual in _STARTING:
             return Standing(InstanceState.PENDING)
-        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
-    return _by_agent(row, actual, now=now, out_of_credit=out_of_credit)
+        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now))
+    return _by_agent(row, actual, now=now)
 
 
-def _by_agent(row: InstanceRow, actual: str, *, now: datetime, out_of_credit: bool) -> Standing:
+def _by_agent(row: InstanceRow, actual: str, *, now: datetime) -> Standing:
     message = row.status_msg or ""
     if actual == "running":
         return Standing(InstanceState.RUNNING)
@@ -143,7 +141,7 @@ def _by_agent(row: InstanceRow, actual: str, *, now: datetime, out_of_credit: bo
     if actual == "exited":
         return Standing(InstanceState.PAUSED, Loss.SELF, message or "the container's process ended")
     if actual == "stopped":
-        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now, out_of_credit=out_of_credit))
+        return Standing(InstanceState.PAUSED, _why_stopped(row, now=now))
     return Standing(InstanceState.UNKNOWN, detail=f"vast.ai calls its state {actual!r}")
 
 
@@ -158,12 +156,10 @@ def _failure_of_start(message: str, actual: str) -> Loss | None:
     return Loss.IMAGE_ERROR if said.startswith(_FROM_DOCKER) and actual in _NEVER_RAN else None
 
 
-def _why_stopped(row: InstanceRow, *, now: datetime, out_of_credit: bool) -> Loss:
+def _why_stopped(row: InstanceRow, *, now: datetime) -> Loss:
     end = instant(row.end_date)
     if end is not None and end <= now:
         return Loss.EXPIRED
-    if out_of_credit:
-        return Loss.BALANCE
     # On-demand machines are not outbid, and we never stop one: what remains is the host.
     return Loss.HOST_LOST if row.is_bid is False else Loss.OUTBID
 

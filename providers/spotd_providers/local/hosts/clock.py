@@ -11,9 +11,11 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from spotd_providers.kit.files import write_atomically
+
+_READINGS: Final = 9
 
 
 class HostClock(Protocol):
@@ -46,22 +48,20 @@ class ScaledClock:
 REAL_TIME = ScaledClock(real0=0.0, virtual0=datetime(1970, 1, 1, tzinfo=UTC), scale=1.0)
 
 
-def measure(clock: HostClock, *, samples: int = 9) -> ScaledClock:
+def measure(clock: HostClock) -> ScaledClock:
     """Measure the parameters of any clock that runs evenly against the wall clock.
 
     The tightest of a few readings is taken: being descheduled between two reads is hours at a high scale.
     """
     an_hour = timedelta(hours=1)
-    best: tuple[float, float, datetime] | None = None
-    for _ in range(samples):
+    readings: list[tuple[float, float, datetime]] = []
+    for _ in range(_READINGS):
         before = time.time()
         virtual = clock.now()
         after = time.time()
-        if best is None or after - before < best[0]:
-            best = (after - before, (before + after) / 2, virtual)
-    if best is None:
-        raise ValueError("at least one sample is needed")
-    return ScaledClock(real0=best[1], virtual0=best[2], scale=an_hour.total_seconds() / clock.real_seconds(an_hour))
+        readings.append((after - before, (before + after) / 2, virtual))
+    _, real, virtual = min(readings)
+    return ScaledClock(real0=real, virtual0=virtual, scale=an_hour.total_seconds() / clock.real_seconds(an_hour))
 
 
 def write_clock(path: Path, clock: ScaledClock) -> None:

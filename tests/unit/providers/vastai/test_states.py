@@ -145,10 +145,6 @@ def test_a_machine_that_runs_is_not_judged_by_an_old_text() -> None:
     assert standing(row("running", "running", "running", status_msg=CDI), now=START).state is R
 
 
-def test_an_empty_account_explains_a_stop_better_than_an_outbid() -> None:
-    assert standing(row("exited", "stopped", "stopped"), now=START, out_of_credit=True).loss is Loss.BALANCE
-
-
 words: st.SearchStrategy[Any] = st.sampled_from(
     [None, "", "running", "stopped", "exited", "offline", "frozen", "unloaded", "destroyed", "created", "x", 7, [], {}]
 )
