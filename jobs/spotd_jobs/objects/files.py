@@ -14,7 +14,7 @@ from spotd_jobs.wire.client.files import TEMPORARY
 
 
 @contextmanager
-def opened_source(path: Path) -> Iterator[IO[bytes]]:
+def source_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that is to be stored.
 
     Raises:

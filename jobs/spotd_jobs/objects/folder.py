@@ -31,8 +31,8 @@ from spotd_jobs.objects.api import (
     StoreUnavailable,
     UploadGrant,
 )
-from spotd_jobs.objects.files import flush, flush_folder, opened_source, whole_file
-from spotd_jobs.objects.keys import checked_key, checked_prefix, listed_key
+from spotd_jobs.objects.files import flush, flush_folder, source_file, whole_file
+from spotd_jobs.objects.keys import require_key, require_listed_key, require_prefix
 from spotd_jobs.wire.client.files import TEMPORARY
 from spotd_jobs.wire.fields import INSTANT_MAX
 
@@ -53,7 +53,7 @@ class FolderStore:
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.realpath(root))
-        with self._translated("open"):
+        with self._store_errors("open"):
             self._make_folders(self._root)
             self._make_folders(self._root / _SPOOL)
             self._sweep_spool()
@@ -70,23 +70,23 @@ class FolderStore:
         return self._write(key, lambda file: file.write(data), create_only=create_only)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
-        with opened_source(path) as source:
+        with source_file(path) as source:
             return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), create_only=False)
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:  # noqa: ARG002  # a folder has none
-        with self._translated("read"), self._opened(key) as file:
+        with self._store_errors("read"), self._opened(key) as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
             raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
 
     def get_file(self, key: str, path: Path) -> None:
-        with self._translated("read"), self._opened(key) as source, whole_file(path) as file:
+        with self._store_errors("read"), self._opened(key) as source, whole_file(path) as file:
             shutil.copyfileobj(source, file, 1 << 20)
 
     def head(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
-        with self._translated("read"):
+        with self._store_errors("read"):
             try:
                 found = path.lstat()
             except (FileNotFoundError, NotADirectoryError):
@@ -100,12 +100,12 @@ class FolderStore:
         folder, _, _ = prefix.rpartition("/")
         if folder:
             self._path(folder)
-        with self._translated("list"):
+        with self._store_errors("list"):
             yield from self._below(f"{folder}/" if folder else "", prefix, os.fsencode(after))
 
     def stored(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every file below the prefix, unfinished writes of hosts too."""
-        with self._translated("list"):
+        with self._store_errors("list"):
             for folder, _, names in os.walk(self._path(prefix.rpartition("/")[0])):
                 for name in names:
                     path = Path(folder) / name
@@ -116,16 +116,16 @@ class FolderStore:
 
     def delete(self, keys: Sequence[str]) -> None:
         paths = [self._path(key) for key in keys]
-        with self._translated("delete"):
+        with self._store_errors("delete"):
             for path in paths:
                 with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     path.unlink()
 
     def delete_listed(self, key: str) -> None:
-        path = self._root / listed_key(key)
+        path = self._root / require_listed_key(key)
         if os.path.realpath(path.parent) != str(path.parent):
             raise StoreError(f"the object {key[:100]!r} lies behind a link, which this store never follows")
-        with self._translated("delete"), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with self._store_errors("delete"), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             path.unlink()
 
     def presign_get(
@@ -146,12 +146,12 @@ class FolderStore:
             prefix=prefix,
             expires=expires,
             size_max=size_max,
-            fields=self._writable(self._path(checked_prefix(prefix))),
+            fields=self._writable(self._path(require_prefix(prefix))),
             liveness_marker=None if marker_key is None else self._writable(self._path(marker_key).parent),
         )
 
     def _writable(self, folder: Path) -> dict[str, str]:
-        with self._translated("write"):
+        with self._store_errors("write"):
             self._make_folders(folder)
         return {"directory": str(folder)}
 
@@ -168,7 +168,7 @@ class FolderStore:
 
     def _path(self, key: str) -> Path:
         """Where the object is or would be, no link on the way there."""
-        path = self._root / checked_key(key)
+        path = self._root / require_key(key)
         parent = str(path.parent)
         if os.path.realpath(parent) != parent:
             raise StoreError(f"the object {key} lies behind a link, which this store never follows")
@@ -194,7 +194,7 @@ class FolderStore:
     def _write(self, key: str, fill: Callable[[IO[bytes]], object], *, create_only: bool) -> ObjectInfo:
         path = self._path(key)
         spooled = self._root / _SPOOL / uuid.uuid4().hex
-        with self._translated("write"):
+        with self._store_errors("write"):
             try:
                 with spooled.open("xb") as file:
                     fill(file)
@@ -266,7 +266,7 @@ class FolderStore:
                     path.unlink()
 
     @contextmanager
-    def _translated(self, action: str) -> Iterator[None]:
+    def _store_errors(self, action: str) -> Iterator[None]:
         """Failures of the system become the store's own, with the place and a way out."""
         try:
             yield

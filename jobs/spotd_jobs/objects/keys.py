@@ -8,7 +8,7 @@ from spotd_jobs.wire.client.paths import is_plain
 from spotd_jobs.wire.fields import KEY_BYTES_MAX, NAME_BYTES_MAX
 
 
-def checked_key(key: str) -> str:
+def require_key(key: str) -> str:
     """Return the key, if it is a relative path that stays below the store and every file system can hold.
 
     Raises:
@@ -31,7 +31,7 @@ def checked_key(key: str) -> str:
     return key
 
 
-def checked_prefix(prefix: str) -> str:
+def require_prefix(prefix: str) -> str:
     """Return the key of the folder that the prefix of a grant names.
 
     Raises:
@@ -39,19 +39,19 @@ def checked_prefix(prefix: str) -> str:
     """
     if not prefix.endswith("/"):
         raise StoreError(f"the prefix of a grant must end in '/', not {prefix[:100]!r}")
-    return checked_key(prefix[:-1])
+    return require_key(prefix[:-1])
 
 
 def is_key(key: str) -> bool:
     """Whether every method of a store takes this key."""
     try:
-        checked_key(key)
+        require_key(key)
     except StoreError:
         return False
     return True
 
 
-def listed_key(key: str) -> str:
+def require_listed_key(key: str) -> str:
     """Return the key as it was listed, if it means the same object to every store: no part of it can lead elsewhere.
 
     Raises:

@@ -91,7 +91,7 @@ def probe(store: S3Bucket) -> Findings:
         raise StoreUnavailable(f"{store.place} cannot be probed: {exc}") from exc
     finally:
         web.drop_connections()
-        store.delete([info.key for info in store.listed(place)])
+        store.delete([info.key for info in store.objects_below(place)])
 
 
 def _method(store: S3Bucket, place: str) -> tuple[GrantMethod, str]:
@@ -124,7 +124,7 @@ def refusal_of_forms(store: S3Bucket, place: str) -> Tried:
         return store.grants.form(inside, **{"expires": now + LIFE, "size_max": SIZE_MAX, "checksums": False, **changes})
 
     good = form()
-    if not accepted(PostSink(good)):
+    if not takes_object(PostSink(good)):
         return Tried(lacks="it takes no uploads by a signed form (POST policy)")
     if store.get(f"{inside}probe", bytes_max=SIZE_MAX) != CONTENT:
         return Tried(refusal="it stores something else than what was sent by a form")
@@ -133,12 +133,12 @@ def refusal_of_forms(store: S3Bucket, place: str) -> Tried:
     signature = next((name for name in good["form"] if name.lower() == "x-amz-signature"), "x-amz-signature")
     forged = {**good["form"], signature: "0" * 64}
     forgeries: dict[str, Callable[[], bool]] = {
-        "outside the prefix that was granted": lambda: accepted(PostSink(beside)),
-        "under another name than was granted": lambda: accepted(PostSink(one), "one-more"),
-        "larger than was granted": lambda: accepted(PostSink(form(size_max=len(CONTENT) - 1))),
-        "after the grant has expired": lambda: accepted(PostSink(form(expires=now - timedelta(hours=1)))),
-        "with a forged signature": lambda: accepted(PostSink({**good, "form": forged})),
-        "without any signature": lambda: accepted(PostSink({**good, "form": {}})),
+        "outside the prefix that was granted": lambda: takes_object(PostSink(beside)),
+        "under another name than was granted": lambda: takes_object(PostSink(one), "one-more"),
+        "larger than was granted": lambda: takes_object(PostSink(form(size_max=len(CONTENT) - 1))),
+        "after the grant has expired": lambda: takes_object(PostSink(form(expires=now - timedelta(hours=1)))),
+        "with a forged signature": lambda: takes_object(PostSink({**good, "form": forged})),
+        "without any signature": lambda: takes_object(PostSink({**good, "form": {}})),
     }
     for words, is_accepted in forgeries.items():
         if is_accepted():
@@ -157,19 +157,19 @@ def refusal_of_credentials(store: S3Bucket, method: GrantMethod, place: str) -> 
         raise
     except StoreError as exc:
         return Tried(lacks=str(exc))
-    if not _accepted_soon(method, SigV4Sink(fields)):
+    if not _takes_object_soon(method, SigV4Sink(fields)):
         return Tried(lacks=f"it takes no uploads by a temporary credential ({method.value})")
     if store.get(f"{inside}probe", bytes_max=SIZE_MAX) != CONTENT:
         return Tried(refusal="it stores something else than what was sent with a temporary credential")
     store.put(f"{outside}probe", _OTHERS)
     tries: dict[str, Callable[[], bool]] = {
-        "an upload outside the prefix that was granted": lambda: accepted(
+        "an upload outside the prefix that was granted": lambda: takes_object(
             SigV4Sink({**fields, "key_prefix": store.place.prefix + outside})
         ),
-        "an upload under another name than was granted": lambda: accepted(
+        "an upload under another name than was granted": lambda: takes_object(
             SigV4Sink({**fields, "key_prefix": store.place.prefix + folder_of(one)}), "one-more"
         ),
-        "an upload with a forged signature": lambda: accepted(SigV4Sink({**fields, "secret_key": "0" * 64})),
+        "an upload with a forged signature": lambda: takes_object(SigV4Sink({**fields, "secret_key": "0" * 64})),
         "an upload signed an hour ago": lambda: _works(fields, "PUT", f"{store.place.prefix}{inside}late", STALE_S),
         "a temporary credential for reading what is another's": lambda: _works(
             fields, "GET", f"{store.place.prefix}{outside}probe"
@@ -180,13 +180,13 @@ def refusal_of_credentials(store: S3Bucket, method: GrantMethod, place: str) -> 
         "a temporary credential for deleting what is another's": lambda: _deletes(store, fields, f"{outside}probe"),
     }
     if fields["session_token"]:
-        tries["an upload without the token of its credential"] = lambda: accepted(
+        tries["an upload without the token of its credential"] = lambda: takes_object(
             SigV4Sink({**fields, "session_token": ""})
         )
     if method is GrantMethod.R2:
         ended = store.now() - timedelta(minutes=1)
         late, _ = store.grants.credential(method, f"{place}ended/", expires=ended, checksums=False)
-        tries["an upload after the grant has expired"] = lambda: accepted(SigV4Sink(late))
+        tries["an upload after the grant has expired"] = lambda: takes_object(SigV4Sink(late))
     for words, is_accepted in tries.items():
         if is_accepted():
             return Tried(refusal=f"it accepts {words}")
@@ -195,12 +195,12 @@ def refusal_of_credentials(store: S3Bucket, method: GrantMethod, place: str) -> 
     return Tried()
 
 
-def _accepted_soon(method: GrantMethod, sink: SigV4Sink) -> bool:
+def _takes_object_soon(method: GrantMethod, sink: SigV4Sink) -> bool:
     tries = B2_TRIES if method is GrantMethod.B2 else 1
     for number in range(tries):
         if number:
             time.sleep(B2_PAUSE_S)
-        if accepted(sink):
+        if takes_object(sink):
             return True
     return False
 
@@ -219,7 +219,7 @@ def _works(
 
 def _deletes(store: S3Bucket, fields: dict[str, Any], key: str) -> bool:
     _works(fields, "DELETE", store.place.prefix + key)
-    return store.described(key, checksums=False) is None
+    return store.info_of(key, checksums=False) is None
 
 
 def _refusal_of_urls(store: S3Bucket, key: str) -> str:
@@ -242,9 +242,9 @@ def _verifies_checksums(store: S3Bucket, method: GrantMethod, place: str) -> boo
         sink: Sink = PostSink(store.grants.form(folder, expires=expires, size_max=SIZE_MAX, checksums=True))
     else:
         sink = SigV4Sink(store.grants.credential(method, folder, expires=expires, checksums=True)[0])
-    if accepted(sink, "checked", sha256="0" * 64) or not accepted(sink, "checked"):
+    if takes_object(sink, "checked", sha256="0" * 64) or not takes_object(sink, "checked"):
         return False
-    stored = store.described(f"{folder}checked", checksums=True)
+    stored = store.info_of(f"{folder}checked", checksums=True)
     return stored is not None and stored.sha256 == hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -252,13 +252,13 @@ def _lists_in_order(store: S3Bucket, place: str) -> bool:
     folder = f"{place}order/"
     for name in _ORDER:
         store.put(folder + name, b"x")
-    listed = [info.key.removeprefix(folder) for info in store.listed(folder)]
+    listed = [info.key.removeprefix(folder) for info in store.objects_below(folder)]
     if sorted(listed) != sorted(_ORDER):
         raise StoreError(f"{store.place} does not list what was just stored, so nothing in it can be relied upon")
     return listed == list(_ORDER)
 
 
-def accepted(sink: Sink, name: str = "probe", *, sha256: str | None = None) -> bool:
+def takes_object(sink: Sink, name: str = "probe", *, sha256: str | None = None) -> bool:
     """Whether the store takes an object by this grant, as a host would send it."""
     try:
         sink.put(name, CONTENT, sha256)

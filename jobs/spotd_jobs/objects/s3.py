@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from spotd_jobs.objects.api import GrantsRefused, ObjectInfo, StoreUnavailable, UploadGrant
-from spotd_jobs.objects.keys import checked_key, checked_prefix
+from spotd_jobs.objects.keys import require_key, require_prefix
 from spotd_jobs.objects.probe import Findings, probe
 from spotd_jobs.objects.s3_bucket import PAGE, S3Bucket
 from spotd_jobs.objects.s3_client import S3Place
@@ -63,18 +63,18 @@ class S3Store(S3Bucket):
             return self._findings
 
     def head(self, key: str) -> ObjectInfo | None:
-        return self.described(key, checksums=self._findings is not None and self._findings.checksums)
+        return self.info_of(key, checksums=self._findings is not None and self._findings.checksums)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
         if folder:
-            checked_key(folder)
-        found = self.listed(prefix)
+            require_key(folder)
+        found = self.objects_below(prefix)
         return found if self._is_ordered else iter(sorted(found, key=lambda info: info.key.encode()))
 
     def list_after(self, prefix: str, after: str, *, page: int = PAGE) -> Iterator[ObjectInfo]:
         if self._is_ordered:
-            return self.listed(prefix, after=after, page=page)
+            return self.objects_below(prefix, after=after, page=page)
         return (info for info in self.list(prefix) if info.key.encode() > after.encode())
 
     @property
@@ -84,7 +84,7 @@ class S3Store(S3Bucket):
     def grant_upload(
         self, prefix: str, *, expires: datetime, size_max: int, marker_key: str | None = None
     ) -> UploadGrant:
-        checked_prefix(prefix)
+        require_prefix(prefix)
         findings = self.findings()
         if findings.refusal:
             raise GrantsRefused(f"{self.place} gets no grants: {findings.refusal}")
@@ -93,10 +93,10 @@ class S3Store(S3Bucket):
             fields = self.grants.form(prefix, expires=expires, size_max=size_max, checksums=findings.checksums)
             one = None
             if marker_key is not None:
-                one = self.grants.form_of(checked_key(marker_key), expires=expires, size_max=MARKER_BYTES_MAX)
+                one = self.grants.form_of(require_key(marker_key), expires=expires, size_max=MARKER_BYTES_MAX)
         else:
             method = "sigv4"
-            also = "" if marker_key is None or findings.method is GrantMethod.B2 else checked_key(marker_key)
+            also = "" if marker_key is None or findings.method is GrantMethod.B2 else require_key(marker_key)
             fields, expires = self.grants.credential(
                 findings.method, prefix, expires=expires, checksums=findings.checksums, also=also
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spotd_jobs.objects.api import Advice, ObjectMissing, StoreError, StoreUnavailable
-from spotd_jobs.objects.s3_errors import translated
+from spotd_jobs.objects.s3_errors import store_errors
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -41,7 +41,7 @@ def advice(client: S3Client, place: S3Place) -> list[Advice]:
 def keeps_versions(client: S3Client, place: S3Place) -> bool:
     """Whether what is deleted or overwritten stays; `False` where that may not be asked."""
     try:
-        with translated(place, ""):
+        with store_errors(place, ""):
             return client.get_bucket_versioning(Bucket=place.bucket).get("Status") == "Enabled"
     except StoreUnavailable:
         raise
@@ -53,7 +53,7 @@ def _rules(client: S3Client, place: S3Place) -> list[Any]:
     from botocore.exceptions import ClientError
 
     try:
-        with translated(place, ""):
+        with store_errors(place, ""):
             answer = client.get_bucket_lifecycle_configuration(Bucket=place.bucket)
     except ObjectMissing:
         return []

@@ -30,11 +30,11 @@ from spotd_jobs.objects.api import (
     StoreError,
     StoreUnavailable,
 )
-from spotd_jobs.objects.files import opened_source, whole_file
-from spotd_jobs.objects.keys import checked_key, listed_key
+from spotd_jobs.objects.files import source_file, whole_file
+from spotd_jobs.objects.keys import require_key, require_listed_key
 from spotd_jobs.objects.s3_advice import advice, keeps_versions
 from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
-from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, translated
+from spotd_jobs.objects.s3_errors import GONE, Busy, Empty, store_errors
 from spotd_jobs.objects.s3_grants import S3Grants
 from spotd_jobs.objects.s3_signing import Signer
 from spotd_jobs.wire.fields import KEY_BYTES_MAX
@@ -66,22 +66,22 @@ class S3Bucket:
         own, where = s3_keys(place, place.access_key, place.secret_key), self._client.meta
         self._reader = Signer(place=place, endpoint=where.endpoint_url, region=where.region_name, keys=own, clock=clock)
         signer = replace(self._reader, keys=s3_keys(place, *place.signing_keys))
-        self.grants = S3Grants(place, signer, clock, self._translated)
+        self.grants = S3Grants(place, signer, clock, self._store_errors)
         self._versioned: bool | None = None
 
     def put(self, key: str, data: bytes, *, create_only: bool = False) -> ObjectInfo:
         full = self._full(key)
         if create_only:
             return self._create(key, full, data)
-        with self._translated(key):
+        with self._store_errors(key):
             answer = self._client.put_object(Bucket=self.place.bucket, Key=full, Body=data)
         return _info(key, len(data), answer)
 
     def put_file(self, key: str, path: Path) -> ObjectInfo:
         full = self._full(key)
-        with opened_source(path) as source, self._translated(key):
+        with source_file(path) as source, self._store_errors(key):
             self._client.upload_fileobj(source, self.place.bucket, full)
-        found = self.described(key, checksums=False)
+        found = self.info_of(key, checksums=False)
         if found is None:
             raise StoreError(f"the object {key} is not in {self.place} although it was just stored")
         return found
@@ -106,11 +106,11 @@ class S3Bucket:
             except OSError as exc:
                 raise StoreError(f"{path} cannot be written: {exc.strerror}") from exc
 
-    def described(self, key: str, *, checksums: bool) -> ObjectInfo | None:
+    def info_of(self, key: str, *, checksums: bool) -> ObjectInfo | None:
         """Return what is known of the object, its content hash only if `checksums` asks for it."""
         full = self._full(key)
         try:
-            with self._translated(key):
+            with self._store_errors(key):
                 if checksums:
                     answer = self._client.head_object(Bucket=self.place.bucket, Key=full, ChecksumMode="ENABLED")
                 else:
@@ -125,7 +125,7 @@ class S3Bucket:
             sha256=_hex(answer.get("ChecksumSHA256")),
         )
 
-    def listed(
+    def objects_below(
         self, prefix: str, *, after: str | None = None, page: int = PAGE, folders: bool = False
     ) -> Iterator[ObjectInfo]:
         """List the objects below the prefix in the order in which the store gives them.
@@ -147,7 +147,7 @@ class S3Bucket:
             for item in self._versions(prefix):
                 yield _listed_info(item, item["Key"].removeprefix(self.place.prefix))
         else:
-            yield from self.listed(prefix, folders=True)
+            yield from self.objects_below(prefix, folders=True)
         yield from self._parts(prefix)
 
     def first_versions(self, prefix: str) -> dict[str, str]:
@@ -190,7 +190,7 @@ class S3Bucket:
 
     def _items(self, operation: Any, key: str, kind: str, **asked: Any) -> Iterator[Any]:
         """Every item of a kind that all pages of an answer hold."""
-        with self._translated(key):
+        with self._store_errors(key):
             for page in self._client.get_paginator(operation).paginate(Bucket=self.place.bucket, **asked):
                 yield from page.get(kind, ())
 
@@ -199,7 +199,7 @@ class S3Bucket:
         easy = [full for full in every if _XML_CARRIES(full)]
         for start in range(0, len(easy), PAGE):
             some = easy[start : start + PAGE]
-            with self._translated(keys[start]):
+            with self._store_errors(keys[start]):
                 answer = self._client.delete_objects(
                     Bucket=self.place.bucket, Delete={"Objects": [{"Key": key} for key in some], "Quiet": True}
                 )
@@ -211,15 +211,15 @@ class S3Bucket:
 
     def delete_listed(self, key: str) -> None:
         # A list of keys is sent as XML, which cannot hold every character; an address can.
-        full = self.place.prefix + listed_key(key)
-        with suppress(ObjectMissing), self._translated(key):
+        full = self.place.prefix + require_listed_key(key)
+        with suppress(ObjectMissing), self._store_errors(key):
             self._client.delete_object(Bucket=self.place.bucket, Key=full)
 
     def presign_get(self, key: str, *, expires: datetime, version: str | None = None) -> str:
         full = self._full(key)
         left = int((expires - self.now()).total_seconds())
         seconds = min(URL_LIFE_MAX_S, max(1, left))
-        with self._translated(key):
+        with self._store_errors(key):
             return self._reader.url(full, seconds=seconds, version=version)
 
     def advice(self) -> Sequence[Advice]:
@@ -231,7 +231,7 @@ class S3Bucket:
         return self._versioned
 
     def _full(self, key: str) -> str:
-        full = self.place.prefix + checked_key(key)
+        full = self.place.prefix + require_key(key)
         if len(full.encode()) > KEY_BYTES_MAX:
             raise StoreError(
                 f"the object key {key[:100]!r} is longer than {KEY_BYTES_MAX} bytes with the store's prefix"
@@ -243,7 +243,7 @@ class S3Bucket:
         writer = uuid.uuid4().hex
         for _ in range(CREATE_TRIES):
             try:
-                with self._translated(key):
+                with self._store_errors(key):
                     answer = self._client.put_object(
                         Bucket=self.place.bucket, Key=full, Body=data, IfNoneMatch="*", Metadata={_WRITER: writer}
                     )
@@ -252,11 +252,11 @@ class S3Bucket:
                 continue
             except Conflict:
                 # A retry loses against its own first try, whose answer did not come through.
-                with self._translated(key):
+                with self._store_errors(key):
                     stored = self._client.head_object(Bucket=self.place.bucket, Key=full)
                 if stored["Metadata"].get(_WRITER) != writer:
                     raise
-                found = self.described(key, checksums=False)
+                found = self.info_of(key, checksums=False)
                 if found is not None:
                     return found
         raise StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
@@ -267,7 +267,7 @@ class S3Bucket:
     ) -> Iterator[tuple[IO[bytes], int]]:
         more = {name: value for name, value in (("VersionId", version), ("Range", asked)) if value is not None}
         full = self._full(key)
-        with self._translated(key):
+        with self._store_errors(key):
             answer: Any = self._client.get_object(Bucket=self.place.bucket, Key=full, **more)  # type: ignore[arg-type]  # the stubs know these two only by name
             body: Any = answer["Body"]
             try:
@@ -275,8 +275,8 @@ class S3Bucket:
             finally:
                 body.close()
 
-    def _translated(self, key: str) -> AbstractContextManager[None]:
-        return translated(self.place, key)
+    def _store_errors(self, key: str) -> AbstractContextManager[None]:
+        return store_errors(self.place, key)
 
 
 def _listed_info(item: Any, key: str) -> ObjectInfo:

@@ -126,7 +126,7 @@ def _session(place: S3Place, access_key: str | None, secret_key: str | None) -> 
         raise StoreError("a store in a bucket needs boto3; install spotd[s3]") from exc
     core = botocore.session.Session()
     core.register_component("data_loader", _models())
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parsed_instant)
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=read_instant)
     return boto3.session.Session(
         aws_access_key_id=access_key,
         aws_secret_access_key=secret_key,
@@ -135,7 +135,7 @@ def _session(place: S3Place, access_key: str | None, secret_key: str | None) -> 
     )
 
 
-def parsed_instant(value: Any) -> datetime:
+def read_instant(value: Any) -> datetime:
     """As boto3 reads instants, in a hundredth of the time for the form that listings have: a thousand to a page."""
     from botocore.utils import parse_timestamp
 

@@ -24,7 +24,7 @@ class Empty(StoreError):
 
 
 @contextmanager
-def translated(place: S3Place, key: str) -> Iterator[None]:
+def store_errors(place: S3Place, key: str) -> Iterator[None]:
     """Failures of the service become the store's own, with the place and a way out."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError

@@ -60,12 +60,12 @@ class S3Grants:
         place: S3Place,
         signer: Signer,
         clock: Callable[[], datetime],
-        translated: Callable[[str], AbstractContextManager[None]],
+        store_errors: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._place = place
         self._signer = signer
         self._clock = clock
-        self._translated = translated
+        self._store_errors = store_errors
         self._caches: dict[GrantMethod, CredentialCache] = {}
 
     def form(self, prefix: str, *, expires: datetime, size_max: int, checksums: bool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class S3Grants:
         conditions: list[Any] = [["content-length-range", 0, size_max]]
         if checksums:
             conditions.append(["starts-with", f"${CHECKSUM_FIELD}", ""])
-        with self._translated(prefix):
+        with self._store_errors(prefix):
             url, form = self._signer.form(key_prefix, expires=expires, conditions=conditions)
         if checksums:
             form[CHECKSUM_FIELD] = ""
@@ -83,7 +83,7 @@ class S3Grants:
     def form_of(self, key: str, *, expires: datetime, size_max: int) -> dict[str, Any]:
         """Return a signed POST policy that names the one key it is good for."""
         full = self._place.prefix + key
-        with self._translated(key):
+        with self._store_errors(key):
             conditions = [["content-length-range", 0, size_max]]
             url, form = self._signer.form(full, expires=expires, conditions=conditions, exact=True)
         return {"url": url, "form": form, "key_prefix": folder_of(full)}

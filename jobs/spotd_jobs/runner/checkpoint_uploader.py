@@ -23,7 +23,7 @@ from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
 from spotd_jobs.wire.client.clocks import now_text, steady
 from spotd_jobs.wire.client.console import log_line, reason_of
 from spotd_jobs.wire.client.files import read_text, remove, write_whole
-from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.names import ascii_text
 
 STAGES = "stages"
 PUBLISHED = "published"
@@ -276,7 +276,7 @@ class CheckpointUploader:
 
     def _skip(self, taken: _Taken, why: str) -> None:
         taken.stage.release()
-        self._store.events.add("checkpoint_skipped", name=encoded(taken.stage.tree.name), reason=why)
+        self._store.events.add("checkpoint_skipped", name=ascii_text(taken.stage.tree.name), reason=why)
 
     def _refuse(self, name: str, why: str) -> None:
         watched = self._watched.get(name)
@@ -290,7 +290,7 @@ class CheckpointUploader:
             if len(self._odd) >= _ODD_MAX:
                 self._odd.clear()
             self._odd[name] = why
-        self._store.events.add("checkpoint_refused", name=encoded(name), reason=why)
+        self._store.events.add("checkpoint_refused", name=ascii_text(name), reason=why)
 
     def _read_pointers(self) -> None:
         for name in complete.POINTERS:
@@ -364,11 +364,11 @@ class CheckpointUploader:
             files = upload.run(self._store.parallel)
             files += companions(self._folder, taken.stage.tree, self._pointed, self._store, self._known)
             size = sum(entry["size"] for entry in files)
-            data = manifest.written(
+            data = manifest.manifest_bytes(
                 self._store,
                 kind="checkpoint",
                 name=name,
-                entry=encoded(entry),
+                entry=ascii_text(entry),
                 serial=taken.serial,
                 step=taken.step,
                 created_at=taken.at,

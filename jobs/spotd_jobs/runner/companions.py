@@ -16,7 +16,7 @@ from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.tree import Tree
 from spotd_jobs.wire.client.files import read_text
 from spotd_jobs.wire.client.manifest_text import COMPANIONS_MAX
-from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.names import ascii_text
 
 _POINTER_BYTES_MAX = 4096
 
@@ -68,11 +68,11 @@ def _stored(name: str, data: bytes, store: RunnerStore, known: ChunkIndex) -> di
 
 def _entry(path: str, kind: str, target: str | None) -> dict[str, Any]:
     return {
-        "path": encoded(path),
+        "path": ascii_text(path),
         "type": kind,
         "size": 0,
         "mode": 0o777,
         "mtime_ns": 0,
-        "target": None if target is None else encoded(target),
+        "target": None if target is None else ascii_text(target),
         "chunks": [],
     }

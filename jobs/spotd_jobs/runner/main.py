@@ -23,7 +23,7 @@ from spotd_jobs.runner.checkpoint_uploader import PUBLISHED
 from spotd_jobs.runner.ending import end_machine
 from spotd_jobs.runner.environment import GRANT_URL_VARIABLE
 from spotd_jobs.runner.grants import NotCurrent, RunnerGrant, first_grant
-from spotd_jobs.runner.process import marked
+from spotd_jobs.runner.process import marked_processes
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.wire.client.clocks import CLOCK, now_text, steady
 from spotd_jobs.wire.client.console import log_line, reason_of
@@ -151,7 +151,7 @@ def _kill_leftovers(home: str) -> None:
     if not mark:
         return
     for _ in range(200):
-        rest = marked(mark)
+        rest = marked_processes(mark)
         if not rest:
             return
         for pid in rest:

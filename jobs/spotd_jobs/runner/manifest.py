@@ -18,9 +18,9 @@ from spotd_jobs.wire.client.manifest_text import (
     MANIFEST_TEXT_MAX,
     Unreadable,
     chunk_key,
-    unpacked,
+    text_of,
 )
-from spotd_jobs.wire.client.names import decoded
+from spotd_jobs.wire.client.names import name_of
 
 _PLAIN_MAX = 64 * 1024
 _ROW_BYTES = 150
@@ -47,7 +47,7 @@ def too_much(chunks: int, text: int) -> str:
     return ""
 
 
-def written(store: RunnerStore, **fields: Any) -> bytes:
+def manifest_bytes(store: RunnerStore, **fields: Any) -> bytes:
     """Return the manifest as it is stored; `files` has the chunks of each file with it.
 
     Raises:
@@ -68,7 +68,7 @@ def written(store: RunnerStore, **fields: Any) -> bytes:
         row["mode"] = file["mode"]
         rows.append(dict(row, pieces=pieces) if pieces else row)
     document = dict(store.document(**fields), schema=2, chunks=chunks, files=rows)
-    text = store.sealed(document)
+    text = store.seal(document)
     data = text if len(text) <= _PLAIN_MAX else gzip.compress(text, 6)
     if len(data) > MANIFEST_BYTES_MAX:
         raise Unfit("the list of its files is larger than %d MB" % (MANIFEST_BYTES_MAX // 1_000_000))
@@ -82,7 +82,7 @@ def read(data: bytes) -> dict[str, Any]:
         Unreadable: there is none.
     """
     try:
-        document = json.loads(unpacked(data))
+        document = json.loads(text_of(data))
         if document["schema"] == 2:
             _unfold(document)
         for file in document["files"]:
@@ -102,10 +102,10 @@ def _unfold(document: dict[str, Any]) -> None:
     for name, size, *attempt in document["chunks"]:
         key = chunk_key(document["job"], attempt[0] if attempt else document["attempt"], name)
         chunks.append({"key": key, "sha256": name[:64], "size": size})
-    document["entry"] = decoded(document["entry"])
+    document["entry"] = name_of(document["entry"])
     for file in document["files"]:
-        file["path"] = decoded(file["path"])
-        file["target"] = decoded(file["target"]) if file.get("target") is not None else None
+        file["path"] = name_of(file["path"])
+        file["target"] = name_of(file["target"]) if file.get("target") is not None else None
         file.setdefault("size", 0)
         file.setdefault("mtime_ns", 0)
         pieces = []

@@ -17,7 +17,7 @@ from spotd_jobs.runner.upload import Progress, TreeUpload
 from spotd_jobs.wire.client.clocks import now_text
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
 from spotd_jobs.wire.client.files import remove
-from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.names import ascii_text
 
 MANIFEST = "outputs/manifest.json"
 _TRIES = 5
@@ -33,7 +33,7 @@ class LeftOut:
 
     def add(self, path: str, why: str) -> None:
         self.count += 1
-        line = clean("%s: %s" % (encoded(path)[-120:], why))
+        line = clean("%s: %s" % (ascii_text(path)[-120:], why))
         self.reason = self.reason or line
         log_line("an output was left out: " + line)
 
@@ -223,10 +223,10 @@ def upload_outputs(
         files = TreeUpload(stage, store, known, progress, chunk_bytes, lambda: False).run(store.parallel)
     finally:
         progress.end()
-    cut = len(encoded(found.name)) + 1
+    cut = len(ascii_text(found.name)) + 1
     entries = [dict(entry, path=entry["path"][cut:]) for entry in files if entry["type"] == tree.FILE]
     size = sum(entry["size"] for entry in entries)
-    data = manifest.written(
+    data = manifest.manifest_bytes(
         store,
         kind="outputs",
         name="outputs",

@@ -118,7 +118,7 @@ class JobProcess:
             _kill(-self.pid)  # the group as a whole: without /proc its members are unknown
             return
         while True:
-            rest = _members(self.pid) | marked(mark)
+            rest = _members(self.pid) | marked_processes(mark)
             if not rest or steady() > give_up_at:
                 _reap(self._guard)
                 return
@@ -163,7 +163,7 @@ def signal_number(name: str) -> int:
     return int(number) if isinstance(number, signal.Signals) else int(signal.SIGTERM)
 
 
-def marked(mark: str) -> set[int]:
+def marked_processes(mark: str) -> set[int]:
     """Return the processes that carry the mark in their environment, this one left out. Empty without /proc."""
     wanted = ("%s=%s" % (MARK, mark)).encode()
     found = set()

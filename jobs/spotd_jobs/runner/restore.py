@@ -24,7 +24,7 @@ from spotd_jobs.wire.client.clocks import Backoff, steady
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
 from spotd_jobs.wire.client.files import TEMPORARY, DiskFull, free_bytes, is_full, remove
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, Unreadable
-from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.names import ascii_text
 from spotd_jobs.wire.client.paths import climb, is_plain
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class RestoreRun:
                 if is_full(error):
                     raise
                 raise BadCheckpoint(
-                    "this disk can not hold %s: %s" % (encoded(entry["path"])[-80:], reason_of(error))
+                    "this disk can not hold %s: %s" % (ascii_text(entry["path"])[-80:], reason_of(error))
                 ) from None
             offset = 0
             for chunk in entry["chunks"]:

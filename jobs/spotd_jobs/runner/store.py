@@ -82,7 +82,7 @@ class RunnerStore:
         return dict({"schema": 1, "job": grant.job_id, "attempt": grant.attempt}, **fields)
 
     @staticmethod
-    def sealed(document: dict[str, Any]) -> bytes:
+    def seal(document: dict[str, Any]) -> bytes:
         """Return the document as JSON whose last key, `seal`, is the SHA-256 of all bytes before it.
 
         Until the daemon has pinned a manifest's hash, nothing else would show a rotten bit in a mode or a time.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spotd_jobs.wire.client.console import reason_of
 from spotd_jobs.wire.client.files import remove
-from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.names import ascii_text
 from spotd_jobs.wire.client.paths import climb, is_plain
 
 ENTRIES_MAX = 100_000
@@ -89,7 +89,7 @@ def scan(folder: str, name: str) -> Tree:
         except (FileNotFoundError, NotADirectoryError):
             raise Vanished(name) from None
         except OSError as error:
-            raise Unfit("%s can not be read: %s" % (encoded(path)[-80:], reason_of(error))) from None
+            raise Unfit("%s can not be read: %s" % (ascii_text(path)[-80:], reason_of(error))) from None
         if len(nodes) > ENTRIES_MAX:
             raise Unfit("it holds more than %d files" % ENTRIES_MAX)
     return Tree(name, tuple(sorted(nodes)))
@@ -167,7 +167,7 @@ class Stage:
             flags = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
             descriptor = os.open(os.path.join(self._root, node.path), flags)
         except PermissionError:
-            raise Unfit("%s can not be read" % encoded(node.path)[-80:]) from None
+            raise Unfit("%s can not be read" % ascii_text(node.path)[-80:]) from None
         except OSError:
             raise Vanished(node.path) from None
         if not is_same(descriptor, node):

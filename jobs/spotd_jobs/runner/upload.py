@@ -25,7 +25,7 @@ from spotd_jobs.runner.tree import FILE, Node, Stage, Unfit, Vanished, is_same
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.clocks import steady
 from spotd_jobs.wire.client.manifest_text import CHUNK_BYTES_MAX, CHUNKS_MAX
-from spotd_jobs.wire.client.names import encoded
+from spotd_jobs.wire.client.names import ascii_text
 
 _CHUNKS_PREFERRED_MAX = 16_384
 _PACKED_BYTES_MAX = 1024 * 1024
@@ -242,12 +242,12 @@ class TreeUpload:
     def _entry(self, node: Node) -> dict[str, Any]:
         chunks = self._chunks.get(node.path, {})
         return {
-            "path": encoded(node.path),
+            "path": ascii_text(node.path),
             "type": node.kind,
             "size": node.size,
             "mode": node.mode,
             "mtime_ns": max(0, node.mtime_ns) if node.kind == FILE else 0,
-            "target": None if node.target is None else encoded(node.target),
+            "target": None if node.target is None else ascii_text(node.target),
             "chunks": [chunks[number] for number in range(len(chunks))],
         }
 

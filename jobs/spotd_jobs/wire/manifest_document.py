@@ -23,9 +23,9 @@ from spotd_jobs.wire.client.manifest_text import (
     MANIFEST_BYTES_MAX,
     Unreadable,
     chunk_key,
-    unpacked,
+    text_of,
 )
-from spotd_jobs.wire.client.names import raw_of, shown
+from spotd_jobs.wire.client.names import printable_text, raw_of
 from spotd_jobs.wire.fields import (
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
@@ -147,18 +147,18 @@ def parts_of(text: str) -> list[bytes]:
 
 
 def _path(text: str) -> str:
-    return shown(b"/".join(parts_of(text)))
+    return printable_text(b"/".join(parts_of(text)))
 
 
 def _name(text: str) -> str:
     parts = parts_of(text)
     if len(parts) != 1:
         raise ValueError("must be one name, not a path")
-    return shown(parts[0])
+    return printable_text(parts[0])
 
 
 def _target(text: str) -> str:
-    return shown(raw_of(text))
+    return printable_text(raw_of(text))
 
 
 class _Chunk1(WireModel):
@@ -241,7 +241,7 @@ def parse_manifest(data: bytes) -> Manifest:
     if len(data) > MANIFEST_BYTES_MAX:
         raise WireError(f"manifest of {len(data)} bytes is larger than {MANIFEST_BYTES_MAX}")
     try:
-        text = unpacked(data)
+        text = text_of(data)
     except Unreadable as error:
         raise WireError(str(error)) from None
     if text.count(b",") + text.count(b"[") + text.count(b"{") > _VALUES_MAX:
@@ -262,7 +262,7 @@ def parse_manifest(data: bytes) -> Manifest:
         job=wire.job,
         attempt=wire.attempt,
         name=wire.name,
-        entry=shown(wire.entry.encode()) if isinstance(wire, _Manifest1) and wire.entry else wire.entry,
+        entry=printable_text(wire.entry.encode()) if isinstance(wire, _Manifest1) and wire.entry else wire.entry,
         serial=wire.serial,
         step=wire.step,
         created_at=wire.created_at,
@@ -282,12 +282,12 @@ def _check_seal(text: bytes, seal: str) -> None:
 def _files_1(files: Iterable[_Entry1]) -> tuple[Entry, ...]:
     return tuple(
         Entry(
-            shown(one.path.encode()),
+            printable_text(one.path.encode()),
             one.type,
             one.size,
             one.mode,
             one.mtime_ns,
-            None if one.target is None else shown(one.target.encode("utf-8", "surrogatepass")),
+            None if one.target is None else printable_text(one.target.encode("utf-8", "surrogatepass")),
             tuple(Chunk(chunk.key, chunk.sha256, chunk.size, 0, chunk.size) for chunk in one.chunks),
         )
         for one in files

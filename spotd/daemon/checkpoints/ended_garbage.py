@@ -51,7 +51,7 @@ from spotd_jobs.objects.api import (
     StoreError,
     StoreUnavailable,
 )
-from spotd_jobs.objects.keys import is_key, listed_key
+from spotd_jobs.objects.keys import is_key, require_listed_key
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX, WINDOW
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import checkpoint_prefix
@@ -383,7 +383,7 @@ def _chunks_of_outputs(objects: ObjectStore, attempt: AttemptId) -> set[str]:
 def _can_be_deleted(key: str) -> bool:
     """Whether the key, which a host made up, means the same object to every store."""
     try:
-        listed_key(key)
+        require_listed_key(key)
     except StoreError:
         return False
     return True

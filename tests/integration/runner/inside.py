@@ -33,11 +33,11 @@ def upload_tree(rig: Rig, store: RunnerStore, folder: Path, name: str, chunk_byt
     stage = tree.stage(str(folder), seen, str(rig.folder / "stage" / str(store.numbers.take())))
     known = ChunkIndex(str(rig.folder / "known"), store.prefix)
     files = TreeUpload(stage, store, known, Progress(), chunk_bytes, lambda: False).run(2)
-    return manifest.written(
+    return manifest.manifest_bytes(
         store,
         kind="checkpoint",
         name=safe_name(name),
-        entry=names.encoded(name),
+        entry=names.ascii_text(name),
         serial=store.numbers.take(),
         step=None,
         created_at="2026-11-21T10:00:00Z",

@@ -136,7 +136,7 @@ def _rewrite(bench: Bench, change: Callable[[dict[str, Any]], None]) -> None:
         bench.change(bench.newer.key, json.dumps(document).encode())
     else:  # a runner that errs seals its error
         del document["seal"]
-        bench.change(bench.newer.key, RunnerStore.sealed(document))
+        bench.change(bench.newer.key, RunnerStore.seal(document))
 
 
 def drop_a_chunk(bench: Bench) -> None:

@@ -92,7 +92,7 @@ def verdict(
 
 
 def test_not_one_bit_of_a_sealed_manifest_may_differ() -> None:
-    sealed = RunnerStore.sealed(manifest())
+    sealed = RunnerStore.seal(manifest())
     accepted = []
     for bit in range(8 * len(sealed)):
         flipped = bytearray(sealed)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from spotd_jobs.wire.client import names as runner_names
 from spotd_jobs.wire.client.manifest_text import CHUNKS_MAX, MANIFEST_BYTES_MAX, MANIFEST_TEXT_MAX
-from spotd_jobs.wire.client.names import is_printable, raw_of, shown
+from spotd_jobs.wire.client.names import is_printable, printable_text, raw_of
 from spotd_jobs.wire.fields import WireError
 from spotd_jobs.wire.manifest import AcceptedManifest, BadManifest, verify_manifest
 from spotd_jobs.wire.manifest_document import FILES_MAX, parse_manifest
@@ -48,24 +48,24 @@ def verdict(data: dict[str, Any] | bytes) -> AcceptedManifest | BadManifest:
 
 @given(st.binary(max_size=60))
 def test_any_name_can_be_had_again_from_its_text(raw: bytes) -> None:
-    text = shown(raw)
+    text = printable_text(raw)
     assert raw_of(text) == raw
     assert is_printable(text)
-    assert shown(raw_of(text)) == text
+    assert printable_text(raw_of(text)) == text
     assert "\\" not in text
 
 
 @given(st.binary(max_size=60).filter(lambda raw: b"\0" not in raw))
 def test_the_runner_s_text_of_a_name_means_the_same_name(raw: bytes) -> None:
-    text = runner_names.encoded(os.fsdecode(raw))
+    text = runner_names.ascii_text(os.fsdecode(raw))
     assert text.isascii()
     assert text.isprintable()
     assert raw_of(text) == raw
-    assert os.fsencode(runner_names.decoded(text)) == raw
+    assert os.fsencode(runner_names.name_of(text)) == raw
 
 
 def test_names_of_every_kind_are_accepted_side_by_side() -> None:
-    rows = [file("c/" + runner_names.encoded(os.fsdecode(raw))) for raw in ODD]
+    rows = [file("c/" + runner_names.ascii_text(os.fsdecode(raw))) for raw in ODD]
     accepted = verdict(document(*rows))
     assert isinstance(accepted, AcceptedManifest), accepted
     assert [raw_of(entry.path) for entry in accepted.files] == [b"c/" + raw for raw in ODD]

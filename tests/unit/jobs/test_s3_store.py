@@ -16,7 +16,7 @@ from botocore.utils import parse_timestamp
 from spotd_jobs.objects.api import GrantsRefused, ObjectMissing, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
-from spotd_jobs.objects.s3_client import S3Place, parsed_instant
+from spotd_jobs.objects.s3_client import S3Place, read_instant
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.sinks import SinkDenied
 from spotd_jobs.wire.client.sinks_s3 import PostSink
@@ -247,5 +247,5 @@ def test_a_store_that_accepts_what_must_be_refused_gets_no_grants(gullible: str)
     ids=str,
 )
 def test_an_instant_is_read_as_boto3_itself_would(text: str | int) -> None:
-    assert parsed_instant(text) == parse_timestamp(text)  # type: ignore[arg-type]  # botocore reads numbers too
-    assert parsed_instant(text).utcoffset() is not None
+    assert read_instant(text) == parse_timestamp(text)  # type: ignore[arg-type]  # botocore reads numbers too
+    assert read_instant(text).utcoffset() is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from spotd_jobs.wire.client.console import reason_of
 from spotd_jobs.wire.client.files import is_full, write_whole
-from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, checked_name
+from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, require_name
 
 _FLEETING = ("heartbeat.json", "log/")
 """Names whose loss in a power cut costs nothing, and whose writing must not cost a disk sync each."""
@@ -30,7 +30,7 @@ class FolderSink(Sink):
 
     def put(self, name: str, data: bytes | memoryview, sha256: str | None = None) -> None:
         del sha256  # the rename is what makes it whole; the reader hashes
-        path = os.path.join(self._folder, checked_name(name))
+        path = os.path.join(self._folder, require_name(name))
         durable = not self._fleeting and not name.startswith(_FLEETING)
         try:
             self._make_folder(os.path.dirname(path))

@@ -21,7 +21,7 @@ class Unreadable(Exception):
     """There is no manifest in these bytes."""
 
 
-def unpacked(data: bytes) -> bytes:
+def text_of(data: bytes) -> bytes:
     """Return the text of a manifest, which may be compressed.
 
     Raises:

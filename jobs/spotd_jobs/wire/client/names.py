@@ -29,12 +29,12 @@ def is_printable(text: str) -> bool:
     return text.isprintable() or not any(is_hidden(character) for character in text)
 
 
-def shown(raw: bytes) -> str:
+def printable_text(raw: bytes) -> str:
     """Return the name as printable text."""
     if _PLAIN.fullmatch(raw):
         return raw.decode("ascii")
     text = raw.decode("utf-8", "surrogateescape")
-    return "".join(_shown(text, place) for place in range(len(text)))
+    return "".join(_printable_character(text, place) for place in range(len(text)))
 
 
 def raw_of(text: str) -> bytes:
@@ -42,7 +42,7 @@ def raw_of(text: str) -> bytes:
     return _ENCODED.sub(lambda found: bytes((int(found[1], 16),)), text.encode("utf-8", "surrogateescape"))
 
 
-def _shown(text: str, place: int) -> str:
+def _printable_character(text: str, place: int) -> str:
     character = text[place]
     if character == "%":
         return "%25" if len(text) > place + 2 and _HEX.issuperset(text[place + 1 : place + 3]) else "%"
@@ -51,7 +51,7 @@ def _shown(text: str, place: int) -> str:
     return character
 
 
-def encoded(name: str) -> str:
+def ascii_text(name: str) -> str:
     """Return the name or path, as the system's calls give it, as text for documents of a host.
 
     All but plain printable ASCII is encoded, so that it does not matter which characters the reader's Python calls
@@ -60,6 +60,6 @@ def encoded(name: str) -> str:
     return _ODD.sub(lambda found: b"%%%02X" % found[0][0], os.fsencode(name)).decode("ascii")
 
 
-def decoded(text: str) -> str:
+def name_of(text: str) -> str:
     """Return the name or path that the text stands for, as the system's calls take it."""
     return os.fsdecode(raw_of(text))

@@ -30,7 +30,7 @@ class Sink:
         raise NotImplementedError
 
 
-def checked_name(name: str) -> str:
+def require_name(name: str) -> str:
     """Return the name itself, if it stays below the prefix.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 from spotd_jobs.wire.client import web
 from spotd_jobs.wire.client.clocks import CLOCK
 from spotd_jobs.wire.client.sigv4 import UNSIGNED, Credential
-from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, checked_name
+from spotd_jobs.wire.client.sinks import Sink, SinkDenied, SinkError, require_name
 
 _CHECKSUM_FIELD = "x-amz-checksum-sha256"
 _ERROR_CODE_MAX = 60
@@ -45,7 +45,7 @@ class PostSink(Sink):
         _expect_success(_send("POST", self._url, headers, body))
 
     def _fields_of(self, name: str, data: bytes | memoryview, sha256: str | None) -> dict[str, str]:
-        fields = dict(self._form, key=self._key_prefix + checked_name(name))
+        fields = dict(self._form, key=self._key_prefix + require_name(name))
         if _CHECKSUM_FIELD in {field.lower() for field in fields}:
             # The daemon puts the field into the form where the probe found that this store verifies it.
             fields = {field: value for field, value in fields.items() if field.lower() != _CHECKSUM_FIELD}
@@ -70,7 +70,7 @@ class SigV4Sink(Sink):
         # Over plain HTTP nothing else protects the content, so it is signed; TLS makes that needless work.
         content = UNSIGNED if private else digest
         headers = {_CHECKSUM_FIELD: _base64(digest)} if self._checksum else {}
-        key = self._key_prefix + checked_name(name)
+        key = self._key_prefix + require_name(name)
         url, headers = self._credential.request("PUT", key, CLOCK.now(), content, headers=headers)
         _expect_success(_send("PUT", url, headers, [data]))
 
