@@ -1,7 +1,7 @@
 """Frozen values as columns of a row and back, by the types that their dataclasses declare.
 
 A field is the column of its name. A nested value is the columns that begin with the name of its field; they are all
-null where it is absent. What is no number, text, instant or duration is JSON. What each type needs is found out once.
+null where it is absent. What is no number, text, instant or duration is JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, timedelta
 from enum import StrEnum
 from functools import cache
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Generic, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,13 +69,13 @@ def compact(value: Any) -> str:
 
 
 class RowMap(Generic[T]):
-    """Both directions of one dataclass.
+    """Both directions of one dataclass, each compiled into one expression: a world reads thousands of rows in a cycle.
 
     Args:
         names: columns that are not named as their field (`id.job` is a field of a nested value).
         words: sentences with text of others, in which some characters cannot be stored.
         nested_json: nested values that are one column of JSON.
-        without: fields that are stored elsewhere.
+        without: fields that are stored elsewhere, and that `read` takes as they are.
     """
 
     def __init__(
@@ -87,76 +86,62 @@ class RowMap(Generic[T]):
         words: Collection[str] = (),
         nested_json: Collection[str] = (),
         without: Collection[str] = (),
-        prefix: str = "",
     ) -> None:
-        self._type = type_
-        self._fields: dict[str, str] = {}
-        """The column of each field that is one."""
-        self._paths: dict[str, str] = {}
-        """The same, with the fields of nested values that are always there, by their path."""
-        self._outs: list[tuple[str, _Convert]] = []
-        self._backs: list[tuple[str, _Convert]] = []
-        self._always: list[tuple[str, RowMap[Any]]] = []
-        self._maybe: list[tuple[str, RowMap[Any]]] = []
-        numbers: list[str] = []
-        hints: dict[str, Any] = get_type_hints(type_)
-        for field in [field.name for field in dataclasses.fields(type_) if field.name not in without]:  # type: ignore[arg-type]  # T is a dataclass, which no bound can express
-            column = names.get(field, f"{prefix}{field}")
-            hint, is_optional = _plain(hints[field])
-            if isinstance(hint, type) and dataclasses.is_dataclass(hint) and field not in nested_json:
-                of_it = f"{field}."
-                below = {key: key.removeprefix(of_it) for key in (*names, *words) if key.startswith(of_it)}
-                inner: RowMap[Any] = RowMap(
-                    hint,
-                    prefix=f"{column}_",
-                    names={below[key]: name for key, name in names.items() if key in below},
-                    words={below[key] for key in words if key in below},
-                )
-                (self._maybe if is_optional else self._always).append((field, inner))
-                continue
-            self._fields[field] = column
-            out, back = (words_out, None) if field in words else _way(hint)
-            if out is not None:
-                self._outs.append((column, out))
-            if back is int and not is_optional:
-                numbers.append(column)
-            elif back is not None:
-                self._backs.append((field, back))
-        self._paths.update(self._fields)
-        for field, inner in self._always:
-            if inner._always or inner._maybe:  # noqa: SLF001 - of this very class
-                raise TypeError(f"{field} of {type_.__name__} holds values that are nested deeper")
-            self._paths.update({f"{field}.{path}": column for path, column in inner._paths.items()})  # noqa: SLF001 - of this very class
-            self._outs += inner._outs  # noqa: SLF001 - of this very class
-        self._values_of = attrgetter(*self._paths)
-        self._values_in = attrgetter(*self._fields.values())
-        self._numbers_in = attrgetter(*numbers, numbers[0]) if numbers else None  # of two names at least, for a tuple
-        self._first = next(iter(self._fields.values()))
-
-    def out(self, value: T) -> Columns:
+        self._names = names
+        self._words = words
+        self._nested_json = nested_json
+        self._without = without
+        self._used: dict[str, Any] = {}
+        """What the expressions call, by the name they have for it."""
+        self._stored: dict[str, str] = {}
+        """The expression of each column."""
+        made = self._expression(type_, path="", prefix="", absent="")
+        columns = ", ".join(f"{column!r}: {stored}" for column, stored in self._stored.items())
+        given = "".join(f", {field}" for field in without)
+        # Made of the names of our own fields and of nothing else, as `dataclasses` makes what it adds to a class.
+        self.out: Callable[[T], Columns] = eval(f"lambda value: {{{columns}}}", self._used)  # noqa: S307 - of our own names, as above
         """Return the columns of a value."""
-        found: Columns = dict(zip(self._paths.values(), self._values_of(value), strict=True))
-        for column, convert in self._outs:
-            if (item := found[column]) is not None:
-                found[column] = convert(item)
-        for field, inner in self._maybe:
-            part = getattr(value, field)
-            found.update(dict.fromkeys(inner._paths.values()) if part is None else inner.out(part))  # noqa: SLF001 - of this very class
-        return found
+        self.read: Callable[..., T] = eval(f"lambda row{given}: {made}", self._used)  # noqa: S307 - of our own names, as above
+        """Return the value in a row."""
 
-    def read(self, row: Row, **given: Any) -> T:
-        """Return the value in a row, with the fields that are stored elsewhere."""
-        found = dict(zip(self._fields, self._values_in(row), strict=True))
-        if self._numbers_in is not None:
-            sum(self._numbers_in(row))  # one text among them is a TypeError, at a tenth of what a check of each costs
-        for field, convert in self._backs:
-            if (item := found[field]) is not None:
-                found[field] = convert(item)
-        for field, inner in self._always:
-            found[field] = inner.read(row)
-        for field, inner in self._maybe:
-            found[field] = None if getattr(row, inner._first) is None else inner.read(row)  # noqa: SLF001 - of this very class
-        return self._type(**found, **given)
+    def _expression(self, type_: Any, *, path: str, prefix: str, absent: str) -> str:
+        """Add the columns of a type; return the expression that makes a value of it of a row."""
+        arguments = []
+        hints: dict[str, Any] = get_type_hints(type_)
+        for name in [field.name for field in dataclasses.fields(type_)]:
+            key = f"{path}{name}"
+            if key in self._without:
+                arguments.append(f"{name}={name}")
+                continue
+            column, value = self._names.get(key, f"{prefix}{name}"), f"value.{key}"
+            hint, is_optional = _plain(hints[name])
+            if dataclasses.is_dataclass(hint) and key not in self._nested_json:
+                first = len(self._stored)
+                nothing = f"{value} is None" if is_optional else absent
+                made = self._expression(hint, path=f"{key}.", prefix=f"{column}_", absent=nothing)
+                is_absent = f"row.{list(self._stored)[first]} is None"
+                arguments.append(f"{name}=None if {is_absent} else {made}" if is_optional else f"{name}={made}")
+                continue
+            out, back = (words_out, None) if key in self._words else _way(hint)
+            stored, found = self._converted(out, value), self._converted(back, f"row.{column}")
+            if is_optional and out is not None:
+                stored = f"None if {value} is None else {stored}"
+            if is_optional and back is not None:
+                found = f"None if row.{column} is None else {found}"
+            self._stored[column] = f"None if {absent} else {stored}" if absent else stored
+            arguments.append(f"{name}={found}")
+        return f"{self._name_of(type_)}({', '.join(arguments)})"
+
+    def _converted(self, convert: _Convert | None, expression: str) -> str:
+        if convert is None:
+            return expression
+        # A sum costs a fifth of a call, and a text that stands where a number should be is a TypeError all the same.
+        return f"{expression} + 0" if convert is int else f"{self._name_of(convert)}({expression})"
+
+    def _name_of(self, used: Any) -> str:
+        name = f"used_{len(self._used)}"
+        self._used[name] = used
+        return name
 
 
 def _plain(hint: Any) -> tuple[Any, bool]:
