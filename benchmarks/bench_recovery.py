@@ -137,6 +137,7 @@ def recoveries(folder: Path, *, poll_s: float, losses: int, notice: bool = False
     command = f"NOTES={notes} {sys.executable} first_step.py --steps 1000000 --save-every 10 --pace 0.02"
     measured: list[Any] = []
     with lab(folder / "lab", hosts=hosts, scale=1.0, poll_s=poll_s) as found:
+        found.fresh = True
         found.start()
         job = found.submit("net", command, workdir=code)
         for number in range(2, losses + 2):

@@ -184,6 +184,7 @@ def measure(folder: Path, losses: int, poll_s: float) -> None:
     now = datetime.now(UTC)
     with three_clouds(folder, scale=1.0, poll_s=poll_s, virtual0=now, more="spot = true\n") as found:
         stock(found, losses)
+        found.lab.fresh = True
         found.lab.start()
         results: dict[str, list[dict[str, float]] | BaseException] = {}
 

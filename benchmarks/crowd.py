@@ -66,6 +66,7 @@ DEAR = host("dear", 5.0, on_demand=9.0)
 def crowded_lab(folder: Path, *, jobs: int, running: int, poll_s: float = 60.0) -> Lab:
     """A lab whose daemon, once started, finds so many jobs, some of them on machines that its market never heard of."""
     found = Lab(folder, hosts=DEAR, scale=1.0, virtual0=datetime.now(UTC), poll_s=poll_s)
+    found.fresh = True
     with Store.open(found.folder / "state" / "state.sqlite") as store:
         for plan in history(datetime.now(UTC) - timedelta(hours=1), jobs=jobs, running=running):
             store.tx(lambda tx, plan=plan: tx.commit(plan))

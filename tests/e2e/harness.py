@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from spotd.client.daemon import Daemon
@@ -30,22 +30,11 @@ from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.server.__main__ import stop as stop_market
 from spotd_providers.local.server.files import find_endpoint
 from tests.e2e.preloaded import Forked
+from tests.waiting import described, until
 
 REPO = Path(__file__).resolve().parents[2]
 CRASHABLE = Path(__file__).with_name("crashable.py")
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
-T = TypeVar("T")
-
-
-def until(probe: Callable[[], T | None], *, what: str, within: float = 60.0, every: float = 0.02) -> T:
-    """The probe's first true answer; AssertionError naming `what` after `within` real seconds."""
-    deadline = time.monotonic() + within
-    while True:
-        found = probe()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"waited {within:.0f} s for {what}"
-        time.sleep(every)
 
 
 def host(name: str, price: float, *, gpu: str = "RTX_4090", flavour: str = "sudden", on_demand: float = 2.0) -> str:
@@ -100,6 +89,8 @@ directory = "{self.market_folder}"
         """What the daemon finds in its environment besides."""
         self.fresh = False
         """The daemon is executed by an interpreter of its own, and not forked (see `preloaded`)."""
+        self._described = ExitStack()
+        self._described.enter_context(described(self.last_state))
 
     # --- the daemon ---
 
@@ -134,8 +125,17 @@ directory = "{self.market_folder}"
             return False
         return True
 
+    def last_state(self) -> str:
+        """What a wait in vain shows: the jobs as the daemon has them, what the market bills, and the end of the log."""
+        try:
+            jobs = [f"{job['name']}: {job['state']} ({job['reason']})" for job in self.api.jobs({})["jobs"]]
+        except (DaemonUnreachable, DaemonRefused) as exc:
+            jobs = [str(exc)]
+        return "\n".join([*jobs, *map(str, self.open_machines()), self.log_tail()])
+
     def log_tail(self) -> str:
-        return (self.folder / f"spotd-{self.starts}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
+        log = self.folder / f"spotd-{self.starts}.log"
+        return log.read_text(encoding="utf-8", errors="replace")[-3000:] if self.starts else ""
 
     @property
     def is_dead(self) -> bool:
@@ -153,6 +153,7 @@ directory = "{self.market_folder}"
         return self.process.wait(30)
 
     def close(self) -> None:
+        self._described.close()
         self.kill()
         if self.market_folder.exists():
             stop_market(self.market_folder)

@@ -77,7 +77,7 @@ class Person:
             except DaemonUnreachable:
                 return None
 
-        return until(alive, what=f"{what}\n{self.lab.log_tail()}", within=within, every=0.05)
+        return until(alive, what=what, within=within)
 
     def submit(self, name: str, run: str, **changes: Any) -> str:
         """The id of the one job of this name."""

@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -42,6 +42,7 @@ from spotd_jobs.wire.grant import (
 )
 from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
 from spotd_jobs.wire.reports import Heartbeat, HostEvent, parse_event, parse_heartbeat
+from tests import waiting
 
 JOB = "j1"
 PATIENCE_S = 30.0
@@ -51,15 +52,8 @@ _UNCHECKED = (1).to_bytes(4, "little")
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """The first true value of the condition; the test fails when it never comes."""
-    give_up_at = time.monotonic() + patience_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"not within {patience_s} s: {what}")
-        time.sleep(POLL_S)
+    """The first true value of the condition, asked for more often than `waiting.until` does: files answer at once."""
+    return waiting.until(condition, what, within=patience_s, every=POLL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +151,7 @@ class Rig:
         self.python = python
         self.store = store if store is not None else FolderStore(folder / "store")
         self.machines: list[Machine] = []
+        self._described = ExitStack()
 
     def grant(
         self,
@@ -268,12 +263,18 @@ class Rig:
             offers += [restore_of(one, self.manifest_keys[one.sha256], self.store.url) for one in accepted]
         return offers[::-1]
 
+    def last_state(self) -> str:
+        """What a wait in vain shows: how each machine ended, if it did, and the last of what its runner wrote."""
+        return "\n".join(f"{m.directory.name} ({m.process.poll()}): {m.console()[-1000:]}" for m in self.machines)
+
     def __enter__(self) -> Self:
+        self._described.enter_context(waiting.described(self.last_state))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._described.close()
         for machine in self.machines:
             machine.kill()
 

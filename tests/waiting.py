@@ -1,0 +1,38 @@
+"""The one way in which tests wait for processes: until something is true, and no longer than a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+_described: list[Callable[[], str]] = []
+
+
+def until(probe: Callable[[], T | None], what: str, within: float = 60.0, every: float = 0.05) -> T:
+    """Return the probe's first true answer.
+
+    Raises:
+        AssertionError: there was none within so many seconds. It names `what`, and shows what is `described`.
+    """
+    give_up_at = time.monotonic() + within
+    while True:
+        answer = probe()
+        if answer:
+            return answer
+        if time.monotonic() > give_up_at:
+            states = "".join(f"\n{describe()}" for describe in _described)
+            raise AssertionError(f"waited {within:g} s in vain for {what}; the last answer was {answer!r}{states}")
+        time.sleep(every)
+
+
+@contextmanager
+def described(describe: Callable[[], str]) -> Iterator[None]:
+    """Show this last state of something in the words of every wait that fails meanwhile."""
+    _described.append(describe)
+    try:
+        yield
+    finally:
+        _described.remove(describe)
