@@ -150,7 +150,13 @@ directory = "{self.market_folder}"
     def stop(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.exit_code(within=30)
+
+    def exit_code(self, *, within: float = 60) -> int:
+        """The exit code of the daemon, which is about to end."""
+        assert self.process is not None
+        until(lambda: self.is_dead, what="the daemon to end", within=within)
+        return self.process.wait()
 
     def close(self) -> None:
         self._described.close()

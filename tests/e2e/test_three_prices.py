@@ -35,7 +35,7 @@ def all_three(clouds: Clouds) -> list[dict[str, Any]]:
         quotes: list[dict[str, Any]] = asked(clouds, "prices")["quotes"]
         return quotes if {quote["provider"] for quote in quotes} == THREE else None
 
-    return until(look, what="offers of all three marketplaces", within=120)
+    return until(look, what="offers of all three marketplaces", within=120, every=0.3)
 
 
 @pytest.mark.e2e
@@ -70,7 +70,7 @@ def test_the_history_has_the_prices_of_all_three(clouds: Clouds) -> None:
         found = [asked(clouds, "history", "--provider", name)["prices"] for name in sorted(THREE)]
         return all(found)
 
-    until(kept, what="prices of all three in the history", within=120)
+    until(kept, what="prices of all three in the history", within=120, every=0.3)
     for name in sorted(THREE):
         for prices in asked(clouds, "history", "--provider", name, "--since", "1d")["prices"]:
             for bucket in prices["buckets"]:

@@ -1,21 +1,15 @@
-"""Waiting for real processes: until a condition holds, with a deadline, never for a fixed time."""
+"""Waiting for the real processes of machines, which are about to do what is waited for."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from tests import waiting
 
 T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], *, seconds: float = 20.0, what: str = "the condition") -> T:
     """The first true answer of `condition`; fails when there is none in time."""
-    give_up_at = time.monotonic() + seconds
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"waited {seconds} s in vain for {what}")
-        time.sleep(0.02)
+    return waiting.until(condition, what, within=seconds, every=0.02)
