@@ -41,6 +41,7 @@ _QUICK_FOLDERS: Final = (
     "unit/providers/gpus",
     "unit/store",
 )
+_QUICK_PLACES: Final = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)
 _NOT_QUICK: Final = ("process", "long", "slow", "e2e")
 _SERVERS: Final = frozenset({"weed"})
 """Fixtures that start a process."""
@@ -63,13 +64,21 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
         yield server
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no test that `make quick` would not run: each of its processes would."""
+    place = f"{collection_path}{os.sep}"
+    is_quick = place.startswith(_QUICK_PLACES) or any(quick.startswith(place) for quick in _QUICK_PLACES)
+    return True if config.getoption("markexpr") == "quick" and not is_quick else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folders = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)
     for item in items:
         if _SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("process")
-        if str(item.path).startswith(folders) and not any(item.get_closest_marker(name) for name in _NOT_QUICK):
+        if f"{item.path}{os.sep}".startswith(_QUICK_PLACES) and not any(
+            item.get_closest_marker(name) for name in _NOT_QUICK
+        ):
             item.add_marker("quick")
 
 

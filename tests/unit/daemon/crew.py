@@ -15,7 +15,7 @@ from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.host import Host
 from tests.unit.daemon.shop import Shop
 
-UNIT = timedelta(seconds=20)
+UNIT = timedelta(seconds=10)
 UNITS = 6
 
 
