@@ -42,7 +42,7 @@ class JobFile:
         self.path = path
         self._seq = 0
 
-    def tell(self, kind: str, reason: str, at: float | None) -> None:
+    def write(self, kind: str, reason: str, at: float | None) -> None:
         """Write this notice to the file."""
         self._seq += 1
         content = {

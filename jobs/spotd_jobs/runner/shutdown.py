@@ -177,12 +177,12 @@ class ShutdownWatch:
         order = self._keeper.grant.checkpoint_order
         if order > self._orders_seen:
             self._orders_seen = self._status.order_checkpoint = order
-            self._job_file.tell("checkpoint", "a checkpoint is requested", None)
+            self._job_file.write("checkpoint", "a checkpoint is requested", None)
             self._store.events.add("checkpoint_order", seq=order)
             self.wants_checkpoint = True
         if self._imds_rebalance is not None:
             reason, self._imds_rebalance = self._imds_rebalance, None
-            self._job_file.tell("rebalance", reason, None)
+            self._job_file.write("rebalance", reason, None)
             self._store.events.add("rebalance", source="imds", reason=reason, at=None)
             self.wants_checkpoint = True
 
@@ -196,7 +196,7 @@ class ShutdownWatch:
             self._store.events.add("lease_expired", lease_s=self._keeper.grant.lease_s)
         else:
             self._store.events.add("stop_order", source="grant", reason=stop.reason, at=at)
-        self._job_file.tell("preempt" if stop.outcome == "preempted" else "stop", stop.reason, stop.at)
+        self._job_file.write("preempt" if stop.outcome == "preempted" else "stop", stop.reason, stop.at)
 
     def _on_imds(self, notice: notices.Notice) -> None:
         self._imds_notice = notice

@@ -13,7 +13,7 @@ A grant holds secrets (URLs, the upload form, the job's own secrets): its `repr`
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -63,11 +63,17 @@ class UploadMethod(StrEnum):
     SIGV4 = "sigv4"
 
 
-class Upload(WireModel):
-    """Permission to write below `prefix` and nowhere else.
+_UPLOAD_FIELDS: Final[dict[UploadMethod, frozenset[str]]] = {
+    UploadMethod.FOLDER: frozenset({"directory"}),
+    UploadMethod.POST: frozenset({"url", "form", "key_prefix"}),
+    UploadMethod.SIGV4: frozenset({"endpoint", "bucket", "region", "access_key", "secret_key", "key_prefix"}),
+}
+
+
+class _WritePermission(WireModel):
+    """A way to write.
 
     Attributes:
-        size_max: of one object.
         fields: by method.
             folder: `{"directory"}`, the absolute path of the folder that *is* the prefix.
             post: `{"url", "form", "key_prefix"}`: the policy's form fields, and what `prefix` is called in the bucket.
@@ -76,46 +82,32 @@ class Upload(WireModel):
     """
 
     method: UploadMethod
-    prefix: StorePrefix
-    expires: Instant
-    size_max: Annotated[int, Field(ge=1024, le=5 * 1000**3)]
     fields: dict[str, Any] = Field(repr=False)
 
     @model_validator(mode="after")
-    def _has_its_fields(self) -> Upload:
-        _demand_fields(self.method, self.fields)
+    def _has_its_fields(self) -> Self:
+        missing = sorted(_UPLOAD_FIELDS[self.method] - self.fields.keys())
+        if missing:
+            raise ValueError(f"upload by {self.method} needs the fields {', '.join(missing)}")
         return self
 
 
-class LivenessMarker(WireModel):
+class Upload(_WritePermission):
+    """Permission to write below `prefix` and nowhere else. `size_max` is that of one object."""
+
+    prefix: StorePrefix
+    expires: Instant
+    size_max: Annotated[int, Field(ge=1024, le=5 * 1000**3)]
+
+
+class LivenessMarker(_WritePermission):
     """Permission to write one small object, whose place is listed together with those of all other attempts.
 
     Attributes:
         name: of the object, below what `fields` call its prefix or directory.
-        fields: as those of `Upload`.
     """
 
-    method: UploadMethod
     name: EntryName
-    fields: dict[str, Any] = Field(repr=False)
-
-    @model_validator(mode="after")
-    def _has_its_fields(self) -> LivenessMarker:
-        _demand_fields(self.method, self.fields)
-        return self
-
-
-_UPLOAD_FIELDS: Final[dict[UploadMethod, frozenset[str]]] = {
-    UploadMethod.FOLDER: frozenset({"directory"}),
-    UploadMethod.POST: frozenset({"url", "form", "key_prefix"}),
-    UploadMethod.SIGV4: frozenset({"endpoint", "bucket", "region", "access_key", "secret_key", "key_prefix"}),
-}
-
-
-def _demand_fields(method: UploadMethod, fields: dict[str, Any]) -> None:
-    missing = sorted(_UPLOAD_FIELDS[method] - fields.keys())
-    if missing:
-        raise ValueError(f"upload by {method} needs the fields {', '.join(missing)}")
 
 
 class ManifestBlob(Blob):
