@@ -172,7 +172,7 @@ def start_billing(builder: PlanBuilder, attempt: AttemptId) -> None:
     builder.set_rate(attempt, metered_rate(item.quote), on_demand_rate(item.quote), at=since)
 
 
-def look_for_start(builder: PlanBuilder, item: Attempt) -> None:
+def list_again_for_start(builder: PlanBuilder, item: Attempt) -> None:
     """Ask for another listing soon, since nothing else shows when the machine began to bill; for a while only."""
     rules = builder.policy.providers.get(item.provider)
     if rules is None or rules.bills_from_script or item.launched_at is None:

@@ -16,6 +16,11 @@ UNSEEN_MAX: Final = timedelta(hours=24)
 """Beyond its lease, a machine whose end cannot be confirmed holds its slot and its money for so long."""
 
 
+def lease_and_save(job: Job, policy: Policy) -> timedelta:
+    """How long a machine that has no contact to the daemon may work and save."""
+    return policy.lease + job.spec.checkpoint.stop_grace + policy.save_allowance
+
+
 def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
     """How long the machine may live after its last proof; `None` where nothing ends it but an order."""
     rules = policy.providers.get(item.provider)
@@ -24,7 +29,7 @@ def outlives(item: Attempt, job: Job, policy: Policy) -> timedelta | None:
     starting = timedelta(0)
     if item.heartbeat_seen_at is None and rules is not None:
         starting = rules.provision_timeout
-    return policy.lease + job.spec.checkpoint.stop_grace + policy.save_allowance + starting
+    return lease_and_save(job, policy) + starting
 
 
 def proven_until(item: Attempt, job: Job, policy: Policy, at: datetime) -> datetime | None:

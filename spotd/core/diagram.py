@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from spotd.core.reconcile import JUDGEMENTS, RECORDS, Observed
+from spotd.core.judgements import JUDGEMENTS, Observed
+from spotd.core.listed import RECORDS
 from spotd.core.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, EndReason, JobState
 
 State = TypeVar("State", bound=StrEnum)
@@ -39,7 +40,7 @@ def page() -> str:
         [
             "# States",
             "",
-            "Generated from `spotd/core/states.py` and `spotd/core/reconcile.py` by",
+            "Generated from `spotd/core/states.py`, `listed.py` and `judgements.py` by",
             "`python -m spotd.core.diagram > docs/states.md`; a test fails when this page and the tables differ.",
             "",
             "## Jobs",
@@ -66,8 +67,8 @@ def page() -> str:
             "",
             "## What is observed of an attempt's machine",
             "",
-            "From the tables of `spotd/core/reconcile.py`. What a list shows of a machine comes first; one that is",
-            "found by the key of a launch without an answer is adopted before that.",
+            "From the tables of `spotd/core/listed.py` and `judgements.py`. What a list shows of a machine comes first;",
+            "one that is found by the key of a launch without an answer is adopted before that.",
             "",
             "| listed as | recorded by | which is to |",
             "|---|---|---|",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from spotd.core.attempts import Attempt
+from spotd.core.billing_limits import lease_and_save
 from spotd.core.ids import AttemptId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.plan import Plan
@@ -77,9 +78,9 @@ def forget(world: World, found: AttemptId | Intent, now: datetime) -> Plan:
     builder.event("machine.forgotten", _GIVEN_UP, attempt=found, provider=item.provider, key=item.key)
     builder.end_attempt(found, EndReason.FORGOTTEN, f"{item.provider} does not show it")
     job = builder.job(found.job)
-    lasts = builder.policy.lease + job.spec.checkpoint.stop_grace + builder.policy.save_allowance
-    if item.machine.may_compute and not job.state.is_final and cannot_compute_from + lasts > now:
-        builder.put_job(replace(job, not_before=cannot_compute_from + lasts))
+    not_before = cannot_compute_from + lease_and_save(job, builder.policy)
+    if item.machine.may_compute and not job.state.is_final and not_before > now:
+        builder.put_job(replace(job, not_before=not_before))
     builder.machine_gone(found, "nothing more is booked for it")
     return builder.plan()
 

@@ -1,22 +1,80 @@
-"""What a machine costs that no attempt owns: estimated by what its provider lists, for the receipt without a job."""
+"""Machines of this install that no attempt owns: they are ended, and what they cost is estimated by their listing."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from spotd.core.bounds import hourly_within
-from spotd.core.intents import Intent, terminate_intent_id
+from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.keys import is_own_key
+from spotd.core.listed import TERMINATE_AGAIN_AFTER
 from spotd.core.plan_builder import PlanBuilder
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
-from spotd_providers.contract.values import Instance
+from spotd.core.quarantine import in_words
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
+from spotd_providers.contract.values import AttemptKey, Instance, InstanceRef, InstanceState, Listing, ProviderName
 
 UNSEEN_MAX: Final = timedelta(days=7)
 """A machine is taken to be no older than this when it is seen first, whatever its provider states."""
 
 
-def note_stray(builder: PlanBuilder, instance: Instance) -> None:
+def end_orphans(builder: PlanBuilder, listings: Mapping[ProviderName, Listing]) -> None:
+    """End machines under our install label that no open attempt owns: a former state bought them, which is lost."""
+    owned = {(a.provider, a.key) for a in builder.attempts()}
+    kept = {a.ref for a in builder.attempts() if a.ref is not None and a.state.counts}
+    for provider in sorted(listings):
+        for instance in listings[provider].instances:
+            error = builder.attempted(partial(_end_if_orphan, builder, provider, instance, owned, kept))
+            if error is not None:
+                builder.note_contained(f"a machine in the listing of {provider}", in_words(error))
+    for intent in builder.intents():
+        error = builder.attempted(partial(_settle, builder, intent, listings.get(intent.provider)))
+        if error is not None:
+            builder.note_contained(f"the end of the machine {intent.key}", in_words(error))
+
+
+def _end_if_orphan(
+    builder: PlanBuilder,
+    provider: ProviderName,
+    instance: Instance,
+    owned: Collection[tuple[ProviderName, AttemptKey]],
+    kept: Collection[InstanceRef],
+) -> None:
+    if (provider, instance.key) in owned or instance.state is InstanceState.GONE:
+        return
+    if not is_own_key(builder.policy, instance.key) or instance.ref in kept:
+        return  # however its label reads now, the machine of an attempt that counts is no stray
+    if builder.policy.identity_sure:
+        builder.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
+        _note_price(builder, instance)
+
+
+def _settle(builder: PlanBuilder, intent: Intent, seen: Listing | None) -> None:
+    if intent.kind is not IntentKind.TERMINATE or intent.attempt is not None or intent.ref is None:
+        return
+    if seen is None or not seen.complete or intent.accepted_at is None or seen.at <= intent.accepted_at:
+        return
+    rules = builder.policy.providers.get(intent.provider)
+    if rules is not None and rules.is_other_account(intent.account):
+        return
+    if not any(i.ref == intent.ref and i.state is not InstanceState.GONE for i in seen.instances):
+        builder.put_intent(replace(intent, state=IntentState.DONE))
+        total = stray_cost(intent, intent.accepted_at)
+        builder.event(
+            "machine.gone",
+            f"a machine without an attempt is gone; it cost about ${as_usd(total):.4f}, which no job pays",
+            key=intent.key,
+            provider=intent.provider,
+            cost_microusd=total,
+        )
+    elif builder.now - intent.accepted_at >= TERMINATE_AGAIN_AFTER:
+        builder.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
+
+
+def _note_price(builder: PlanBuilder, instance: Instance) -> None:
     """Keep what the listing shows of a machine whose end is owed: its price, and since when it exists."""
     intent = builder.intent(terminate_intent_id(instance.ref))
     if intent is None or not intent.is_open or intent.attempt is not None:

@@ -22,7 +22,7 @@ from spotd.core.checkpoints import Checkpoint
 from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.disk import disk_gb_after
 from spotd.core.ids import AttemptId, IntentId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id, terminate_intent_id
 from spotd.core.interruption_credit import taken_by_provider_until
 from spotd.core.jobs import Job
 from spotd.core.metering import booked_back, settled
@@ -154,6 +154,14 @@ class PlanBuilder:
 
     def intent(self, intent: IntentId) -> Intent | None:
         return self._intents.get(intent) or self._world.intents.get(intent)
+
+    def launch_order(self, item: Attempt) -> Intent | None:
+        """Return the intent to launch the attempt's machine, open or not."""
+        return self.intent(launch_intent_id(item.key))
+
+    def end_order(self, item: Attempt) -> Intent | None:
+        """Return the intent to end the attempt's machine, open or not."""
+        return None if item.ref is None else self.intent(terminate_intent_id(item.ref))
 
     def attempts(self) -> tuple[Attempt, ...]:
         """Every attempt that has not ended, in order of job and number."""
@@ -358,7 +366,7 @@ class PlanBuilder:
         if not item.state.counts:
             return
         traits = reason.traits
-        sentence = traits.sentence.format(detail=detail or "no details")
+        sentence = reason.sentence(detail)
         item = replace(
             item, state=AttemptState.ENDING, ended_at=self.now, end_reason=reason, end_detail=detail, stop=item.stop
         )

@@ -91,7 +91,7 @@ def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
                     end_detail=why,
                 )
             )
-        sentence = EndReason.QUARANTINED.traits.sentence.format(detail=why)
+        sentence = EndReason.QUARANTINED.sentence(why)
         builder.event("attempt.quarantined", sentence, attempt=item.id, reason=EndReason.QUARANTINED.value)
     if item.ref is not None and item.machine is not MachineState.GONE:
         builder.owe_termination(item.ref, item.key, item.id, why=f"its attempt is quarantined: {why}")

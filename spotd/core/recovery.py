@@ -16,6 +16,7 @@ from datetime import datetime
 from spotd.core import requests
 from spotd.core.applied import applied, combine
 from spotd.core.attempts import Attempt
+from spotd.core.billing_limits import lease_and_save
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
@@ -176,8 +177,7 @@ def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], check
         _look_for(builder, attempt)
         return
     # Where its machine is, if it has one, is unknown: no other may compute before its lease is over.
-    lasts = builder.policy.lease + item.spec.checkpoint.stop_grace + builder.policy.save_allowance
-    builder.put_job(replace(item, not_before=builder.now + lasts))
+    builder.put_job(replace(item, not_before=builder.now + lease_and_save(item, builder.policy)))
 
 
 def _book_until_next(builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown]) -> None:

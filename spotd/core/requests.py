@@ -59,7 +59,7 @@ def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail:
     builder.put_attempt(replace(item, stop=order, state=state))
     builder.event(
         "attempt.stopping",
-        f"told to {'save and stop' if flush else SAVES_NO_MORE}: {reason.traits.sentence.format(detail=detail)}",
+        f"told to {'save and stop' if flush else SAVES_NO_MORE}: {reason.sentence(detail)}",
         attempt=item.id,
         reason=reason.value,
     )

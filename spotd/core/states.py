@@ -234,6 +234,10 @@ class EndReason(StrEnum):
     def traits(self) -> EndTraits:
         return _END_TRAITS[self]
 
+    def sentence(self, detail: str) -> str:
+        """Return what the user reads."""
+        return self.traits.sentence.format(detail=detail or "no details")
+
 
 def _row(
     next_state: JobState | None,

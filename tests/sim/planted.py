@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spotd.core import budgets, decide, outcomes, reconcile, requests
+from spotd.core import budgets, decide, listed, orphans, outcomes, reconcile, requests
 from spotd.core.attempts import Attempt, MachineState
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId, IntentId, JobId
@@ -195,15 +195,15 @@ def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def everything_is_ours() -> AbstractContextManager[None]:
-    return patched((reconcile, "is_own_key", lambda _policy, _key: True))
+    return patched((orphans, "is_own_key", lambda _policy, _key: True))
 
 
 def paused_is_gone() -> AbstractContextManager[None]:
     def wrong(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
-        reconcile.record_paused(builder, item, mine)
+        listed.record_paused(builder, item, mine)
         builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.HALTED))
 
-    return patched((reconcile, "RECORDS", {**reconcile.RECORDS, InstanceState.PAUSED: wrong}))
+    return patched((listed, "RECORDS", {**listed.RECORDS, InstanceState.PAUSED: wrong}))
 
 
 def nothing_is_promised() -> AbstractContextManager[None]:
@@ -246,7 +246,7 @@ def silence_alone() -> AbstractContextManager[None]:
 
 
 def large_news_at_once() -> AbstractContextManager[None]:
-    return patched((reconcile, "_held_back", lambda *_: frozenset()))
+    return patched((reconcile, "held_back", lambda *_: frozenset()))
 
 
 OUTAGES = replace(ROUGH, outages_per_hour=0.3)

@@ -9,11 +9,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from spotd.core import (
+    absence,
     backoff,
     budgets,
     decide,
     host_reports,
+    judgements,
+    listed,
     metering,
+    orphans,
     outcomes,
     plan_builder,
     pricing,
@@ -115,11 +119,11 @@ def using(name: str) -> list[Any]:
     """The modules of the core that took this name from where it is made."""
     from spotd.core import billing
 
-    return [module for module in (billing, reconcile) if hasattr(module, name)]
+    return [module for module in (billing, listed) if hasattr(module, name)]
 
 
 def meters_what_was_agreed() -> AbstractContextManager[None]:
-    return patched((reconcile, "set_rate", lambda *_: None))
+    return patched((listed, "set_rate", lambda *_: None))
 
 
 def meters_the_day_twice() -> AbstractContextManager[None]:
@@ -136,18 +140,18 @@ def meters_the_day_twice() -> AbstractContextManager[None]:
 
 
 def an_accepted_order_is_an_end() -> AbstractContextManager[None]:
-    return patched((reconcile, "_end_accepted", lambda *_: True))
+    return patched((judgements, "_is_end_accepted", lambda *_: True))
 
 
 def any_list_is_proof() -> AbstractContextManager[None]:
-    return patched((reconcile, "_listing_speaks", lambda *_: True))
+    return patched(*((module, "proves_absence", lambda *_: True) for module in (absence, judgements)))
 
 
 # --- on the computer that it runs on, and beside another one ---
 
 
 def one_label_is_one_owner() -> AbstractContextManager[None]:
-    return patched((reconcile, "is_own_key", lambda policy, key: key_belongs_to(policy.install, key)))
+    return patched((orphans, "is_own_key", lambda policy, key: key_belongs_to(policy.install, key)))
 
 
 def meters_follow_the_clock() -> AbstractContextManager[None]:

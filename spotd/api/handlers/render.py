@@ -58,7 +58,7 @@ def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
         ended_at=instant(item.ended_at),
         resumed_from=item.resumed_from,
         reason=None if reason is None else reason.value,
-        detail="" if reason is None else reason.traits.sentence.format(detail=item.end_detail or "no details"),
+        detail="" if reason is None else reason.sentence(item.end_detail),
         exit_code=item.exit_code,
         spent_usd=as_usd(spent(item, now)),
         on_demand_usd=as_usd(on_demand_spent(item, now)),

@@ -270,7 +270,7 @@ def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
         return Orders(stop=GrantStopOrder(reason="this attempt no longer counts", grace_s=0.0, flush=False))
     stop = None
     if attempt.stop is not None:
-        words = attempt.stop.reason.traits.sentence.format(detail=attempt.stop.detail or "no details")
+        words = attempt.stop.reason.sentence(attempt.stop.detail)
         # One that must upload nothing more has nothing to wait for either.
         flush = attempt.stop.flush
         stop = GrantStopOrder(reason=_line(words), grace_s=None if flush else 0.0, flush=flush)

@@ -11,7 +11,8 @@ from spotd.core.applied import applied
 from spotd.core.attempts import MachineState
 from spotd.core.charges import Meter
 from spotd.core.intents import IntentState
-from spotd.core.reconcile import TERMINATE_AGAIN_AFTER, reconcile
+from spotd.core.listed import TERMINATE_AGAIN_AFTER
+from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
 from spotd_providers.contract.values import InstanceState
 from tests.unit.core.builders import NOW, instance, listing, world_with
