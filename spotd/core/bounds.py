@@ -22,6 +22,7 @@ COOLDOWN_MAX: Final = timedelta(hours=24)
 NOTICE_PAST_MAX: Final = timedelta(days=1)
 NOTICE_AHEAD_MAX: Final = timedelta(days=1)
 _TICK: Final = timedelta(microseconds=1)
+_TICKS_PER_HOUR: Final = timedelta(hours=1) // _TICK
 
 
 def bytes_within(size: int) -> int:
@@ -36,7 +37,7 @@ def hourly_within(amount: int) -> int:
 
 def per_hour(amount: int, span: timedelta) -> int:
     """Return an amount in each span as an amount per hour; in integers, which no size overflows."""
-    return amount * (timedelta(hours=1) // _TICK) // max(1, span // _TICK)
+    return amount * _TICKS_PER_HOUR // max(1, span // _TICK)
 
 
 def span_within(span: timedelta, most: timedelta) -> timedelta:

@@ -27,9 +27,10 @@ from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour, usual_bid
 from spotd.core.quotes import Quote
 from spotd.core.states import AttemptState
-from spotd_jobs.spec.model import MarketChoice, PriceLimit, Resources
+from spotd.core.verdicts import PassedOver
+from spotd_jobs.spec.model import MarketChoice, Resources
 from spotd_providers.contract import gpus
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, per_gpu, whole_machine
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
     HostId,
@@ -70,10 +71,9 @@ def shape_of(job: Job, policy: Policy) -> RequirementKey:
 
 def scarcity_ppm(offer: Offer) -> int:
     """How much worse this offer ranks because its provider doubts that it can be had; 0 without a score."""
-    score = offer.capacity_score
-    return (
-        0 if score is None else SCARCITY_PPM_PER_POINT * max(0, min(CAPACITY_SCORE_MAX - score, CAPACITY_SCORE_MAX - 1))
-    )
+    if offer.capacity_score is None:
+        return 0
+    return SCARCITY_PPM_PER_POINT * max(0, min(CAPACITY_SCORE_MAX - offer.capacity_score, CAPACITY_SCORE_MAX - 1))
 
 
 def risk_premium_ppm(offer: Offer) -> int:
@@ -89,30 +89,6 @@ def ranked_total(offer: Offer, needs: Needs, fee_ppm: int, headroom_ppm: int) ->
     if offer.capacity_score is None and offer.hazard_ppm is None:
         return total
     return total + total * risk_premium_ppm(offer) // PPM
-
-
-def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
-    """Return the highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
-    if limit is not None and limit.per_gpu_hour is not None:
-        return MicroUsdPerGpuHour(limit.per_gpu_hour)
-    if limit is not None and limit.machine_hour is not None:
-        return per_gpu(MicroUsdPerHour(limit.machine_hour), gpu_count)
-    return policy.ceilings.get(gpu, policy.ceiling_default)
-
-
-def total_ceiling(ceiling: MicroUsdPerGpuHour, gpu_count: int, limit: PriceLimit | None) -> MicroUsdPerHour:
-    """Return the same for the whole machine, exact where the job states it so: its share of a GPU is rounded up."""
-    total = whole_machine(ceiling, gpu_count)
-    if limit is None or limit.per_gpu_hour is not None or limit.machine_hour is None:
-        return total
-    return MicroUsdPerHour(min(total, limit.machine_hour))
-
-
-def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: PriceLimit | None) -> bool:
-    """Whether the machine costs no more than the job accepts."""
-    if ceiling is None:
-        return False
-    return candidate.price.total <= total_ceiling(ceiling, candidate.offer.gpu_count, limit)
 
 
 class RequirementKeys:
@@ -136,6 +112,10 @@ class RequirementKeys:
         self.entries: list[Offer] = []
         self.mismatches = mismatches
         self.quotes: dict[int, Quote] = {}
+        self.summaries: dict[tuple[object, ...], PassedOver] = {}
+        """Why all of them were passed over, by how far they were read and what was compared."""
+        self.read = 0
+        """How many offers were compared with the requirements so far."""
         self.walked = 0
         """Entries before this one were taken or cooling for every job of the shape."""
         self.blocked: Counter[str] = Counter()
@@ -164,6 +144,7 @@ class RequirementKeys:
             rules, sells_spot, group = self._groups[number]
             self._await(number, rules, group, position + 1)
             offer = group[position]
+            self.read += 1
             problem = mismatch(offer, self.shape.resources, self.shape.needs.disk_gb, sells_spot=sells_spot)
             if problem:
                 self.mismatches[problem] += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from spotd.core.absence import book_until_missing, is_missing_for_long, proves_absence
+from spotd.core.absence import is_missing_for_long, proves_absence, settle_until_missing
 from spotd.core.attempts import Attempt
 from spotd.core.billing import book_unseen, last_lived
 from spotd.core.billing_limits import lease_and_save
@@ -155,7 +155,7 @@ def end_absent(case: Case) -> None:
     if item.ref is None:
         end_unlaunched(case)
         return
-    book_until_missing(case.builder, item)
+    settle_until_missing(case.builder, item)
     if item.stop is not None:
         case.end(item.stop.reason, item.stop.detail)
     elif item.notice_at is not None:

@@ -46,11 +46,10 @@ class Needs:
 def needs_of(job: Job, policy: Policy) -> Needs:
     """Return what the job's newest checkpoint shows about its traffic; none is known before the first."""
     size = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
-    interval = _interval(job)
     stay = max(policy.expected_stay, timedelta(minutes=1))
     return Needs(
         disk_gb=disk_gb_for(job),
-        upload_bytes_per_hour=per_hour(size, interval),
+        upload_bytes_per_hour=per_hour(size, _interval(job)) if size else 0,
         restore_bytes_per_hour=per_hour(size + bytes_within(job.code_bytes), stay),
     )
 

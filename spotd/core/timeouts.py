@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.absence import book_until_missing
+from spotd.core.absence import settle_until_missing
 from spotd.core.attempts import Attempt, MachineState, StopOrder
 from spotd.core.host_reports import last_sign_of_life
 from spotd.core.host_status import HostStatus
@@ -39,7 +39,7 @@ def watch_timeouts(
         if report is not None and report.liveness_check:
             builder.read_in_full(attempt_id)
         else:
-            book_until_missing(builder, item)
+            settle_until_missing(builder, item)
             builder.end_attempt(attempt_id, reason, detail)
 
     if item.stop is not None and (builder.now >= item.stop.deadline or _never_spoke(item, item.stop, report)):

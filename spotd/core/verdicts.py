@@ -10,6 +10,9 @@ from spotd.core.ids import JobId
 from spotd.core.quotes import Quote
 from spotd_providers.contract.money import MicroUsdPerGpuHour
 
+PassedOver = tuple[tuple[str, int], ...]
+"""Why offers were not taken, and how many, most frequent first."""
+
 
 class VerdictKind(StrEnum):
     PLACED = "placed"
@@ -46,5 +49,5 @@ class Verdict:
     at: datetime
     best: Quote | None = None
     ceiling: MicroUsdPerGpuHour | None = None
-    passed_over: tuple[tuple[str, int], ...] = ()
+    passed_over: PassedOver = ()
     until: datetime | None = None

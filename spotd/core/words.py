@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -11,6 +11,7 @@ from spotd.core.attempts import Attempt
 from spotd.core.policy import Policy
 from spotd.core.pricing import repriced
 from spotd.core.quotes import Quote
+from spotd.core.verdicts import PassedOver
 from spotd_jobs.spec.model import Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, as_usd
 
@@ -63,9 +64,14 @@ def wanted_words(wanted: Resources) -> str:
     return f"{wanted.gpu_count} x any GPU"
 
 
-def passed_over_words(mismatches: Counter[str]) -> str:
+def most_frequent_first(counts: Mapping[str, int]) -> PassedOver:
+    """Return the reasons and their counts in the order in which they are shown."""
+    return tuple(sorted(counts.items(), key=lambda row: (-row[1], row[0])))
+
+
+def passed_over_words(mismatches: Mapping[str, int]) -> str:
     """`3 too little disk, 1 another region`, most frequent first."""
-    return ", ".join(f"{count} {why}" for why, count in sorted(mismatches.items(), key=lambda kv: (-kv[1], kv[0])))
+    return ", ".join(f"{count} {why}" for why, count in most_frequent_first(mismatches))
 
 
 def witness_words(item: Attempt, policy: Policy, now: datetime) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from spotd.core import budgets, decide, listed, orphans, outcomes, reconcile, requests
+from spotd.core import budgets, ceilings, listed, orphans, outcomes, reconcile, requests
 from spotd.core.attempts import Attempt, MachineState
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.jobs import Job
 from spotd.core.loss_evidence import LossEvidence
 from spotd.core.outcomes import LaunchFailure
+from spotd.core.placement import Placement
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
 from tests.sim.daemon import Daemon
@@ -211,11 +211,11 @@ def nothing_is_promised() -> AbstractContextManager[None]:
 
 
 def bids_without_limit() -> AbstractContextManager[None]:
-    return patched((decide, "gpu_price_limit", lambda _quote, _ceiling: MicroUsdPerHour(10_000_000)))
+    return patched((ceilings, "gpu_price_limit", lambda _quote, _ceiling: MicroUsdPerHour(10_000_000)))
 
 
 def no_waiting_for_the_old_machine() -> AbstractContextManager[None]:
-    gate = decide._Decision._gate
+    gate = Placement._gate
 
     def wrong(self: Any, job: Job) -> Any:
         held = self.attempts_by_job.pop(job.id, [])
@@ -224,17 +224,17 @@ def no_waiting_for_the_old_machine() -> AbstractContextManager[None]:
         finally:
             self.attempts_by_job[job.id] = held
 
-    return patched((decide._Decision, "_gate", wrong))
+    return patched((Placement, "_gate", wrong))
 
 
 def machines_without_number() -> AbstractContextManager[None]:
-    init = decide._Decision.__init__
+    init = Placement.__init__
 
-    def wrong(self: Any, world: World, market: Any, now: datetime) -> None:
-        init(self, world, market, now)
+    def wrong(self: Any, *args: Any) -> None:
+        init(self, *args)
         self.machines = 0
 
-    return patched((decide._Decision, "__init__", wrong))
+    return patched((Placement, "__init__", wrong))
 
 
 def lists_alone() -> AbstractContextManager[None]:

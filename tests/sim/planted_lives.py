@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotd.core import billing, billing_limits, decide, outcomes
+from spotd.core import billing, billing_limits, outcomes, placement
 from spotd.core import forget as forgetting
 from spotd.core.attempts import Attempt
 from spotd.core.candidates import shape_of
@@ -64,7 +64,7 @@ def prices_of_this_moment() -> AbstractContextManager[None]:
         offers = catalogue.list_for(shape_of(job, policy))
         return [] if offers.at(0) is None else [catalogue.quote_at(offers, 0).price.total]
 
-    return patched((decide, "plausible_rates", wrong))
+    return patched((placement, "plausible_rates", wrong))
 
 
 def given_up_is_over() -> AbstractContextManager[None]:

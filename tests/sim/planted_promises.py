@@ -12,7 +12,8 @@ from spotd.core import (
     absence,
     backoff,
     budgets,
-    decide,
+    ceilings,
+    enforcement,
     host_reports,
     judgements,
     listed,
@@ -62,7 +63,7 @@ def saves_are_not_promised() -> AbstractContextManager[None]:
 
 
 def fixed_prices_stay() -> AbstractContextManager[None]:
-    return patched((decide, "words_over_ceiling", lambda _draft, _item: ""))
+    return patched((enforcement, "words_over_ceiling", lambda _draft, _item: ""))
 
 
 def no_setback() -> AbstractContextManager[None]:
@@ -95,12 +96,12 @@ def believes_when_it_was_made() -> AbstractContextManager[None]:
 
 
 def ceilings_of_whole_machines() -> AbstractContextManager[None]:
-    limit = decide.gpu_price_limit
+    limit = ceilings.gpu_price_limit
 
     def wrong(agreed: Any, ceiling: int) -> MicroUsdPerHour:
         return limit(agreed, ceiling * agreed.offer.gpu_count)  # type: ignore[arg-type]  # the error of the unit
 
-    return patched((decide, "gpu_price_limit", wrong))
+    return patched((ceilings, "gpu_price_limit", wrong))
 
 
 # --- in metering ---

@@ -23,7 +23,7 @@ from spotd.api.schemas.jobs import JobDetailResponse, JobPageResponse, JobRespon
 from spotd.api.schemas.plans import WhyResponse
 from spotd.core import recovery, requests
 from spotd.core.attempts import Attempt
-from spotd.core.candidates import ceiling_for
+from spotd.core.ceilings import ceiling_for
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan

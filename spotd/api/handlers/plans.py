@@ -20,7 +20,8 @@ from spotd.api.handlers.render import (
 from spotd.api.requests import JobRequest
 from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
-from spotd.core.candidates import CandidateCatalogue, ceiling_for, is_admissible, resolve_gpu, shape_of
+from spotd.core.candidates import CandidateCatalogue, resolve_gpu, shape_of
+from spotd.core.ceilings import ceiling_for, is_admissible
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.ids import JobId

@@ -20,7 +20,8 @@ from spotd.api.schemas.prices import (
     QuoteResponse,
 )
 from spotd.api.timestamps import utc_text
-from spotd.core.candidates import CandidateCatalogue, ceiling_for
+from spotd.core.candidates import CandidateCatalogue
+from spotd.core.ceilings import ceiling_for
 from spotd.core.pricing import Needs, quote
 from spotd.history import DISK_GB, Bucket, HistoryUnavailable, PriceGroup, PriceTerms, SeriesQuery, TooManyBuckets
 from spotd_providers.contract import gpus

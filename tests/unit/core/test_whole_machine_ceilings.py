@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spotd.core.candidates import ceiling_for, total_ceiling
+from spotd.core.ceilings import ceiling_for, total_ceiling
 from spotd.core.decide import decide
 from spotd.core.ids import JobId
 from spotd.core.verdicts import VerdictKind

@@ -1,0 +1,68 @@
+"""What a job accepts to pay for a machine, and what is agreed or bid within that."""
+
+from __future__ import annotations
+
+from spotd.core.candidates import risk_premium_ppm
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
+from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, repriced, usual_bid
+from spotd.core.quotes import Quote
+from spotd_jobs.spec.model import PriceLimit
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, per_gpu, whole_machine
+from spotd_providers.contract.values import Market
+
+
+def ceiling_for(gpu: str, gpu_count: int, limit: PriceLimit | None, policy: Policy) -> MicroUsdPerGpuHour | None:
+    """Return the highest effective price per GPU-hour for this GPU: the job's own, else the config's, else `None`."""
+    if limit is not None and limit.per_gpu_hour is not None:
+        return MicroUsdPerGpuHour(limit.per_gpu_hour)
+    if limit is not None and limit.machine_hour is not None:
+        return per_gpu(MicroUsdPerHour(limit.machine_hour), gpu_count)
+    return policy.ceilings.get(gpu, policy.ceiling_default)
+
+
+def total_ceiling(ceiling: MicroUsdPerGpuHour, gpu_count: int, limit: PriceLimit | None) -> MicroUsdPerHour:
+    """Return the same for the whole machine, exact where the job states it so: its share of a GPU is rounded up."""
+    total = whole_machine(ceiling, gpu_count)
+    if limit is None or limit.per_gpu_hour is not None or limit.machine_hour is None:
+        return total
+    return MicroUsdPerHour(min(total, limit.machine_hour))
+
+
+def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: PriceLimit | None) -> bool:
+    """Whether the machine costs no more than the job accepts."""
+    if ceiling is None:
+        return False
+    return candidate.price.total <= total_ceiling(ceiling, candidate.offer.gpu_count, limit)
+
+
+def highest_ceiling(job: Job, policy: Policy) -> int:
+    """Return what no machine that the job accepts costs more than, whatever its GPU."""
+    price = job.spec.price
+    counts = [g.count for g in job.spec.resources.gpu] or [job.spec.resources.gpu_count]
+    if price is not None and price.machine_hour is not None:
+        return price.machine_hour
+    if price is not None and price.per_gpu_hour is not None:
+        return price.per_gpu_hour * max(counts)
+    return max([*policy.ceilings.values(), policy.ceiling_default or 0]) * max(counts)
+
+
+def agree(
+    job: Job, chosen: Quote, ceiling: MicroUsdPerGpuHour, next_best: int | None, policy: Policy
+) -> tuple[Quote, MicroUsdPerHour]:
+    """Return what to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
+
+    A bid is no higher than leaves this offer the best choice beside the next best, whose rank is given.
+    """
+    offer = chosen.offer
+    allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
+    limit = gpu_price_limit(chosen, ceiling)
+    if allowed < whole_machine(ceiling, offer.gpu_count):
+        limit = min(limit, gpu_price_within(chosen, allowed))
+    if offer.market is Market.ON_DEMAND or not offer.pays_bid:
+        return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
+    wanted = min(limit, usual_bid(offer, policy.bid_headroom_ppm))
+    if next_best is not None:
+        wanted = min(wanted, gpu_price_within(chosen, next_best * PPM // (PPM + risk_premium_ppm(offer))))
+    bid = MicroUsdPerHour(max(offer.gpu_price, wanted))
+    return repriced(chosen, bid), bid
