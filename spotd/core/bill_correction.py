@@ -49,8 +49,7 @@ def compared(
     now: datetime,
 ) -> Plan:
     """Compare what was booked with what the provider bills, and with what it billed before."""
-    jobs, attempts = {**world.jobs, job.id: job}, {**world.attempts, item.id: item}
-    builder = PlanBuilder(replace(world, jobs=jobs, attempts=attempts), now)
+    builder = PlanBuilder(replace(world.with_job(job), attempts={**world.attempts, item.id: item}), now)
     tries = item.bill_tries + 1
     settled = item.meter.settled
     if billed is not None and abs(settled - billed) < max(DIFFERS_BY, settled // 50):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from spotd.core.attempts import Attempt, StopOrder
 from spotd.core.billing_limits import is_past_lease
@@ -79,6 +79,24 @@ def _horizon(world: World, job: Job) -> timedelta:
     return world.policy.commit_horizon + job.spec.checkpoint.stop_grace
 
 
+class _BudgetOfAll(NamedTuple):
+    """A budget of all jobs together; `until` states in words when it begins anew."""
+
+    kind: VerdictKind
+    period: str
+    limit: MicroUsd
+    spent: MicroUsd
+    until: str
+
+
+def _budgets_of_all(world: World, now: datetime) -> Iterator[_BudgetOfAll]:
+    day, month = world.policy.budget_day, world.policy.budget_month
+    if day is not None:
+        yield _BudgetOfAll(VerdictKind.BUDGET_DAY, "day", day, spent_on_day(world, now), "midnight UTC")
+    if month is not None:
+        yield _BudgetOfAll(VerdictKind.BUDGET_MONTH, "month", month, spent_in_month(world, now), "the 1st")
+
+
 class BudgetGuard:
     """The budgets during one decision; `commit` is called for each launch.
 
@@ -90,9 +108,7 @@ class BudgetGuard:
     def __init__(self, world: World, now: datetime) -> None:
         self._world = world
         self._now = now
-        policy = world.policy
-        self._day = spent_on_day(world, now) if policy.budget_day is not None else MicroUsd(0)
-        self._month = spent_in_month(world, now) if policy.budget_month is not None else MicroUsd(0)
+        self._budgets = tuple(_budgets_of_all(world, now))
         self._committed = 0
         self._promised = 0
         self._committed_by_job: defaultdict[JobId, int] = defaultdict(int)
@@ -107,11 +123,9 @@ class BudgetGuard:
 
     def shortage(self) -> tuple[VerdictKind, str] | None:
         """Return the budget that would be broken unless every machine is stopped now."""
-        policy = self._world.policy
-        if policy.budget_day is not None and self._day + self._committed > policy.budget_day:
-            return VerdictKind.BUDGET_DAY, _used("day", policy.budget_day, self._day)
-        if policy.budget_month is not None and self._month + self._committed > policy.budget_month:
-            return VerdictKind.BUDGET_MONTH, _used("month", policy.budget_month, self._month)
+        for one in self._budgets:
+            if one.spent + self._committed > one.limit:
+                return one.kind, _used(one.period, one.limit, one.spent)
         return None
 
     def job_shortage(self, job: Job) -> str:
@@ -134,20 +148,13 @@ class BudgetGuard:
         save = save_cost(job, item.quote.offer)
         if save <= cost(_rate(item), MINUTE):
             return True
-        rooms = [left - self._to_end() for left in self._left_of_all()] if self.shortage() else []
+        rooms = [one.limit - one.spent - self._to_end() for one in self._budgets] if self.shortage() else []
         if job.budget is not None:
             rooms.append(job.budget - job_spent(self._world, job, self._now) - self._to_end(job.id))
         if any(save > room for room in rooms):
             return False
         self._to_save[item.id] = save
         return True
-
-    def _left_of_all(self) -> Iterator[int]:
-        policy = self._world.policy
-        if policy.budget_day is not None:
-            yield policy.budget_day - self._day
-        if policy.budget_month is not None:
-            yield policy.budget_month - self._month
 
     def _to_end(self, job: JobId | None = None) -> int:
         """Return what it takes to end all machines, or those of the job, with the saves that are promised."""
@@ -161,37 +168,27 @@ class BudgetGuard:
 
     def refusal(self, job: Job, quote: Quote) -> tuple[VerdictKind, str, datetime | None] | None:
         """Why this launch may not be made now, and when its budget begins anew where that is enough."""
-        policy = self._world.policy
         needed = self._needed(job, quote.offer, quote.price.total)
         budget = job.budget
         if budget is not None:
             total = job_spent(self._world, job, self._now)
             if total + needed > budget:
                 why = f"{_used('job', budget, total)}; a launch needs ${as_usd(needed):.4f} more to be of use"
-                why += _traffic_words(job, quote.offer)
-                return (
-                    VerdictKind.BUDGET_JOB,
-                    f"{why}; waits for a lower price, or for spotctl budget {job.name} +USD",
-                    None,
-                )
-        for kind, what, limit, spent, until in (
-            (VerdictKind.BUDGET_DAY, "day", policy.budget_day, self._day, "midnight UTC"),
-            (VerdictKind.BUDGET_MONTH, "month", policy.budget_month, self._month, "the 1st"),
-        ):
-            if limit is None:
-                continue
-            why = _used(what, limit, spent)
-            begins = _begins_anew(_subject(kind, limit), self._now)
-            if self.is_held(kind, limit):
-                why += f", and machines were stopped for it; waits for {until}, or for a larger budget"
-                return kind, why, begins if needed <= limit else None
-            if spent + self._promised + needed > limit:
+                why += f"{_traffic_words(job, quote.offer)}; waits for a lower price"
+                return VerdictKind.BUDGET_JOB, f"{why}, or for spotctl budget {job.name} +USD", None
+        for one in self._budgets:
+            why = _used(one.period, one.limit, one.spent)
+            begins = _begins_anew(_subject(one.kind, one.limit), self._now)
+            if self.is_held(one.kind, one.limit):
+                why += f", and machines were stopped for it; waits for {one.until}, or for a larger budget"
+                return one.kind, why, begins if needed <= one.limit else None
+            if one.spent + self._promised + needed > one.limit:
                 why = f"{why}, ${as_usd(self._promised):.4f} promised"
                 if words := _traffic_words(job, quote.offer):
                     why = f"{why}; a launch needs ${as_usd(needed):.4f}{words}"
-                if needed > limit:
-                    return kind, f"{why}; waits for a larger budget, or less traffic", None
-                return kind, f"{why}; waits for {until}", begins
+                if needed > one.limit:
+                    return one.kind, f"{why}; waits for a larger budget, or less traffic", None
+                return one.kind, f"{why}; waits for {one.until}", begins
         return None
 
     def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:

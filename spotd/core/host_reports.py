@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Final, assert_never
+from typing import Final
 
 from spotd.core.billing import book_unseen, prove_by_report, start_billing, start_billing_later
 from spotd.core.bounds import notice_within
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.lineage import with_progress
-from spotd.core.outputs import pin_outputs, tell_outputs
+from spotd.core.outputs import note_outputs, pin_outputs
 from spotd.core.plan_builder import PlanBuilder
-from spotd.core.retention import tell_fallbacks, with_fresh
+from spotd.core.retention import note_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.traffic import meter_outputs, meter_traffic
 
 _RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
+_EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
+    ExitCause.FINISHED: EndReason.USER_ERROR,
+    ExitCause.STOPPED: EndReason.PREEMPTED,
+    ExitCause.NOTICE: EndReason.PREEMPTED,
+    ExitCause.LEASE: EndReason.LEASE_EXPIRED,
+    ExitCause.SETUP_FAILED: EndReason.USER_ERROR,
+    ExitCause.CODE_UNUSABLE: EndReason.CODE_ERROR,
+    ExitCause.DISK_FULL: EndReason.DISK_FULL,
+    ExitCause.RUNNER_FAILED: EndReason.HOST_LOST,
+}
+"""Why an attempt ends whose command did not succeed, and which was not ordered to stop."""
 
 
 def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:
@@ -27,7 +39,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         return
     for note in report.notes:
         builder.event("host.note", note, attempt=attempt_id)
-    tell_fallbacks(builder, attempt_id, report.fallbacks)
+    note_fallbacks(builder, attempt_id, report.fallbacks)
     if report.checkpoints:
         job = builder.job(attempt_id.job)
         builder.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))
@@ -148,35 +160,16 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     meter_outputs(builder, attempt_id, report.outputs_bytes)
     item = builder.attempt(attempt_id)
     cause = report.exit_cause
-    detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
-    match cause:
-        case None:
-            return
-        case ExitCause.FINISHED:
-            if report.exit_code == 0:
-                outputs = pin_outputs(builder, attempt_id, report)
-                builder.end_attempt(attempt_id, EndReason.DONE)
-                tell_outputs(builder, attempt_id, outputs)
-            elif item.stop is not None:
-                builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
-            else:
-                builder.end_attempt(attempt_id, EndReason.USER_ERROR, detail)
-        case ExitCause.STOPPED:
-            if item.stop is not None:
-                builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
-            else:
-                builder.end_attempt(attempt_id, EndReason.PREEMPTED)
-        case ExitCause.NOTICE:
-            builder.end_attempt(attempt_id, EndReason.PREEMPTED)
-        case ExitCause.LEASE:
-            builder.end_attempt(attempt_id, EndReason.LEASE_EXPIRED)
-        case ExitCause.SETUP_FAILED:
-            builder.end_attempt(attempt_id, EndReason.USER_ERROR, detail or "setup failed")
-        case ExitCause.CODE_UNUSABLE:
-            builder.end_attempt(attempt_id, EndReason.CODE_ERROR, detail)
-        case ExitCause.DISK_FULL:
-            builder.end_attempt(attempt_id, EndReason.DISK_FULL, detail)
-        case ExitCause.RUNNER_FAILED:
-            builder.end_attempt(attempt_id, EndReason.HOST_LOST, detail)
-        case _:
-            assert_never(cause)
+    if cause is None:
+        return
+    if cause is ExitCause.FINISHED and report.exit_code == 0:
+        outputs = pin_outputs(builder, attempt_id, report)
+        builder.end_attempt(attempt_id, EndReason.DONE)
+        note_outputs(builder, attempt_id, outputs)
+    elif cause in {ExitCause.FINISHED, ExitCause.STOPPED} and item.stop is not None:
+        builder.end_attempt(attempt_id, item.stop.reason, item.stop.detail)
+    else:
+        reason = _EXIT_REASONS[cause]
+        detail = report.exit_detail or (f"exit code {report.exit_code}" if report.exit_code is not None else "")
+        detail = detail or ("setup failed" if cause is ExitCause.SETUP_FAILED else "")
+        builder.end_attempt(attempt_id, reason, detail if reason.takes_detail else "")

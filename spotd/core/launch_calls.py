@@ -109,7 +109,7 @@ def not_sent(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> N
     builder.end_attempt(item.id, EndReason.NOT_SENT, why)
 
 
-def tell_doubt(builder: PlanBuilder, item: Attempt, what: str) -> None:
+def begin_search(builder: PlanBuilder, item: Attempt, what: str) -> None:
     """Begin the search for the machine, and let the job report what it waits for."""
     builder.event("launch.unknown", f"{what}; looking for the machine by its key", attempt=item.id)
     builder.list_again(item.provider)
@@ -126,7 +126,7 @@ def doubt_launch(builder: PlanBuilder, item: Attempt | None, intent: Intent) -> 
     builder.put_intent(replace(intent, state=IntentState.UNKNOWN, error="spotd was restarted", not_before=not_before))
     if item is not None:
         builder.put_attempt(replace(item, outcome_unknown=True))
-        tell_doubt(builder, item, "spotd was restarted during the launch")
+        begin_search(builder, item, "spotd was restarted during the launch")
 
 
 class LaunchOutcome(StrEnum):

@@ -91,19 +91,7 @@ def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Char
     if began < midnight:
         former = amount * ((midnight - began) // _TICK) // max(1, (now - began) // _TICK)
     parts = [(midnight - _TICK, former), (now, amount - former)]
-    return tuple(
-        Charge(
-            attempt=attempt.id,
-            provider=attempt.provider,
-            day=at.astimezone(UTC).date(),
-            start=at,
-            end=at,
-            amount=MicroUsd(-part),
-            on_demand=MicroUsd(0),
-        )
-        for at, part in parts
-        if part > 0
-    )
+    return tuple(_charge(attempt, at, at, MicroUsd(-part), MicroUsd(0)) for at, part in parts if part > 0)
 
 
 def settled(
@@ -116,24 +104,14 @@ def settled(
     """
     meter = attempt.meter
     spans = () if meter.since is None else tuple(_days(meter.since, metered_until(meter, now)))
-    charges = [
-        Charge(
-            attempt=attempt.id,
-            provider=attempt.provider,
-            day=start.astimezone(UTC).date(),
-            start=start,
-            end=end,
-            amount=cost(meter.rate, end - start),
-            on_demand=None if meter.on_demand_rate is None else cost(meter.on_demand_rate, end - start),
-        )
-        for start, end in spans
-    ]
-    if meter.traffic:
-        charges.append(_traffic(attempt, now))
+    charges: list[Charge] = []
+    for start, end in spans:
+        compared = None if meter.on_demand_rate is None else cost(meter.on_demand_rate, end - start)
+        charges.append(_charge(attempt, start, end, cost(meter.rate, end - start), compared))
+    if meter.traffic:  # on-demand it would have cost the same
+        charges.append(_charge(attempt, now, now, meter.traffic, meter.traffic))
     total = MicroUsd(meter.settled + sum(c.amount for c in charges))
-    compared = MicroUsd(
-        attempt.on_demand_settled + sum(c.amount if c.on_demand is None else c.on_demand for c in charges)
-    )
+    on_demand = attempt.on_demand_settled + sum(c.amount if c.on_demand is None else c.on_demand for c in charges)
     fresh = Meter(
         settled=total,
         rate=rate,
@@ -141,18 +119,11 @@ def settled(
         since=metered_until(meter, now) if rate > 0 else None,
         until=meter.until if rate > 0 else None,
     )
-    return replace(attempt, meter=fresh, on_demand_settled=compared), tuple(charges)
+    return replace(attempt, meter=fresh, on_demand_settled=MicroUsd(on_demand)), tuple(charges)
 
 
-def _traffic(attempt: Attempt, now: datetime) -> Charge:
-    """Return what was moved since the last settlement; on-demand it would have cost the same."""
-    amount = attempt.meter.traffic
+def _charge(attempt: Attempt, start: datetime, end: datetime, amount: MicroUsd, on_demand: MicroUsd | None) -> Charge:
+    day = start.astimezone(UTC).date()
     return Charge(
-        attempt=attempt.id,
-        provider=attempt.provider,
-        day=now.astimezone(UTC).date(),
-        start=now,
-        end=now,
-        amount=amount,
-        on_demand=amount,
+        attempt=attempt.id, provider=attempt.provider, day=day, start=start, end=end, amount=amount, on_demand=on_demand
     )

@@ -15,11 +15,11 @@ from spotd.core.ids import AttemptId, IntentId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.launch_calls import (
     RESTARTED,
+    begin_search,
     doubt_launch,
     finish_launch,
     not_sent,
     record_instance,
-    tell_doubt,
     window_end,
 )
 from spotd.core.plan import Plan
@@ -185,7 +185,7 @@ def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: dateti
         builder.put_intent(
             replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=window_end(builder, item.provider))
         )
-    tell_doubt(builder, item, f"the answer to the launch was lost ({detail})")
+    begin_search(builder, item, f"the answer to the launch was lost ({detail})")
     return builder.plan()
 
 

@@ -21,7 +21,7 @@ def pin_outputs(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) ->
     return outputs
 
 
-def tell_outputs(builder: PlanBuilder, attempt: AttemptId, outputs: Outputs) -> None:
+def note_outputs(builder: PlanBuilder, attempt: AttemptId, outputs: Outputs) -> None:
     """Say in the job's history, and in its reason, what of the outputs is missing."""
     job = builder.job(attempt.job)
     if outputs.sha256 is not None:

@@ -40,7 +40,7 @@ def borrowed(checkpoint: Checkpoint) -> Checkpoint:
 
 def pin(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime, *, pinned: bool) -> Plan:
     """Keep these on the list until they are unpinned; or let nothing but the rules of the job keep them any more."""
-    builder = _draft_with(world, job, now)
+    builder = PlanBuilder(world.with_job(job), now)
     changed = [c for c in chosen if c.pinned is not pinned]
     if not changed:
         return builder.plan()
@@ -57,7 +57,7 @@ def pin(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime, *
 
 def remove(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime) -> Plan:
     """Take these off the list: the job never resumes from them, and what only they need is deleted soon."""
-    builder = _draft_with(world, job, now)
+    builder = PlanBuilder(world.with_job(job), now)
     builder.put_job(replace(job, checkpoints=tuple(c for c in job.checkpoints if c not in chosen)))
     for one in chosen:
         builder.event(
@@ -74,7 +74,7 @@ def remove(world: World, job: Job, chosen: Collection[Checkpoint], now: datetime
 
 def damaged(world: World, job: Job, checkpoint: Checkpoint, problem: str, now: datetime) -> Plan:
     """Record in the job's history that a checkpoint was found damaged."""
-    builder = _draft_with(world, job, now)
+    builder = PlanBuilder(world.with_job(job), now)
     builder.event(
         "checkpoint.damaged",
         f"checkpoint {checkpoint.name} is damaged in the store: {problem}",
@@ -83,8 +83,3 @@ def damaged(world: World, job: Job, checkpoint: Checkpoint, problem: str, now: d
         of_attempt=checkpoint.attempt,
     )
     return builder.plan()
-
-
-def _draft_with(world: World, job: Job, now: datetime) -> PlanBuilder:
-    """Return a draft that knows this job too, which may be over and no part of the world."""
-    return PlanBuilder(replace(world, jobs={**world.jobs, job.id: job}), now)

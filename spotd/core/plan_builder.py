@@ -387,7 +387,7 @@ class PlanBuilder:
 
     def _blame(self, item: Attempt, blame: Blame, why: str) -> None:
         offer = item.quote.offer
-        if blame is Blame.NOBODY or blame is Blame.USER:
+        if blame is Blame.NONE or blame is Blame.USER:
             return
         if offer.host_id is None or blame is Blame.POOL:
             if item.end_reason is EndReason.HOST_LOST and has_saved(item, self.job(item.id.job)):

@@ -8,11 +8,13 @@ expected. Every term is rounded up to a micro-dollar.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.bounds import MOVED_COST_MAX, bytes_within, hourly_within, per_hour
+from spotd.core.charges import FREE
 from spotd.core.disk import disk_gb_for
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
@@ -98,21 +100,27 @@ def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int, gpu_price: int) -> 
 
 def breakdown(offer: Offer, gpu_price: MicroUsdPerHour, needs: Needs, fee_ppm: int) -> PriceBreakdown:
     """Every term, for this price of the GPU part."""
-    storage = storage_per_hour(offer, needs.disk_gb)
-    fee = MicroUsdPerHour(_up((gpu_price + storage) * (fee_ppm - PPM), PPM))
-    upload = _traffic(needs.upload_bytes_per_hour, offer.upload_price)
-    restore = _traffic(needs.restore_bytes_per_hour, offer.download_price)
-    total = MicroUsdPerHour(gpu_price + storage + fee + upload + restore)
-    return PriceBreakdown(
+    price = PriceBreakdown(
         gpu=gpu_price,
-        storage=storage,
-        fee=fee,
-        upload=upload,
-        restore=restore,
-        total=total,
-        per_gpu=per_gpu(total, offer.gpu_count),
+        storage=storage_per_hour(offer, needs.disk_gb),
+        fee=FREE,
+        upload=_traffic(needs.upload_bytes_per_hour, offer.upload_price),
+        restore=_traffic(needs.restore_bytes_per_hour, offer.download_price),
+        total=FREE,
+        per_gpu=MicroUsdPerGpuHour(0),
         fee_ppm=fee_ppm,
     )
+    return _at_gpu_price(price, gpu_price, offer.gpu_count)
+
+
+def _at_gpu_price(price: PriceBreakdown, gpu: MicroUsdPerHour, gpu_count: int) -> PriceBreakdown:
+    fee = _fee(gpu + price.storage, price.fee_ppm)
+    total = MicroUsdPerHour(gpu + price.storage + fee + price.upload + price.restore)
+    return replace(price, gpu=gpu, fee=fee, total=total, per_gpu=per_gpu(total, gpu_count))
+
+
+def _fee(base: int, fee_ppm: int) -> MicroUsdPerHour:
+    return MicroUsdPerHour(_up(base * (fee_ppm - PPM), PPM))
 
 
 def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
@@ -130,34 +138,25 @@ def quote(offer: Offer, needs: Needs, fee_ppm: int, at: datetime) -> Quote:
 
 def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
     """Return the same quote at another price of its GPU part."""
-    old = agreed.price
-    fee = MicroUsdPerHour(_up((gpu_price + old.storage) * (old.fee_ppm - PPM), PPM))
-    total = MicroUsdPerHour(gpu_price + old.storage + fee + old.upload + old.restore)
-    return replace(
-        agreed,
-        price=replace(old, gpu=gpu_price, fee=fee, total=total, per_gpu=per_gpu(total, agreed.offer.gpu_count)),
-    )
+    return replace(agreed, price=_at_gpu_price(agreed.price, gpu_price, agreed.offer.gpu_count))
 
 
 def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHour:
     """Return the highest price of the GPU part at which the whole stays within the ceiling; 0 when none does."""
-    limit = _gpu_price_for(agreed, ceiling * agreed.offer.gpu_count)
-    while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.per_gpu > ceiling:
-        limit -= 1
-    return MicroUsdPerHour(max(0, limit))
+    return _highest(agreed, ceiling * agreed.offer.gpu_count, lambda price: price.per_gpu <= ceiling)
 
 
 def gpu_price_within(agreed: Quote, total: int) -> MicroUsdPerHour:
     """Return the highest price of the GPU part at which the whole machine costs no more than this; 0 when none does."""
-    limit = _gpu_price_for(agreed, total)
-    while limit > 0 and repriced(agreed, MicroUsdPerHour(limit)).price.total > total:
+    return _highest(agreed, total, lambda price: price.total <= total)
+
+
+def _highest(agreed: Quote, total: int, fits: Callable[[PriceBreakdown], bool]) -> MicroUsdPerHour:
+    old = agreed.price
+    limit = (total - old.upload - old.restore) * PPM // old.fee_ppm - old.storage
+    while limit > 0 and not fits(repriced(agreed, MicroUsdPerHour(limit)).price):
         limit -= 1
     return MicroUsdPerHour(max(0, limit))
-
-
-def _gpu_price_for(agreed: Quote, total: int) -> int:
-    old = agreed.price
-    return (total - old.upload - old.restore) * PPM // old.fee_ppm - old.storage
 
 
 def metered_rate(agreed: Quote) -> MicroUsdPerHour:
@@ -193,4 +192,4 @@ def restore_cost(job: Job, offer: Offer) -> MicroUsd:
 def halted_rate(agreed: Quote) -> MicroUsdPerHour:
     """Return what a machine that does not run still costs: its disk, with the fee."""
     storage = agreed.price.storage
-    return MicroUsdPerHour(storage + _up(storage * (agreed.price.fee_ppm - PPM), PPM))
+    return MicroUsdPerHour(storage + _fee(storage, agreed.price.fee_ppm))

@@ -71,28 +71,10 @@ def _failed(builder: PlanBuilder, job: Job, why: str) -> Job:
 
 def _end(builder: PlanBuilder, item: Attempt, why: str) -> None:
     if item.state.counts:
-        if item.machine is MachineState.GONE:
-            builder.put_attempt(
-                replace(
-                    item,
-                    state=AttemptState.ENDED,
-                    ended_at=builder.now,
-                    end_reason=EndReason.QUARANTINED,
-                    end_detail=why,
-                )
-            )
-        else:
-            builder.put_attempt(
-                replace(
-                    item,
-                    state=AttemptState.ENDING,
-                    ended_at=builder.now,
-                    end_reason=EndReason.QUARANTINED,
-                    end_detail=why,
-                )
-            )
-        sentence = EndReason.QUARANTINED.sentence(why)
-        builder.event("attempt.quarantined", sentence, attempt=item.id, reason=EndReason.QUARANTINED.value)
+        state = AttemptState.ENDED if item.machine is MachineState.GONE else AttemptState.ENDING
+        reason = EndReason.QUARANTINED
+        builder.put_attempt(replace(item, state=state, ended_at=builder.now, end_reason=reason, end_detail=why))
+        builder.event("attempt.quarantined", reason.sentence(why), attempt=item.id, reason=reason.value)
     if item.ref is not None and item.machine is not MachineState.GONE:
         builder.owe_termination(item.ref, item.key, item.id, why=f"its attempt is quarantined: {why}")
 

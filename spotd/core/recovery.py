@@ -131,7 +131,7 @@ def retry(world: World, job: Job, survey: Survey | None, now: datetime) -> Plan:
     plan = requests.retry(world, job, now)
     if survey is None:
         return plan
-    queued = applied(replace(world, jobs={**world.jobs, job.id: job}), plan)
+    queued = applied(world.with_job(job), plan)
     return combine(plan, recover(queued, [survey], now))
 
 

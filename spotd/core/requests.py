@@ -95,7 +95,7 @@ def cancel(world: World, job_id: JobId, now: datetime) -> Plan:
 
 def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
     """Let all attempts of the job together cost so much from now on; it may be over, and wait for a retry."""
-    builder = PlanBuilder(replace(world, jobs={**world.jobs, job.id: job}), now)
+    builder = PlanBuilder(world.with_job(job), now)
     if job.budget == amount:
         return builder.plan()
     before = "no limit" if job.budget is None else dollar_words(job.budget)
@@ -113,8 +113,7 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
     """Queue a final job again, with its checkpoints, its spending and a fresh count of errors."""
     if not job.state.is_final:
         raise InvariantBroken(f"job {job.id} is {job.state}, only a final job can be retried")
-    jobs = {**world.jobs, job.id: job}
-    builder = PlanBuilder(replace(world, jobs=jobs), now)
+    builder = PlanBuilder(world.with_job(job), now)
     builder.put_job(
         replace(
             job,

@@ -118,7 +118,7 @@ def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:
     return builder.plan()
 
 
-def tell_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable[FallbackRestore]) -> None:
+def note_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable[FallbackRestore]) -> None:
     """Record in the job's history, and by it in the receipt, what could not be resumed from, and why."""
     for one in fallbacks:
         after = "starting afresh" if one.next is None else f"falling back to {one.next}"
@@ -135,7 +135,7 @@ def tell_fallbacks(builder: PlanBuilder, attempt: AttemptId, fallbacks: Iterable
 def passed_over(world: World, attempt: AttemptId, fallbacks: Iterable[FallbackRestore], now: datetime) -> Plan:
     """Record what could not even be offered to the attempt's host."""
     builder = PlanBuilder(world, now)
-    tell_fallbacks(builder, attempt, fallbacks)
+    note_fallbacks(builder, attempt, fallbacks)
     return builder.plan()
 
 

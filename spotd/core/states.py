@@ -9,7 +9,7 @@ An attempt moves only forward:
     INTENDED  the launch is durable, the paid call may or may not have been made
     STARTING  the provider says the machine exists; the runner has not reported the user's command yet
     RUNNING   the runner reported that the user's command runs
-    STOPPING  the runner was told to save and stop; the machine still lives
+    STOPPING  the runner was ordered to save and stop; the machine still lives
     ENDING    the outcome is settled and the machine may no longer count; it is destroyed until the provider says gone
     ENDED     the provider says there is no machine
 """
@@ -17,7 +17,7 @@ An attempt moves only forward:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -79,59 +79,15 @@ class IllegalTransition(InvariantBroken):
         super().__init__(f"{type(before).__name__} {before} cannot become {after}")
 
 
+_UNPLACED_ENDS: Final = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 JOB_TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
-    JobState.QUEUED: frozenset(
-        {JobState.WAITING_PRICE, JobState.PROVISIONING, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
-    ),
-    JobState.WAITING_PRICE: frozenset(
-        {JobState.QUEUED, JobState.PROVISIONING, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
-    ),
-    JobState.PROVISIONING: frozenset(
-        {
-            JobState.STARTING,
-            JobState.RUNNING,
-            JobState.QUEUED,
-            JobState.RECOVERING,
-            JobState.CANCELLING,
-            JobState.SUCCEEDED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-            JobState.EXPIRED,
-        }
-    ),
-    JobState.STARTING: frozenset(
-        {
-            JobState.RUNNING,
-            JobState.QUEUED,
-            JobState.RECOVERING,
-            JobState.CANCELLING,
-            JobState.SUCCEEDED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-            JobState.EXPIRED,
-        }
-    ),
-    JobState.RUNNING: frozenset(
-        {
-            JobState.QUEUED,
-            JobState.RECOVERING,
-            JobState.CANCELLING,
-            JobState.SUCCEEDED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-            JobState.EXPIRED,
-        }
-    ),
-    JobState.RECOVERING: frozenset(
-        {
-            JobState.QUEUED,
-            JobState.WAITING_PRICE,
-            JobState.PROVISIONING,
-            JobState.CANCELLED,
-            JobState.EXPIRED,
-            JobState.FAILED,
-        }
-    ),
+    JobState.QUEUED: _UNPLACED_ENDS | {JobState.WAITING_PRICE, JobState.PROVISIONING},
+    JobState.WAITING_PRICE: _UNPLACED_ENDS | {JobState.QUEUED, JobState.PROVISIONING},
+    JobState.PROVISIONING: _FINAL
+    | {JobState.STARTING, JobState.RUNNING, JobState.QUEUED, JobState.RECOVERING, JobState.CANCELLING},
+    JobState.STARTING: _FINAL | {JobState.RUNNING, JobState.QUEUED, JobState.RECOVERING, JobState.CANCELLING},
+    JobState.RUNNING: _FINAL | {JobState.QUEUED, JobState.RECOVERING, JobState.CANCELLING},
+    JobState.RECOVERING: _UNPLACED_ENDS | {JobState.QUEUED, JobState.WAITING_PRICE, JobState.PROVISIONING},
     JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED}),
     JobState.SUCCEEDED: frozenset({JobState.QUEUED}),
     JobState.FAILED: frozenset({JobState.QUEUED}),
@@ -168,21 +124,21 @@ def check_attempt_transition(before: AttemptState, after: AttemptState) -> None:
 
 
 class Blame(StrEnum):
-    """Who pays for the end of an attempt with a retry or a cooldown.
+    """What pays for the end of an attempt, with a retry or a cool-down.
 
-    A host that failed is left alone for long. One that somebody else pays more for, or that could not start an image
-    which may well not exist, only so long that the job looks elsewhere first: its price says what it takes to have it
-    again, and in a small market the hosts would be used up by one bad evening or one bad image.
+    A host that failed cools down for long. One that another user pays more for, or that could not start an image which
+    may well not exist, only so long that the job tries others first: in a small market one bad evening or one bad image
+    would else use up the hosts.
     """
 
-    NOBODY = "nobody"
+    NONE = "none"
     USER = "user"
     HOST = "host"
     HOST_BRIEFLY = "host, briefly"
     POOL = "pool"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EndTraits:
     """What follows from a reason.
 
@@ -194,9 +150,10 @@ class EndTraits:
     """
 
     next_state: JobState | None
-    is_recovery: bool
-    blame: Blame
     sentence: str
+    _: KW_ONLY
+    is_recovery: bool = False
+    blame: Blame = Blame.NONE
     is_failed_start: bool = False
 
 
@@ -234,52 +191,39 @@ class EndReason(StrEnum):
     def traits(self) -> EndTraits:
         return _END_TRAITS[self]
 
+    @property
+    def takes_detail(self) -> bool:
+        return "{detail}" in self.traits.sentence
+
     def sentence(self, detail: str) -> str:
         """Return what the user reads."""
         return self.traits.sentence.format(detail=detail or "no details")
 
 
-def _row(
-    next_state: JobState | None,
-    sentence: str,
-    *,
-    is_recovery: bool = False,
-    blame: Blame = Blame.NOBODY,
-    is_failed_start: bool = False,
-) -> EndTraits:
-    return EndTraits(
-        next_state=next_state,
-        is_recovery=is_recovery,
-        blame=blame,
-        sentence=sentence,
-        is_failed_start=is_failed_start,
-    )
-
-
 _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
-    EndReason.DONE: _row(JobState.SUCCEEDED, "the command ended with exit code 0"),
-    EndReason.PREEMPTED: _row(
+    EndReason.DONE: EndTraits(JobState.SUCCEEDED, "the command ended with exit code 0"),
+    EndReason.PREEMPTED: EndTraits(
         JobState.RECOVERING, "the provider took the machine back", is_recovery=True, blame=Blame.HOST_BRIEFLY
     ),
-    EndReason.OUTBID: _row(
+    EndReason.OUTBID: EndTraits(
         JobState.RECOVERING, "somebody bid more for the machine", is_recovery=True, blame=Blame.HOST_BRIEFLY
     ),
-    EndReason.HOST_LOST: _row(
+    EndReason.HOST_LOST: EndTraits(
         JobState.RECOVERING,
         "the machine was lost: {detail}",
         is_recovery=True,
         blame=Blame.HOST,
         is_failed_start=True,
     ),
-    EndReason.USER_ERROR: _row(None, "the command failed: {detail}", blame=Blame.USER),
-    EndReason.IMAGE_ERROR: _row(
+    EndReason.USER_ERROR: EndTraits(None, "the command failed: {detail}", blame=Blame.USER),
+    EndReason.IMAGE_ERROR: EndTraits(
         JobState.RECOVERING,
         "the image did not start: {detail}",
         is_recovery=True,
         blame=Blame.HOST_BRIEFLY,
         is_failed_start=True,
     ),
-    EndReason.PROVISION_TIMEOUT: _row(
+    EndReason.PROVISION_TIMEOUT: EndTraits(
         JobState.RECOVERING,
         "the machine did not come up in time",
         is_recovery=True,
@@ -287,9 +231,9 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
         is_failed_start=True,
     ),
     # What cools down depends on the refusal: see `outcomes`.
-    EndReason.LAUNCH_FAILED: _row(JobState.RECOVERING, "the launch was refused: {detail}"),
-    EndReason.NEVER_LAUNCHED: _row(JobState.RECOVERING, "the launch did not take effect: {detail}"),
-    EndReason.STALLED: _row(
+    EndReason.LAUNCH_FAILED: EndTraits(JobState.RECOVERING, "the launch was refused: {detail}"),
+    EndReason.NEVER_LAUNCHED: EndTraits(JobState.RECOVERING, "the launch did not take effect: {detail}"),
+    EndReason.STALLED: EndTraits(
         JobState.RECOVERING,
         "the job made no progress: {detail}",
         is_recovery=True,
@@ -297,47 +241,47 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
         is_failed_start=True,
     ),
     # Whether it can go on at all with what is left is decided where offers are known.
-    EndReason.OVER_BUDGET: _row(JobState.QUEUED, "the job's budget is used up: {detail}"),
-    EndReason.BUDGET_PAUSED: _row(JobState.QUEUED, "stopped until there is budget again: {detail}"),
-    EndReason.PRICE_ROSE: _row(
+    EndReason.OVER_BUDGET: EndTraits(JobState.QUEUED, "the job's budget is used up: {detail}"),
+    EndReason.BUDGET_PAUSED: EndTraits(JobState.QUEUED, "stopped until there is budget again: {detail}"),
+    EndReason.PRICE_ROSE: EndTraits(
         JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
     ),
-    EndReason.MIGRATED: _row(JobState.RECOVERING, "moved to a better machine: {detail}", is_recovery=True),
-    EndReason.CANCELLED: _row(JobState.CANCELLED, "cancelled by its owner"),
-    EndReason.LEASE_EXPIRED: _row(
+    EndReason.MIGRATED: EndTraits(JobState.RECOVERING, "moved to a better machine: {detail}", is_recovery=True),
+    EndReason.CANCELLED: EndTraits(JobState.CANCELLED, "cancelled by its owner"),
+    EndReason.LEASE_EXPIRED: EndTraits(
         JobState.RECOVERING,
         "the machine had not heard from spotd for too long and ended itself",
         is_recovery=True,
         is_failed_start=True,
     ),
-    EndReason.CONTRACT_BROKEN: _row(
+    EndReason.CONTRACT_BROKEN: EndTraits(
         JobState.RECOVERING, "the provider did not sell what was asked: {detail}", blame=Blame.HOST
     ),
-    EndReason.PROVIDER_BALANCE: _row(
+    EndReason.PROVIDER_BALANCE: EndTraits(
         JobState.RECOVERING, "the account at the provider ran out of money", is_recovery=True, blame=Blame.POOL
     ),
-    EndReason.FLOODED: _row(
+    EndReason.FLOODED: EndTraits(
         None, "the machine wrote more into the checkpoint store than it may: {detail}", blame=Blame.HOST
     ),
-    EndReason.CODE_ERROR: _row(
+    EndReason.CODE_ERROR: EndTraits(
         JobState.RECOVERING,
         "the job's code could not be unpacked: {detail}",
         is_recovery=True,
         blame=Blame.HOST_BRIEFLY,
         is_failed_start=True,
     ),
-    EndReason.DISK_FULL: _row(
+    EndReason.DISK_FULL: EndTraits(
         JobState.RECOVERING, "the disk was full: {detail}", is_recovery=True, is_failed_start=True
     ),
-    EndReason.NOT_PREPARED: _row(
+    EndReason.NOT_PREPARED: EndTraits(
         JobState.RECOVERING, "nothing was bought, the launch cannot be prepared: {detail}", is_failed_start=True
     ),
-    EndReason.FORGOTTEN: _row(
+    EndReason.FORGOTTEN: EndTraits(
         JobState.RECOVERING, "its owner gave the machine up without seeing its end: {detail}", is_recovery=True
     ),
-    EndReason.NOT_SENT: _row(JobState.RECOVERING, "the launch was not made: {detail}"),
-    EndReason.LAUNCH_UNKNOWN: _row(
+    EndReason.NOT_SENT: EndTraits(JobState.RECOVERING, "the launch was not made: {detail}"),
+    EndReason.LAUNCH_UNKNOWN: EndTraits(
         JobState.RECOVERING, "it could not be learned whether the launch took effect: {detail}"
     ),
-    EndReason.QUARANTINED: _row(JobState.FAILED, "spotd could not go on with it safely: {detail}"),
+    EndReason.QUARANTINED: EndTraits(JobState.FAILED, "spotd could not go on with it safely: {detail}"),
 }

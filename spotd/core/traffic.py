@@ -17,6 +17,7 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.bounds import MOVED_MAX, bytes_within
+from spotd.core.charges import Meter
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.jobs import Job
@@ -44,35 +45,29 @@ def meter_traffic(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) 
     restored = max(item.restored_bytes, _restored(item, builder.job(attempt.job), report))
     if not uploaded and restored == item.restored_bytes:
         return
-    offer = item.quote.offer
-    before = traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)
-    after = traffic_cost(offer, item.uploaded_bytes + uploaded, restored)
-    meter = item.meter
-    builder.put_attempt(
-        replace(
-            item,
-            uploaded_bytes=item.uploaded_bytes + uploaded,
-            restored_bytes=restored,
-            meter=replace(meter, traffic=MicroUsd(meter.traffic + after - before)),
-        )
-    )
-    if meter.traffic + after - before >= BOOKED_AT:
+    meter = _add_moved(builder, item, uploaded, restored)
+    if meter.traffic >= BOOKED_AT:
         builder.set_rate(attempt, meter.rate, meter.on_demand_rate)
     if uploaded:
-        _hold_to_ceiling(builder, attempt, traffic_cost(offer, uploaded, 0))
+        _hold_to_ceiling(builder, attempt, traffic_cost(item.quote.offer, uploaded, 0))
 
 
 def meter_outputs(builder: PlanBuilder, attempt: AttemptId, size: int) -> None:
     """Book the outputs that the attempt left at its end, which is read once."""
     item = builder.attempt(attempt)
     uploaded = min(bytes_within(size), MOVED_MAX - item.uploaded_bytes)
-    if not uploaded:
-        return
-    offer = item.quote.offer
+    if uploaded:
+        _add_moved(builder, item, uploaded, item.restored_bytes)
+
+
+def _add_moved(builder: PlanBuilder, item: Attempt, uploaded: int, restored: int) -> Meter:
+    """Meter so many bytes uploaded besides, and so many restored in all."""
+    offer, total = item.quote.offer, item.uploaded_bytes + uploaded
     before = traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)
-    after = traffic_cost(offer, item.uploaded_bytes + uploaded, item.restored_bytes)
-    meter = replace(item.meter, traffic=MicroUsd(item.meter.traffic + after - before))
-    builder.put_attempt(replace(item, uploaded_bytes=item.uploaded_bytes + uploaded, meter=meter))
+    added = traffic_cost(offer, total, restored) - before
+    meter = replace(item.meter, traffic=MicroUsd(item.meter.traffic + added))
+    builder.put_attempt(replace(item, uploaded_bytes=total, restored_bytes=restored, meter=meter))
+    return meter
 
 
 def _restored(item: Attempt, job: Job, report: HostStatus) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Spending
@@ -50,6 +50,10 @@ class World:
     cooldowns: tuple[Cooldown, ...] = ()
     spending: Spending = field(default_factory=Spending)
     unreadable: tuple[UnreadableRow, ...] = ()
+
+    def with_job(self, job: Job) -> World:
+        """Return the world with this job, which may be over and no part of it."""
+        return replace(self, jobs={**self.jobs, job.id: job})
 
     def attempts_of(self, job: JobId) -> tuple[Attempt, ...]:
         return tuple(a for i, a in self.attempts.items() if i.job == job)
