@@ -111,7 +111,7 @@ async def watched(objects: S3Store, world: World) -> tuple[Cost, Cost, dict[Atte
 
     async def look() -> None:
         nonlocal reports
-        reports = await keeper.look(world)
+        reports = await keeper.read_hosts(world)
 
     old = await meter.cost(look)  # at the first look nothing is known of anybody
     assert not any(report.glance for report in reports.values())

@@ -25,7 +25,7 @@ from tests.unit.daemon.soak import GB, Soak
 def main(days: int) -> None:
     begun = process_time()
     with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(Path(folder), jobs=8, size=50 * GB, save_every=timedelta(minutes=15), look_every_s=60.0)
+        soak = Soak(Path(folder), jobs=8, size=50 * GB, save_every=timedelta(minutes=15), read_every_s=60.0)
         trio.run(soak.readings, days, timedelta(days=1), clock=MockClock(autojump_threshold=0))
         saves = 8 * days * 96
     print(f"{days} days, {saves} checkpoints of 50 GB, {process_time() - begun:.0f} s of processor time")

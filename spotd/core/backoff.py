@@ -6,11 +6,11 @@ few are repeated at once, since the next offer may be better, and then the pause
 bought and lost. However many they are, they end no job: a preemption is not its fault. `failed_starts` counts those of
 them that may be the job's own fault (its image, its code, its secrets, its disk, or a command that kills the machine):
 each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress resets both: a new
-checkpoint, or a command that ran for a while. A job that saved before is known to start, so machines that are never
-heard are more likely mute hosts, or cannot write to the store: it bears several times as many of those.
+checkpoint, or a command that ran for a while. A job that saved before is known to start, so machines that never
+give a sign of life more likely cannot write to the store: several times as many of those are accepted.
 
 What is the host's, the offer's, the pool's, the account's or the provider's fault cools those down instead; see
-`outcomes` and `Draft`.
+`outcomes` and `PlanBuilder`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RAN_FOR_A_WHILE: Final = timedelta(minutes=5)
 GOT_SOMEWHERE: Final = timedelta(minutes=30)
 """A machine that ran so long was worth its launch, even without a checkpoint."""
 MUTE_FACTOR: Final = 4
-"""How many times more starts may fail of a job that has saved before, where nothing was heard of the machine."""
+"""How many times more starts may fail of a job that has saved before, where the machine gave no sign of life."""
 TRIES_AT_ONCE: Final = 3
 RETRY_FIRST: Final = timedelta(seconds=5)
 RETRY_MAX: Final = timedelta(minutes=2)

@@ -1,8 +1,8 @@
 """A provider's own bill of a machine that is gone, and what then is booked.
 
-Theory. What spotd books follows from what it saw. A provider that can be asked has the last word: some hours after the
-end, once its books are closed, and only if it says the same twice, since a bill that is still being written shows too
-little. What was booked too much is taken back from the last days first, as it is the end that was not seen.
+Theory. What spotd charges follows from what it observed. The bill of a provider that can be asked prevails: some hours
+after the end, once its bill is closed, and only if it says the same twice, since a bill that is still being written
+shows too little. What was booked too much is taken back from the last days first, as it is the end that was not seen.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
     if not own:
         return
     if missing > 0:
-        builder.book(_again(own[-1], missing))
+        builder.add_charge(_again(own[-1], missing))
     left = -missing
     for day in sorted({charge.day for charge in own}, reverse=True):
         on_day = [charge for charge in own if charge.day == day]
         part = min(left, sum(charge.amount for charge in on_day))
         if part > 0:
-            builder.book(_again(on_day[-1], -part))
+            builder.add_charge(_again(on_day[-1], -part))
             left -= part
     missing += max(0, left)
     billed = MicroUsd(settled + missing)

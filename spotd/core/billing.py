@@ -91,7 +91,7 @@ def prove(builder: PlanBuilder, attempt: AttemptId, at: datetime) -> None:
 
 
 def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *, moved: bool) -> None:
-    """Its host gave a sign of life, or came to its end, since it was looked at last, when it was as `before`."""
+    """Its host gave a sign of life, or came to its end, since it was read last, when it was as `before`."""
     attempt, job = before.id, builder.job(before.id.job)
     known = before.meter.until
     span = outlives(before, job, builder.policy)
@@ -118,12 +118,12 @@ def prove_by_report(builder: PlanBuilder, before: Attempt, report: HostStatus, *
 
 def last_lived(seen_at: datetime, report: HostStatus | None) -> datetime:
     """When a machine that no list shows lived last: what it wrote may be read only hours after it was written."""
-    told = None if report is None else report.alive_at
-    return told if told is not None and seen_at - told > GAP else seen_at
+    stated = None if report is None else report.alive_at
+    return stated if stated is not None and seen_at - stated > GAP else seen_at
 
 
-def book_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> None:
-    """Book a machine that no list ever showed, from its intent to this last sign of it."""
+def charge_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> None:
+    """Charge a machine that no list ever showed, from its intent to this last sign of it."""
     item = builder.attempt(attempt)
     if item.meter.since is not None or item.meter.settled:
         return

@@ -1,6 +1,6 @@
 """Money that may still be promised.
 
-Theory. Every machine that may compute has money set aside: what it costs until it can be noticed, told to save, and
+Theory. Every machine that may compute has money set aside: what it costs until it can be noticed, ordered to save, and
 ended (`commit_horizon` plus the job's stop_grace), and what it may move meanwhile. That is the rest of its restore, a
 checkpoint that is under way at that moment, and the one that it saves at the stop; each is taken to be as large as the
 largest that is kept, and nothing is known of the first. As long as spent plus set aside stays within a budget, stopping

@@ -1,13 +1,13 @@
 """Which offers a job could use, best first, and why the others were passed over.
 
-Theory. Many jobs ask for the same thing. A *shape* is everything in a job that decides which offers fit and what they
-cost it; offers are filtered, priced and sorted once per shape and decision, and every job of that shape walks the
-same list. Cooldowns and offers already taken in this decision are looked at during the walk, since they change.
+Theory. Many jobs ask for the same thing. A *requirement key* is everything in a job that decides which offers fit and
+what they cost it; offers are filtered, priced and sorted once per key and decision, and every job of that key walks the
+same list. Cooldowns and offers already taken in this decision are checked during the walk, since they change.
 
 A physical machine is sold once, and a marketplace may sell to one account only every few seconds. A job that chose
 what another one is buying would be refused after its turn, and a queue of jobs would follow one another from refusal to
 refusal, each a more expensive one. So a host is left alone while a launch there has no answer; once it has one, the
-boards no longer show the offer. Offers without a host are pools (a type in a zone) of more than one machine.
+offer cache no longer holds the offer. Offers without a host are pools (a type in a zone) of more than one machine.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class RequirementKey:
     needs: Needs
 
 
-def shape_of(job: Job, policy: Policy) -> RequirementKey:
+def requirement_key(job: Job, policy: Policy) -> RequirementKey:
     return RequirementKey(resources=job.spec.resources, needs=needs_of(job, policy))
 
 
 def scarcity_ppm(offer: Offer) -> int:
-    """How much worse this offer ranks because its provider doubts that it can be had; 0 without a score."""
+    """How much worse this offer ranks because its provider is not sure that it can be had; 0 without a score."""
     if offer.capacity_score is None:
         return 0
     return SCARCITY_PPM_PER_POINT * max(0, min(CAPACITY_SCORE_MAX - offer.capacity_score, CAPACITY_SCORE_MAX - 1))
@@ -91,23 +91,23 @@ def ranked_total(offer: Offer, needs: Needs, fee_ppm: int, headroom_ppm: int) ->
     return total + total * risk_premium_ppm(offer) // PPM
 
 
-class RequirementKeys:
-    """The offers that fit one shape, best first, found only as far as they are asked for.
+class RankedOffers:
+    """The offers that fit one requirement key, best first, found only as far as they are asked for.
 
     Best is cheapest by what would be agreed, a bid with its headroom, where one that is scarce or often lost counts as
-    a little more than it is (`risk_premium_ppm`). Shelves are sorted by the price of the GPU part, which no total can
-    undercut. So the best is certain as soon as it is at most the lowest GPU part not yet looked at, and most of a
+    a little more than it is (`risk_premium_ppm`). Offers are sorted by the price of the GPU part, which no total can
+    undercut. So the best is certain as soon as it is at most the lowest GPU part not yet read, and most of a
     market is never priced at all.
     """
 
     def __init__(
         self,
-        shape: RequirementKey,
+        key: RequirementKey,
         groups: Sequence[tuple[ProviderPolicy, bool, Sequence[Offer]]],
         mismatches: Counter[str],
         headroom_ppm: int,
     ) -> None:
-        self.shape = shape
+        self.key = key
         self._headroom_ppm = headroom_ppm
         self.entries: list[Offer] = []
         self.mismatches = mismatches
@@ -117,7 +117,7 @@ class RequirementKeys:
         self.read = 0
         """How many offers were compared with the requirements so far."""
         self.walked = 0
-        """Entries before this one were taken or cooling for every job of the shape."""
+        """Entries before this one were taken or cooling for every job of the key."""
         self.blocked: Counter[str] = Counter()
         """Why, and how many of them."""
         self._groups = groups
@@ -145,12 +145,12 @@ class RequirementKeys:
             self._await(number, rules, group, position + 1)
             offer = group[position]
             self.read += 1
-            problem = mismatch(offer, self.shape.resources, self.shape.needs.disk_gb, sells_spot=sells_spot)
+            problem = mismatch(offer, self.key.resources, self.key.needs.disk_gb, sells_spot=sells_spot)
             if problem:
                 self.mismatches[problem] += 1
                 continue
             rank = _INTERRUPTION_ORDER[offer.interruption]
-            ranked = ranked_total(offer, self.shape.needs, rules.fee_ppm, self._headroom_ppm)
+            ranked = ranked_total(offer, self.key.needs, rules.fee_ppm, self._headroom_ppm)
             heapq.heappush(self._priced, (ranked, rank, offer.provider, offer.offer_id, offer))
         if not self._priced:
             return False
@@ -159,7 +159,7 @@ class RequirementKeys:
 
 
 class CandidateCatalogue:
-    """The market as one decision sees it: fresh boards only, one sorted list per shape."""
+    """The market as one decision sees it: fresh offers only, ranked once per requirement key."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class CandidateCatalogue:
     ) -> None:
         self._policy = policy
         self._now = now
-        self._lists: dict[RequirementKey, RequirementKeys] = {}
+        self._lists: dict[RequirementKey, RankedOffers] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
         self._lows = market.lows
         self._cooling: dict[tuple[ProviderName, CooldownScope, str], tuple[str, datetime]] = {}
@@ -208,14 +208,14 @@ class CandidateCatalogue:
             self._offer_indexes.append((rules, provider_offers))
             self.size += provider_offers.offer_index.size
 
-    def list_for(self, shape: RequirementKey) -> RequirementKeys:
-        found = self._lists.get(shape)
+    def list_for(self, key: RequirementKey) -> RankedOffers:
+        found = self._lists.get(key)
         if found is None:
-            found = self._lists[shape] = self._build(shape)
+            found = self._lists[key] = self._build(key)
         return found
 
-    def _build(self, shape: RequirementKey) -> RequirementKeys:
-        wanted = shape.resources
+    def _build(self, key: RequirementKey) -> RankedOffers:
+        wanted = key.resources
         mismatches: Counter[str] = Counter()
         groups: list[tuple[ProviderPolicy, bool, Sequence[Offer]]] = []
         for rules, provider_offers in self._offer_indexes:
@@ -227,7 +227,7 @@ class CandidateCatalogue:
                     groups.append((rules, provider_offers.sells_spot, group))
                 else:
                     mismatches["another GPU or count"] += len(group)
-        return RequirementKeys(shape, groups, mismatches, self._policy.bid_headroom_ppm)
+        return RankedOffers(key, groups, mismatches, self._policy.bid_headroom_ppm)
 
     def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         if wanted.gpu:
@@ -242,17 +242,17 @@ class CandidateCatalogue:
             return found | {offered}
         return found
 
-    def quote_at(self, offers: RequirementKeys, index: int) -> Quote:
+    def quote_at(self, offers: RankedOffers, index: int) -> Quote:
         """Return the full quote of one entry, built once."""
         made = offers.quotes.get(index)
         if made is None:
             offer = offers.entries[index]
             fee = self._policy.providers[offer.provider].fee_ppm
-            made = offers.quotes[index] = quote(offer, offers.shape.needs, fee, self._now)
+            made = offers.quotes[index] = quote(offer, offers.key.needs, fee, self._now)
         return made
 
-    def ranked(self, offers: RequirementKeys, passed_over: defaultdict[str, int] | None = None) -> Iterator[Quote]:
-        """Every quote of the shape that is neither cooling nor taken, best first; counts the others if asked to."""
+    def ranked(self, offers: RankedOffers, passed_over: defaultdict[str, int] | None = None) -> Iterator[Quote]:
+        """Every quote of the key that is neither cooling nor taken, best first; counts the others if asked to."""
         index = offers.walked
         while (offer := offers.at(index)) is not None:
             why = self.blocked(offer)
@@ -262,12 +262,12 @@ class CandidateCatalogue:
                 passed_over[why] += 1
             index += 1
 
-    def ranked_total(self, offers: RequirementKeys, offer: Offer) -> int:
-        """By how much this offer ranks among those of the shape."""
+    def ranked_total(self, offers: RankedOffers, offer: Offer) -> int:
+        """By how much this offer ranks among those of the key."""
         fee_ppm = self._policy.providers[offer.provider].fee_ppm
-        return ranked_total(offer, offers.shape.needs, fee_ppm, self._policy.bid_headroom_ppm)
+        return ranked_total(offer, offers.key.needs, fee_ppm, self._policy.bid_headroom_ppm)
 
-    def first_free(self, offers: RequirementKeys) -> Quote | None:
+    def first_free(self, offers: RankedOffers) -> Quote | None:
         """Return the best quote that is neither cooling nor taken; move the shared mark past what is blocked."""
         while (offer := offers.at(offers.walked)) is not None:
             why = self.blocked(offer)
@@ -287,7 +287,7 @@ class CandidateCatalogue:
         """Why nothing can be launched anywhere for now, and until when."""
         return self._cooling.get((EVERYWHERE, CooldownScope.STORE, ""))
 
-    def free_at(self, offers: RequirementKeys) -> datetime | None:
+    def free_at(self, offers: RankedOffers) -> datetime | None:
         """When the first of these offers cools down no more, `None` where none of them cools down."""
         ends = (self._cooldown(offer) for offer in offers.entries)
         return min((end[1] for end in ends if end is not None), default=None)

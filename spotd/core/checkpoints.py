@@ -15,7 +15,7 @@ class Checkpoint:
     """A complete checkpoint whose manifest the daemon verified and accepted.
 
     Attributes:
-        attempt: which try of the job wrote it; `OF_ANOTHER_JOB` where the job was told to begin from another job's.
+        attempt: which try of the job wrote it; `OF_ANOTHER_JOB` where the job begins from another job's.
         sha256: of the manifest's bytes.
         metric: what the job measured with it, where the job names a metric and the checkpoint holds it.
         pinned: its owner keeps it, whatever `keep` is.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from spotd.core.billing import book_unseen, prove_by_report, start_billing, start_billing_later
+from spotd.core.billing import charge_unseen, prove_by_report, start_billing, start_billing_later
 from spotd.core.bounds import notice_within
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId
@@ -154,7 +154,7 @@ def exited(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     if item.state is AttemptState.INTENDED and not item.outcome_unknown:
         return  # the answer to its launch is on its way; the report will still be there
     if item.ref is None:
-        book_unseen(builder, attempt_id, report.exit_at or builder.now)
+        charge_unseen(builder, attempt_id, report.exit_at or builder.now)
         item = replace(builder.attempt(attempt_id), exit_code=report.exit_code, phase="done")
     builder.put_attempt(item)
     meter_outputs(builder, attempt_id, report.outputs_bytes)

@@ -26,20 +26,20 @@ class ExitCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
-    """What one look at an attempt's part of the store told; everything in it is already validated.
+    """What one read of an attempt's part of the store showed; everything in it is already validated.
 
     Attributes:
-        glance: nothing of the attempt's own was read: this is what is known since the last complete look. A glance
-            can show that a host lives, never that it is lost.
-        marker_at: when it was last seen to give a sign of life, whatever `seq` says.
+        liveness_check: nothing of the attempt's own was read: this is what is known since the last full read. It can
+            show that a host lives, never that it is lost.
+        marker_at: when its liveness marker was last seen to have been written again, whatever `seq` is.
         seq: of the heartbeat, -1 before the first.
         checkpoints: newly accepted ones, oldest first.
         exit_cause: set once the runner reported its end.
         notes: sentences for the event log (a checkpoint refused, a disk nearly full).
         fallbacks: what could not be restored, newest first.
-        alive_at: when the host gave its newest sign of life, by its own clock, never after the look.
+        alive_at: when the host gave its newest sign of life, by its own clock, never after the read.
         exit_at: when the runner reported its end, by the same clock.
-        script_began_at: when the start script began, by the same clock, never after the look less its stated age.
+        script_began_at: when the start script began, by the same clock, never after the read less its stated age.
         uploads: bytes that each of `checkpoints` added to the store, by manifest key; all of its bytes where absent.
         stored_bytes: all that the host wrote and the store still bills, when it was last counted.
         restored_bytes: what the host has downloaded of its checkpoint so far.

@@ -55,7 +55,7 @@ def _problems(world: World, item: Attempt, ended: set[AttemptKey]) -> Iterator[s
         yield "has no job"
         return
     if item.state is AttemptState.ENDING and item.ref is not None and item.key not in ended:
-        yield "is over but nobody ends its machine"
+        yield "is over but no order ends its machine"
     if job.attempts_made < item.id.number:
         yield "is not counted by its job"
     if job.state.is_final and item.state.counts:

@@ -9,7 +9,7 @@ from typing import Final
 
 from spotd.core.absence import is_missing_for_long, proves_absence, settle_until_missing
 from spotd.core.attempts import Attempt
-from spotd.core.billing import book_unseen, last_lived
+from spotd.core.billing import charge_unseen, last_lived
 from spotd.core.billing_limits import lease_and_save
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
@@ -141,7 +141,7 @@ def end_unlaunched(case: Case) -> None:
     """End the attempt: its launch never took effect, or its machine is gone although its host gave a sign of life."""
     last_sign = case.item.heartbeat_seen_at
     if last_sign is not None:
-        book_unseen(case.builder, case.attempt_id, last_lived(last_sign, case.report))
+        charge_unseen(case.builder, case.attempt_id, last_lived(last_sign, case.report))
     case.builder.machine_gone(case.attempt_id)
     if last_sign is not None:
         case.end(EndReason.HOST_LOST, "its host gave a sign of life, and the provider lists no machine")
@@ -150,7 +150,7 @@ def end_unlaunched(case: Case) -> None:
 
 
 def end_absent(case: Case) -> None:
-    """End the attempt by the order to stop, by its interruption notice, or as lost; book it while it was listed."""
+    """End the attempt by the order to stop, by its interruption notice, or as lost; charge it while it was listed."""
     item = case.item
     if item.ref is None:
         end_unlaunched(case)

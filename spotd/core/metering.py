@@ -17,7 +17,7 @@ _TICK: Final = timedelta(microseconds=1)
 
 
 def metered_until(meter: Meter, now: datetime) -> datetime:
-    """Return the instant up to which the meter may book: now, or where the last proof of the machine ends."""
+    """Return the instant up to which the meter may charge: now, or where the last proof of the machine ends."""
     return now if meter.until is None else min(now, meter.until)
 
 
@@ -97,10 +97,10 @@ def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Char
 def settled(
     attempt: Attempt, now: datetime, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None
 ) -> tuple[Attempt, tuple[Charge, ...]]:
-    """Book everything up to now and run on at the new rates; a rate of 0 stops the meter.
+    """Charge everything up to now and run on at the new rates; a rate of 0 stops the meter.
 
-    A meter that begins after now, since the clock was set back, books no time and begins now. Where nothing proves the
-    machine up to now, it runs on from the end of the proof, so that a later one finds the time between.
+    A meter that begins after now, since the clock was set back, charges no time and begins now. Where nothing proves
+    the machine up to now, it runs on from the end of the proof, so that a later one finds the time between.
     """
     meter = attempt.meter
     spans = () if meter.since is None else tuple(_days(meter.since, metered_until(meter, now)))

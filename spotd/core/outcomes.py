@@ -174,7 +174,7 @@ def _cool_down(
 
 
 def launch_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
-    """Nobody knows whether the machine exists: only its key, looked for until the window has passed, can tell."""
+    """Search for the machine by its key until the window has passed: nothing else can show whether it exists."""
     builder = PlanBuilder(world, now)
     if attempt_id not in world.attempts or world.attempts[attempt_id].ref is not None:
         return builder.plan()

@@ -22,8 +22,8 @@ from spotd.core.candidates import (
     RISK_PREMIUM_PPM_MAX,
     TOO_LITTLE_DISK,
     CandidateCatalogue,
-    RequirementKeys,
-    shape_of,
+    RankedOffers,
+    requirement_key,
 )
 from spotd.core.ceilings import agree, ceiling_for, highest_ceiling, is_admissible, total_ceiling
 from spotd.core.disk import disk_gb_for
@@ -104,7 +104,7 @@ class Placement:
 
         def survey() -> None:
             catalogue = self._catalogue_of(MarketSnapshot(offer_cache=offer_cache))
-            offers = catalogue.list_for(shape_of(job, self.policy))
+            offers = catalogue.list_for(requirement_key(job, self.policy))
             for candidate in catalogue.ranked(offers):
                 ceiling = self._ceiling(job, candidate) or MicroUsdPerGpuHour(0)
                 agree(job, candidate, ceiling, candidate.price.total, self.policy)
@@ -160,7 +160,7 @@ class Placement:
         return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
 
     def _with_less_traffic(
-        self, job: Job, offers: RequirementKeys, chosen: Quote
+        self, job: Job, offers: RankedOffers, chosen: Quote
     ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Other offers under their ceiling, best first, each of which moves its bytes for less than the one before.
 
@@ -175,20 +175,20 @@ class Placement:
                 least = traffic
                 yield candidate, ceiling
 
-    def _free_offers(self, job: Job) -> tuple[RequirementKeys, Quote | None]:
+    def _free_offers(self, job: Job) -> tuple[RankedOffers, Quote | None]:
         """Return what fits the job, and the best of it that is free.
 
         Where no disk can hold the newest checkpoint, one is enough that holds an older one: the runner takes that.
         """
-        shape = shape_of(job, self.policy)
-        offers = self.catalogue.list_for(shape)
+        key = requirement_key(job, self.policy)
+        offers = self.catalogue.list_for(key)
         best = self.catalogue.first_free(offers)
         if offers.entries or not offers.mismatches[TOO_LITTLE_DISK] or not job.checkpoints:
             return offers, best
         smallest = disk_gb_for(job, min(saved.bytes for saved in job.checkpoints))
-        if smallest >= shape.needs.disk_gb:
+        if smallest >= key.needs.disk_gb:
             return offers, best
-        fallback = self.catalogue.list_for(replace(shape, needs=replace(shape.needs, disk_gb=smallest)))
+        fallback = self.catalogue.list_for(replace(key, needs=replace(key.needs, disk_gb=smallest)))
         best = self.catalogue.first_free(fallback)
         return (fallback, best) if fallback.entries else (offers, None)
 
@@ -223,7 +223,7 @@ class Placement:
         return None
 
     def _admissible_quotes(
-        self, job: Job, offers: RequirementKeys, passed_over: defaultdict[str, int]
+        self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
     ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Each free quote at or under its ceiling, best first."""
         highest = highest_ceiling(job, self.policy)
@@ -236,7 +236,7 @@ class Placement:
             if candidate.price.total > highest * self._ranks_behind_ppm // PPM:
                 return  # no later one is admissible either, however much it ranks behind its price
 
-    def _runner_up(self, job: Job, offers: RequirementKeys, chosen: Quote) -> int | None:
+    def _runner_up(self, job: Job, offers: RankedOffers, chosen: Quote) -> int | None:
         """Return what the next best machine under its ceiling counts as per hour, where we pay what we bid."""
         if not chosen.offer.pays_bid:
             return None
@@ -334,7 +334,7 @@ class Placement:
         if state is not job.state:
             self.builder.move_job(job.id, state, sentence)
 
-    def _nothing_fits(self, job: Job, offers: RequirementKeys) -> tuple[VerdictKind, str]:
+    def _nothing_fits(self, job: Job, offers: RankedOffers) -> tuple[VerdictKind, str]:
         silent = "; ".join(f"{name}: {why}" for name, why in sorted(self.catalogue.silent.items()))
         silent = f" ({silent})" if silent else ""
         if self.catalogue.size == 0:
@@ -342,11 +342,11 @@ class Placement:
         why = f"none of {self.catalogue.size} offers fits {wanted_words(job.spec.resources)}"
         return VerdictKind.NO_MATCH, f"{why}: {passed_over_words(offers.mismatches)}{silent}"
 
-    def _all_blocked(self, offers: RequirementKeys) -> str:
+    def _all_blocked(self, offers: RankedOffers) -> str:
         reasons = sorted({self.catalogue.blocked(offer) for offer in offers.entries})
         return f"all {len(offers.entries)} offers that fit are out for now: {'; '.join(reasons)}"
 
-    def _all_too_expensive(self, offers: RequirementKeys, compared: Mapping[str, int]) -> PassedOver:
+    def _all_too_expensive(self, offers: RankedOffers, compared: Mapping[str, int]) -> PassedOver:
         """Return why each offer is not taken; those that rank behind the last one compared are not read at all.
 
         Many jobs of the same requirements pass over the same offers, so the sums are made once.

@@ -57,9 +57,9 @@ class Plan:
     list_again: frozenset[ProviderName] = frozenset()
     """Providers whose machines must be listed again at once, before a large loss is believed."""
     full_reads: frozenset[AttemptId] = frozenset()
-    """Attempts about which only a look at all that their hosts wrote can decide."""
+    """Attempts about which only a read of all that their hosts wrote can decide."""
     shared_silence: tuple[str, ...] = ()
-    """Readings that are not believed at the moment, in words; not written."""
+    """Why silent hosts are not taken for lost at the moment, in words; not written."""
     sealed: tuple[UnreadableRow, ...] = ()
     """Rows that cannot be understood: they are marked as over, as they stand."""
     contained: tuple[Contained, ...] = ()

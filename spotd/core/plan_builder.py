@@ -1,7 +1,7 @@
 """A plan in the making: a working copy of the world that remembers what changed and why.
 
 Theory. Functions of the core take a world and return a plan. Inside one of them, later rules must see what earlier
-ones did; a draft gives them that view and collects the changed rows. It lives for one call and is never shared, so
+ones did; this gives them that view and collects the changed rows. It lives for one call and is never shared, so
 the core stays a function from values to values.
 """
 
@@ -276,14 +276,14 @@ class PlanBuilder:
         *,
         at: datetime | None = None,
     ) -> None:
-        """Book what the attempt cost up to `at`, by default now; from there on it costs this per hour."""
+        """Charge what the attempt cost up to `at`, by default now; from there on it costs this per hour."""
         item = self.attempt(attempt)
         item = with_limit(item, self.job(attempt.job), self.policy)
         after, charges = settled(item, at or self.now, rate, on_demand_rate)
         self._charges.extend(charges)
         self.put_attempt(with_limit(after, self.job(attempt.job), self.policy))
 
-    def book(self, charge: Charge) -> None:
+    def add_charge(self, charge: Charge) -> None:
         """Add the charge; the attempt's meter is the caller's to set."""
         self._charges.append(charge)
 

@@ -80,7 +80,7 @@ class Policy:
     pool_cooldown: timedelta = timedelta(minutes=3)
     recheck_every: timedelta = timedelta(seconds=60)
     lease: timedelta = timedelta(minutes=30)
-    """A host that cannot hear from us for so long ends itself: the outer bound on an unreachable machine."""
+    """A host that reads no new grant for so long ends itself: the outer bound on an unreachable machine."""
     bid_headroom_ppm: int = 100_000
     """How far above the lowest winning bid to bid, where we pay what we bid; never above the ceiling."""
     image_errors_max: int = 3

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core.budgets import BudgetGuard
-from spotd.core.candidates import CandidateCatalogue, shape_of
+from spotd.core.candidates import CandidateCatalogue, requirement_key
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
 from spotd.core.policy import Policy
@@ -23,7 +23,7 @@ def plausible_rates(catalogue: CandidateCatalogue, job: Job, policy: Policy) -> 
 
     Offers that cool down or were taken a moment ago count, since they come back.
     """
-    offers = catalogue.list_for(shape_of(job, policy))
+    offers = catalogue.list_for(requirement_key(job, policy))
     known: list[int] = [*catalogue.lows(job.spec.resources)]
     if job.rate_low is not None:
         known.append(job.rate_low)

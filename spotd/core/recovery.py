@@ -1,7 +1,7 @@
 """A state that is older than the store: what was launched and saved since is taken in, and no number is used twice.
 
 Theory. The daemon writes a *launch record* into the store before it buys, once for each number of a job, where no host
-can write. A number that the state does not know was therefore used by a former life of this install, whose state was
+can write. A number that the state does not know was therefore used by a former run of this install, whose state was
 lost or restored from a backup. The record of the highest one is the newest attempt: it was made only after every
 lower one had stopped counting. Its machine may live, so it is taken in exactly as a launch whose answer was lost, and
 found by its key; the lower ones count as used, and their machines, if any are left, are strays of ours.
@@ -111,7 +111,7 @@ def recover(
     """Numbers go on after the highest that was ever used, newer checkpoints and the newest machine are taken in.
 
     Args:
-        unsent: launches that were not sent as far as this state knows. One that some life has prepared may have been
+        unsent: launches that were not sent as far as this state knows. One that was prepared in some run may have been
             sent by it; the others were never made.
     """
     builder = PlanBuilder(world, now)
@@ -151,7 +151,7 @@ def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], check
     counting = next((a for a in builder.attempts() if a.id.job == job.id and a.state.counts), None)
     if counting is not None:
         detail = f"the state is older than the store, which knows attempt {highest}, launched after this one was over"
-        _book_until_next(builder, counting, fresh)
+        _settle_until_next(builder, counting, fresh)
         builder.end_attempt(counting.id, EndReason.HOST_LOST, detail)
     known = {c.manifest_key for c in job.checkpoints}
     item = builder.job(job.id)
@@ -174,13 +174,13 @@ def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], check
         return
     attempt = attempt_of(builder.policy, job.id, fresh[-1])
     if attempt is not None:
-        _look_for(builder, attempt)
+        _search_for(builder, attempt)
         return
     # Where its machine is, if it has one, is unknown: no other may compute before its lease is over.
     builder.put_job(replace(item, not_before=builder.now + lease_and_save(item, builder.policy)))
 
 
-def _book_until_next(builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown]) -> None:
+def _settle_until_next(builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown]) -> None:
     """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on."""
     next_at = next((one.record.intended_at for one in fresh if one.record is not None), builder.now)
     known = item.meter.until
@@ -188,7 +188,7 @@ def _book_until_next(builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknow
         builder.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))
 
 
-def _look_for(builder: PlanBuilder, attempt: Attempt) -> None:
+def _search_for(builder: PlanBuilder, attempt: Attempt) -> None:
     """Its machine is searched for by its key, as after a launch whose answer was lost."""
     until = window_end(builder, attempt.provider)
     builder.put_attempt(attempt)
@@ -206,7 +206,7 @@ def _look_for(builder: PlanBuilder, attempt: Attempt) -> None:
         )
     )
     sentence = (
-        f"attempt {attempt.id.number} was launched by a former life of this install; {attempt.provider} is searched"
+        f"attempt {attempt.id.number} was launched by a former run of this install; {attempt.provider} is searched"
     )
     builder.event("launch.unknown", sentence, attempt=attempt.id)
     builder.move_job(attempt.id.job, JobState.PROVISIONING, f"{sentence} for its machine")

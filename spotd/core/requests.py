@@ -28,7 +28,7 @@ def submit(world: World, job: Job, now: datetime) -> Plan:
     return builder.plan()
 
 
-LOOK_IS_FRESH: Final = timedelta(minutes=1)
+READ_IS_FRESH: Final = timedelta(minutes=1)
 """A machine that had not spoken so long ago has saved nothing yet."""
 SAVES_NO_MORE: Final = "stop at once, since what it would upload costs more than is left of a budget"
 _FOR_MONEY: Final = frozenset({EndReason.OVER_BUDGET, EndReason.BUDGET_PAUSED})
@@ -59,7 +59,7 @@ def stop_attempt(builder: PlanBuilder, item: Attempt, reason: EndReason, detail:
     builder.put_attempt(replace(item, stop=order, state=state))
     builder.event(
         "attempt.stopping",
-        f"told to {'save and stop' if flush else SAVES_NO_MORE}: {reason.sentence(detail)}",
+        f"ordered to {'save and stop' if flush else SAVES_NO_MORE}: {reason.sentence(detail)}",
         attempt=item.id,
         reason=reason.value,
     )
@@ -74,7 +74,7 @@ def without_save(builder: PlanBuilder, order: StopOrder) -> StopOrder:
 def _may_have_run(item: Attempt, now: datetime) -> bool:
     """Whether its machine may have run and saved since it was read last: the daemon or the store may have been away."""
     known = item.read_at or item.launched_at or item.intended_at
-    return (item.ref is not None or item.outcome_unknown) and now - known > LOOK_IS_FRESH
+    return (item.ref is not None or item.outcome_unknown) and now - known > READ_IS_FRESH
 
 
 def cancel(world: World, job_id: JobId, now: datetime) -> Plan:

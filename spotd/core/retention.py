@@ -1,13 +1,13 @@
 """Which checkpoints of a job are kept, decided on the world alone.
 
 Theory. The list of a job's accepted checkpoints is what may be restored, and the only promise about what the store
-still holds: whoever deletes objects first takes them off the list, durably, and deletes only what nothing on the list
-needs. An attempt may restore what the list held before it was intended, and then refers to chunks of that checkpoint
+still holds: objects are deleted only after they were taken off the list, durably, and only if nothing on the list needs
+them. An attempt may restore what the list held before it was intended, and then refers to chunks of that checkpoint
 for as long as its machine exists. What it may have been offered therefore stays on the list until it has ended:
 the newest few of the attempts before it, which no later event can change, since only one attempt counts at a time.
 
 Beside the newest, the list keeps what its owner pinned, where the job names a metric the checkpoint that is best by it,
-and of earlier attempts what no later one has made needless (`spotd.core.lineage`). All of it is told by the list
+and of earlier attempts what no later one has made needless (`spotd.core.lineage`). All of it follows from the list
 itself, so that every rule here stays a function of the job and its open attempts.
 """
 
@@ -75,11 +75,11 @@ def in_reach(job: Job, open_attempts: Collection[int]) -> frozenset[Checkpoint]:
 def best_of(job: Job, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """Return the one with the best value of the job's metric, the newest of several; `None` where none has one."""
     rules = job.spec.checkpoint
-    told = [] if rules.metric is None else [(c.metric, c) for c in checkpoints if c.metric is not None]
-    if not told:
+    measured = [] if rules.metric is None else [(c.metric, c) for c in checkpoints if c.metric is not None]
+    if not measured:
         return None
     pick = min if rules.best is MetricBest.LOWEST else max
-    return pick(told, key=lambda pair: pair[0])[1]
+    return pick(measured, key=lambda pair: pair[0])[1]
 
 
 def trim(world: World, others: Iterable[Job], now: datetime) -> Plan:

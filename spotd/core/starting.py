@@ -1,9 +1,9 @@
 """How long a machine may start, and why it gets longer while nothing that it wrote could arrive.
 
-Theory. A machine that never spoke is given up after its provider's time for a start. Where the checkpoint store is
-known to take no writes from hosts, or was until a moment ago, it could not have been heard: to give it up would only
-buy the next one, which could not be heard either. So its time is prolonged in small steps for as long as the outage is
-known, and ends a little after it. Its budget, its provider's word and a limit end it all the same.
+Theory. A machine that never gave a sign of life is given up after its provider's time for a start. Where the checkpoint
+store is known to take no writes from hosts, or was until a moment ago, its sign of life could not arrive: to give it up
+would only buy the next one, whose could not arrive either. So its time is prolonged in small steps for as long as the
+outage is known, and ends a little after it. Its budget, its provider's word and a limit end it all the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spotd.core.policy import ProviderPolicy
 PARTS_MAX: Final = 4
 """However long the store is away, no machine starts for longer than so many times its provider's time for a start."""
 GRACE: Final = 2
-"""After the outage a host is heard within so many times the silence that is borne of a host that runs."""
+"""After the outage a host gives a sign of life within so many times the silence that is borne of a host that runs."""
 
 
 def start_deadline(

@@ -145,7 +145,7 @@ class EndTraits:
     Attributes:
         next_state: of the job; `None` for a user error, where the retries left decide.
         is_recovery: the job goes on elsewhere and the loss shows in its `recoveries`.
-        is_failed_start: the job itself may be at fault if its command did not run for a while; see `setbacks`.
+        is_failed_start: the job itself may be at fault if its command did not run for a while; see `backoff`.
         sentence: for the user; `{detail}` is filled in.
     """
 
@@ -250,7 +250,7 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.CANCELLED: EndTraits(JobState.CANCELLED, "cancelled by its owner"),
     EndReason.LEASE_EXPIRED: EndTraits(
         JobState.RECOVERING,
-        "the machine had not heard from spotd for too long and ended itself",
+        "the machine had no contact to spotd for too long and ended itself",
         is_recovery=True,
         is_failed_start=True,
     ),

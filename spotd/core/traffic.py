@@ -36,7 +36,7 @@ BOOKED_AT: Final = 10_000
 
 
 def meter_traffic(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) -> None:
-    """Book what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
+    """Meter what this report adds to the attempt's traffic, and end a machine that uploads beyond its ceiling."""
     item = builder.attempt(attempt)
     added = sum(bytes_within(report.uploads.get(saved.manifest_key, saved.bytes)) for saved in report.checkpoints)
     # What was uploaded for a checkpoint that never became complete is in no manifest, and was paid for.
@@ -53,7 +53,7 @@ def meter_traffic(builder: PlanBuilder, attempt: AttemptId, report: HostStatus) 
 
 
 def meter_outputs(builder: PlanBuilder, attempt: AttemptId, size: int) -> None:
-    """Book the outputs that the attempt left at its end, which is read once."""
+    """Meter the outputs that the attempt left at its end, which is read once."""
     item = builder.attempt(attempt)
     uploaded = min(bytes_within(size), MOVED_MAX - item.uploaded_bytes)
     if uploaded:

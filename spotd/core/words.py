@@ -78,7 +78,7 @@ def witness_words(item: Attempt, policy: Policy, now: datetime) -> str:
     """Return what speaks against the machine and does not end it yet; empty where nothing does."""
     seen_at = item.heartbeat_seen_at
     silence = timedelta(0) if seen_at is None else now - seen_at
-    # What is on record may be as old as one such span although the host beats.
+    # What is on record may be as old as one such span although heartbeats arrive.
     is_silent = silence >= 2 * policy.silence_max
     if item.missing_since is not None and not is_silent:
         return f"{item.provider} does not list the machine, but its heartbeats arrive, so it is kept"

@@ -1,10 +1,10 @@
 """The door through which time comes into the daemon.
 
 Three clocks exist. The steady one is what production uses: it is dated once, by the wall clock, and then counts the
-computer's uptime, sleep included, so that no setting of the wall clock changes a span (`core.dating` says how it
+computer's uptime, sleep included, so that no setting of the wall clock changes a span (`core.timeline` states how it
 follows). The system's own is for what others compare with their clocks, above all the expiry of signed URLs. The
 accelerated one belongs to a local market whose prices and ledger run faster than the wall: the whole daemon then lives
-in that virtual time, so that prices x time, budgets and events agree with the market's books. Its parameters are
+in that virtual time, so that prices x time, budgets and events agree with the market's ledger. Its parameters are
 written once into the state folder, because a restart, or the market's own process, must compute the same instant from
 the same second.
 """

@@ -1,8 +1,8 @@
-"""The loop: look at the world as it is, decide, write it down, hand over what is owed, sleep until something changes.
+"""The loop: read the world as it is, decide, write it down, hand over what is owed, sleep until something changes.
 
-Theory. Nothing is remembered between cycles that the state does not hold, apart from caches: each cycle loads the
-world again. What woke the loop does not matter. The order inside a cycle does: the machine listings are taken *before*
-the look at what the hosts wrote, so a host that a listing shows as dead has had its last word read; and paid calls are
+Theory. Nothing is remembered between cycles that the state does not hold, apart from caches: each cycle loads the world
+again. What woke the loop does not matter. The order inside a cycle does: the machine listings are taken *before* the
+read of what the hosts wrote, so a host that a listing shows as dead has had its last report read; and paid calls are
 handed over only after the commit that owes them has returned.
 
 When the state cannot be written the loop holds: it launches nothing, says so once, and goes on trying. What the core
@@ -48,17 +48,17 @@ from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
 
 CYCLE_GAP_S: Final = 0.05
-"""However often it rings, the loop leaves the machine to others in between."""
+"""However often it is woken, the loop leaves the computer to others in between."""
 PAUSE_FLOOR_S: Final = 0.2
-"""Without a ring, whatever is due already: what this cycle could not settle the next will not settle a moment later."""
+"""Without a wake-up, whatever is due already: what this cycle could not settle the next will not a moment later."""
 HOLD_S: Final = 2.0
 NOT_WRITABLE: Final = "the state cannot be written"
-LOOK_SHARED_S: Final = 1.0
-LOOK_NETWORK: Final = timedelta(seconds=10)
-LOOK_FLOOR_S: Final = 0.25
+READ_SHARED_S: Final = 1.0
+READ_NETWORK: Final = timedelta(seconds=10)
+READ_FLOOR_S: Final = 0.25
 RECHECK_FLOOR_S: Final = 0.5
 WATCHDOG_SHARE: Final = 3
-CHANGES_TOLD_MAX: Final = 20
+CHANGES_LOGGED_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +87,15 @@ class ControlLoop:
         list_again: Callable[[ProviderName], None],
         alive: Callable[[], None],
         watchdog_s: float | None = None,
-        look_every_s: float = LOOK_SHARED_S,
+        read_every_s: float = READ_SHARED_S,
         succeeded: Callable[[JobId], None] = lambda _job: None,
-        look_at: Callable[[Mapping[ProviderName, Listing], World | None], None] = lambda _listings, _world: None,
+        check_owners: Callable[[Mapping[ProviderName, Listing], World | None], None] = lambda _listings, _world: None,
         asks_store: bool = False,
     ) -> None:
         self._asks_store = asks_store
         self._commits = commits
         self._succeeded = succeeded
-        self._look_at = look_at
+        self._check_owners = check_owners
         self._offer_cache = offer_cache
         self._host_monitor = host_monitor
         self._executor = executor
@@ -106,17 +106,17 @@ class ControlLoop:
         self._list_again = list_again
         self._alive = alive
         self._watchdog_s = watchdog_s
-        self._look_every_s = look_every_s
-        self._inhabited = WatchedProviders()
+        self._read_every_s = read_every_s
+        self._watched = WatchedProviders()
         self._closely: frozenset[AttemptId] = frozenset()
-        """Whose hosts the next cycle looks at completely, since something about them cannot be decided otherwise."""
+        """Whose hosts the next cycle reads in full, since something about them cannot be decided otherwise."""
         self._outage = Outage(log, "state.held", "state.back", each_error=True, is_severe=True)
         # No deadline: a commit must not be cut off from the calls that it owes. The watchdog ends a pass that hangs.
         self.controller = Controller("control-loop", self._reconcile_or_hold, interval_s=HOLD_S, wake_event=wake_event)
         self._adopted = False
         self._contained: frozenset[Contained] = frozenset()
         self.shared_silence: tuple[str, ...] = ()
-        """Why silence says nothing of a host at the moment."""
+        """Why silent hosts are not taken for lost at the moment."""
         self._durable: World | None = None
         """What was read from the state since it could be written last."""
         self._unsaved: World | None = None
@@ -124,7 +124,7 @@ class ControlLoop:
         self.state: LoopState | None = None
         self.cycles = 0
         self.only_reconciles = False
-        """While it begins and ends, the daemon looks after what runs and decides nothing: to explain to each waiting
+        """While it begins and ends, the daemon keeps what runs and decides nothing: to explain to each waiting
         job that it must wait for that would rewrite all of them twice."""
 
     async def adopt(self) -> None:
@@ -174,10 +174,10 @@ class ControlLoop:
         if not self._adopted:
             await self.adopt()
         listings = self._offer_cache.listings()
-        self._look_at(listings, None if self.state is None else self.state.world)
+        self._check_owners(listings, None if self.state is None else self.state.world)
         notes = self._offer_cache.notes()
         closely, self._closely = self._closely, frozenset()
-        reports = await self._host_monitor.look(self.state.world, closely) if self.state is not None else {}
+        reports = await self._host_monitor.read_hosts(self.state.world, closely) if self.state is not None else {}
 
         def think(world: World, now: datetime) -> Plan:
             fresh = self._host_monitor.fresh(reports, world)
@@ -218,20 +218,20 @@ class ControlLoop:
         return self._pause_s(committed)
 
     def _tell_contained(self, contained: Iterable[Contained]) -> None:
-        """One log line for each failure that was kept from everything else, when it begins."""
+        """Log each failure that was kept from everything else, when it begins."""
         now = frozenset(contained)
         for one in sorted(now - self._contained, key=lambda one: one.subject):
             self._log.error("failure.contained", subject=one.subject, error=one.error)
         self._contained = now
 
     def _log_shared_silence(self, shared_silence: tuple[str, ...], at: datetime) -> None:
-        """One event when silence begins to be no witness, and one when it is again."""
+        """Record when silence begins to be no evidence of a loss, and when it is again."""
         if shared_silence and not self.shared_silence:
             self._log.warning("silence.doubted", why=shared_silence[0])
             self._offer_cache.note("silence.doubted", shared_silence[0], {}, at=at)
         elif self.shared_silence and not shared_silence:
             self._log.info("silence.trusted")
-            self._offer_cache.note("silence.trusted", "the hosts are heard again", {}, at=at)
+            self._offer_cache.note("silence.trusted", "hosts give signs of life again", {}, at=at)
         self.shared_silence = shared_silence
 
     @property
@@ -253,7 +253,7 @@ class ControlLoop:
         self._offer_cache.evidence.update(world, committed.at)
         self._offer_cache.wanted = {provider: frozenset(keys) for provider, keys in wanted.items()}
         before = self._offer_cache.watched
-        self._offer_cache.watched = self._inhabited.update(world, self._offer_cache.listings(), committed.at)
+        self._offer_cache.watched = self._watched.update(world, self._offer_cache.listings(), committed.at)
         for provider in sorted(self._offer_cache.watched - before):
             self._list_again(provider)
         self._grant_writer.update(world)
@@ -267,11 +267,11 @@ class ControlLoop:
         if committed.plan.wake_at is not None:
             dues.append(committed.plan.wake_at)
         owed = (i for i in world.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE))
-        # One that is due already is under way; its outcome rings.
+        # One that is due already is under way; its outcome wakes the loop.
         dues.extend(intent.not_before for intent in owed if intent.not_before is not None and intent.not_before > now)
         pause_s = max(0.0, self._clock.real_seconds(min(dues) - self._clock.now()))
         if any(attempt.state.counts for attempt in world.attempts.values()):
-            pause_s = min(pause_s, self._host_monitor.next_listing_s() or self._look_every_s)
+            pause_s = min(pause_s, self._host_monitor.next_listing_s() or self._read_every_s)
         if self._watchdog_s is not None:
             pause_s = min(pause_s, self._watchdog_s / WATCHDOG_SHARE)
         return pause_s
@@ -307,7 +307,7 @@ class ControlLoop:
     def _tell(
         self, committed: Committed, listings: Mapping[ProviderName, Listing], reports: Mapping[AttemptId, HostStatus]
     ) -> None:
-        """One wide line for a decision that changed something."""
+        """Log a decision that changed something, in one wide line."""
         plan = committed.plan
         if not (plan.events or plan.intents or plan.jobs):
             return  # a heartbeat moved, which is no decision
@@ -318,11 +318,11 @@ class ControlLoop:
             "reports": len(reports),
             "launches": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.LAUNCH)),
             "endings": sorted(i.key for i in plan.intents.values() if _is_new(i.kind, i.state, IntentKind.TERMINATE)),
-            "changed": {str(job): item.state.value for job, item in sorted(plan.jobs.items())[:CHANGES_TOLD_MAX]},
+            "changed": {str(job): item.state.value for job, item in sorted(plan.jobs.items())[:CHANGES_LOGGED_MAX]},
             "events": dict(Counter(event.kind for event in plan.events)),
             "took_ms": round(self._clock.real_seconds(self._clock.now() - committed.at) * 1000, 1),
         }
-        self._log.info("brain.decided", **{name: value for name, value in fields.items() if value not in ([], {})})
+        self._log.info("cycle.decided", **{name: value for name, value in fields.items() if value not in ([], {})})
 
 
 def _same_rows(one: World, other: World) -> bool:
@@ -333,7 +333,7 @@ def _is_new(kind: IntentKind, state: IntentState, wanted: IntentKind) -> bool:
     return kind is wanted and state is IntentState.OPEN
 
 
-def look_pace_s(clock: Clock, shared_by: str) -> float:
-    """How often hosts are looked at: cheaply on a folder, seldom enough on a network store to cost nothing."""
-    real = clock.real_seconds(virtual_at_least(clock, LOOK_NETWORK, real_s=LOOK_FLOOR_S))
-    return min(real, LOOK_SHARED_S) if shared_by == "filesystem" else real
+def read_pace_s(clock: Clock, shared_by: str) -> float:
+    """Return how often hosts are read: cheaply on a folder, seldom enough on a network store to cost nothing."""
+    real = clock.real_seconds(virtual_at_least(clock, READ_NETWORK, real_s=READ_FLOOR_S))
+    return min(real, READ_SHARED_S) if shared_by == "filesystem" else real

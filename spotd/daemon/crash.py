@@ -1,6 +1,6 @@
 """Named points at which a test may end the daemon as a power cut would.
 
-The list is closed, so that a test can enumerate it and a point that nobody reaches any more is noticed. Production
+The list is closed, so that a test can enumerate it and a point that is reached no more is noticed. Production
 passes `never`, which costs a function call.
 """
 

@@ -3,8 +3,8 @@
 Theory. A launch is made only from an intent that this process committed itself, and the intent's id is struck off
 before the call: no path leads to a second call for it. What the provider answers is committed, for as long as that
 takes; when the process dies before, the next one finds the intent open and treats its outcome as unknown. Anything
-but a clear answer (a time-out, a lost answer, a plugin that fails) is unknown too, and only the machine's key can
-tell then.
+but a clear answer (a time-out, a lost answer, a plugin that fails) is unknown too, and only a search by
+the machine's key can settle it then.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Executor:
         """Machines that are owed their end are ended although nothing can be written, each once in a while.
 
         The world is one that no commit has made durable. Nothing is recorded of the calls: ending a machine twice does
-        no harm, and once the state can be written again the next listing tells what became of it. Machines that no
+        no harm, and once the state can be written again the next listing shows what became of it. Machines that no
         attempt of ours owns are left alone: whether they are ours was never written down.
         """
         now = self._clock.now()

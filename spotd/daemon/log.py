@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 # structlog draws tracebacks with rich where it finds it; the daemon prints plain ones and saves the 6 MB.
 _absent = "rich" not in sys.modules
 if _absent:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python is told that a module cannot be imported
+    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python marks a module that cannot be imported
 import structlog  # noqa: E402 - after the line above, which is the point
 
 if _absent:

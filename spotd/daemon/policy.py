@@ -1,7 +1,7 @@
 """The core's policy from the settings, with floors where an accelerated clock would outrun real processes.
 
-Virtual time may run a thousand times as fast as the wall, but a host still takes real milliseconds to start, to beat
-and to upload. Every span that waits for a real process is therefore at least so many seconds on the wall.
+Virtual time may run a thousand times as fast as the wall, but a host still takes real milliseconds to start, to send
+a heartbeat and to upload. Every span that waits for a real process is therefore at least so many seconds on the wall.
 """
 
 from __future__ import annotations

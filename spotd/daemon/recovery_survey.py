@@ -21,7 +21,7 @@ from spotd.daemon.commits import Commits
 from spotd.daemon.controllers import Controller, Outage
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.hosts.host_reader import HostReader
-from spotd.daemon.hosts.reader import look
+from spotd.daemon.hosts.reader import read_host
 from spotd.daemon.threads import StoreThreads
 from spotd.store import StateError as StateError
 from spotd.store.mapping import from_json, to_json
@@ -41,29 +41,29 @@ Saved = Callable[[ObjectStore, Attempt, Job, datetime], Sequence[Checkpoint]]
 
 
 class NumberUsed(StoreError):
-    """This attempt was launched before, by a life of spotd that the state does not remember."""
+    """An attempt that was launched before, in a run of spotd that the state does not know."""
 
 
 def record_bytes(record: LaunchRecord) -> bytes:
-    """The launch record as it is stored."""
+    """Return the launch record as it is stored."""
     return to_json(record).encode()
 
 
 def use_number(objects: ObjectStore, attempt: Attempt) -> None:
-    """Make the number this launch's alone, whatever another life or another daemon believes.
+    """Make the number this launch's alone, whatever another run or another daemon believes.
 
     Raises:
-        NumberUsed: it was used before, by a life that this state does not know.
+        NumberUsed: it was used before, in a run that this state does not know.
     """
     number = attempt.id.number
     try:
         objects.put(object_keys.launch_key(attempt.id.job, number), record_bytes(record_of(attempt)), create_only=True)
     except Conflict as exc:
-        raise NumberUsed(f"attempt {number} of this job was launched before, by another life of spotd") from exc
+        raise NumberUsed(f"attempt {number} of this job was launched before, in another run of spotd") from exc
 
 
 class RecoverySurvey:
-    """`done` once the state is known to be no older than the store."""
+    """The one survey at a start; `done` once the state is known to be no older than the store."""
 
     def __init__(
         self, objects: ObjectStore, *, commits: Commits, clock: Clock, log: Logger, inline: bool = False
@@ -124,11 +124,11 @@ class RecoverySurvey:
 def _saved(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> Sequence[Checkpoint]:
     if next(iter(objects.list(object_keys.prefix_of(attempt.id))), None) is None:
         return ()  # no machine of it ever wrote
-    return look(objects, HostReader(), attempt, job, at=now, virtual=lambda real: real).checkpoints
+    return read_host(objects, HostReader(), attempt, job, at=now, virtual=lambda real: real).checkpoints
 
 
 def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]:
-    """The launches that were not sent as far as this state knows, and whether some life has prepared each.
+    """Return the launches that were not sent as far as this state knows, and whether each was ever prepared.
 
     Raises:
         StoreUnavailable: the store does not answer.
@@ -140,7 +140,7 @@ def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]
 
 
 def survey_all(objects: ObjectStore, world: World, now: datetime, saved: Saved = _saved) -> list[Survey]:
-    """What the store knows of each job that is not over, beyond the state; jobs without news are left out.
+    """Return what the store knows of each job that is not over, beyond the state; jobs without news are left out.
 
     Args:
         saved: reads what a host saved.
@@ -160,7 +160,7 @@ def survey_all(objects: ObjectStore, world: World, now: datetime, saved: Saved =
 
 
 def survey_one(objects: ObjectStore, policy: Policy, job: Job, now: datetime, saved: Saved = _saved) -> Survey | None:
-    """What the store knows of a job that is over, and whose owner wants more of it; nothing without news.
+    """Return what the store knows of a job that is over, and whose owner wants more of it; nothing without news.
 
     Raises:
         StoreUnavailable: the store does not answer.
@@ -191,7 +191,7 @@ def _record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | Non
 def _checkpoints(
     objects: ObjectStore, world: World, job: Job, unknown: list[Unknown], now: datetime, saved: Saved
 ) -> tuple[Checkpoint, ...]:
-    """Accepted checkpoints that the state lacks, oldest first for each attempt.
+    """Return accepted checkpoints that the state lacks, oldest first for each attempt.
 
     A launch that is refused uses up its number, too, so there may be many in a row that saved nothing.
     """

@@ -21,7 +21,7 @@ class ProviderSettings:
 
     Attributes:
         settings: a value of the plugin's own settings model.
-        trouble: why it cannot be opened (no key, no such plugin), empty when nothing is known against it.
+        last_error: why it cannot be opened (no key, no such plugin), empty when nothing is known against it.
     """
 
     name: ProviderName

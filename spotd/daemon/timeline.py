@@ -1,8 +1,8 @@
 """Dates the daemon's timeline at each of its starts, and notices when the computer's clock is set.
 
 Everything that a running daemon holds in memory is dated by one timeline. Where the wall clock is set, the daemon ends
-in an orderly way and begins anew in the same process: one transaction moves what is stored (`core.dating.redated`), and
-nothing in memory keeps an old date.
+in an orderly way and begins anew in the same process: one transaction moves what is stored (`core.timeline.redated`),
+and nothing in memory keeps an old date.
 """
 
 from __future__ import annotations

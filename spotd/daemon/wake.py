@@ -18,8 +18,8 @@ class WakeEvent:
         """Wait for the first wake-up or so many real seconds; return whether it was a wake-up."""
         with anyio.move_on_after(max(0.0, seconds)):
             await self._event.wait()
-        # Read and replaced without an await between: a ring is either seen now or by the next wait.
-        rang = self._event.is_set()
-        if rang:
+        # Read and replaced without an await between: a wake-up is either seen now or by the next wait.
+        was_woken = self._event.is_set()
+        if was_woken:
             self._event = anyio.Event()
-        return rang
+        return was_woken

@@ -29,7 +29,7 @@ from spotd.daemon import log as logs
 from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
 from spotd.daemon.clock import Computer, SteadyClock, SystemClock, open_clock
 from spotd.daemon.commits import Commits, PolicyHolder
-from spotd.daemon.control_loop import ControlLoop, look_pace_s
+from spotd.daemon.control_loop import ControlLoop, read_pace_s
 from spotd.daemon.crash import CrashPoints
 from spotd.daemon.database import Database
 from spotd.daemon.executor import Executor
@@ -40,7 +40,7 @@ from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.housekeeping import Housekeeping
 from spotd.daemon.ids import JobIds
 from spotd.daemon.install import new_identity, other_account_words, require_same_install, this_holder
-from spotd.daemon.lease_keeper import LeaseKeeper
+from spotd.daemon.lease_controller import LeaseController
 from spotd.daemon.log import Redactor
 from spotd.daemon.market.bills import BillCheck
 from spotd.daemon.market.offer_cache import OfferCache
@@ -122,7 +122,7 @@ class App:
                 require_same_install(settings.install, store.read(lambda reads: reads.open_machines()))
                 objects = await anyio.to_thread.run_sync(settings.open_objects)
                 database = Database(store)
-                leasing = LeaseKeeper(
+                leasing = LeaseController(
                     objects,
                     install=settings.install,
                     me=await this_holder(database, settings.state_dir, settings.state_url),
@@ -229,7 +229,7 @@ class _Daemon:
         database: Database,
         objects: ObjectStore,
         clock: Clock,
-        leasing: LeaseKeeper,
+        leasing: LeaseController,
         timeline: Timeline | None = None,
     ) -> None:
         settings, log, crash = app.settings, app.log, app.crash
@@ -288,13 +288,13 @@ class _Daemon:
         self.policy.gates += [lambda: leasing.hold, lambda: self.surveyor.hold]
         self.policy.owned = self._owned
         shared_by = objects.shared_with_hosts_by
-        look_every_s = look_pace_s(clock, shared_by)
+        read_every_s = read_pace_s(clock, shared_by)
         host_monitor = HostMonitor(
             objects,
             clock=clock,
             wall=steady,
             log=logs.get("host-monitor"),
-            list_every_s=0.0 if shared_by == "filesystem" else look_every_s,
+            list_every_s=0.0 if shared_by == "filesystem" else read_every_s,
             limits=settings.flood,
             may_delete=lambda: leasing.may_write,
         )
@@ -323,9 +323,9 @@ class _Daemon:
             list_again=self.hosting.list_again,
             alive=app.notify.alive,
             watchdog_s=app.notify.watchdog_s,
-            look_every_s=look_every_s,
+            read_every_s=read_every_s,
             succeeded=secrets.remove,
-            look_at=leasing.look_at,
+            check_owners=leasing.check_owners,
             asks_store=True,
         )
         self.control_loop.only_reconciles = True

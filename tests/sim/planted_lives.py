@@ -11,7 +11,7 @@ from typing import Any
 from spotd.core import billing, billing_limits, outcomes, placement
 from spotd.core import forget as forgetting
 from spotd.core.attempts import Attempt
-from spotd.core.candidates import shape_of
+from spotd.core.candidates import requirement_key
 from spotd.core.intents import IntentState, launch_intent_id
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
@@ -61,7 +61,7 @@ class SendsWhatWaited(Daemon):
 
 def prices_of_this_moment() -> AbstractContextManager[None]:
     def wrong(catalogue: Any, job: Job, policy: Policy) -> list[int]:
-        offers = catalogue.list_for(shape_of(job, policy))
+        offers = catalogue.list_for(requirement_key(job, policy))
         return [] if offers.at(0) is None else [catalogue.quote_at(offers, 0).price.total]
 
     return patched((placement, "plausible_rates", wrong))

@@ -101,7 +101,7 @@ class Shop:
             raise Refusal(status=403, code="too_many_rentals")
         return self.book(owner=owner, slot=slot, price=price, order=order)
 
-    def book(self, *, owner: str, slot: Slot, price: float, order: dict[str, Any]) -> Rental:
+    def add_charge(self, *, owner: str, slot: Slot, price: float, order: dict[str, Any]) -> Rental:
         """The rental is in the books."""
         rental = Rental(
             number=f"r-{next(self._numbers)}",

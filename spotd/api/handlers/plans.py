@@ -20,7 +20,7 @@ from spotd.api.handlers.render import (
 from spotd.api.requests import JobRequest
 from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
-from spotd.core.candidates import CandidateCatalogue, resolve_gpu, shape_of
+from spotd.core.candidates import CandidateCatalogue, requirement_key, resolve_gpu
 from spotd.core.ceilings import ceiling_for, is_admissible
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
@@ -119,7 +119,7 @@ def outlook(
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
     catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
-    offers = catalogue.list_for(shape_of(job, world.policy))
+    offers = catalogue.list_for(requirement_key(job, world.policy))
     request_counts: Counter[str] = Counter(offers.mismatches)
     fitting: list[tuple[Quote, str]] = []
     others: list[tuple[Quote, str]] = []

@@ -4,11 +4,11 @@ Theory. `spotd.core.retention` says what stays on the list and why an attempt th
 on it. This module makes the list short, durably, and only then touches the store. Below attempts that had ended when
 the list was made short it cannot race with a host: an open attempt writes below its own prefix, and refers to nothing
 else than what it sent itself and chunks of the checkpoints that it was offered, which are on the list until it has
-ended. What an open attempt itself has left behind for good is told by `livegarbage`. An attempt that is intended later
-is offered what is on the list by then, which is no more than now. Nothing has to be locked, and a crash between list
-and store leaves garbage that the next process finds.
+ended. What an open attempt itself has left behind for good is the theory of `live_garbage`. An attempt that is intended
+later is offered what is on the list by then, which is no more than now. Nothing has to be locked, and a crash between
+list and store leaves garbage that the next process finds.
 
-A job that was told to begin from another job's checkpoint has it on its own list. What lists of other jobs hold is
+A job that begins from another job's checkpoint has it on its own list. What lists of other jobs hold is
 needed too: it is read after the lists were made short, and a list takes over only what is on the other one.
 
 Logs, events and heartbeats are kept; so are the outputs that the job's are known to be, with every chunk they name.
@@ -67,7 +67,7 @@ LISTED_MAX: Final = 200_000
 DELETED_PER_SWEEP_MAX: Final = 5_000
 BATCH: Final = 500
 LIVE_ROUNDS: Final = 5
-"""What a running attempt leaves behind is looked for only after so many rounds: each time costs a look at all of it."""
+"""What a running attempt leaves behind is searched for only after so many rounds: each time lists all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,13 @@ class Swept:
 
 @dataclass(slots=True, kw_only=True)
 class _Remembered:
-    """Of one job in this process: for which list it was swept, and which attempts need no look any more."""
+    """Of one job in this process: for which list it was swept, and which attempts need no sweep any more."""
 
     swept_for: int | None = None
     live_for: int | None = None
     """The same of what its open attempts have on the list."""
     tried: int = 0
-    """In which round; whoever had no turn for longest comes first, so that one failing job holds up no other."""
+    """In which round; the job without a turn for longest comes first, so that one failing job holds up no other."""
     clean: set[AttemptId] = field(default_factory=set)
 
 
@@ -220,15 +220,15 @@ def sweep(
     deleted_max: int = DELETED_PER_SWEEP_MAX,
     settled: timedelta = SETTLED,
 ) -> Swept:
-    """Nothing that the job's list or any outputs need is gone; the rest of what ended attempts wrote is, up to a bound.
+    """Delete what ended attempts wrote and neither the job's list nor any outputs need, up to a bound.
 
-    So is what open attempts have left behind for good.
+    What open attempts have left behind for good is deleted as well.
 
     Args:
         lent: checkpoints of this job that are on lists of other jobs.
 
     Raises:
-        StoreError: it does not answer, or what is needed cannot be told, and nothing more was deleted.
+        StoreError: it does not answer, or what is needed is unknown, and nothing more was deleted.
     """
     every = [AttemptId(job=job.id, number=number) for number in range(1, job.attempts_made + 1)]
     ended = [attempt for attempt in every if attempt.number not in open_attempts and attempt not in clean]
@@ -331,7 +331,7 @@ def _chunks_of(manifest: Manifest) -> set[str]:
 
 
 def _is_protected(job: Job, attempt: AttemptId) -> bool:
-    """Whether the attempt succeeded and its outputs could not be read: then nothing tells what they need."""
+    """Whether the attempt succeeded and its outputs could not be read: then what they need is unknown."""
     pinned = job.outputs
     if pinned is None or pinned.attempt != attempt.number or pinned.sha256 is not None:
         return False

@@ -7,7 +7,7 @@ before the next manifest goes out, and is sent again under another key when its 
 older than the oldest of these, can be named by no manifest that is still to come, and its key is never written again.
 Ages are the store's own.
 
-A manifest that is not on the list goes only if the look at hosts would pass over it: its serial is below that of one
+A manifest that is not on the list goes only if a read of the host would pass over it: its serial is below that of one
 that was accepted. What it names is garbage with it; every other manifest that is there protects what it names.
 """
 
@@ -42,7 +42,7 @@ def live_garbage(
     *,
     settled: timedelta = SETTLED,
 ) -> list[ObjectInfo]:
-    """Objects of a running attempt that nobody can need any more, manifests first.
+    """Return objects of a running attempt that cannot be needed any more, manifests first.
 
     Args:
         needed: manifests on any list, and every chunk that one of them or any outputs name.

@@ -3,7 +3,7 @@
 Theory. A grant is a function of the attempt, its job, the store and the wall clock; nothing in it is remembered, so a
 restarted daemon simply writes all of them again. Hosts know only real time: everything virtual is converted here,
 with floors below which a real process cannot act. A renewal comes early enough that two may fail; an order goes out
-at once. An attempt that no longer counts gets a last grant that tells whoever still reads it to stop, and when its
+at once. An attempt that no longer counts gets a last grant that orders every reader to stop, and when its
 machine is gone the grant, which holds the job's secrets, is deleted.
 """
 

@@ -1,9 +1,9 @@
-"""A host's heartbeat and events: who it says it is doing, what happened to it, and how it ended.
+"""A host's heartbeat and events: what it does, what happened to it, and how it ended.
 
-Theory. Events are numbered objects, read in their order and once each. How many there are is a stranger's choice, so a
-look reads a share of them. The end of an attempt must not hide behind them: it has two places of its own, the exit of
-the heartbeat and the event of the highest number, which is looked for directly where more events wait than one look
-reads.
+Theory. Events are numbered objects, read in their order and once each. How many there are is an untrusted host's
+choice, so each read takes a share of them. The end of an attempt must not hide behind them: it has two places of its
+own, the exit of the heartbeat and the event of the highest number, which is searched for directly where more events
+wait than one read takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spotd_jobs.wire.reports import (
     parse_heartbeat,
 )
 
-EVENTS_PER_LOOK_MAX: Final = 500
+EVENTS_PER_READ_MAX: Final = 500
 LAST_EVENTS: Final = 3
 """The exit is the last event of a runner; these many are read to find it."""
 _NUMBER_MAX: Final = 10**16
@@ -58,37 +58,37 @@ def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, 
     if data is None:
         return
     try:
-        beat = parse_heartbeat(data, job_id=attempt.id.job, attempt=attempt.id.number)
+        heartbeat = parse_heartbeat(data, job_id=attempt.id.job, attempt=attempt.id.number)
     except WireError as exc:
         view.complain("heartbeat", f"the host's heartbeat is not usable: {exc}", at)
         return
-    if view.heartbeat is None or beat.seq > view.heartbeat.seq:
+    if view.heartbeat is None or heartbeat.seq > view.heartbeat.seq:
         view.heartbeat_at = at
-    view.heartbeat = beat
-    view.transfers.take(beat)
-    if beat.exit is not None:
-        view.exit, view.exit_at = beat.exit, view.exit_at or beat.at
+    view.heartbeat = heartbeat
+    view.transfers.take(heartbeat)
+    if heartbeat.exit is not None:
+        view.exit, view.exit_at = heartbeat.exit, view.exit_at or heartbeat.at
 
 
 def read_events(
     objects: ObjectStore, view: HostReader, attempt: Attempt, share: HostShare, *, at: datetime, tell: bool
 ) -> None:
-    """Take in what happened since the last look, as far as the share goes.
+    """Take in what happened since the last read, as far as the share goes.
 
     Args:
-        tell: not after a restart, when what was told before is learnt again, but not told again.
+        tell: whether it is new to the job's history; after a restart, events are read again that are in it already.
 
     Raises:
         StoreError
     """
     prefix = object_keys.events_prefix(attempt.id)
     listed = objects.list_after(prefix, view.events_read or prefix)
-    fresh = [info.key for info in islice(listed, EVENTS_PER_LOOK_MAX + 1)]
-    if len(fresh) > EVENTS_PER_LOOK_MAX:
+    fresh = [info.key for info in islice(listed, EVENTS_PER_READ_MAX + 1)]
+    if len(fresh) > EVENTS_PER_READ_MAX:
         view.left = True
         if view.exit is None:
             _find_exit(objects, view, attempt, prefix, at=at)
-    for key in fresh[:EVENTS_PER_LOOK_MAX]:
+    for key in fresh[:EVENTS_PER_READ_MAX]:
         if not share.has_time():
             view.left = True
             return
@@ -99,7 +99,7 @@ def read_events(
 
 
 def _find_exit(objects: ObjectStore, view: HostReader, attempt: Attempt, prefix: str, *, at: datetime) -> None:
-    """The exit, if one of the events of the highest numbers tells it."""
+    """Take in the exit, if one of the events of the highest numbers states it."""
     last = _highest_number(objects, prefix)
     before = f"{prefix}{max(0, last - LAST_EVENTS):016d}.json"
     for info in list(islice(objects.list_after(prefix, before), 2 * LAST_EVENTS)):
@@ -109,7 +109,7 @@ def _find_exit(objects: ObjectStore, view: HostReader, attempt: Attempt, prefix:
 
 
 def _highest_number(objects: ObjectStore, prefix: str) -> int:
-    """By halving, since no store lists from the end."""
+    """Return the highest number of an event, found by halving, since no store lists from the end."""
     low, high = 0, _NUMBER_MAX
     while high - low > 1:
         middle = (low + high) // 2
@@ -152,7 +152,7 @@ def _fallback(event: HostEvent) -> FallbackRestore:
 
 
 class _Blank(dict[str, object]):
-    """A word the host left out is missing from the sentence, not a reason to lose it."""
+    """The words of an event; one that the host left out is a question mark in the sentence."""
 
     def __missing__(self, key: str) -> str:
         return "?"

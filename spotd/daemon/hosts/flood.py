@@ -1,10 +1,10 @@
-"""Watches how much a host writes: what it was given limits the size of an object at most, never their number.
+"""Limits on how much a host writes: its write permission limits the size of an object at most, never their number.
 
-Theory. A host that fills the store harms nobody's data, only the bill. So it is enough to look seldom: everything
-below an attempt's own prefix is listed every few minutes at most, and the listing ends where a limit is passed, which
-bounds what a look can cost. What is billed is counted: every version of an object that was written over, and the parts
-of uploads that were never completed. An attempt that is past a limit is ended with a reason of its own, its grant is
-withdrawn instead of renewed, and leave to write is taken back where the store has a way.
+Theory. A host that fills the store harms no data, only the bill. So it is enough to count seldom: everything below an
+attempt's own prefix is listed every few minutes at most, and the listing ends where a limit is passed, which bounds
+what a count can cost. What is billed is counted: every version of an object that was written over, and the parts of
+uploads that were never completed. An attempt that is past a limit is ended with a reason of its own, its grant is
+withdrawn instead of renewed, and its write permission is revoked where the store can do that.
 """
 
 from __future__ import annotations
@@ -43,15 +43,6 @@ class Count:
 
     bytes: int
     flood: str
-
-
-def audit(objects: ObjectStore, attempt: Attempt, limits: FloodLimits, *, at: datetime) -> str:
-    """What the host wrote too much of, in words; empty while it is within its limits.
-
-    Raises:
-        StoreError
-    """
-    return count(objects, attempt, limits, at=at).flood
 
 
 def count(objects: ObjectStore, attempt: Attempt, limits: FloodLimits, *, at: datetime) -> Count:

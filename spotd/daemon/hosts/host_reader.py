@@ -26,16 +26,16 @@ class MissingChunk:
 
     etag: str
     key: str
-    looks: int = 1
+    reads: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
 class HostReader:
-    """What is remembered of one attempt's host between looks. Only one look at a time may use it."""
+    """What is remembered of one attempt's host between reads. Only one read at a time may use it."""
 
-    first_look: bool = True
+    is_unread: bool = True
     relearns: bool | None = None
-    """Events are read that a former process has told already."""
+    """Events are read that a former process has put into the history already."""
     heartbeat: Heartbeat | None = None
     heartbeat_at: datetime | None = None
     """When it was read for the first time."""
@@ -68,37 +68,37 @@ class HostReader:
     flood: str = ""
     notes: list[str] = field(default_factory=list)
     fallbacks: list[FallbackRestore] = field(default_factory=list)
-    beat: ObjectInfo | None = None
-    """As it was listed last."""
+    marker: ObjectInfo | None = None
+    """The liveness marker, as it was listed last."""
     marker_at: datetime | None = None
     """When a listing last showed that it had been written again."""
     news_before: int = -1
-    """The size of the beat that was listed before the look under way."""
+    """The size of the marker that was listed before the read under way."""
     news_read: int = -1
-    """The size of the beat that was listed before the last complete look."""
+    """The size of the marker that was listed before the last full read."""
     unfinished: bool = False
-    """The last look left something for the next."""
+    """The last read left something for the next."""
     left: bool = False
-    """The same of the look under way."""
+    """The same of the read under way."""
     behind: bool = False
     """It left manifests that it has not read."""
     served_at: datetime | None = None
-    """When a look last read what it published."""
+    """When what it published was read last."""
     failures: int = 0
-    """How many looks in a row failed by what this host wrote."""
+    """How many reads in a row failed by what this host wrote."""
 
     @property
     def lacks_outputs(self) -> bool:
-        """It ended well, and what it left has not been read yet."""
+        """Whether it ended well, and what it left has not been read yet."""
         return self.exit is not None and self.exit.outcome is Outcome.SUCCEEDED and self.outputs is None
 
     def note(self, kind: str, sentence: str, at: datetime) -> None:
-        """Tell it in the job's history, or count it where this host has told too much of this kind."""
+        """Add a line to the job's history, or count it where this host has added too many of this kind."""
         if self.ration.take(kind, at):
             self.notes.append(sentence)
 
     def complain(self, subject: str, sentence: str, at: datetime) -> None:
-        """Tell it unless it was told of this subject before."""
+        """Add a line to the job's history, once for each subject."""
         if subject not in self.complaints and len(self.complaints) < COMPLAINTS_MAX:
             self.complaints.add(subject)
             self.note("things that cannot be used", sentence, at)

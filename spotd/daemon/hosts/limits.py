@@ -1,8 +1,8 @@
-"""What one host may cost the daemon: its share of a look, and its ration of lines in the job's history.
+"""What one host may cost the daemon: its share of a read, and its ration of lines in the job's history.
 
-Theory. Everything a host writes is a stranger's choice: how many manifests, how large, how often. A look therefore
-spends a bounded number of bytes, documents and seconds on each host and goes on where it stopped the next time, and
-each host may cause so many events at once and then only a few in an hour; the rest is counted and told in one line.
+Theory. Everything a host writes is an untrusted host's choice: how many manifests, how large, how often. A read
+therefore spends a bounded number of bytes, documents and seconds on each host and goes on where it stopped the next
+time, and each host may cause so many events at once and then only a few in an hour; the rest becomes one line.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-MANIFESTS_PER_LOOK: Final = 16
-BYTES_PER_LOOK: Final = 32 * 1024 * 1024
+MANIFESTS_PER_READ: Final = 16
+BYTES_PER_READ: Final = 32 * 1024 * 1024
 LARGE: Final = 1024 * 1024
-"""A manifest beyond this takes a while to parse, so a look reads one of them for each host."""
-SECONDS_PER_LOOK: Final = 2.0
-TOLD_AT_ONCE: Final = 50
-TOLD_PER_HOUR: Final = 6
+"""A manifest beyond this takes a while to parse, so one of them is read of each host at a time."""
+SECONDS_PER_READ: Final = 2.0
+LINES_AT_ONCE: Final = 50
+LINES_PER_HOUR: Final = 6
 KINDS_MAX: Final = 32
 
 
 class HostShare:
-    """What one look may spend on one host.
+    """What one read may spend on one host.
 
     Args:
         ticks: a clock that only goes forward, in seconds.
-        over: whether the look as a whole has run out of time.
+        over: whether the read of all hosts has run out of time.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class HostShare:
         *,
         ticks: Callable[[], float] = time.monotonic,
         over: Callable[[], bool] = lambda: False,
-        seconds: float = SECONDS_PER_LOOK,
+        seconds: float = SECONDS_PER_READ,
     ) -> None:
         self._ticks = ticks
         self._over = over
@@ -47,10 +47,10 @@ class HostShare:
         self._bytes = 0
         self._large = 0
         self.is_spent = False
-        """Something was left for the next look."""
+        """Something was left for the next read."""
 
     def has_time(self) -> bool:
-        """Whether this look may go on; one thing is always done, so that each look comes further than the last."""
+        """Whether this read may go on; one thing is always done, so that each read comes further than the last."""
         if self._has_begun and (self._over() or self._ticks() >= self._until):
             self.is_spent = True
         self._has_begun = True
@@ -60,8 +60,8 @@ class HostShare:
         """Whether a document of so many bytes may be read now."""
         large = int(size > LARGE)
         fits = self._documents == 0 or (
-            self._documents < MANIFESTS_PER_LOOK
-            and self._bytes + size <= BYTES_PER_LOOK
+            self._documents < MANIFESTS_PER_READ
+            and self._bytes + size <= BYTES_PER_READ
             and self._large + large <= 1
             and self.has_time()
         )
@@ -83,11 +83,12 @@ class HostRation:
     _folded: Counter[str] = field(default_factory=Counter)
 
     def take(self, kind: str, at: datetime) -> bool:
-        """Whether one more line of this kind may be told; else it is counted."""
+        """Whether one more line of this kind may be added; else it is counted."""
         if kind not in self._left and len(self._left) >= KINDS_MAX:
             kind = "others"
         since = max(timedelta(0), at - self._at.get(kind, at))
-        left = min(float(TOLD_AT_ONCE), self._left.get(kind, TOLD_AT_ONCE) + since / timedelta(hours=1) * TOLD_PER_HOUR)
+        earned = since / timedelta(hours=1) * LINES_PER_HOUR
+        left = min(float(LINES_AT_ONCE), self._left.get(kind, LINES_AT_ONCE) + earned)
         self._at[kind] = max(at, self._at.get(kind, at))
         if left < 1:
             self._left[kind] = left
@@ -97,7 +98,7 @@ class HostRation:
         return True
 
     def folded(self, at: datetime, *, is_end: bool = False) -> list[str]:
-        """Lines for what was counted and not told, each at its turn, or all of them at the end."""
+        """Return the lines for what was only counted, each at its turn, or all of them at the end."""
         lines = []
         for kind, count in sorted(self._folded.items()):
             if is_end or self._is_due(kind, at):
@@ -106,7 +107,7 @@ class HostRation:
         return lines
 
     def _is_due(self, kind: str, at: datetime) -> bool:
-        """One line of each kind in an hour, at most."""
+        """Whether a line of this kind was not added within the last hour."""
         key = f"folded {kind}"
         if key in self._at and at - self._at[key] < timedelta(hours=1):
             return False

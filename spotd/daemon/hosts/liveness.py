@@ -1,14 +1,14 @@
-"""Who lives and who has news, told by one listing of all hosts' beats.
+"""Liveness markers: which hosts live and which have news, by one listing of the markers of all hosts.
 
-Theory. Every runner writes a tiny object of its own, its beat, into one common folder after each heartbeat; a listing
-shows a thousand of them in one answer. That a beat was written again is a sign of life. Its *size* is the host's count
-of what there is to read, and nothing else in a listing is as reliable: an etag may change with every write. A size
-that differs from the one that was listed before the last complete look means news, and asks for such a look.
+Theory. Every runner writes a tiny object of its own, its liveness marker, into one common folder after each heartbeat;
+a listing shows a thousand of them in one answer. That a marker was written again is a sign of life. Its *size* is the
+host's count of what there is to read, and nothing else in a listing is as reliable: an etag may change with every
+write. A size that differs from the one that was listed before the last full read means news, and asks for a full read.
 
-The beat is the host's own word, as its heartbeat is: it can hide what it wrote, as it could by not writing it, and it
-can cost us the three requests of a complete look again and again, which is what every host would cost without beats.
-Nothing is believed lost for want of a beat: a host without one, with one that stands still or with anything unfinished
-is looked at completely, and the core ends no attempt on a glance.
+The marker is the host's own statement, as its heartbeat is: it can hide what it wrote, as it could by not writing it,
+and it can cost the three requests of a full read again and again, which is what every host would cost without markers.
+No machine is believed lost for want of a marker: a host without one, with one that stands still or with anything
+unfinished is read in full, and the core ends no attempt on a liveness check.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from spotd.daemon.hosts.host_reader import HostReader
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError
 from spotd_jobs.wire.fields import LIVENESS_PREFIX, MARKER_BYTES_MAX, attempt_of_marker
 
-BEATS_LISTED_MAX: Final = 100_000
+MARKERS_LISTED_MAX: Final = 100_000
 STRAYS_KEPT: Final = timedelta(minutes=10)
-"""A beat of nobody's that was not written for so long is deleted: a zombie with leave to write makes it anew."""
+"""An orphaned marker that was not written for so long is deleted: a zombie that may still write makes it again."""
 STRAYS_DELETED_MAX: Final = 1_000
 STILL_SHARE: Final = 2 / 3
-"""Of the time that makes a host lost: a beat that stands still for longer is not relied upon."""
+"""Of the time that makes a host lost: a marker that stands still for longer proves nothing."""
 
 
-def list_beats(objects: ObjectStore) -> dict[str, ObjectInfo]:
-    """All beats by their keys, in as many requests as there are thousands.
+def list_markers(objects: ObjectStore) -> dict[str, ObjectInfo]:
+    """Return all markers by their keys, in as many requests as there are thousands.
 
     Raises:
         StoreError
     """
-    return {info.key: info for info in islice(objects.list(LIVENESS_PREFIX), BEATS_LISTED_MAX)}
+    return {info.key: info for info in islice(objects.list(LIVENESS_PREFIX), MARKERS_LISTED_MAX)}
 
 
 def delete_strays(
-    objects: ObjectStore, beats: Mapping[str, ObjectInfo], known: Collection[str], *, real: datetime
+    objects: ObjectStore, markers: Mapping[str, ObjectInfo], known: Collection[str], *, real: datetime
 ) -> None:
-    """Beats of attempts that ended long ago are gone, or will be another time."""
+    """Delete markers of attempts that ended long ago, now or another time."""
     strays = (
         key
-        for key, info in beats.items()
+        for key, info in markers.items()
         if key not in known and info.modified < real - STRAYS_KEPT and attempt_of_marker(key) is not None
     )
     some = list(islice(strays, STRAYS_DELETED_MAX))
@@ -55,22 +55,22 @@ def delete_strays(
             objects.delete(some)
 
 
-def note_beat(view: HostReader, found: ObjectInfo | None, *, at: datetime) -> None:
-    """The newest listing showed this for the host."""
-    before = view.beat
+def note_marker(view: HostReader, found: ObjectInfo | None, *, at: datetime) -> None:
+    """Note what the newest listing showed for the host."""
+    before = view.marker
     if before is not None and found is not None and _mark(found) != _mark(before):
         view.marker_at = at
     if found is not None and found.size > MARKER_BYTES_MAX:
-        view.flood = f"a beat of {found.size} bytes"
-    view.beat = found
+        view.flood = f"a liveness marker of {found.size} bytes"
+    view.marker = found
 
 
 def is_quiet(view: HostReader, *, at: datetime, silence_max: timedelta) -> bool:
-    """Whether nothing is known to have been written since the last complete look, by a host that surely lives."""
-    beat = view.beat
+    """Whether nothing is known to have been written since the last full read, by a host that surely lives."""
+    marker = view.marker
     return (
-        beat is not None
-        and beat.size == view.news_read
+        marker is not None
+        and marker.size == view.news_read
         and view.heartbeat is not None
         and not view.unfinished
         and view.marker_at is not None

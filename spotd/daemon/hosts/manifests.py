@@ -2,8 +2,8 @@
 
 Theory. Only manifests that are newer than the newest one known of the same attempt are news. The host numbers them by
 `serial`; an old one that turns up late would put the job back and is left alone. A manifest is fetched and parsed once:
-what became of it is remembered with its etag, and of one that lacks a chunk only that chunk is asked for again. A look
-reads a share of what is there (`shares.py`), oldest first. Where a host published more than could ever be of use, the
+what became of it is remembered with its etag, and of one that lacks a chunk only that chunk is asked for again. A read
+takes a share of what is there (`limits.py`), oldest first. Where a host published more than could ever be of use, the
 newest are read first, and once one of them is accepted the older ones are passed over, as their serials would be.
 """
 
@@ -35,8 +35,8 @@ from spotd_jobs.wire.manifest_document import Manifest, ManifestKind, parse_mani
 
 LISTED_MAX: Final = 10_000
 CHUNKS_LISTED_MAX: Final = 200_000
-MISSING_LOOKS_MAX: Final = 5
-"""How often a manifest whose chunks are absent is looked at again before it is given up."""
+MISSING_READS_MAX: Final = 5
+"""How often a manifest whose chunks are absent is read again before it is given up."""
 HEADS_MAX: Final = 16
 """With more unknown chunks than this, one listing is cheaper than a question for each."""
 HEADS_PER_MANIFEST_MAX: Final = 1_000
@@ -87,7 +87,7 @@ def read_manifests(
         ):
             break
     for one in sorted(found, key=lambda one: one.serial):
-        # Not before here: a store that goes away in the middle of a look must not make a checkpoint old news.
+        # Not before here: a store that goes away in the middle of a read must not make a checkpoint old news.
         view.settled[one.info.key] = one.info.etag
         view.serial_known = max(view.serial_known, one.serial)
         view.uploads[one.info.key] = one.uploaded
@@ -114,7 +114,7 @@ def _read_one(
     at: datetime,
     virtual: RealToVirtual,
 ) -> bool:
-    """Whether the share allowed it."""
+    """Read one manifest; return whether the share allowed it."""
     if not share.take(info.size):
         return False
     verdict = _judge(objects, view, attempt, info, lookup)
@@ -147,7 +147,7 @@ def _read_one(
 def _judge(
     objects: ObjectStore, view: HostReader, attempt: Attempt, info: ObjectInfo, lookup: _Chunks
 ) -> AcceptedManifest | BadManifest | None:
-    """`None` for one that is older than what is known, and therefore no news."""
+    """Return what a manifest is; `None` for one that is older than what is known, and therefore no news."""
     try:
         data = objects.get(info.key, bytes_max=MANIFEST_BYTES_MAX)
     except ObjectMissing:
@@ -165,14 +165,14 @@ def _judge(
 
 
 def _still_lacks(objects: ObjectStore, view: HostReader, info: ObjectInfo) -> bool:
-    """Whether the chunk that it lacked at the last look is absent still, so that it need not be read again."""
+    """Whether the chunk that it lacked at the last read is absent still, so that it need not be read again."""
     known = view.lacking.get(info.key)
     if known is None or known.etag != info.etag:
         return False
     if objects.head(known.key) is not None:
         return False
-    known.looks += 1
-    if known.looks >= MISSING_LOOKS_MAX:
+    known.reads += 1
+    if known.reads >= MISSING_READS_MAX:
         del view.lacking[info.key]
         view.settled[info.key] = info.etag
     else:
@@ -181,21 +181,21 @@ def _still_lacks(objects: ObjectStore, view: HostReader, info: ObjectInfo) -> bo
 
 
 def _refuse(view: HostReader, info: ObjectInfo, verdict: BadManifest, lacked: str, *, at: datetime) -> None:
-    """Told once; one that only lacks chunks is looked at again a few times, since a store may list late."""
+    """Report it once; one that only lacks chunks is read again a few times, since a store may list late."""
     name = info.key.rpartition("/")[2].removesuffix(".json")
     view.complain(info.key, f"checkpoint {name} is not accepted: {verdict.reason}", at)
     before = view.lacking.get(info.key)
-    looks = before.looks + 1 if before is not None else 1
-    if not verdict.missing or looks >= MISSING_LOOKS_MAX:
+    reads = before.reads + 1 if before is not None else 1
+    if not verdict.missing or reads >= MISSING_READS_MAX:
         view.settled[info.key] = info.etag
         view.lacking.pop(info.key, None)
     else:
-        view.lacking[info.key] = MissingChunk(info.etag, lacked, looks)
+        view.lacking[info.key] = MissingChunk(info.etag, lacked, reads)
         view.left = True
 
 
 def _pass_over(view: HostReader, unread: list[ObjectInfo], newest: datetime, *, at: datetime) -> None:
-    """What is older than what was accepted is no news, and need not be read to know it."""
+    """Pass over what is older than what was accepted: it is no news, and need not be read to know it."""
     older = [i for i in unread if view.settled.get(i.key) != i.etag and i.modified < newest - SAME_TIME]
     for info in older:
         view.settled[info.key] = info.etag
@@ -207,7 +207,7 @@ def _pass_over(view: HostReader, unread: list[ObjectInfo], newest: datetime, *, 
 
 
 def _serial_of_newest_known(objects: ObjectStore, view: HostReader, attempt: Attempt, job: Job) -> int:
-    """After a restart: below and at this, nothing is news, nor are the chunks of that checkpoint."""
+    """Return the serial at and below which nothing is news after a restart, nor the chunks of that checkpoint."""
     newest = next((c for c in job.checkpoints if c.attempt == attempt.id.number), None)
     if newest is None:
         return -1
@@ -229,20 +229,20 @@ def _parsed(data: bytes) -> Manifest | None:
 
 
 class _Chunks:
-    """Looks at chunks: those proved before are not asked for again, and many new ones are listed at once."""
+    """Sizes of chunks in the store; those proved before are not asked for again, many new ones are listed at once."""
 
     def __init__(self, objects: ObjectStore, view: HostReader, attempt: Attempt) -> None:
         self._objects = objects
         self._view = view
         self._ours = re.compile(re.escape(f"jobs/{attempt.id.job}/attempts/") + "[1-9][0-9]{0,8}/data/")
         self._listed: dict[str, dict[int, int]] = {}
-        """By folder of chunks, listed at most once in a look: by digest of the key, the size."""
+        """By folder of chunks, listed at most once in a read: by digest of the key, the size."""
         self._heads = 0
         self.lacked = ""
         """The chunk that was asked for last."""
 
     def prepare(self, draft: Manifest | None) -> None:
-        """This is the manifest whose chunks will be asked for."""
+        """Prepare for the chunks of this manifest."""
         self._heads, self.lacked = 0, ""
         keys = draft.chunk_sizes() if draft is not None else {}
         unknown = Counter(_folder_of(key) for key in keys if key not in self._view.chunks)

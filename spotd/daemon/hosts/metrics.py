@@ -1,8 +1,8 @@
 """The metric of a checkpoint, read from a file inside it.
 
-`metrics.json` is an object with the metric as one of its numbers; `trainer_state.json`, which the Hugging Face Trainer
-writes, is asked where there is no such file: the newest row of its `log_history` that has the metric tells it. A host
-is a stranger's computer: both files are bounded, verified like any chunk, and what is no finite number tells nothing.
+`metrics.json` is an object with the metric as one of its numbers. Where there is no such file, `trainer_state.json` is
+read, which the Hugging Face Trainer writes: the newest row of its `log_history` that has the metric. Hosts are
+untrusted: both files are bounded and verified like any chunk, and what is no finite number is no value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 def metric_of(objects: ObjectStore, accepted: AcceptedManifest, metric: str) -> float | None:
-    """The value that the checkpoint tells of this metric.
+    """Return the checkpoint's value of this metric.
 
     Raises:
         StoreUnavailable: the store does not answer, so nothing can be said.

@@ -1,16 +1,17 @@
-"""Looks at what the hosts of all counting attempts wrote, and says nothing where the store says nothing.
+"""Reads what the hosts of all counting attempts wrote, and reports nothing where the store does not answer.
 
-Theory. No report means "not known", and the core then holds: a store that is down must not look like a thousand hosts
-falling silent. One look serves all attempts with a few threads and one deadline. Threads cannot be stopped, so a late
-one is told to end, and the one attempt that it is busy with stays reserved until it did.
+Theory. No report means "not known", and the core then holds: a store that is down must not be taken for a thousand
+hosts falling silent. One read serves all attempts with a few threads and one deadline. Threads cannot be stopped, so a
+late one is ordered to end, and the one attempt that it is busy with stays reserved until it did.
 
-What a host wrote costs time to read, and how much it writes is its own choice. So a look first reads the short part of
-every host, which tells who lives and how it ended, and then a share of what each has published, beginning with those
+What a host wrote costs time to read, and how much it writes is its own choice. So the short part of every host is read
+first, which shows that it lives and how it ended, and then a share of what each has published, beginning with those
 that had their turn longest ago. A host whose writing cannot be read at all costs its own reading and no other's.
 
-A look begins with one listing of all beats (`beats.py`). Only hosts with news, without a beat to rely on, or that the
-core wants to know more of are looked at completely; of the others a glance tells what is known. However often a look
-is asked for, the beats are listed no more often than `list_every_s`: in between everybody is glanced at.
+It begins with one listing of all liveness markers (`liveness.py`). Only hosts with news, without a marker to rely on,
+or that the core wants to know more of are read in full; of the others a liveness check reports what is known. However
+often hosts are to be read, the markers are listed no more often than `list_every_s`: in between all get a liveness
+check.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from spotd.daemon.controllers import Outage
 from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import HostShare
-from spotd.daemon.hosts.liveness import STILL_SHARE, STRAYS_KEPT, delete_strays, is_quiet, list_beats, note_beat
+from spotd.daemon.hosts.liveness import STILL_SHARE, STRAYS_KEPT, delete_strays, is_quiet, list_markers, note_marker
 from spotd.daemon.hosts.outputs import unreadable
-from spotd.daemon.hosts.reader import look_at_checkpoints, look_at_news, report_of, told, with_job
+from spotd.daemon.hosts.reader import drop_committed, read_news, read_published, report_of, with_job
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.daemon.threads import Threads
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
@@ -47,17 +48,17 @@ from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import ProviderName
 
 THREADS: Final = 8
-LOOK_DEADLINE_S: Final = 15.0
+READ_DEADLINE_S: Final = 15.0
 ATTEMPTS_PER_THREAD_MIN: Final = 16
 """Below this a further thread costs more than it saves on a folder."""
 FAILURES_MAX: Final = 5
-"""After so many looks in a row that failed by what one host wrote, it is judged by what is known of it."""
+"""After so many reads in a row that failed by what one host wrote, it is judged by what is known of it."""
 PROBE_EVERY: Final = timedelta(seconds=30)
 """How often the store is asked to take a write while a host is silent."""
 PROBE_KEY: Final = "doctor/writes"
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 EARLY_SHARE: Final = 0.9
-"""A look that comes so early lists the beats all the same: the next might come much later."""
+"""Part of `list_every_s` after which the markers are listed again: the next read might come much later."""
 
 
 class HostMonitor:
@@ -71,7 +72,7 @@ class HostMonitor:
         wall: Clock,
         log: Logger,
         inline: bool = False,
-        deadline_s: float = LOOK_DEADLINE_S,
+        deadline_s: float = READ_DEADLINE_S,
         limits: FloodLimits | None = None,
         list_every_s: float = 0.0,
         may_delete: Callable[[], bool] = lambda: True,
@@ -105,7 +106,7 @@ class HostMonitor:
         return self._outage.error
 
     def heartbeat(self, attempt: AttemptId) -> Heartbeat | None:
-        """The newest sign of life of a host, as it was written."""
+        """Return the newest heartbeat of a host, as it was written."""
         view = self._views.get(attempt)
         return view.heartbeat if view is not None else None
 
@@ -115,23 +116,25 @@ class HostMonitor:
         return view.heartbeat_at if view is not None else None
 
     def transfer(self, attempt: AttemptId) -> HostTransfer | None:
-        """What a host is moving now, as far as its newest heartbeats tell."""
+        """Return what a host is moving now, as far as its newest heartbeats show it."""
         view = self._views.get(attempt)
         return view.transfers.now if view is not None else None
 
     def next_listing_s(self) -> float:
-        """Seconds until a look will list the beats again."""
+        """Return the seconds until the markers are listed again."""
         if self._listed_at is None:
             return 0.0
         return max(0.0, (self._listed_at + self._list_every - self._wall.now()).total_seconds())
 
-    async def look(self, world: World, closely: frozenset[AttemptId] = frozenset()) -> dict[AttemptId, HostStatus]:
-        """One report for each counting attempt that could be looked at, or needed but a glance.
+    async def read_hosts(
+        self, world: World, closely: frozenset[AttemptId] = frozenset()
+    ) -> dict[AttemptId, HostStatus]:
+        """Return a report for each counting attempt that could be read, or needed a liveness check only.
 
-        `read_at` is the instant before the first read, so everything written before it is in a complete report.
+        `read_at` is the instant before the first read, so everything written before it is in a full report.
 
         Args:
-            closely: a glance will not do for these.
+            closely: these need a full read.
         """
         counting = [a for a in world.attempts.values() if a.state.counts]
         self._forget({a.id for a in world.attempts.values()})
@@ -161,14 +164,14 @@ class HostMonitor:
         return dict(pass_.reports)
 
     def committed(self, reports: Mapping[AttemptId, HostStatus]) -> None:
-        """What these reports told is durable."""
+        """Note that what these reports hold is durable."""
         for attempt, report in reports.items():
             view = self._views.get(attempt)
             if view is not None:
-                told(view, report)
+                drop_committed(view, report)
 
     def fresh(self, reports: Mapping[AttemptId, HostStatus], world: World) -> dict[AttemptId, HostStatus]:
-        """The reports, of attempts that this newer world still has and without what it knows by now."""
+        """Return the reports, of attempts that this newer world still has and without what it knows by now."""
         return {
             attempt: with_job(report, world.jobs[attempt.job])
             for attempt, report in reports.items()
@@ -176,22 +179,24 @@ class HostMonitor:
         }
 
     def _list(self, pass_: _Pass, world: World) -> None:
-        """The pass knows the beats, if it is time for them."""
+        """List the markers, if it is time for that."""
         self._probe_writes(pass_, world)
         early = self._listed_at is not None and pass_.real - self._listed_at < self._list_every * EARLY_SHARE
         if early:
             return
         try:
-            beats = list_beats(self._objects)
+            markers = list_markers(self._objects)
         except StoreError as exc:
             pass_.last_error = str(exc)
             return
-        pass_.beats, pass_.asked = beats, True
+        pass_.markers, pass_.asked = markers, True
         if not self._may_delete():
             return
         if self._strays_at is None or pass_.real - self._strays_at >= STRAYS_KEPT:
             self._strays_at = pass_.real
-            delete_strays(self._objects, beats, {object_keys.liveness_key(i) for i in world.attempts}, real=pass_.real)
+            delete_strays(
+                self._objects, markers, {object_keys.liveness_key(i) for i in world.attempts}, real=pass_.real
+            )
 
     def _probe_writes(self, pass_: _Pass, world: World) -> None:
         """Learn whether the store takes writes at all, while a host is silent that may be unable to write."""
@@ -212,7 +217,7 @@ class HostMonitor:
             self._forget_failed_write(pass_, world)
 
     def _forget_failed_write(self, pass_: _Pass, world: World) -> None:
-        """Hosts could not write either, and none has had its turn to beat just after the store takes writes again."""
+        """Trust silence again: just after the store takes writes again, no host has had its turn to write a marker."""
         failed_at = self._writes_failed_at
         if failed_at is not None and pass_.at - failed_at >= world.policy.silence_max:
             self._writes_failed_at = None
@@ -226,19 +231,19 @@ class HostMonitor:
     def _batches(
         self, pass_: _Pass, free: Iterable[Attempt], world: World, closely: frozenset[AttemptId]
     ) -> list[list[Attempt]]:
-        """Who must be looked at, in shares; the others are reported as they are known."""
+        """Return the hosts that must be read in full, in shares; the others are reported as they are known."""
         if pass_.last_error or pass_.over:
             return []
-        if pass_.beats is not None:
+        if pass_.markers is not None:
             self._listed_at = pass_.real
         due: list[Attempt] = []
         for attempt in free:
             view = self._views[attempt.id]
-            if pass_.beats is not None:
-                note_beat(view, pass_.beats.get(object_keys.liveness_key(attempt.id)), at=pass_.at)
+            if pass_.markers is not None:
+                note_marker(view, pass_.markers.get(object_keys.liveness_key(attempt.id)), at=pass_.at)
                 quiet = is_quiet(view, at=pass_.at, silence_max=world.policy.silence_max)
             else:
-                quiet = not view.first_look
+                quiet = not view.is_unread
             if not quiet or attempt.id in closely:
                 due.append(attempt)
             else:
@@ -248,7 +253,7 @@ class HostMonitor:
         return _split(due)
 
     def _report(self, pass_: _Pass, attempt: Attempt, job: Job, *, liveness_check: bool) -> None:
-        """What is known of the host now, unless it is too late to say so."""
+        """Report what is known of the host now, unless it is too late for that."""
         view = self._views[attempt.id]
         report = report_of(view, attempt, job, at=pass_.at, virtual=pass_.virtual, liveness_check=liveness_check)
         if not pass_.over:
@@ -267,7 +272,7 @@ class HostMonitor:
                 group.start_soon(self._threads.run, partial(self._audits, pass_, free), name="audits")
 
     def _work(self, pass_: _Pass, batch: Sequence[Attempt], jobs: Mapping[JobId, Job]) -> None:
-        """One thread's part of the look: first what is short of every host, then a share of what each published."""
+        """Do one thread's part: first the short part of every host, then a share of what each published."""
         readable: list[Attempt] = []
         for attempt in batch:
             share = HostShare(ticks=self._ticks, over=lambda: pass_.over)
@@ -282,7 +287,7 @@ class HostMonitor:
     def _one_host(self, pass_: _Pass, attempt: Attempt, jobs: Mapping[JobId, Job], work: Callable[[], None]) -> bool:
         """Whether the work was done for this host; what it raises costs this host's reading only.
 
-        The first failure to reach the store ends the look: the rest would only fail more slowly.
+        The first failure to reach the store ends the read of all hosts: the rest would only fail more slowly.
         """
         with self._busy_lock:
             if pass_.over or pass_.last_error or attempt.id in self._busy or attempt.id not in self._views:
@@ -304,19 +309,19 @@ class HostMonitor:
         return True
 
     def _news(self, pass_: _Pass, attempt: Attempt, share: HostShare) -> None:
-        look_at_news(self._objects, self._views[attempt.id], attempt, share, at=pass_.at)
+        read_news(self._objects, self._views[attempt.id], attempt, share, at=pass_.at)
 
     def _checkpoints(self, pass_: _Pass, attempt: Attempt, job: Job, share: HostShare) -> None:
         view = self._views[attempt.id]
-        self._report(pass_, attempt, job, liveness_check=True)  # who lives is known, however long the rest takes
+        self._report(pass_, attempt, job, liveness_check=True)  # that it lives is known, however long the rest takes
         view.served_at = pass_.real
-        look_at_checkpoints(self._objects, view, attempt, job, share, at=pass_.at, virtual=pass_.virtual)
+        read_published(self._objects, view, attempt, job, share, at=pass_.at, virtual=pass_.virtual)
         view.failures = 0
         pass_.read = True
         self._report(pass_, attempt, job, liveness_check=False)
 
     def _unreadable(self, pass_: _Pass, view: HostReader, attempt: Attempt, job: Job, error: Exception) -> None:
-        """The host goes without a report for a while; then it is judged by what is known of it."""
+        """Leave the host without a report for a while; then it is judged by what is known of it."""
         view.failures += 1
         view.complain("all", f"what the host wrote cannot be read: {type(error).__name__}", pass_.at)
         if view.failures == 1:
@@ -324,7 +329,7 @@ class HostMonitor:
         pass_.odd[attempt.id] = (attempt, job, error)
 
     def _judge_odd(self, pass_: _Pass) -> None:
-        """What a store refuses of every host is not the hosts' doing: then nothing is known of any."""
+        """Report on hosts that cannot be read; if the store refuses all of them, nothing is known of any."""
         refused = [error for _, _, error in pass_.odd.values() if isinstance(error, StoreError)]
         if refused and not pass_.read:
             pass_.last_error = pass_.last_error or str(refused[0])
@@ -338,7 +343,7 @@ class HostMonitor:
                 self._report(pass_, attempt, job, liveness_check=False)
 
     def _audits(self, pass_: _Pass, free: Sequence[Attempt]) -> None:
-        """Count what hosts wrote, where it is time; what a long count finds is told in the next look."""
+        """Count what hosts wrote, where it is time; what a long count finds is reported by the next read."""
         with self._busy_lock:
             if self._auditing:
                 return
@@ -375,13 +380,13 @@ class HostMonitor:
 
 
 class _Pass:
-    """One look: its instant, on both clocks, and what it has found so far."""
+    """One read of all hosts: its instant, on both clocks, and what it has found so far."""
 
     def __init__(self, at: datetime, real: datetime, speed: float) -> None:
         self.at = at
         self.real = real
         self._speed = speed
-        self.beats: dict[str, ObjectInfo] | None = None
+        self.markers: dict[str, ObjectInfo] | None = None
         """All that were listed; `None` when it was not their time."""
         self.asked = False
         """The store was asked for something, so that its silence would have shown."""
@@ -394,7 +399,7 @@ class _Pass:
         self.over = False
 
     def virtual(self, real: datetime) -> datetime:
-        """The daemon's instant of a moment on the wall clock; a host's word for it may be anything."""
+        """Return the daemon's instant of a moment on the wall clock, for which a host may state anything."""
         try:
             return self.at + (real - self.real) * self._speed
         except OverflowError:
@@ -409,7 +414,7 @@ def _starts_long(item: Attempt, since: Mapping[ProviderName, datetime]) -> bool:
 
 
 def _share(attempt: AttemptId) -> float:
-    """Between 0 and 1: so that a restarted daemon does not look through everything at once."""
+    """Return a number from 0 to 1, so that a restarted daemon does not count everything at once."""
     return (zlib.crc32(f"{attempt.job}/{attempt.number}".encode()) % 1000) / 1000
 
 
@@ -418,7 +423,7 @@ def _speed(clock: Clock) -> float:
 
 
 def _split(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
-    """As many shares as threads are worth it."""
+    """Return as many shares as threads are worth it."""
     everything = list(attempts)
     count = max(1, min(THREADS, len(everything) // ATTEMPTS_PER_THREAD_MIN))
     return [everything[start::count] for start in range(count)]

@@ -39,7 +39,7 @@ class OutputsSeen:
 
 
 def outputs_of(objects: ObjectStore, attempt: Attempt, patterns: Sequence[str]) -> OutputsSeen:
-    """The attempt's outputs as they are now, and which patterns of the job match none of them.
+    """Return the attempt's outputs as they are now, and which patterns of the job match none of them.
 
     Its chunks are not asked for one by one: they are verified by content whenever they are read.
 
@@ -61,7 +61,7 @@ def outputs_of(objects: ObjectStore, attempt: Attempt, patterns: Sequence[str]) 
 
 
 def with_lost(seen: OutputsSeen, lost: int) -> OutputsSeen:
-    """The same, with what the host itself says that it could not store."""
+    """Return the same, with what the host itself says that it could not store."""
     if not lost:
         return seen
     sentence = f"{lost} file{'s' if lost > 1 else ''} could not be stored by the machine"
@@ -74,7 +74,7 @@ def _with_problem(seen: OutputsSeen, problem: str) -> OutputsSeen:
 
 
 def _name(path: str) -> str:
-    """The path as the job's file spells it."""
+    """Return the path as the job's file spells it."""
     return raw_of(path).decode("utf-8", "surrogateescape")
 
 
@@ -84,7 +84,7 @@ def _some(patterns: Sequence[str]) -> str:
 
 
 def unreadable(why: object) -> OutputsSeen:
-    """There is a manifest, and it cannot be read."""
+    """Return that there is a manifest, and that it cannot be read."""
     return OutputsSeen(problem=f"their manifest cannot be read: {why}")
 
 
@@ -97,7 +97,7 @@ def _judged(objects: ObjectStore, found: AcceptedManifest) -> OutputsSeen:
 
 
 def _lacking(objects: ObjectStore, found: AcceptedManifest) -> int:
-    """How many of the chunks are not in the store at their size."""
+    """Return how many of the chunks are not in the store at their size."""
     wanted = {chunk.key: chunk.size for entry in found.files for chunk in entry.chunks}
     there: set[str] = set()
     for folder in {key.rpartition("/")[0] + "/" for key in wanted}:
@@ -112,7 +112,7 @@ def _is_it(info: StoredObject, size: int | None) -> bool:
 
 
 def pinned_manifest(objects: ObjectStore, attempt: AttemptId, pinned: Outputs) -> AcceptedManifest | None:
-    """The manifest of this very hash, also where it was written over in a store that keeps versions.
+    """Return the manifest of this very hash, also where it was written over in a store that keeps versions.
 
     Raises:
         StoreUnavailable
@@ -129,7 +129,7 @@ def pinned_manifest(objects: ObjectStore, attempt: AttemptId, pinned: Outputs) -
 
 
 def read_outputs(objects: ObjectStore, key: str, version: str | None) -> bytes | None:
-    """The bytes of a manifest of outputs, `None` where there is none that can be read.
+    """Return the bytes of a manifest of outputs, `None` where there is none that can be read.
 
     Raises:
         StoreUnavailable

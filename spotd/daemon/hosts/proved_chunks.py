@@ -17,7 +17,7 @@ _MASK = 2**64 - 1
 
 
 def digest(key: str) -> int:
-    """Sixty-four bits that nobody outside this process can foresee."""
+    """Return sixty-four bits that cannot be foreseen outside this process."""
     return hash(key) & _MASK
 
 
@@ -31,7 +31,7 @@ class ProvedChunks:
         return isinstance(key, str) and self.size_of(key) is not None
 
     def size_of(self, key: str) -> int | None:
-        """The size that was found of this chunk, `None` where it is not among the newest."""
+        """Return the size that was found of this chunk, `None` where it is not among the newest."""
         wanted = digest(key)
         for digests, sizes in self._known:
             place = bisect_left(digests, wanted)
@@ -46,5 +46,5 @@ class ProvedChunks:
 
     @property
     def bytes(self) -> int:
-        """How much memory it takes."""
+        """Return how much memory it takes."""
         return sum(2 * digests.itemsize * len(digests) for digests, _ in self._known)

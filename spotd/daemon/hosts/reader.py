@@ -1,9 +1,9 @@
-"""What one host wrote, read with suspicion and remembered between looks.
+"""What one host wrote, read as untrusted input and remembered between reads.
 
 Theory. The order of reading is the reverse of the order of writing: the runner publishes chunks, then the manifest,
-then the event that speaks of it. Reading heartbeat, events and manifests in this order means that whoever sees the
-exit also sees every checkpoint published before it. A look that had to leave manifests for the next one does not tell
-the exit yet, and is no more than a glance.
+then the event that names it. Heartbeat, events and manifests are read in this order, so that a read that shows the exit
+also shows every checkpoint published before it. A read that had to leave manifests for the next one does not show the
+exit yet, and is no more than a liveness check.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.wire.reports import Exit, Heartbeat, Outcome
 
 NOTICE_SPAN_MAX: Final = timedelta(days=30)
-SHARES_OF_ONE_LOOK: Final = 20
-"""A look at one host alone goes on for so many shares."""
+SHARES_OF_ONE_READ: Final = 20
+"""A read of one host alone goes on for so many shares."""
 
 _CAUSES: Final = {
     Outcome.SUCCEEDED: ExitCause.FINISHED,
@@ -41,30 +41,30 @@ _CAUSES: Final = {
 }
 
 
-def look(
+def read_host(
     objects: ObjectStore, view: HostReader, attempt: Attempt, job: Job, *, at: datetime, virtual: RealToVirtual
 ) -> HostStatus:
-    """Everything the host wrote until now.
+    """Return everything that the host wrote until now.
 
     Raises:
         StoreError: the store does not answer, or refuses to, so nothing can be said.
     """
-    look_at_news(objects, view, attempt, HostShare(), at=at)
-    for _ in range(SHARES_OF_ONE_LOOK):
-        look_at_checkpoints(objects, view, attempt, job, HostShare(), at=at, virtual=virtual)
+    read_news(objects, view, attempt, HostShare(), at=at)
+    for _ in range(SHARES_OF_ONE_READ):
+        read_published(objects, view, attempt, job, HostShare(), at=at, virtual=virtual)
         if not view.behind:
             break
     return report_of(view, attempt, job, at=at, virtual=virtual)
 
 
-def look_at_news(objects: ObjectStore, view: HostReader, attempt: Attempt, share: HostShare, *, at: datetime) -> None:
-    """Read the short part: who lives, what happened, how it ended.
+def read_news(objects: ObjectStore, view: HostReader, attempt: Attempt, share: HostShare, *, at: datetime) -> None:
+    """Read the short part: that it lives, what happened, how it ended.
 
     Raises:
         StoreError
     """
-    view.news_before = -1 if view.beat is None else view.beat.size
-    # A look that is broken off has left everything, and what was published before an end is read after it.
+    view.news_before = -1 if view.marker is None else view.marker.size
+    # A read that is broken off has left everything, and what was published before an end is read after it.
     view.unfinished, view.behind, view.left = True, True, False
     if view.relearns is None:
         view.relearns = attempt.read_at is not None
@@ -73,7 +73,7 @@ def look_at_news(objects: ObjectStore, view: HostReader, attempt: Attempt, share
     view.relearns = view.relearns and view.left
 
 
-def look_at_checkpoints(
+def read_published(
     objects: ObjectStore,
     view: HostReader,
     attempt: Attempt,
@@ -94,27 +94,27 @@ def look_at_checkpoints(
         view.outputs = with_lost(outputs_of(objects, attempt, job.spec.outputs), ended.outputs_lost)
     view.notes += view.ration.folded(at, is_end=ended is not None and not view.behind)
     view.unfinished = view.left or view.behind
-    view.first_look = False
+    view.is_unread = False
     view.news_read = view.news_before
 
 
 def report_of(
     view: HostReader, attempt: Attempt, job: Job, *, at: datetime, virtual: RealToVirtual, liveness_check: bool = False
 ) -> HostStatus:
-    """What is known of the host, without asking the store for anything."""
+    """Return what is known of the host, without asking the store for anything."""
     known = {c.manifest_key for c in job.checkpoints} if view.accepted else frozenset()
-    beat, ended = view.heartbeat, None if view.behind or view.lacks_outputs else view.exit
+    heartbeat, ended = view.heartbeat, None if view.behind or view.lacks_outputs else view.exit
     outputs = view.outputs or OutputsSeen()
-    notice = beat.notice if beat is not None else None
+    notice = heartbeat.notice if heartbeat is not None else None
     return HostStatus(
         attempt=attempt.id,
         read_at=at,
         liveness_check=liveness_check or view.behind,
         marker_at=view.marker_at,
         flood=view.flood,
-        upload_progress="" if beat is None else _progress_of(beat),
-        seq=beat.seq if beat is not None else -1,
-        phase=beat.phase.value if beat is not None else "",
+        upload_progress="" if heartbeat is None else _progress_of(heartbeat),
+        seq=heartbeat.seq if heartbeat is not None else -1,
+        phase=heartbeat.phase.value if heartbeat is not None else "",
         checkpoints=tuple(c for key, c in view.accepted.items() if key not in known),
         unannounced=frozenset(view.unannounced),
         resumed_from=view.resumed_from,
@@ -128,29 +128,29 @@ def report_of(
         notice_at=None if notice is None else _near(virtual(notice.at), at) if notice.at is not None else at,
         notes=tuple(view.notes),
         fallbacks=tuple(view.fallbacks),
-        alive_at=None if beat is None else virtual(beat.at),
+        alive_at=None if heartbeat is None else virtual(heartbeat.at),
         exit_at=None if view.exit_at is None else virtual(view.exit_at),
-        script_began_at=None if beat is None else _script_began(beat, at=at, virtual=virtual),
+        script_began_at=None if heartbeat is None else _script_began(heartbeat, at=at, virtual=virtual),
         stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
-        restored_bytes=beat.restore.bytes_done if beat is not None and beat.restore is not None else 0,
+        restored_bytes=heartbeat.restore.bytes_done if heartbeat is not None and heartbeat.restore is not None else 0,
     )
 
 
 def _near(stated: datetime, at: datetime) -> datetime:
-    """When the machine goes, as its host states it, no further from now than any provider announces it."""
+    """Return when the machine goes, as its host states it, no further from now than any provider announces it."""
     return min(max(stated, at - NOTICE_SPAN_MAX), at + NOTICE_SPAN_MAX)
 
 
-def _script_began(beat: Heartbeat, *, at: datetime, virtual: RealToVirtual) -> datetime:
-    """When the host says that its start script began; a clock that runs ahead makes it no later than our look."""
-    written = virtual(beat.at)
-    age = written - virtual(beat.at - timedelta(seconds=beat.up_s))
+def _script_began(heartbeat: Heartbeat, *, at: datetime, virtual: RealToVirtual) -> datetime:
+    """Return when its start script began, as the host states it; a clock that runs ahead makes it no later than now."""
+    written = virtual(heartbeat.at)
+    age = written - virtual(heartbeat.at - timedelta(seconds=heartbeat.up_s))
     return min(written, at) - age
 
 
-def _progress_of(beat: Heartbeat) -> str:
-    up = beat.upload
+def _progress_of(heartbeat: Heartbeat) -> str:
+    up = heartbeat.upload
     return "" if up.name is None else f"{up.name}:{up.bytes_done}:{up.queued}"
 
 
@@ -162,8 +162,8 @@ def _exit_code(ended: Exit | None) -> int | None:
     return ended.exit_code
 
 
-def told(view: HostReader, report: HostStatus) -> None:
-    """The report's notes and checkpoints are durable and are not told again, even once a checkpoint is dropped."""
+def drop_committed(view: HostReader, report: HostStatus) -> None:
+    """Drop the report's notes and checkpoints, which are durable: they are not reported again."""
     view.notes = view.notes[len(report.notes) :]
     view.fallbacks = view.fallbacks[len(report.fallbacks) :]
     for checkpoint in report.checkpoints:
@@ -173,7 +173,7 @@ def told(view: HostReader, report: HostStatus) -> None:
 
 
 def with_job(report: HostStatus, job: Job) -> HostStatus:
-    """The report without checkpoints that the job knows by now."""
+    """Return the report without checkpoints that the job knows by now."""
     if not report.checkpoints:
         return report
     known = {(c.attempt, c.name) for c in job.checkpoints}

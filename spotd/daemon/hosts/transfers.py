@@ -1,8 +1,8 @@
-"""What a host is moving now, how fast, and how long it will take, told by its heartbeats alone.
+"""What a host is moving now, how fast, and how long it will take, by its heartbeats alone.
 
-A heartbeat says how far the upload or the restore has come. The rate is what lies between the oldest and the newest of
-the last few, by the host's own running time, so that chunks which the store had already count as the progress they are.
-All of it is a stranger's word and only ever shown.
+A heartbeat states how far the upload or the restore has come. The rate is what lies between the oldest and the newest
+of the last few, by the host's own running time, so that chunks which the store had already count as the progress they
+are. All of it is what an untrusted host states, and only ever shown.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class HostTransfer:
     """One checkpoint on its way.
 
     Attributes:
-        rate: bytes per second, `None` before a second heartbeat told of it.
-        left_s: seconds until it is done, `None` while that cannot be told.
+        rate: bytes per second, `None` before a second heartbeat.
+        left_s: seconds until it is done, `None` while that is unknown.
         queued: how many more wait for their upload.
         failing: why it does not advance, empty while it does.
     """
@@ -50,24 +50,24 @@ class HostTransfer:
 
 @dataclass(slots=True)
 class TransferMeter:
-    """Remembers the last few heartbeats of one transfer; `now` is what the newest of them says."""
+    """The last few heartbeats of one transfer; `now` is what the newest of them states."""
 
     now: HostTransfer | None = None
     _key: tuple[str, ...] = ()
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
-    def take(self, beat: Heartbeat) -> None:
-        """This heartbeat is the newest."""
-        bare = _bare(beat)
+    def take(self, heartbeat: Heartbeat) -> None:
+        """Take in the newest heartbeat."""
+        bare = _bare(heartbeat)
         if bare is None:
             self.now, self._key = None, ()
             return
-        key = (bare.kind, bare.name, str(beat.boot))
+        key = (bare.kind, bare.name, str(heartbeat.boot))
         if key != self._key or (self._samples and bare.done < self._samples[-1][1]):
             self._key = key
             self._samples.clear()
-        if not self._samples or beat.up_s > self._samples[-1][0]:
-            self._samples.append((beat.up_s, bare.done))
+        if not self._samples or heartbeat.up_s > self._samples[-1][0]:
+            self._samples.append((heartbeat.up_s, bare.done))
         self.now = self._with_rate(bare)
 
     def _with_rate(self, bare: HostTransfer) -> HostTransfer:
@@ -89,16 +89,16 @@ class TransferMeter:
         )
 
 
-def _bare(beat: Heartbeat) -> HostTransfer | None:
-    """The transfer under way, with no more than one heartbeat can tell."""
-    if beat.exit is not None:
+def _bare(heartbeat: Heartbeat) -> HostTransfer | None:
+    """Return the transfer under way, as far as one heartbeat shows it."""
+    if heartbeat.exit is not None:
         return None
-    if beat.phase is Phase.RESTORE and beat.restore is not None:
-        at = beat.restore
+    if heartbeat.phase is Phase.RESTORE and heartbeat.restore is not None:
+        at = heartbeat.restore
         return HostTransfer(
             kind=TransferKind.RESTORE, name=at.name, done=at.bytes_done, total=at.bytes_total, rate=None, left_s=None
         )
-    up = beat.upload
+    up = heartbeat.upload
     if up.name is None:
         return None
     return HostTransfer(

@@ -8,6 +8,6 @@ from spotd_jobs.wire.manifest import AcceptedManifest
 
 
 def uploaded_bytes(manifest: AcceptedManifest, known: Container[str], own: str) -> int:
-    """The sizes of the chunks below the attempt's own prefix that no earlier manifest named."""
+    """Return the size of the chunks below the attempt's own prefix that no earlier manifest named."""
     sizes = {chunk.key: chunk.size for entry in manifest.files for chunk in entry.chunks}
     return sum(size for key, size in sizes.items() if key.startswith(own) and key not in known)

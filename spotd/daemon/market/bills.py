@@ -1,4 +1,4 @@
-"""Books the difference between what was reckoned for machines that are gone and what their providers billed.
+"""Corrects what was charged for machines that are gone to what their providers billed.
 
 Best effort: an answer that does not come costs a later try, and after a few of them what was booked stays.
 """
@@ -34,7 +34,7 @@ ENDED_MAX: Final = timedelta(days=7)
 AT_ONCE: Final = 50
 DEADLINE_S: Final = 60.0
 MARGIN: Final = timedelta(days=1)
-"""Books are kept by the hour or by the day: those of a whole day around a machine are read."""
+"""Providers bill by the hour or by the day: the bills of a whole day around a machine are read."""
 
 
 class BillCheck:
@@ -66,7 +66,7 @@ class BillCheck:
         )
 
     async def reconcile_once(self) -> None:
-        """Ask each provider once for the attempts that are due, and book what differs.
+        """Ask each provider once for the attempts that are due, and correct what differs.
 
         Raises:
             StateError: the state cannot be read or written.

@@ -1,6 +1,6 @@
 """A provider whose answers and errors can be relied on to be what the contract says, whatever its plugin does.
 
-Every value that a plugin returns passes `pluginvalues`, and every exception becomes a leaf of the contract's error
+Every value that a plugin returns passes `plugin_values`, and every exception becomes a leaf of the contract's error
 tree with a short, printable message and a sane wait. A plugin that fails is a provider that does not answer, and a
 launch whose answer makes no sense has an unknown outcome: nothing that a plugin does can raise out of a cycle.
 
@@ -178,7 +178,7 @@ class GuardedProvider:
             raise errors.Unavailable(f"the plugin's answer cannot be used ({why}), which is a bug in it") from exc
 
     def _complain(self, call: str, why: str) -> None:
-        """Log an oddity once, as long as it stays the same."""
+        """Log an answer that cannot be used once, as long as the reason stays the same."""
         if why and self._complaints.get(call) != why:
             self._log.error("provider.odd_answer", provider=self.name, call=call, reason=why)
         self._complaints[call] = why
@@ -230,7 +230,7 @@ def guarded(inner: Provider, *, clock: Clock, log: Logger, name: ProviderName | 
 def _scoped(page: OfferPage, query: OfferQuery) -> OfferPage:
     """Return the page with the GPUs of which it holds every offer.
 
-    A provider that narrows its search to what was asked for and does not say so would make the others look sold out.
+    A provider that narrows its search to what was asked for and does not say so would make the others appear sold out.
     """
     asked = {*query.gpus, *query.watched}
     if not asked or page.whole or not page.complete or any(offer.gpu not in asked for offer in page.offers):

@@ -190,10 +190,10 @@ def offer_page(
             refused.append(Rejected(offer_id=offer.offer_id, reason="the same offer twice in one answer"))
             continue
         offers[offer.offer_id] = offer
-    told, _ = _bounded(value.rejected, REJECTED_MAX, what="refused offers")
+    stated, _ = _bounded(value.rejected, REJECTED_MAX, what="refused offers")
     refused.extend(
         Rejected(offer_id=text(one.offer_id, chars_max=ID_CHARS_MAX), reason=text(one.reason))
-        for one in told
+        for one in stated
         if isinstance(one, Rejected)
     )
     return OfferPage(

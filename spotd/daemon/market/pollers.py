@@ -1,13 +1,13 @@
 """One poller per provider: what it sells, and which of our machines it lists, each at its own pace.
 
-Theory. Pollers share nothing but the offer cache, so one that hangs delays nobody. Every call has a deadline in real
+Theory. Pollers share nothing but the offer cache, so one that hangs delays no other. Every call has a deadline in real
 seconds, since a dead connection does not know of an accelerated clock. A listing is dated by the moment it was asked
 for, not answered: a machine bought in between is then never taken for missing.
 
 Machines are listed more often than offers where we have or may have any, since a loss may be seen nowhere else, and
-otherwise by a slow sweep (the first at once), so that a machine nobody remembers is found however it came to be. A
+otherwise by a slow sweep (the first at once), so that a machine that the state lacks is found however it came to be. A
 request to list them at once (a heartbeat is late, a launch is unknown) is granted after a few seconds at the earliest,
-which bounds the requests however often it comes. A launch whose outcome is unknown is looked up by its key besides,
+which bounds the requests however often it comes. A launch whose outcome is unknown is searched by its key besides,
 because a provider's list may lag behind its search.
 """
 

@@ -94,7 +94,7 @@ class Rig:
         crash_at: CrashPoint | None = None,
         store: Store | None = None,
         objects: ObjectStore | None = None,
-        look_every_s: float = 5.0,
+        read_every_s: float = 5.0,
     ) -> None:
         self.folder = folder
         self.clock = clock or VirtualClock()
@@ -168,7 +168,7 @@ class Rig:
             wake_event=self.wake_event,
             list_again=self.list_again,
             alive=self._note_alive,
-            look_every_s=look_every_s,
+            read_every_s=read_every_s,
             succeeded=self.secrets.remove,
         )
         self.hosts: dict[AttemptId, Host] = {}
@@ -211,7 +211,7 @@ class Rig:
                     group.start_soon(controller.run, name=controller.name)
             group.start_soon(self.executor.run, name="executor")
             group.start_soon(self.grant_writer.controller.run, name="granter")
-            group.start_soon(self.control_loop.controller.run, name="brain")
+            group.start_soon(self.control_loop.controller.run, name="control-loop")
             try:
                 yield self
             finally:

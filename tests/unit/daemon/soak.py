@@ -233,7 +233,7 @@ def count_rows(tx: Tx) -> int:
 class Soak:
     """A daemon with so many live jobs; `readings` come one for each span."""
 
-    def __init__(self, folder: Path, *, jobs: int, size: int, save_every: timedelta, look_every_s: float) -> None:
+    def __init__(self, folder: Path, *, jobs: int, size: int, save_every: timedelta, read_every_s: float) -> None:
         clock = VirtualClock()
         self.jobs, self.size, self.save_every = jobs, size, save_every
         self.state, self.prices = folder / "state.sqlite", folder / "prices.sqlite"
@@ -246,7 +246,7 @@ class Soak:
             policy=shop_policy(machines_max=jobs, silence_max=5 * BEAT_EVERY),
             store=Store.open(str(self.state)),
             objects=self.objects,
-            look_every_s=look_every_s,
+            read_every_s=read_every_s,
         )
         self.rig.log.lines = deque(maxlen=200)
         self.rig.passed = deque(maxlen=10)

@@ -12,7 +12,7 @@ from spotd.api.requests import JobQuery
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, InvariantBroken, JobState
-from spotd.daemon.hosts.reader import look_at_news
+from spotd.daemon.hosts.reader import read_news
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.unit.core.builders import job, offer
 from tests.unit.daemon.rig import Rig
@@ -151,7 +151,7 @@ async def test_an_attempt_that_cannot_be_prepared_costs_its_own_job(rig: Rig, mo
 async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     from spotd.daemon.hosts import monitor
 
-    real = look_at_news
+    real = read_news
 
     def look(objects: Any, view: Any, attempt: Any, *args: Any, **kwargs: Any) -> Any:
         if attempt.id.job == "j1":
@@ -160,7 +160,7 @@ async def test_a_host_whose_words_cannot_be_read_costs_no_other_host(rig: Rig, m
 
     async with rig.running():
         first, second = await two_running(rig)
-        monkeypatch.setattr(monitor, "look_at_news", look)
+        monkeypatch.setattr(monitor, "read_news", look)
         rig.host(second, 1).exit("succeeded")
         await rig.until_state(second, JobState.SUCCEEDED)
         rig.shop.set_state(FIRST, InstanceState.PAUSED)

@@ -17,7 +17,7 @@ import pytest
 from spotd.core.ids import JobId
 from spotd.core.keys import attempt_key, is_own_key, key_belongs_to, key_parts
 from spotd.daemon.install_lease import FRESH, Holder, InstallTaken, find_lease, lease_key
-from spotd.daemon.lease_keeper import IDENTITIES, LeaseKeeper
+from spotd.daemon.lease_controller import IDENTITIES, LeaseController
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.values import InstallId
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.anyio
 
 def leasing(
     rig: Rig, name: str, *, place: str = "", take_over: str = "", objects: ObjectStore | None = None
-) -> LeaseKeeper:
+) -> LeaseController:
     """A daemon's hold on the label, over the rig's state and store."""
     me = Holder(words=f"process {name}", places=frozenset({place or name}), nonce=name)
-    return LeaseKeeper(
+    return LeaseController(
         objects or rig.objects,
         install=INSTALL,
         me=me,
@@ -48,17 +48,17 @@ def leasing(
     )
 
 
-def own(rig: Rig, lease: LeaseKeeper) -> None:
+def own(rig: Rig, lease: LeaseController) -> None:
     """The rig acts under this lease, as the daemon's composition makes it."""
     rig.policy.gates.append(lambda: lease.hold)
     rig.policy.owned = lease.owned
-    rig.control_loop._look_at = lease.look_at
+    rig.control_loop._check_owners = lease.check_owners
     rig.grant_writer._forbidden = lambda: lease.lost
     rig.host_monitor._may_delete = lambda: lease.may_write
 
 
 @asynccontextmanager
-async def held(rig: Rig, lease: LeaseKeeper) -> AsyncIterator[None]:
+async def held(rig: Rig, lease: LeaseController) -> AsyncIterator[None]:
     own(rig, lease)
     await lease.start()
     async with rig.running(), anyio.create_task_group() as group:

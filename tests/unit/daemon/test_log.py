@@ -72,9 +72,14 @@ def test_libraries_speak_through_the_same_filter_and_only_when_something_is_wron
 
 
 def test_a_line_is_json_with_name_and_fields(out: io.StringIO) -> None:
-    logs.get("brain").info("brain.decided", jobs=3)
+    logs.get("control-loop").info("cycle.decided", jobs=3)
     record = json.loads(out.getvalue())
-    assert (record["event"], record["part"], record["jobs"], record["level"]) == ("brain.decided", "brain", 3, "info")
+    assert (record["event"], record["part"], record["jobs"], record["level"]) == (
+        "cycle.decided",
+        "control-loop",
+        3,
+        "info",
+    )
 
 
 def test_a_short_value_is_not_blotted_out_of_every_word() -> None:

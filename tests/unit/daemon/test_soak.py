@@ -19,7 +19,7 @@ KEPT_AT_MOST = 12
 
 @pytest.mark.slow
 async def test_large_checkpoints_saved_for_hours_leave_memory_state_and_store_as_they_were(tmp_path: Path) -> None:
-    soak = Soak(tmp_path, jobs=1, size=50 * GB, save_every=timedelta(minutes=15), look_every_s=60.0)
+    soak = Soak(tmp_path, jobs=1, size=50 * GB, save_every=timedelta(minutes=15), read_every_s=60.0)
     early, late = await soak.readings(2, timedelta(minutes=105))
     assert late.checkpoints <= KEPT_AT_MOST
     assert late.stored_bytes <= KEPT_AT_MOST * 50 * GB

@@ -11,7 +11,7 @@ import pytest
 from spotd.core.ids import AttemptId
 from spotd.core.states import AttemptState, JobState
 from spotd.daemon.checkpoints.ended_garbage import sweep
-from spotd.daemon.hosts.flood import FloodLimits, audit
+from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store
 from spotd_jobs.objects.s3_client import S3Place
@@ -49,8 +49,8 @@ def test_an_object_that_is_written_over_counts_each_time(weed: Weed, versioned: 
         bucket.put(f"{DATA}one", bytes([number]) * KB)
     limits = FloodLimits(bytes_day=5 * KB)
     assert sum(info.size for info in bucket.objects.list(DATA)) == KB
-    assert "bytes" in audit(bucket.objects, RUNNING, limits, at=NOW)
-    assert audit(bucket.objects, RUNNING, FloodLimits(bytes_day=12 * KB), at=NOW) == ""
+    assert "bytes" in count(bucket.objects, RUNNING, limits, at=NOW).flood
+    assert count(bucket.objects, RUNNING, FloodLimits(bytes_day=12 * KB), at=NOW).flood == ""
 
 
 def test_parts_of_an_upload_that_was_never_completed_count(plain: Bucket) -> None:
@@ -61,7 +61,7 @@ def test_parts_of_an_upload_that_was_never_completed_count(plain: Bucket) -> Non
             Bucket=plain.place.bucket, Key=full, UploadId=upload, PartNumber=number, Body=b"x" * 6 * KB
         )
     assert list(plain.objects.list(DATA)) == []
-    assert "bytes" in audit(plain.objects, RUNNING, FloodLimits(bytes_day=10 * KB), at=NOW)
+    assert "bytes" in count(plain.objects, RUNNING, FloodLimits(bytes_day=10 * KB), at=NOW).flood
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState
 from spotd.daemon.hosts.host_reader import HostReader
-from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, look
+from spotd.daemon.hosts.reader import NOTICE_SPAN_MAX, read_host
 from spotd.daemon.hosts.transfers import TransferMeter
 from spotd_jobs.objects.folder import FolderStore, _info
 from spotd_jobs.runner.main import BOOT_MAX
@@ -188,7 +188,7 @@ def test_a_notice_for_a_year_far_away_is_never_far_from_now(stated: str, speed: 
         except OverflowError:
             return NOW
 
-    report = look(host.objects, HostReader(), attempt, world.jobs[attempt_id.job], at=NOW, virtual=virtual)
+    report = read_host(host.objects, HostReader(), attempt, world.jobs[attempt_id.job], at=NOW, virtual=virtual)
     assert report.notice_at is not None
     assert abs(report.notice_at - NOW) <= NOTICE_SPAN_MAX
 

@@ -17,7 +17,7 @@ from spotd.core.retention import kept
 from spotd.core.states import AttemptState, JobState
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.metrics import FILE_BYTES_MAX
-from spotd.daemon.hosts.reader import look
+from spotd.daemon.hosts.reader import read_host
 from spotd_jobs.objects.api import ObjectStore, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import CheckpointPolicy, MetricBest
@@ -323,7 +323,7 @@ def of_host(objects: ObjectStore, files: dict[str, bytes]) -> Host:
 def seen(objects: ObjectStore, view: HostReader | None = None) -> list[float | None]:
     item = job(spec={"checkpoint": CheckpointPolicy(metric="loss")}, attempts_made=1)
     (running,) = world_with(AttemptState.RUNNING).attempts.values()
-    report = look(objects, view or HostReader(), running, item, at=NOW, virtual=lambda at: at)
+    report = read_host(objects, view or HostReader(), running, item, at=NOW, virtual=lambda at: at)
     return [c.metric for c in report.checkpoints]
 
 

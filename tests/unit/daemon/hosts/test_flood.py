@@ -49,7 +49,7 @@ def host_monitor(folder: Path, limits: FloodLimits) -> tuple[HostMonitor, Host]:
 
 
 async def flood(one: HostMonitor) -> str:
-    return (await one.look(WORLD))[ATTEMPT].flood
+    return (await one.read_hosts(WORLD))[ATTEMPT].flood
 
 
 async def test_a_host_within_its_limits_is_left_alone(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_an_attempt_that_lasts_longer_may_write_more(tmp_path: Path) -> No
         host.log(b"x")
     ((key, attempt),) = WORLD.attempts.items()
     older = replace(WORLD, attempts={key: replace(attempt, intended_at=NOW - timedelta(hours=30))})
-    assert (await one.look(older))[ATTEMPT].flood == ""
+    assert (await one.read_hosts(older))[ATTEMPT].flood == ""
 
 
 async def test_everything_is_counted_seldom(tmp_path: Path) -> None:
@@ -130,5 +130,5 @@ async def test_a_flooding_attempts_grant_is_withdrawn_and_not_renewed(tmp_path: 
 async def test_a_count_says_how_many_bytes_the_host_has_uploaded(tmp_path: Path) -> None:
     one, host = host_monitor(tmp_path, FloodLimits(audit_every=ALWAYS))
     host.raw("data/half-a-checkpoint", b"x" * 5_000)
-    await one.look(WORLD)
-    assert (await one.look(WORLD))[ATTEMPT].stored_bytes > 5_000
+    await one.read_hosts(WORLD)
+    assert (await one.read_hosts(WORLD))[ATTEMPT].stored_bytes > 5_000

@@ -17,7 +17,7 @@ from spotd.core.states import AttemptState
 from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.host_reader import HostReader
-from spotd.daemon.hosts.limits import LARGE, MANIFESTS_PER_LOOK, TOLD_AT_ONCE, HostRation
+from spotd.daemon.hosts.limits import LARGE, LINES_AT_ONCE, MANIFESTS_PER_READ, HostRation
 from spotd.daemon.hosts.monitor import FAILURES_MAX, HostMonitor
 from spotd.daemon.hosts.proved_chunks import ProvedChunks
 from spotd_jobs.objects.api import ObjectInfo, StoreError
@@ -73,7 +73,7 @@ class Watch:
 
     async def look(self, *, after: timedelta = timedelta(0)) -> list[HostStatus | None]:
         self.clock.at += after
-        reports = await self.host_monitor.look(self.world)
+        reports = await self.host_monitor.read_hosts(self.world)
         self.host_monitor.committed(reports)
         return [reports.get(attempt) for attempt in self.world.attempts]
 
@@ -157,8 +157,8 @@ async def test_of_more_manifests_than_are_of_any_use_the_newest_are_taken_and_th
         os.utime(watch.objects._path(key), (at, at))
     (report,) = await watch.look()
     assert report is not None
-    assert [c.name for c in report.checkpoints] == [f"c{n}" for n in range(300 - MANIFESTS_PER_LOOK, 300)]
-    assert sum(watch.objects.read.values()) < 2 * MANIFESTS_PER_LOOK
+    assert [c.name for c in report.checkpoints] == [f"c{n}" for n in range(300 - MANIFESTS_PER_READ, 300)]
+    assert sum(watch.objects.read.values()) < 2 * MANIFESTS_PER_READ
     assert any("284 older checkpoints" in note for note in report.notes)
     (report,) = await watch.look()
     assert report is not None
@@ -221,7 +221,7 @@ async def test_the_end_is_read_behind_ten_thousand_events(tmp_path: Path) -> Non
     (report,) = await watch.look()
     assert report is not None
     assert (report.exit_cause, report.exit_code) == (ExitCause.FINISHED, 3)
-    assert len(report.notes) <= 2 * TOLD_AT_ONCE
+    assert len(report.notes) <= 2 * LINES_AT_ONCE
 
 
 async def test_events_of_one_kind_are_told_some_and_the_rest_in_one_line(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ async def test_events_of_one_kind_are_told_some_and_the_rest_in_one_line(tmp_pat
         watch.hosts[0].event("checkpoint_refused", name="a", reason="it is broken")
     (report,) = await watch.look()
     assert report is not None
-    assert len(report.notes) == TOLD_AT_ONCE + 1
+    assert len(report.notes) == LINES_AT_ONCE + 1
     assert report.notes[-1] == "and 250 more of this kind: checkpoint_refused"
     rows = 0
     for _ in range(24 * 6):
@@ -245,12 +245,12 @@ async def test_events_of_one_kind_are_told_some_and_the_rest_in_one_line(tmp_pat
 async def test_a_host_that_publishes_every_second_gets_no_line_for_each(tmp_path: Path) -> None:
     watch = Watch(tmp_path, 1)
     told = 0
-    for number in range(3 * TOLD_AT_ONCE):
+    for number in range(3 * LINES_AT_ONCE):
         watch.publish(0, f"c{number:03d}")
         (report,) = await watch.look()
         assert report is not None
         told += len({c.manifest_key for c in report.checkpoints} - report.unannounced)
-    assert told == TOLD_AT_ONCE
+    assert told == LINES_AT_ONCE
 
 
 def test_kinds_that_a_host_makes_up_share_one_ration() -> None:

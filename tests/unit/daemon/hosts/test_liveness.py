@@ -17,7 +17,7 @@ from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.flood import FloodLimits
-from spotd.daemon.hosts.manifests import MISSING_LOOKS_MAX
+from spotd.daemon.hosts.manifests import MISSING_READS_MAX
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
@@ -85,7 +85,7 @@ class Watch:
         self, world: World = WORLD, *, after_s: float = 0.0, closely: frozenset[AttemptId] = frozenset()
     ) -> HostStatus:
         self.clock.at += timedelta(seconds=after_s)
-        reports = await self.host_monitor.look(world, closely)
+        reports = await self.host_monitor.read_hosts(world, closely)
         self.host_monitor.committed(reports)
         return reports[ATTEMPT]
 
@@ -154,7 +154,7 @@ async def test_a_thousand_hosts_without_news_cost_at_most_two_requests_in_a_beat
             watch.objects.asked.clear()
         for _ in range(cycles_per_beat):
             watch.clock.at += timedelta(seconds=BEAT_S / cycles_per_beat)
-            reports = await watch.host_monitor.look(world)
+            reports = await watch.host_monitor.read_hosts(world)
             assert len(reports) == 1000
             liveness_checks += sum(report.liveness_check for report in reports.values()) if beat >= 3 else 0
         for place in places:
@@ -228,9 +228,9 @@ async def test_a_glance_will_not_do_where_more_is_asked_for(tmp_path: Path) -> N
 async def test_a_store_that_cannot_list_the_beats_is_away(watch: Watch) -> None:
     await watch.settled()
     watch.objects.away = "_liveness/"
-    assert await watch.host_monitor.look(WORLD) == {}
+    assert await watch.host_monitor.read_hosts(WORLD) == {}
     assert watch.host_monitor.last_error == "it is away"
-    assert await watch.host_monitor.look(WORLD) == {}
+    assert await watch.host_monitor.read_hosts(WORLD) == {}
     watch.objects.away = None
     watch.pulse()
     assert (await watch.look()).attempt == ATTEMPT
@@ -242,7 +242,7 @@ async def test_news_that_could_not_be_read_is_still_news(watch: Watch) -> None:
     watch.host.checkpoint("a")
     watch.pulse(news=8)
     watch.objects.away = "/checkpoints/"
-    assert await watch.host_monitor.look(WORLD) == {}
+    assert await watch.host_monitor.read_hosts(WORLD) == {}
     watch.objects.away = None
     watch.pulse(news=8)
     assert [c.name for c in (await watch.look(after_s=10)).checkpoints] == ["a"]
@@ -252,7 +252,7 @@ async def test_what_no_commit_took_in_is_told_by_a_glance_too(watch: Watch) -> N
     await watch.settled()
     watch.host.checkpoint("a")
     watch.pulse(news=8)
-    await watch.host_monitor.look(WORLD)
+    await watch.host_monitor.read_hosts(WORLD)
     watch.pulse(news=8)
     found = await watch.look()
     assert (found.liveness_check, [c.name for c in found.checkpoints]) == (True, ["a"])
@@ -262,7 +262,7 @@ async def test_a_checkpoint_whose_chunks_are_not_listed_yet_is_looked_at_again_w
     await watch.settled()
     watch.host.checkpoint("early", b"late", chunks=False)
     watch.pulse(news=8)
-    for _ in range(MISSING_LOOKS_MAX):
+    for _ in range(MISSING_READS_MAX):
         assert not (await watch.look()).liveness_check
         watch.pulse(news=8)
     assert (await watch.look()).liveness_check, "but not for ever"
@@ -271,7 +271,7 @@ async def test_a_checkpoint_whose_chunks_are_not_listed_yet_is_looked_at_again_w
 async def test_a_beat_larger_than_any_runner_writes_is_a_flood(watch: Watch) -> None:
     await watch.settled()
     watch.pulse(news=MARKER_BYTES_MAX + 1)
-    assert (await watch.look()).flood == f"a beat of {MARKER_BYTES_MAX + 1} bytes"
+    assert (await watch.look()).flood == f"a liveness marker of {MARKER_BYTES_MAX + 1} bytes"
     assert heartbeat.MARKER_BYTES_MAX == MARKER_BYTES_MAX
 
 

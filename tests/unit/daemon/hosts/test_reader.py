@@ -40,7 +40,7 @@ def host(objects: FolderStore) -> Host:
 
 
 async def look(host_monitor: HostMonitor, world: World = WORLD) -> HostStatus:
-    reports = await host_monitor.look(world)
+    reports = await host_monitor.read_hosts(world)
     host_monitor.committed(reports)
     return reports[ATTEMPT]
 
@@ -93,8 +93,8 @@ async def test_checkpoints_come_once_each_in_the_order_they_were_completed(
 async def test_what_no_commit_took_in_is_reported_again(host_monitor: HostMonitor, host: Host) -> None:
     host.checkpoint("a", b"one")
     host.event("disk_low", free_mb=10)
-    first = (await host_monitor.look(WORLD))[ATTEMPT]
-    second = (await host_monitor.look(WORLD))[ATTEMPT]
+    first = (await host_monitor.read_hosts(WORLD))[ATTEMPT]
+    second = (await host_monitor.read_hosts(WORLD))[ATTEMPT]
     assert (first.checkpoints, first.notes) == (second.checkpoints, second.notes) != ((), ())
 
 
@@ -196,7 +196,7 @@ async def test_a_restarted_daemon_tells_nothing_twice(
 
 
 async def test_attempts_that_no_longer_count_are_not_looked_at(host_monitor: HostMonitor) -> None:
-    assert await host_monitor.look(world_with(AttemptState.ENDING)) == {}
+    assert await host_monitor.read_hosts(world_with(AttemptState.ENDING)) == {}
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

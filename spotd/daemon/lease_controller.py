@@ -48,7 +48,7 @@ BEFORE_IDENTITIES: Final = "none"
 """How a user names the install that bought machines whose keys have no identity."""
 
 
-class LeaseKeeper:
+class LeaseController:
     """`hold` is a sentence while nothing may be bought, `lost` one once this daemon must leave the store alone."""
 
     def __init__(
@@ -130,7 +130,7 @@ class LeaseKeeper:
         """Return the policy of this very install."""
         return replace(policy, identity=self._identity, identities=self._also, identity_sure=self.may_write)
 
-    def look_at(self, listings: Mapping[ProviderName, Listing], world: World | None) -> None:
+    def check_owners(self, listings: Mapping[ProviderName, Listing], world: World | None) -> None:
         """Machines of our label that another install bought forbid to buy more: each would disturb the other."""
         policy = self.owned(world.policy) if world is not None else None
         known = set() if world is None else {a.key for a in world.attempts.values()}
