@@ -17,7 +17,7 @@ from spotd.core.budgets import BudgetGuard
 from spotd.core.enforcement import Enforcement
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.placement import Placement
+from spotd.core.placement import JobPlacement
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import guarded, in_words
@@ -34,7 +34,7 @@ def decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
 
 def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     builder, budget_guard = PlanBuilder(world, now), BudgetGuard(world, now)
-    placement = Placement(builder, world, market, budget_guard)
+    placement = JobPlacement(builder, world, market, budget_guard)
     enforcement = Enforcement(builder, world, budget_guard)
     enforcement.enforce_budgets()
     enforcement.enforce_ceilings()
@@ -49,7 +49,7 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     return replace(builder.plan(), verdicts=placement.verdicts)
 
 
-def _explain_running(placement: Placement, job: Job) -> None:
+def _explain_running(placement: JobPlacement, job: Job) -> None:
     item = next((a for a in placement.attempts_by_job[job.id] if a.state.counts), None)
     stopping = job.state is JobState.CANCELLING or (item is not None and item.stop is not None)
     placement.verdicts[job.id] = Verdict(
@@ -62,7 +62,7 @@ def _explain_running(placement: Placement, job: Job) -> None:
     )
 
 
-def _running_words(placement: Placement, job: Job, item: Attempt) -> str:
+def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
     doubt = witness_words(item, placement.policy, placement.now)
     return f"{job.reason}; agreed at {quote_words(item.quote)}" + (f"; {doubt}" if doubt else "")
 

@@ -61,7 +61,7 @@ _WAITS_FOR_PRICE = frozenset(
 )
 
 
-class Placement:
+class JobPlacement:
     """The jobs that want a machine, in one decision; `place` is called for each in its turn."""
 
     def __init__(self, builder: PlanBuilder, world: World, market: MarketSnapshot, budget_guard: BudgetGuard) -> None:

@@ -17,7 +17,7 @@ from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.jobs import Job
 from spotd.core.loss_evidence import LossEvidence
 from spotd.core.outcomes import LaunchFailure
-from spotd.core.placement import Placement
+from spotd.core.placement import JobPlacement
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
@@ -215,7 +215,7 @@ def bids_without_limit() -> AbstractContextManager[None]:
 
 
 def no_waiting_for_the_old_machine() -> AbstractContextManager[None]:
-    gate = Placement._gate
+    gate = JobPlacement._gate
 
     def wrong(self: Any, job: Job) -> Any:
         held = self.attempts_by_job.pop(job.id, [])
@@ -224,17 +224,17 @@ def no_waiting_for_the_old_machine() -> AbstractContextManager[None]:
         finally:
             self.attempts_by_job[job.id] = held
 
-    return patched((Placement, "_gate", wrong))
+    return patched((JobPlacement, "_gate", wrong))
 
 
 def machines_without_number() -> AbstractContextManager[None]:
-    init = Placement.__init__
+    init = JobPlacement.__init__
 
     def wrong(self: Any, *args: Any) -> None:
         init(self, *args)
         self.machines = 0
 
-    return patched((Placement, "__init__", wrong))
+    return patched((JobPlacement, "__init__", wrong))
 
 
 def lists_alone() -> AbstractContextManager[None]:
