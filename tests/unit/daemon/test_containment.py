@@ -113,7 +113,7 @@ async def test_a_state_that_refuses_even_the_quarantine_holds_and_is_told_once(r
 
 
 async def test_a_cycle_that_raises_is_held_and_the_next_one_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rig.host_monitor.look
+    real = rig.host_monitor.read_hosts
     failures = [ValueError("nobody expected this")] * 3
 
     async def look(*args: Any) -> Any:
@@ -123,7 +123,7 @@ async def test_a_cycle_that_raises_is_held_and_the_next_one_goes_on(rig: Rig, mo
 
     async with rig.running():
         first, _ = await two_running(rig)
-        monkeypatch.setattr(rig.host_monitor, "look", look)
+        monkeypatch.setattr(rig.host_monitor, "read_hosts", look)
         await rig.until(lambda: not failures)
         rig.host(first, 1).exit("succeeded")
         await rig.until_state(first, JobState.SUCCEEDED)

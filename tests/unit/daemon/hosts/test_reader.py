@@ -203,7 +203,7 @@ async def test_attempts_that_no_longer_count_are_not_looked_at(host_monitor: Hos
 async def test_threads_report_what_one_thread_would(objects: FolderStore, host: Host) -> None:
     host.beat("run")
     threaded = HostMonitor(objects, clock=Still(), wall=Still(), log=Log())
-    assert (await threaded.look(WORLD))[ATTEMPT].seq == 0
+    assert (await threaded.read_hosts(WORLD))[ATTEMPT].seq == 0
 
 
 async def test_a_report_counts_the_bytes_that_each_checkpoint_added_to_the_store(
