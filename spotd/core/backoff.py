@@ -50,7 +50,6 @@ _NO_SETBACK: Final = frozenset(
         EndReason.CANCELLED,
         EndReason.OVER_BUDGET,
         EndReason.BUDGET_PAUSED,
-        EndReason.MIGRATED,
         EndReason.FORGOTTEN,
         EndReason.NOT_SENT,
         EndReason.QUARANTINED,

@@ -34,8 +34,6 @@ UNPROVEN_KEPT: Final = 3
 """Of so many of the newest generations that are neither the newest nor proven the newest checkpoint stays."""
 WORKED: Final = timedelta(minutes=5)
 """What a command has saved so long after it began is progress, where no step shows it."""
-TELLING: Final = frozenset({EndReason.USER_ERROR, EndReason.STALLED})
-"""What may be a checkpoint's fault; a machine that is taken away proves nothing."""
 
 Generation = tuple[Checkpoint, ...]
 
@@ -130,8 +128,8 @@ def has_progress(job: Job, attempt: Attempt, source: Checkpoint, now: datetime) 
 
 def with_doubt(job: Job, source: Checkpoint | None, attempt: Attempt, reason: EndReason, now: datetime) -> Job:
     """Return the job, whose list shows that this attempt failed without getting further than where it began."""
-    if source is None or reason not in TELLING or attempt.running_at is None:
-        return job
+    if source is None or reason is not EndReason.USER_ERROR or attempt.running_at is None:
+        return job  # a machine that is taken away proves nothing
     if has_progress(job, attempt, source, now):
         return job
     doubts = (*source.doubted_by, attempt.id.number)[-DOUBTS_REMEMBERED:]

@@ -169,11 +169,9 @@ class EndReason(StrEnum):
     PROVISION_TIMEOUT = "provision_timeout"
     LAUNCH_FAILED = "launch_failed"
     NEVER_LAUNCHED = "never_launched"
-    STALLED = "stalled"
     OVER_BUDGET = "over_budget"
     BUDGET_PAUSED = "budget_paused"
     PRICE_ROSE = "price_rose"
-    MIGRATED = "migrated"
     CANCELLED = "cancelled"
     LEASE_EXPIRED = "lease_expired"
     CONTRACT_BROKEN = "contract_broken"
@@ -233,20 +231,12 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     # What cools down depends on the refusal: see `outcomes`.
     EndReason.LAUNCH_FAILED: EndTraits(JobState.RECOVERING, "the launch was refused: {detail}"),
     EndReason.NEVER_LAUNCHED: EndTraits(JobState.RECOVERING, "the launch did not take effect: {detail}"),
-    EndReason.STALLED: EndTraits(
-        JobState.RECOVERING,
-        "the job made no progress: {detail}",
-        is_recovery=True,
-        blame=Blame.HOST,
-        is_failed_start=True,
-    ),
     # Whether it can go on at all with what is left is decided where offers are known.
     EndReason.OVER_BUDGET: EndTraits(JobState.QUEUED, "the job's budget is used up: {detail}"),
     EndReason.BUDGET_PAUSED: EndTraits(JobState.QUEUED, "stopped until there is budget again: {detail}"),
     EndReason.PRICE_ROSE: EndTraits(
         JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
     ),
-    EndReason.MIGRATED: EndTraits(JobState.RECOVERING, "moved to a better machine: {detail}", is_recovery=True),
     EndReason.CANCELLED: EndTraits(JobState.CANCELLED, "cancelled by its owner"),
     EndReason.LEASE_EXPIRED: EndTraits(
         JobState.RECOVERING,

@@ -30,7 +30,7 @@ from tests.sim.money import (
 from tests.sim.run import Result
 
 SECOND = timedelta(seconds=1)
-GIVEN_UP = frozenset({EndReason.HOST_LOST, EndReason.PROVISION_TIMEOUT, EndReason.STALLED, EndReason.LEASE_EXPIRED})
+GIVEN_UP = frozenset({EndReason.HOST_LOST, EndReason.PROVISION_TIMEOUT, EndReason.LEASE_EXPIRED})
 ENDED_WITHIN = timedelta(minutes=10)
 """A machine nobody needs is gone so long after its provider can be reached."""
 

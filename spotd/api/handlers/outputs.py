@@ -11,7 +11,8 @@ from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
 from spotd.core.states import EndReason, JobState
 from spotd.daemon import object_keys
-from spotd.daemon.hosts.outputs import pinned_manifest, read_outputs
+from spotd.daemon.hosts.known_manifests import read_manifest
+from spotd.daemon.hosts.outputs import pinned_manifest
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.wire.manifest import AcceptedManifest, verify_manifest
 
@@ -60,6 +61,6 @@ async def _unpinned(context: HandlerContext, job: Job) -> AcceptedManifest:
 
 
 def _unpinned_manifest(objects: ObjectStore, attempt: AttemptId) -> AcceptedManifest | None:
-    data = read_outputs(objects, object_keys.outputs_key(attempt), None)
+    data = read_manifest(objects, object_keys.outputs_key(attempt))
     verdict = None if data is None else verify_manifest(data, attempt.job, attempt.number, None)
     return verdict if isinstance(verdict, AcceptedManifest) else None

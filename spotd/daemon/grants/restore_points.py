@@ -10,7 +10,6 @@ left out here, a chunk that is not its hash is refused by the runner, and the ne
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from urllib.parse import quote as url_quote
@@ -19,8 +18,8 @@ from spotd.core.checkpoints import Checkpoint, FallbackRestore
 from spotd.core.jobs import Job
 from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import object_keys
-from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
-from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
+from spotd.daemon.hosts.known_manifests import known_manifest
+from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.wire.grant import Restore
 from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
 
@@ -66,24 +65,12 @@ class RestorePoints:
         Its chunks were seen when it was accepted and are verified by content when they are restored, so they are not
         asked for one by one before every launch.
         """
-        data = self._read(checkpoint, None)
-        if data is None:
-            first = self._version(checkpoint.manifest_key)
-            data = None if first is None else self._read(checkpoint, first)
+        data = known_manifest(self._objects, checkpoint.manifest_key, checkpoint.sha256, self._version)
         if data is None:
             return None
         owner = object_keys.owner_of(checkpoint.manifest_key)
         verdict = verify_manifest(data, owner.job, owner.number, None)
         return verdict if isinstance(verdict, AcceptedManifest) else None
-
-    def _read(self, checkpoint: Checkpoint, version: str | None) -> bytes | None:
-        try:
-            data = self._objects.get(checkpoint.manifest_key, bytes_max=MANIFEST_BYTES_MAX, version=version)
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            return None
-        return data if hashlib.sha256(data).hexdigest() == checkpoint.sha256 else None
 
     def _url(self, key: str) -> str:
         return self._objects.presign_get(key, expires=self._expires, version=self._version(key))

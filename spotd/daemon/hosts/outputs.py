@@ -5,7 +5,6 @@ Whatever the host, or any other, writes there later is not what the job made.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,7 +14,8 @@ from spotd.core.attempts import Attempt
 from spotd.core.ids import AttemptId
 from spotd.core.jobs import Outputs
 from spotd.daemon import object_keys
-from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge, StoreError, StoreUnavailable
+from spotd.daemon.hosts.known_manifests import known_manifest
+from spotd_jobs.objects.api import ObjectMissing, ObjectStore, ObjectTooLarge
 from spotd_jobs.spec.outputs import unmatched_patterns
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
 from spotd_jobs.wire.client.names import raw_of
@@ -117,28 +117,6 @@ def pinned_manifest(objects: ObjectStore, attempt: AttemptId, pinned: Outputs) -
     Raises:
         StoreUnavailable
     """
-    key = object_keys.outputs_key(attempt)
-    data = read_outputs(objects, key, None)
-    if data is None or hashlib.sha256(data).hexdigest() != pinned.sha256:
-        first = objects.first_versions(key).get(key)
-        data = None if first is None else read_outputs(objects, key, first)
-    if data is None or hashlib.sha256(data).hexdigest() != pinned.sha256:
-        return None
-    verdict = verify_manifest(data, attempt.job, attempt.number, None)
-    return None if isinstance(verdict, BadManifest) else verdict
-
-
-def read_outputs(objects: ObjectStore, key: str, version: str | None) -> bytes | None:
-    """Return the bytes of a manifest of outputs, `None` where there is none that can be read.
-
-    Raises:
-        StoreUnavailable
-    """
-    try:
-        return objects.get(key, bytes_max=MANIFEST_BYTES_MAX, version=version)
-    except ObjectMissing:
-        return None
-    except StoreUnavailable:
-        raise
-    except StoreError:
-        return None
+    data = known_manifest(objects, object_keys.outputs_key(attempt), pinned.sha256)
+    verdict = None if data is None else verify_manifest(data, attempt.job, attempt.number, None)
+    return verdict if isinstance(verdict, AcceptedManifest) else None

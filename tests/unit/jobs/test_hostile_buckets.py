@@ -10,7 +10,7 @@ import pytest
 
 from spotd.core.ids import AttemptId
 from spotd.core.states import AttemptState, JobState
-from spotd.daemon.checkpoints.ended_garbage import sweep
+from spotd.daemon.checkpoints.sweep import sweep
 from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd_jobs.objects.probe import Findings
 from spotd_jobs.objects.s3 import S3Store

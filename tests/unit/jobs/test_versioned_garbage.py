@@ -13,7 +13,7 @@ import pytest
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import AttemptId
 from spotd.core.jobs import Job
-from spotd.daemon.checkpoints.ended_garbage import Swept, sweep
+from spotd.daemon.checkpoints.sweep import Swept, sweep
 from spotd.daemon.grants.restore_points import RestorePoints
 from spotd_jobs.objects.api import ObjectMissing
 from spotd_jobs.objects.probe import Findings

@@ -13,7 +13,7 @@ from spotd.cli.commands.jobs import warning_of
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState, JobState
 from spotd.daemon import object_keys
-from spotd.daemon.checkpoints.ended_garbage import sweep
+from spotd.daemon.checkpoints.sweep import sweep
 from spotd_jobs.objects.api import StoreError
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import CheckpointPolicy

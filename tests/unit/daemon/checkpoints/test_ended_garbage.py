@@ -23,7 +23,8 @@ from spotd.core.retention import FALLBACKS, REMEMBERED, kept, offered, trim, wit
 from spotd.core.states import AttemptState, JobState
 from spotd.core.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.checkpoints.ended_garbage import EndedGarbage, sweep
+from spotd.daemon.checkpoints.ended_garbage import EndedGarbage
+from spotd.daemon.checkpoints.sweep import sweep
 from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner.chunk_index import ChunkIndex, new_mark

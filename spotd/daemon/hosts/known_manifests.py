@@ -1,0 +1,41 @@
+"""Manifests whose hash is known, read back from a store that their hosts may still write to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from spotd_jobs.objects.api import ObjectStore, StoreError, StoreUnavailable
+from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
+
+
+def known_manifest(
+    objects: ObjectStore, key: str, sha256: str | None, first_version: Callable[[str], str | None] | None = None
+) -> bytes | None:
+    """Return the manifest of this very hash, also where it was written over in a store that keeps versions.
+
+    Args:
+        first_version: where the store was asked for the first versions of many keys already.
+
+    Raises:
+        StoreUnavailable
+    """
+    data = read_manifest(objects, key)
+    if data is None or hashlib.sha256(data).hexdigest() != sha256:
+        first = objects.first_versions(key).get(key) if first_version is None else first_version(key)
+        data = None if first is None else read_manifest(objects, key, first)
+    return data if data is not None and hashlib.sha256(data).hexdigest() == sha256 else None
+
+
+def read_manifest(objects: ObjectStore, key: str, version: str | None = None) -> bytes | None:
+    """Return the bytes of a manifest, `None` where there is none that can be read.
+
+    Raises:
+        StoreUnavailable
+    """
+    try:
+        return objects.get(key, bytes_max=MANIFEST_BYTES_MAX, version=version)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return None
