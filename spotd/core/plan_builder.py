@@ -1,16 +1,10 @@
-"""A plan in the making: a working copy of the world that remembers what changed and why.
-
-Theory. Functions of the core take a world and return a plan. Inside one of them, later rules must see what earlier
-ones did; this gives them that view and collects the changed rows. It lives for one call and is never shared, so
-the core stays a function from values to values.
-"""
+"""A plan in the making: a working copy of the world, with what each of several rules does to an attempt and its job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from spotd.core import lineage
 from spotd.core.attempts import Attempt, MachineState
@@ -21,32 +15,20 @@ from spotd.core.charges import Charge
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.disk import disk_gb_after
-from spotd.core.ids import AttemptId, IntentId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id, terminate_intent_id
+from spotd.core.ids import AttemptId
+from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import taken_by_provider_until
 from spotd.core.jobs import Job
 from spotd.core.metering import booked_back, settled
-from spotd.core.plan import Contained, Event, Plan
 from spotd.core.states import (
     AttemptState,
     Blame,
     EndReason,
     JobState,
-    check_attempt_transition,
-    check_job_transition,
 )
-from spotd.core.world import World
+from spotd.core.working_copy import WorkingCopy
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
-
-_Id = TypeVar("_Id")
-_Row = TypeVar("_Row")
-
-
-def _changed(rows: Mapping[_Id, _Row], before: Mapping[_Id, _Row]) -> dict[_Id, _Row]:
-    # Identity first: comparing two rows field by field costs more than everything else a quiet cycle does.
-    return {i: row for i, row in rows.items() if (old := before.get(i)) is not row and old != row}
-
 
 _COUNTED: Final = frozenset({EndReason.USER_ERROR, EndReason.FLOODED})
 """What uses up a retry: the job itself may be at fault, and would do the same on every machine."""
@@ -70,133 +52,8 @@ def _in_a_row(before: Cooldown, now: datetime) -> bool:
     return now - before.until <= before.until - before.since
 
 
-class PlanBuilder:
-    """Collects changes on top of a world; `plan()` is what is to be committed."""
-
-    def __init__(self, world: World, now: datetime) -> None:
-        self.policy = world.policy
-        self.now = now
-        self._world = world
-        self._jobs: dict[JobId, Job] = {}
-        self._attempts: dict[AttemptId, Attempt] = {}
-        self._intents: dict[IntentId, Intent] = {}
-        self._cooldowns: list[Cooldown] = []
-        self._charges: list[Charge] = []
-        self._events: list[Event] = []
-        self._wake_at: datetime | None = None
-        self._list_again: set[ProviderName] = set()
-        self._full_reads: set[AttemptId] = set()
-        self.listed_at: Mapping[ProviderName, datetime] = {}
-        """The instants of the listings that are being taken in."""
-        self._contained: list[Contained] = []
-        self._shared_silence: list[str] = []
-        self._undo: list[Callable[[], object]] = []
-
-    def plan(self) -> Plan:
-        return Plan(
-            jobs=_changed(self._jobs, self._world.jobs),
-            attempts=_changed(self._attempts, self._world.attempts),
-            intents=_changed(self._intents, self._world.intents),
-            cooldowns=tuple(self._cooldowns),
-            charges=tuple(self._charges),
-            events=tuple(self._events),
-            wake_at=self._wake_at,
-            list_again=frozenset(self._list_again),
-            full_reads=frozenset(self._full_reads),
-            shared_silence=tuple(self._shared_silence),
-            contained=tuple(self._contained),
-        )
-
-    def attempted(self, step: Callable[[], None]) -> Exception | None:
-        """Run the step; if it raises, nothing of it remains and the exception is returned."""
-        self._undo.clear()
-        lists: tuple[list[Any], ...] = (self._cooldowns, self._charges, self._events)
-        lengths = [len(some) for some in lists]
-        wake_at, again, closer = self._wake_at, frozenset(self._list_again), frozenset(self._full_reads)
-        try:
-            step()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it must not reach the other jobs
-            for undo in reversed(self._undo):
-                undo()
-            for some, length in zip(lists, lengths, strict=True):
-                del some[length:]
-            self._wake_at, self._list_again, self._full_reads = wake_at, set(again), set(closer)
-            return exc
-        return None
-
-    def note_contained(self, subject: str, error: str) -> None:
-        self._contained.append(Contained(subject=subject, error=error))
-
-    def _put(self, rows: dict[_Id, _Row], identity: _Id, row: _Row) -> None:
-        known = rows.get(identity)
-        if known is None:
-            self._undo.append(lambda: rows.pop(identity, None))
-        else:
-            self._undo.append(lambda: rows.__setitem__(identity, known))
-        rows[identity] = row
-
-    def job(self, job: JobId) -> Job:
-        return self._jobs.get(job) or self._world.jobs[job]
-
-    def read_before(self, attempt: AttemptId) -> datetime | None:
-        """When the host's words were read completely the last time before this judgement."""
-        before = self._world.attempts.get(attempt)
-        return None if before is None else before.read_at
-
-    def note_shared_silence(self, why: str) -> None:
-        self._shared_silence.append(why)
-
-    def find_job(self, job: JobId) -> Job | None:
-        return self._jobs.get(job) or self._world.jobs.get(job)
-
-    def attempt(self, attempt: AttemptId) -> Attempt:
-        return self._attempts.get(attempt) or self._world.attempts[attempt]
-
-    def intent(self, intent: IntentId) -> Intent | None:
-        return self._intents.get(intent) or self._world.intents.get(intent)
-
-    def launch_order(self, item: Attempt) -> Intent | None:
-        """Return the intent to launch the attempt's machine, open or not."""
-        return self.intent(launch_intent_id(item.key))
-
-    def end_order(self, item: Attempt) -> Intent | None:
-        """Return the intent to end the attempt's machine, open or not."""
-        return None if item.ref is None else self.intent(terminate_intent_id(item.ref))
-
-    def attempts(self) -> tuple[Attempt, ...]:
-        """Every attempt that has not ended, in order of job and number."""
-        merged = {**self._world.attempts, **self._attempts}
-        ordered = sorted(merged, key=lambda i: (i.job, i.number))
-        return tuple(merged[i] for i in ordered if merged[i].state is not AttemptState.ENDED)
-
-    def intents(self) -> tuple[Intent, ...]:
-        merged = {**self._world.intents, **self._intents}
-        return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)
-
-    def wake(self, at: datetime) -> None:
-        """Ask for the next decision no later than this."""
-        self._wake_at = at if self._wake_at is None else min(self._wake_at, at)
-
-    def list_again(self, provider: ProviderName) -> None:
-        self._list_again.add(provider)
-
-    def read_in_full(self, attempt: AttemptId) -> None:
-        self._full_reads.add(attempt)
-
-    def put_attempt(self, attempt: Attempt) -> None:
-        before = self._attempts.get(attempt.id) or self._world.attempts.get(attempt.id)
-        if before is not None:
-            check_attempt_transition(before.state, attempt.state)
-        self._put(self._attempts, attempt.id, attempt)
-
-    def put_job(self, job: Job) -> None:
-        before = self._jobs.get(job.id) or self._world.jobs.get(job.id)
-        if before is not None:
-            check_job_transition(before.state, job.state)
-        self._put(self._jobs, job.id, job)
-
-    def put_intent(self, intent: Intent) -> None:
-        self._put(self._intents, intent.id, intent)
+class PlanBuilder(WorkingCopy):
+    """The changes of one decision or reconciliation, and the rules that make more than one of them at a time."""
 
     def cool(
         self,
@@ -231,42 +88,6 @@ class PlanBuilder:
                 ends=ends,
             )
         )
-
-    def event(
-        self,
-        kind: str,
-        message: str,
-        *,
-        attempt: AttemptId | None = None,
-        job: JobId | None = None,
-        **data: str | int | float | None,
-    ) -> None:
-        self._events.append(
-            Event(
-                at=self.now,
-                kind=kind,
-                message=message,
-                job=attempt.job if attempt is not None else job,
-                attempt=attempt.number if attempt is not None else None,
-                data=data,
-            )
-        )
-
-    def move_job(self, job: JobId, state: JobState, reason: str, *, kind: str = "", **changes: object) -> None:
-        """Put the job into this state for this reason; an event records it when either is new."""
-        before = self.job(job)
-        after = replace(
-            before,
-            state=state,
-            reason=reason,
-            state_since=self.now if state is not before.state else before.state_since,
-            **changes,  # type: ignore[arg-type]  # keywords are fields of Job, checked by replace
-        )
-        if state.is_final and after.ended_at is None:
-            after = replace(after, ended_at=self.now)
-        self.put_job(after)
-        if state is not before.state:
-            self.event(kind or f"job.{state.value.lower()}", reason, job=job, state=state.value)
 
     def set_rate(
         self,

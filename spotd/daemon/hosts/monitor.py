@@ -37,15 +37,15 @@ from spotd.daemon.controllers import Outage
 from spotd.daemon.hosts.flood import FloodLimits, count
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import HostShare
-from spotd.daemon.hosts.liveness import STILL_SHARE, STRAYS_KEPT, delete_strays, is_quiet, list_markers, note_marker
+from spotd.daemon.hosts.liveness import STRAYS_KEPT, delete_strays, is_quiet, list_markers, note_marker
 from spotd.daemon.hosts.outputs import unreadable
 from spotd.daemon.hosts.reader import drop_committed, read_news, read_published, report_of, with_job
 from spotd.daemon.hosts.transfers import HostTransfer
+from spotd.daemon.hosts.write_probe import WriteProbe
 from spotd.daemon.threads import Threads
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import Heartbeat
 from spotd_providers.contract.provider import Clock, Logger
-from spotd_providers.contract.values import ProviderName
 
 THREADS: Final = 8
 READ_DEADLINE_S: Final = 15.0
@@ -53,9 +53,6 @@ ATTEMPTS_PER_THREAD_MIN: Final = 16
 """Below this a further thread costs more than it saves on a folder."""
 FAILURES_MAX: Final = 5
 """After so many reads in a row that failed by what one host wrote, it is judged by what is known of it."""
-PROBE_EVERY: Final = timedelta(seconds=30)
-"""How often the store is asked to take a write while a host is silent."""
-PROBE_KEY: Final = "doctor/writes"
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 EARLY_SHARE: Final = 0.9
 """Part of `list_every_s` after which the markers are listed again: the next read might come much later."""
@@ -94,8 +91,7 @@ class HostMonitor:
         self._busy: set[AttemptId] = set()
         """Whose host a thread is reading at this moment."""
         self._auditing = False
-        self._probed_at: datetime | None = None
-        self._writes_failed_at: datetime | None = None
+        self._write_probe = WriteProbe(objects, self._marker_at)
         self._busy_lock = threading.Lock()
         self._threads = Threads(THREADS)
         self._outage = Outage(log, "checkpoint_store.away", "checkpoint_store.back")
@@ -159,7 +155,7 @@ class HostMonitor:
             pass_.last_error = f"the checkpoint store did not answer within {self._deadline_s:.0f} s"
         if pass_.last_error or pass_.asked:
             self._outage.update(pass_.last_error)
-        if self._writes_failed_at is not None:
+        if self._write_probe.has_failed:
             return {i: replace(report, store_takes_no_writes=True) for i, report in pass_.reports.items()}
         return dict(pass_.reports)
 
@@ -180,7 +176,7 @@ class HostMonitor:
 
     def _list(self, pass_: _Pass, world: World) -> None:
         """List the markers, if it is time for that."""
-        self._probe_writes(pass_, world)
+        self._write_probe.update(world, at=pass_.at, real=pass_.real)
         early = self._listed_at is not None and pass_.real - self._listed_at < self._list_every * EARLY_SHARE
         if early:
             return
@@ -198,35 +194,9 @@ class HostMonitor:
                 self._objects, markers, {object_keys.liveness_key(i) for i in world.attempts}, real=pass_.real
             )
 
-    def _probe_writes(self, pass_: _Pass, world: World) -> None:
-        """Learn whether the store takes writes at all, while a host is silent that may be unable to write."""
-        late = pass_.at - world.policy.silence_max * STILL_SHARE
-        started = {n: pass_.at - rules.provision_timeout / 2 for n, rules in world.policy.providers.items()}
-        items = world.attempts.values()
-        if not any(self._is_late(item, late) or _starts_long(item, started) for item in items):
-            self._writes_failed_at = None
-            return
-        if self._probed_at is not None and pass_.real - self._probed_at < PROBE_EVERY:
-            return
-        self._probed_at = pass_.real
-        try:
-            self._objects.put(PROBE_KEY, b"spotd")
-        except StoreError:
-            self._writes_failed_at = pass_.at
-        else:
-            self._forget_failed_write(pass_, world)
-
-    def _forget_failed_write(self, pass_: _Pass, world: World) -> None:
-        """Trust silence again: just after the store takes writes again, no host has had its turn to write a marker."""
-        failed_at = self._writes_failed_at
-        if failed_at is not None and pass_.at - failed_at >= world.policy.silence_max:
-            self._writes_failed_at = None
-
-    def _is_late(self, item: Attempt, late: datetime) -> bool:
-        view = self._views.get(item.id)
-        marker_at = None if view is None else view.marker_at
-        signs = [at for at in (item.heartbeat_seen_at, marker_at) if at is not None]
-        return item.state.counts and item.heartbeat_seen_at is not None and max(signs) < late
+    def _marker_at(self, attempt: AttemptId) -> datetime | None:
+        view = self._views.get(attempt)
+        return view.marker_at if view is not None else None
 
     def _batches(
         self, pass_: _Pass, free: Iterable[Attempt], world: World, closely: frozenset[AttemptId]
@@ -404,13 +374,6 @@ class _Pass:
             return self.at + (real - self.real) * self._speed
         except OverflowError:
             return self.at
-
-
-def _starts_long(item: Attempt, since: Mapping[ProviderName, datetime]) -> bool:
-    """Whether the machine has not spoken in half of the time that its provider has for a start."""
-    if not item.state.counts or item.heartbeat_seen_at is not None or item.launched_at is None:
-        return False
-    return item.provider in since and item.launched_at < since[item.provider]
 
 
 def _share(attempt: AttemptId) -> float:
