@@ -80,7 +80,7 @@ def restore_order(checkpoints: Sequence[Checkpoint], allowed: int, *, before: in
     return ordered
 
 
-def witnesses(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
+def earlier_kept(checkpoints: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
     """Return what stays of earlier attempts because nothing has shown yet that what came after it is worth anything."""
     every = generations(checkpoints)
     proven = next((n for n, g in enumerate(every) if any(c.proven_by is not None for c in g)), len(every) - 1)

@@ -10,7 +10,7 @@ and the daemon can read. So neither ends a machine alone, unless for very long:
   lease ends it before, if it lives at all. Where the provider itself has lost sight of it, the time a list may lag is
   enough.
 * Where most hosts fell silent at the same time, or the store takes no writes from the daemon either, the silence is the
-  store's and no witness: lists must lack the machine for as long as they may lag, and the limit is four times as long.
+  store's and no evidence: lists must lack the machine for as long as they may lag, and the limit is four times as long.
 
 A silence counts only as far as it was watched: a clock that jumps, or a computer that slept, saw nothing.
 """
@@ -118,7 +118,7 @@ class LossEvidence:
         return limit
 
     def shared_silence(self) -> tuple[str, ...]:
-        """Why silence is no witness at the moment, in words."""
+        """Why silence is no evidence at the moment, in words."""
         if any(report.store_takes_no_writes for report in self._reports.values()):
             return ("the checkpoint store takes no writes, so that a silent host is not taken for lost",)
         if self._shared:

@@ -54,7 +54,7 @@ def kept(job: Job, open_attempts: Collection[int]) -> tuple[Checkpoint, ...]:
     """Return what stays on the list while these attempts of the job have not ended."""
     best = best_of(job, job.checkpoints)
     newest = job.checkpoints[: job.spec.checkpoint.keep]
-    chosen = {*newest, *in_reach(job, open_attempts), *lineage.witnesses(job.checkpoints)}
+    chosen = {*newest, *in_reach(job, open_attempts), *lineage.earlier_kept(job.checkpoints)}
     return tuple(c for c in job.checkpoints if c in chosen or c.pinned or c == best)
 
 

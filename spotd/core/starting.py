@@ -24,14 +24,14 @@ GRACE: Final = 2
 
 
 def start_deadline(
-    builder: PlanBuilder, item: Attempt, rules: ProviderPolicy, witnesses: LossEvidence, launched_at: datetime
+    builder: PlanBuilder, item: Attempt, rules: ProviderPolicy, evidence: LossEvidence, launched_at: datetime
 ) -> datetime:
     """When the machine is given up if it has not spoken since its launch; written down while that moves."""
     usual = launched_at + rules.provision_timeout
     limit = launched_at + PARTS_MAX * rules.provision_timeout
     known = usual if item.start_deadline is None else max(usual, item.start_deadline)
     grace = GRACE * builder.policy.silence_max
-    if not witnesses.hosts_cannot_write or known - builder.now > grace / 2:
+    if not evidence.hosts_cannot_write or known - builder.now > grace / 2:
         return known
     until = min(limit, builder.now + grace)
     if until <= known:
