@@ -274,7 +274,7 @@ async def test_of_two_that_claim_at_once_one_wins(rig: Rig, tmp_path: Path, monk
 async def test_two_installs_of_one_label_in_one_account_stop_buying_and_name_each_other(tmp_path: Path) -> None:
     clock = VirtualClock()
     shop = Shop(clock)
-    a, b = (Rig(tmp_path / name, clock=clock, shops=[shop], look_every_s=20.0) for name in "ab")
+    a, b = (Rig(tmp_path / name, clock=clock, shops=[shop], read_every_s=20.0) for name in "ab")
     one, two = leasing(a, "a"), leasing(b, "b")
     async with held(a, one), held(b, two):
         for rig in (a, b):
