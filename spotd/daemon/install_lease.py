@@ -32,7 +32,6 @@ FRESH: Final = timedelta(minutes=30)
 """As long as a machine lives without its daemon."""
 DOCUMENT_BYTES_MAX: Final = 16_384
 EPOCHS_MAX: Final = 1_000
-CLAIM_TRIES: Final = 5
 WORDS_MAX: Final = 120
 
 
