@@ -78,6 +78,6 @@ def user_config(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def config_candidates(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Where a config is searched for when no `--config` is given; one named by `$SPOTD_CONFIG` is the only place."""
+    """Return where a config is searched for without `--config`; one named by `$SPOTD_CONFIG` is the only place."""
     given = environ.get("SPOTD_CONFIG", "")
     return (Path(given),) if given else (user_config(environ), SYSTEM_CONFIG)

@@ -180,7 +180,7 @@ class _Api:
 
     @_serving("PUT", "/v1/code/{sha256}")
     async def put_code(self, request: Request) -> Response:
-        """Streams the body; bounded in size, not in time, since a workdir may be large and its disk slow."""
+        """Store the body as it comes; bounded in size, not in time, since a workdir may be large and its disk slow."""
         sha256 = read_sha256(request.path_params["sha256"])
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._code_bytes_max:
@@ -310,7 +310,7 @@ class _Api:
 
     @_serving("GET", "/v1/jobs/{ref}/files/contents")
     async def file_contents(self, request: Request) -> Response:
-        """Many files one behind the other, in the order of the list, since a request for each would take hours."""
+        """Send many files one behind the other, in the order of the list: a request for each would take hours."""
         without_unknown(request, ("checkpoint", "manifest", "files"))
         ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
         manifest, spans = read_spans(request)
@@ -357,13 +357,13 @@ class _Api:
 
     @_serving("GET", "/v1/providers")
     async def providers(self, request: Request) -> Response:
-        """Works without the state store: it is what one asks when something is wrong."""
+        """Answer without the state store too: it is asked when something is wrong."""
         without_unknown(request, ())
         return self._reply({"providers": await self._handlers.health.providers()})
 
     @_serving("GET", "/v1/doctor")
     async def doctor(self, request: Request) -> Response:
-        """Works without the state store, and reports that it is down."""
+        """Answer without the state store too, and report that it is down."""
         without_unknown(request, ())
         with anyio.move_on_after(PATIENT_S):
             return self._reply(await self._handlers.doctor.report())

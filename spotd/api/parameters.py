@@ -103,7 +103,7 @@ def read_resume_from(body: Mapping[str, Any]) -> str:
 
 
 def read_secrets(body: Mapping[str, Any]) -> dict[str, str]:
-    """Values by name. No message here ever holds a value."""
+    """Return values by name. No message here ever holds a value."""
     secrets = body.get("secrets") or {}
     if not isinstance(secrets, dict) or not all(isinstance(value, str) for value in secrets.values()):
         raise Invalid("secrets are an object of texts")
@@ -183,7 +183,7 @@ def read_names(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_verification(request: Request) -> tuple[tuple[str, ...], bool]:
-    """Which checkpoints are to be verified, and whether all are."""
+    """Return which checkpoints are to be verified, and whether all are."""
     without_unknown(request, ("checkpoint", "all"))
     names, every = tuple(dict.fromkeys(request.query_params.getlist("checkpoint"))), _flag(request, "all")
     if names and every:
@@ -192,7 +192,7 @@ def read_verification(request: Request) -> tuple[tuple[str, ...], bool]:
 
 
 def read_spans(request: Request) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Which manifest is meant, and which of its files, as first and last of each span of their list."""
+    """Return which manifest is meant, and which of its files, as first and last of each span of their list."""
     spans = []
     for text in request.query_params.get("files", "").split(","):
         found = _SPAN.fullmatch(text)

@@ -31,7 +31,7 @@ class BodyTooLong(Invalid):
 
 
 def dumps(body: Mapping[str, Any]) -> bytes:
-    """Compact JSON in UTF-8.
+    """Return compact JSON in UTF-8.
 
     Raises:
         ValueError: a number is not finite.

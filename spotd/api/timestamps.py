@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def utc_text(instant: datetime) -> str:
-    """ISO 8601 in UTC, ending in `Z`, to the millisecond.
+    """Return ISO 8601 in UTC, ending in `Z`, to the millisecond.
 
     Raises:
         ValueError: the instant names no time zone.

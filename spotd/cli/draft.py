@@ -118,7 +118,7 @@ def read_draft(file: str | None, flags: Mapping[str, Any]) -> JobDraft:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as tables; what was not given is left out."""
+    """Return dotted keys as tables; what was not given is left out."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         if value is None or value == () or value == {}:
@@ -139,7 +139,7 @@ def _with_name(flags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _json_ready(value: Any) -> Any:
-    """TOML's dates as text; the daemon refuses them where they do not belong."""
+    """Return TOML's dates as text; the daemon refuses them where they do not belong."""
     if isinstance(value, dict):
         return {key: _json_ready(item) for key, item in value.items()}
     if isinstance(value, list):

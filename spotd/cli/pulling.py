@@ -78,7 +78,7 @@ def pull_into(
     force: bool,
     on_bytes: Callable[[int], None],
 ) -> Pulled:
-    """Every chosen file is below the folder, complete, or among those that failed.
+    """Fetch each chosen file into the folder, complete, or name it among those that failed.
 
     Args:
         places: of the chosen ones in the list, rising.
@@ -264,7 +264,7 @@ def _stays_inside(link: PurePosixPath, target: str) -> bool:
 
 
 def _place(folder: Path, path: str) -> Path:
-    """Where the file goes, the folders above it being made and none of them a link.
+    """Return where the file goes; make the folders above it, none of which may be a link.
 
     Raises:
         CommandFailed: a link or a file stands where a folder is needed.

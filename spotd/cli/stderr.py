@@ -23,7 +23,7 @@ def is_terminal() -> bool:
 
 
 def width() -> int:
-    """Columns of the terminal."""
+    """Return how many columns the terminal has."""
     return max(shutil.get_terminal_size((120, 40)).columns, 40)
 
 
@@ -62,7 +62,7 @@ def error(message: str, *, hint: str = "") -> None:
 
 
 def errors(rows: Sequence[tuple[str, str]], *, hint: str = "") -> None:
-    """Several errors, each with its own hint beneath."""
+    """Print several errors, each with its own hint beneath."""
     for message, own_hint in rows:
         line(f"{_styled('error:', _RED)} {clean(message)}")
         if own_hint:
@@ -111,7 +111,7 @@ class ProgressLine:
             sys.stderr.flush()
 
     def add(self, count: int) -> None:
-        """So many more bytes are done."""
+        """Count so many more bytes as done."""
         self._done += count
         now = time.monotonic()
         if self._active and now - self._shown_at >= _PROGRESS_EVERY_S:

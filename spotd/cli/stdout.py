@@ -23,7 +23,7 @@ def is_terminal() -> bool:
 
 
 def width() -> int:
-    """Columns of the terminal."""
+    """Return how many columns the terminal has."""
     return max(shutil.get_terminal_size((120, 40)).columns, 40)
 
 
@@ -65,7 +65,7 @@ def line(text: str) -> None:
 
 
 def document(body: Mapping[str, Any]) -> None:
-    """One JSON document: indented for a person, on one line for a program."""
+    """Print one JSON document: indented for a person, on one line for a program."""
     if is_terminal():
         line(json.dumps(body, indent=2))
     else:
@@ -73,7 +73,7 @@ def document(body: Mapping[str, Any]) -> None:
 
 
 def record(body: Mapping[str, Any]) -> None:
-    """One line of a JSON stream."""
+    """Print one line of a JSON stream."""
     line(json.dumps(body, separators=(",", ":")))
 
 
@@ -86,6 +86,6 @@ def document_bytes(raw: bytes) -> None:
 
 
 def abandon() -> None:
-    """Whatever is still buffered goes nowhere, so that the interpreter's last flush is silent."""
+    """Discard what is still buffered, so that the interpreter's last flush is silent."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())

@@ -72,7 +72,7 @@ class AnsiStripper:
 
 
 def money(usd: float | None) -> str:
-    """Dollars and cents, finer below a dollar so that sums add up on screen; something is never shown as nothing."""
+    """Return dollars and cents, finer below a dollar so that sums add up; an amount is never shown as nothing."""
     if usd is None:
         return NOTHING
     if 0 < usd < 0.0005:
@@ -98,7 +98,7 @@ def price(usd_h: float | None) -> str:
 
 
 def short_span(seconds: float) -> str:
-    """One unit, for a narrow column."""
+    """Return a span in one unit, for a narrow column."""
     whole = max(0, int(seconds))
     if whole < _MINUTE:
         return f"{whole}s"
@@ -110,7 +110,7 @@ def short_span(seconds: float) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """Two units, for a sentence."""
+    """Return a span in two units, for a sentence."""
     whole = max(0, round(seconds))
     if whole < _MINUTE:
         return f"{whole} s"
@@ -122,7 +122,7 @@ def span_text(seconds: float) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes in decimal units."""
+    """Return a number of bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -169,6 +169,6 @@ def local_text(text: str | None) -> str:
 
 
 def seconds_between(earlier: str | None, later: str | None) -> float | None:
-    """From one instant of a JSON answer to another."""
+    """Return the seconds from one instant of a JSON answer to another."""
     first, last = instant(earlier), instant(later)
     return None if first is None or last is None else (last - first).total_seconds()

@@ -107,7 +107,7 @@ class Daemon:
     def read_files(
         self, ref: str, checkpoint: str | None, manifest: str, spans: Sequence[tuple[int, int]]
     ) -> Iterator[bytes]:
-        """Many files one behind the other. A request names a bounded number of spans."""
+        """Yield many files one behind the other. A request names a bounded number of spans."""
         for start in range(0, len(spans), SPANS_MAX):
             some = ",".join(f"{first}-{last}" for first, last in spans[start : start + SPANS_MAX])
             query: Query = {"checkpoint": checkpoint, "manifest": manifest, "files": some}

@@ -153,7 +153,7 @@ def _without_later_keys(data: Mapping[str, Any], problems: list[Problem]) -> dic
 
 
 def _by_gpu(ceilings: CeilingsSection) -> dict[str, int]:
-    """Each canonical GPU's ceiling; where two keys cover one GPU, the narrower key counts."""
+    """Return each canonical GPU's ceiling; where two keys cover one GPU, the narrower key counts."""
     widths: dict[str, int] = {}
     result: dict[str, int] = {}
     for key, price in (ceilings.__pydantic_extra__ or {}).items():
@@ -284,7 +284,7 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
 
 
 def _open_secrets(config: Config, path: Path | None) -> list[Problem]:
-    """Every secret that stands in a file which other users can read, whichever section names it."""
+    """Return a warning for each secret in a file which other users can read, whichever section names it."""
     tables: list[tuple[tuple[str, ...], object]] = [
         (("daemon",), config.daemon),
         (("store",), config.store),

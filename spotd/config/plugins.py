@@ -17,11 +17,11 @@ class Plugins(Protocol):
     """Where plugins come from; tests give their own."""
 
     def names(self) -> tuple[str, ...]:
-        """Every installed provider, sorted."""
+        """Return every installed provider, sorted."""
         ...
 
     def bundled(self) -> tuple[str, ...]:
-        """Those that come with spotd itself, sorted."""
+        """Return those that come with spotd itself, sorted."""
         ...
 
     def load(self, name: str) -> ProviderPlugin:
@@ -45,11 +45,11 @@ class InstalledPlugins:
         return self._found
 
     def names(self) -> tuple[str, ...]:
-        """Every installed provider, sorted."""
+        """Return every installed provider, sorted."""
         return tuple(self._entry_points())
 
     def bundled(self) -> tuple[str, ...]:
-        """Those that come with spotd itself, sorted."""
+        """Return those that come with spotd itself, sorted."""
         return tuple(
             name
             for name, entry in self._entry_points().items()

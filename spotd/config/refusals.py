@@ -37,7 +37,7 @@ class ConfigError(FileProblems):
 
 
 def problems_of(error: ValidationError, path: Sequence[str], model: type[BaseModel]) -> list[Problem]:
-    """Each error as a problem; `path` is where the model's table stands."""
+    """Return each error as a problem; `path` is where the model's table stands."""
     return [_problem(detail, path, model) for detail in error.errors(include_url=False, include_input=False)]
 
 

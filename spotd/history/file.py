@@ -109,7 +109,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of the block is written, or nothing of it."""
+    """Write all of the block, or nothing of it."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -126,7 +126,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def pages_used(connection: sqlite3.Connection) -> int:
-    """Pages that hold something; the file may be longer by pages that are free again."""
+    """Return how many pages hold something; the file may be longer by pages that are free again."""
     total: int = connection.execute("PRAGMA page_count").fetchone()[0]
     free: int = connection.execute("PRAGMA freelist_count").fetchone()[0]
     return total - free

@@ -1,4 +1,4 @@
-"""The history as its owner sees it: open it, write polls, keep it small, ask it. Synchronous, for one thread at a time.
+"""The history as a whole: open it, write polls, keep it small, ask it. Synchronous, for one thread at a time.
 
 Nothing here is worth a machine or a decision. So a file that is damaged, of another version or dated in the future is
 set aside and a new one begun, but for one that is ahead of the clock only after a day of it, since the clock may be
@@ -57,7 +57,7 @@ class History:
         at: int,
         whole: frozenset[tuple[str, int]] = frozenset(),
     ) -> int:
-        """One poll is in the file; returns how many changes it brought. A poll that fails is made good by the next.
+        """Record one poll; return how many changes it brought. The next poll makes up for one that fails.
 
         Raises:
             HistoryUnavailable: nothing was written.
@@ -93,7 +93,7 @@ class History:
         return self._guarded(lambda: ask(self._opened()[0], question, terms))
 
     def gpus(self) -> set[str]:
-        """Every GPU of which there is a price.
+        """Return every GPU of which there is a price.
 
         Raises:
             HistoryUnavailable

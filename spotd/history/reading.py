@@ -67,7 +67,7 @@ _Row = tuple[int, int, int, int, int, int]
 
 
 def kinds_sold(connection: sqlite3.Connection) -> set[str]:
-    """Every GPU of which there is a price."""
+    """Return every GPU of which there is a price."""
     return {gpu for (gpu,) in connection.execute("SELECT DISTINCT gpu FROM kinds")}
 
 
@@ -181,7 +181,7 @@ def _kinds(connection: sqlite3.Connection, question: SeriesQuery) -> Iterator[_K
 
 
 def _changes_from(connection: sqlite3.Connection) -> int:
-    """Since when every change is there."""
+    """Return since when every change is there."""
     row = connection.execute("SELECT value FROM kept WHERE name = 'changes_from'").fetchone()
     return 0 if row is None else row[0]
 
@@ -235,7 +235,7 @@ class _Chosen:
                 yield kind, bucket, price, share, price, price
 
     def changes(self, *, after_rolled: bool) -> Iterator[tuple[int, int, list[spans.Point]]]:
-        """Kind, beginning and changes of each series, from the one that held then; prices with their storage."""
+        """Yield kind, beginning and changes of each series, from the one that held then; prices with their storage."""
         since = ":since"
         if after_rolled:
             newest = (

@@ -145,7 +145,7 @@ def _on_sale(connection: sqlite3.Connection, provider: ProviderName) -> dict[_Ke
 
 
 def _enrolled(connection: sqlite3.Connection, provider: ProviderName, fresh: dict[_Key, Offer]) -> dict[_Key, _Live]:
-    """Every offer that came on sale has its series, an old one if it was on sale before."""
+    """Return the series of every offer that came on sale, an old one if it was on sale before."""
     if not fresh:
         return {}
     kinds: dict[tuple[str, int, str], int] = {

@@ -111,7 +111,7 @@ class Roller:
         return after, len(rows) < SERIES_PER_STEP
 
     def _roll(self, series: int, watches: list[spans.Watch], current: _Pass, room: int) -> tuple[int, bool]:
-        """One series has its slots up to the border; returns how many changes that took, and whether those were all."""
+        """Store the slots of one series up to the border; return how many changes that took, and whether it was all."""
         newest = self._connection.execute("SELECT max(slot) FROM slots WHERE series = ?", (series,)).fetchone()[0]
         since = 0 if newest is None else (newest + 1) * SLOT_S
         border, most = current.border, room
@@ -135,7 +135,7 @@ class Roller:
         return len(points), complete
 
     def _points(self, series: int, since: int, border: int, most: int) -> list[spans.Point]:
-        """From the change that held at the beginning."""
+        """Return the changes, from the one that held at the beginning."""
         return self._connection.execute(
             "SELECT at, price FROM points WHERE series = ?1 AND at < ?3 AND at >="
             " coalesce((SELECT max(at) FROM points WHERE series = ?1 AND at <= ?2), 0) ORDER BY at LIMIT ?4",
@@ -196,7 +196,7 @@ class Roller:
         return pages_used(self._connection) > SOFT * self._pages_max
 
     def _adjust(self) -> None:
-        """Less is kept if there is no room for it; more if there is again."""
+        """Keep less if there is no room for it, more if there is again."""
         ages = (self._retained.changes.total_seconds(), self._retained.everything.total_seconds())
         if self._crowded():
             if self.changes_s > _LEAST_CHANGES_S:
@@ -210,7 +210,7 @@ class Roller:
 
 
 def _market(found: list[tuple[int, int, int, int]]) -> tuple[int, int, int, bytes]:
-    """Lowest, highest, seconds on offer and distribution of one kind in one slot."""
+    """Return lowest, highest, seconds on offer and distribution of one kind in one slot."""
     seconds: dict[int, int] = {}
     for price, offered_s, _, _ in found:
         seconds[price] = seconds.get(price, 0) + offered_s

@@ -110,7 +110,7 @@ class App:
         """Run until a signal ends it, or until the computer's clock was set.
 
         Raises:
-            SocketRefused, StoreError, objects.StoreError, ClockFileBroken: it could not start.
+            SocketRefused, StateError, StoreError, ClockFileBroken: it could not start.
             InvariantBroken: it had to stop.
         """
         settings = self.settings
@@ -382,7 +382,7 @@ class _Daemon:
             await self._clock.sleep(WRITABLE_CHECK)
 
     async def forget_secrets_of_no_job(self) -> None:
-        """Values written for a job that a crash kept from being queued are gone. To be called before any is queued."""
+        """Delete the values of a job that a crash kept from being queued. To be called before any is queued."""
         await self.parts.secrets.remove_of_no_job(self.parts.database)
 
     def lifecycle(self, load: Reload, group: anyio.abc.TaskGroup) -> Lifecycle:
@@ -423,7 +423,7 @@ class _Daemon:
         self.wake_event.notify()
 
     def _owned(self, policy: Policy) -> Policy:
-        """No machine is a stray before it is known that the state is no older than the store."""
+        """Call no machine a stray before it is known that the state is no older than the store."""
         mine = self.leasing.owned(policy)
         return mine if self.surveyor.done else replace(mine, identity_sure=False)
 

@@ -68,7 +68,7 @@ class Lifecycle:
         """The run was ended by `end_when`."""
 
     async def end_when(self, event: Callable[[], Awaitable[None]]) -> None:
-        """After the event, calls under way are finished and `run` returns, for the daemon to start again."""
+        """Finish calls under way after the event, and let `run` return, for the daemon to start again."""
         await event()
         self._policy.paused = BEGINS_ANEW
         await self._drain()
@@ -97,7 +97,7 @@ class Lifecycle:
         scope.cancel()
 
     async def drain(self) -> None:
-        """Nothing new is bought; calls under way are finished and committed, or the next start finds them unknown."""
+        """Buy nothing new; finish and commit calls under way, or the next start finds them unknown."""
         self._policy.paused = SHUTTING_DOWN
         self._notify.stopping("finishing calls under way")
         await self._drain()

@@ -10,7 +10,7 @@ import gc
 
 
 def postpone() -> None:
-    """Nothing is collected until `begin`. To be called before the daemon is imported."""
+    """Collect nothing until `begin`. To be called before the daemon is imported."""
     gc.disable()
 
 

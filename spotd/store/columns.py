@@ -15,7 +15,7 @@ _TICK: Final = timedelta(microseconds=1)
 
 
 def instant_out(at: datetime) -> int:
-    """Microseconds since the epoch.
+    """Return microseconds since the epoch.
 
     Raises:
         InvariantBroken: the instant has no time zone.
@@ -31,7 +31,7 @@ def instant_in(stored: int) -> datetime:
 
 
 def duration_out(duration: timedelta) -> int:
-    """Microseconds."""
+    """Return microseconds."""
     return duration // _TICK
 
 

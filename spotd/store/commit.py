@@ -134,7 +134,7 @@ def _append_events(connection: Connection, plan: Plan) -> int:
 
 
 def _forget_cooldowns(connection: Connection, fresh: Sequence[Cooldown]) -> None:
-    """Rows that nothing reads any more are gone: marketplaces name new offers and hosts for ever."""
+    """Delete rows that nothing reads any more: marketplaces name new offers and hosts for ever."""
     known = [min(cooldown.since, cooldown.until) for cooldown in fresh if cooldown.since is not None]
     if known:
         limit = instant_out(min(known) - 2 * COOLDOWNS_REMEMBERED)
@@ -142,7 +142,7 @@ def _forget_cooldowns(connection: Connection, fresh: Sequence[Cooldown]) -> None
 
 
 def _longest(cooldowns: Sequence[Cooldown]) -> list[Cooldown]:
-    """One per subject: a cooldown may be prolonged, never cut short."""
+    """Return one per subject: a cooldown may be prolonged, never cut short."""
     longest: dict[tuple[str, CooldownScope, str], Cooldown] = {}
     for cooldown in cooldowns:
         subject = (cooldown.provider, cooldown.scope, cooldown.subject)

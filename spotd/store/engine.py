@@ -103,10 +103,10 @@ def _set_up_reader(connection: sqlite3.Connection, record: object) -> None:
 
 @contextmanager
 def translated(place: DatabasePlace) -> Iterator[None]:
-    """Foreign database errors leave the block as ours, with the cause kept.
+    """Raise errors of the database as ours, with the cause kept.
 
     Raises:
-        StoreUnavailable, StoreCorrupt, InvariantBroken: see `translate`.
+        StateUnavailable, StoreCorrupt, InvariantBroken: see `translate`.
     """
     try:
         yield

@@ -20,7 +20,7 @@ class WriterLock:
 
         Raises:
             StoreInUse: another one is.
-            StoreUnavailable: the lock file cannot be made.
+            StateUnavailable: the lock file cannot be made.
         """
         path = state.with_name(state.name + ".lock")
         try:
@@ -55,7 +55,7 @@ class WriterLock:
         os.pwrite(file, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def release(self) -> None:
-        """Another process may write the state. The file stays: removing it would let two lock different files."""
+        """Let another process write the state. The file stays: removing it would let two lock different files."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -27,4 +27,4 @@ AtPoint = Callable[[StorePoint], None]
 
 
 def pass_on(_point: StorePoint) -> None:
-    """Nothing happens at any point: what production uses."""
+    """Do nothing at any point: what production uses."""

@@ -36,7 +36,7 @@ def kept(read: Callable[[Row], T], found: Iterable[Row]) -> Iterator[T]:
 
 
 def set_aside(connection: Connection, job_id: JobId) -> tuple[UnreadableRow, ...]:
-    """Which rows of this job cannot be understood: its own or its checkpoints', then its attempts'."""
+    """Return which rows of this job cannot be understood: its own or its checkpoints', then its attempts'."""
     found: list[UnreadableRow] = []
 
     def attempted(read: Callable[[], object], attempt: int | None) -> None:

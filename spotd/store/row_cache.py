@@ -75,7 +75,7 @@ class RowCache:
         return to_json(quote)
 
     def keep_only(self, jobs: set[JobId], attempts: set[AttemptId]) -> None:
-        """Everything else is forgotten, so that the memory is as small as the world."""
+        """Forget everything else, so that the memory is as small as the world."""
         if len(self.jobs) > len(jobs) or len(self.specs) > len(jobs):
             self.jobs = {i: v for i, v in self.jobs.items() if i in jobs}
             self.specs = {i: v for i, v in self.specs.items() if i in jobs}

@@ -63,7 +63,7 @@ def _check_job_steps(plan: Plan, stored: StoredRows) -> None:
 
 
 def _steps(before: JobState, job: Job) -> int:
-    """How many rows of the table lead from one state to the other."""
+    """Return how many rows of the table lead from one state to the other."""
     if before is job.state:
         return 0
     by_way_of = [s for s in JOB_TRANSITIONS[before] if s.may_be_placed and job.state in JOB_TRANSITIONS[s]]

@@ -60,7 +60,7 @@ class Tx(Reads):
             raise
 
     def forget_cooldowns(self) -> None:
-        """No cool-down is stored; those of the next plan are all there are."""
+        """Delete every cool-down; those of the next plan are all there are."""
         self._connection.execute(delete(COOLDOWNS))
 
     def fold(self, now: datetime, rules: Folding) -> int:
@@ -108,7 +108,7 @@ class Store:
         Raises:
             StoreInUse: another process writes it.
             StoreTooNew, StoreCorrupt: the file was left as it is.
-            StoreUnavailable: it cannot be opened now.
+            StateUnavailable: it cannot be opened now.
             StoreUnsupported: another kind of database.
         """
         place = parse_place(url)
@@ -131,7 +131,7 @@ class Store:
         return cls(place=place, engine=engine, reader=reader, lock=lock, at_point=at_point)
 
     def close(self) -> None:
-        """Nothing of the state is held any more; closing twice is fine."""
+        """Release everything of the state; closing twice is fine."""
         with self._reading.closing():
             self._reader.dispose()
         with self._turn.closing():
@@ -151,7 +151,7 @@ class Store:
         """Return what the function returned, once everything it committed is durable; if it raises, nothing happened.
 
         Raises:
-            StoreUnavailable: nothing was written; the same call may work later.
+            StateUnavailable: nothing was written; the same call may work later.
             InvariantBroken: a plan broke a rule.
         """
         if self._reading.is_mine:
@@ -181,7 +181,7 @@ class Store:
         """Return what the function returned, from one consistent view.
 
         Raises:
-            StoreUnavailable: it cannot be read now.
+            StateUnavailable: it cannot be read now.
         """
         if self._turn.is_mine:
             raise InvariantBroken(NESTED)

@@ -316,7 +316,7 @@ FOLDING_KEY: Final = "folding"
 
 
 def _append_only(table: Table, connection: Connection, **_: object) -> None:
-    """Rows of the table can be neither changed nor deleted, but for events that are folded."""
+    """Forbid to change or delete rows of the table, but for events that are folded."""
     for verb in ("UPDATE", "DELETE"):
         folded = table is EVENTS and verb == "DELETE"
         unless = "WHEN NOT EXISTS (SELECT 1 FROM meta WHERE key = 'folding') " if folded else ""

@@ -101,7 +101,7 @@ class CheckpointHandlers:
     async def _verify(
         self, job: Job, checkpoint: Checkpoint, sound: set[str]
     ) -> AsyncGenerator[VerificationResponse, None]:
-        """One chunk is in memory at a time; `sound` are chunks that were found to be right in this very call."""
+        """Verify with one chunk in memory at a time; `sound` are chunks that this very call found to be right."""
         record = VerificationResponse(
             kind="progress",
             name=checkpoint.name,
@@ -173,7 +173,7 @@ def get_checkpoint(job: Job, name: str) -> Checkpoint:
 
 
 def _chosen(job: Job, names: Sequence[str]) -> tuple[Checkpoint, ...]:
-    """Each once, in the order of the names."""
+    """Return each once, in the order of the names."""
     return tuple(dict.fromkeys(get_checkpoint(job, name) for name in names))
 
 
@@ -191,7 +191,7 @@ def _refuse_removal(job: Job, chosen: Sequence[Checkpoint], open_attempts: froze
 
 
 def _places(files: Sequence[Entry]) -> dict[str, tuple[Chunk, str]]:
-    """Every chunk once, with the first file that needs it."""
+    """Return every chunk once, with the first file that needs it."""
     found: dict[str, tuple[Chunk, str]] = {}
     for entry in files:
         for chunk in entry.chunks:

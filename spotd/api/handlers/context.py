@@ -124,7 +124,7 @@ class HandlerContext:
 
     @property
     def why_paused(self) -> str:
-        """Why nothing may be launched now, in a sentence; empty while launches are allowed."""
+        """Return why nothing may be launched now, in a sentence; empty while launches are allowed."""
         held = self.control_loop.held
         return f"no decisions are made: {held}" if held else self.policy.why_paused
 

@@ -25,7 +25,7 @@ def row_of(area: str, name: str, detail: str, *, ok: bool, hint: str = "") -> Ch
 
 
 def sqlite_row(version: tuple[int, ...]) -> CheckResponse:
-    """Warns of the versions whose WAL-reset bug can corrupt a database that two connections write to."""
+    """Warn of the versions whose WAL-reset bug can corrupt a database that two connections write to."""
     detail = f"SQLite {'.'.join(str(part) for part in version)}"
     if not WAL_RESET_FIRST <= version < WAL_RESET_FIXED:
         return row_of("daemon", "sqlite", detail, ok=True)

@@ -106,7 +106,7 @@ class FileHandlers:
             yield await self._context.stored(partial(self._piece, entry.path, chunk))
 
     def _piece(self, path: str, chunk: Chunk) -> bytes:
-        """In a worker thread, the hash too: it is work, and others wait for the loop."""
+        """Read and verify one chunk, in a worker thread: the hash is work, and others wait for the loop."""
         try:
             return chunk.part_of(piece(self._context.objects, chunk))
         except DamagedContent as exc:

@@ -118,7 +118,7 @@ class JobHandlers:
         attempts: tuple[Attempt, ...],
         aside: tuple[UnreadableRow, ...],
     ) -> JobDetailResponse:
-        """Everything about a job; `job` is `None` where its own row or a checkpoint's cannot be understood."""
+        """Return everything about a job; `job` is `None` where its own row or a checkpoint's cannot be understood."""
         current = next((a for a in attempts if a.state.counts), None)
         ceiling = current.ceiling if current is not None else None
         if job is not None and ceiling is None and job.spec.resources.gpu:
@@ -242,7 +242,7 @@ class JobHandlers:
             )
 
     def _require_secrets(self, job: Job) -> None:
-        """Without the values of its secrets the job could not be started on any machine."""
+        """Require the values of its secrets, without which the job could not be started on any machine."""
         try:
             self._context.secrets.read(job.id, job.spec.secrets)
         except SecretsMissing as exc:

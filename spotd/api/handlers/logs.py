@@ -129,7 +129,7 @@ class LogHandlers:
         return quiet >= LAST_POLLS and any(a.id.number == number and not a.state.counts for a in attempts)
 
     async def _tail_start(self, job: JobId, query: LogQuery) -> tuple[Cursor, dict[tuple[int, str], int]]:
-        """Where the last lines begin: the cursor before the object they begin in, and how much of it to leave out."""
+        """Return the cursor before the object in which the last lines begin, and how much of it to leave out."""
         wanted, taken = query.tail or 0, 0
         attempts = await self._context.read(lambda reads: reads.attempts_of(job))
         first = Cursor(attempt=0)
@@ -150,7 +150,7 @@ class LogHandlers:
 
 
 def _offset_of_last(data: bytes, lines: int) -> int:
-    """Where the last so many lines begin."""
+    """Return where the last so many lines begin."""
     position = len(data) - 1 if data.endswith(b"\n") else len(data)
     for _ in range(lines):
         position = data.rfind(b"\n", 0, position)

@@ -50,7 +50,7 @@ def _none(job: Job) -> NotFound:
 
 
 async def _unpinned(context: HandlerContext, job: Job) -> AcceptedManifest:
-    """Those of a job that ended before outputs were pinned: of the attempt that ended well, and of no other."""
+    """Return those of a job that ended before outputs were pinned: of the attempt that ended well, and of no other."""
     attempts = await context.read(lambda reads: reads.attempts_of(job.id))
     done: list[Attempt] = [a for a in attempts if a.end_reason is EndReason.DONE]
     for attempt in reversed(done):

@@ -106,7 +106,7 @@ def new_job(job_id: JobId, spec: JobSpec, now: datetime, *, code_sha256: str | N
 
 
 def budget_problem(spec: JobSpec, world: World, market: MarketSnapshot, now: datetime) -> str:
-    """Why the budget of this job can never pay for a useful run; empty if it may."""
+    """Return why the budget of this job can never pay for a useful run; empty if it may."""
     job = new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0)
     return used_up(world, market, job, now, unspent=True)
 

@@ -100,7 +100,7 @@ class ReceiptHandlers:
 
 
 def _receipts(reads: Reads, views: Sequence[JobView], now: datetime) -> list[ReceiptResponse]:
-    """One receipt for each of these jobs, from a fixed number of questions however much they cost."""
+    """Return a receipt for each of these jobs, from a fixed number of queries whatever they cost."""
     ids = [view.id for view in views]
     fallbacks: defaultdict[JobId | None, list[Event]] = defaultdict(list)
     corrected: defaultdict[JobId | None, list[Event]] = defaultdict(list)

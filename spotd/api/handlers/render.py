@@ -202,7 +202,7 @@ def quote_response(quote: Quote, ceiling: MicroUsdPerGpuHour | None, blocked: st
 
 
 def _bids(quote: Quote, ceiling: MicroUsdPerGpuHour | None, headroom_ppm: int) -> tuple[int | None, int | None]:
-    """Per GPU: the price at the lowest bid that wins, and at the bid that was placed or would be."""
+    """Return the prices per GPU at the lowest bid that wins, and at the bid that was placed or would be."""
     offer = quote.offer
     if not offer.pays_bid:
         return None, None

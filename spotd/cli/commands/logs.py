@@ -63,7 +63,7 @@ class TextPrinter:
         stderr.note(f"--- {clean(record['text'])} ---")
 
     def end(self) -> None:
-        """Nothing is held back, and what comes next on the screen begins a line."""
+        """Print what was held back, and begin a line for what comes next on the screen."""
         self._write(self._stripper.end())
         self._stripper = AnsiStripper()
         if not self._at_line_start and stdout.is_terminal():
@@ -82,7 +82,7 @@ class JsonPrinter:
         stdout.record({**record})
 
     def end(self) -> None:
-        """Nothing is ever held back."""
+        """Do nothing: a record is never held back."""
 
 
 def follow_to_end(
