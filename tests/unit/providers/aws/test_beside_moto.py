@@ -7,7 +7,7 @@ capacity and no interruption, so nothing of those is asked of it. Every answer i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -42,17 +42,21 @@ from tests.fakes.aws.catalog import KINDS
 from tests.unit.providers.aws.harness import open_harness
 from tests.unit.providers.aws.stories import official
 
-moto = pytest.importorskip("moto", reason="moto, a development dependency, is not installed")
-
 MOTO_IMAGE = "ami-03cf127a"
 KEY = AttemptKey("spotd-lab-j0b-1")
+
+
+def mocked_aws() -> AbstractContextManager[Any]:
+    """Moto's imports take longer than its tests."""
+    found: AbstractContextManager[Any] = pytest.importorskip("moto", reason="moto is not installed").mock_aws()
+    return found
 
 
 @contextmanager
 def moto_client() -> Iterator[tuple[Any, str]]:
     import boto3
 
-    with moto.mock_aws():
+    with mocked_aws():
         session = boto3.session.Session(aws_access_key_id="AKIA", aws_secret_access_key="s", region_name="us-east-1")
         yield session.client("ec2"), MOTO_IMAGE
 
@@ -233,5 +237,5 @@ def test_the_provider_itself_lives_with_moto(tmp_path: Path) -> None:
             assert ended.state in (InstanceState.ENDING, InstanceState.GONE)
             assert ended.loss is None, "we asked for its end"
 
-    with moto.mock_aws():
+    with mocked_aws():
         anyio.run(main)
