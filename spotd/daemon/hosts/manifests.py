@@ -26,7 +26,6 @@ from spotd.daemon.hosts.host_reader import HostReader, MissingChunk, RealToVirtu
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.metrics import metric_of
 from spotd.daemon.hosts.proved_chunks import digest
-from spotd.daemon.hosts.uploads import uploaded_bytes
 from spotd_jobs.objects.api import ObjectInfo, ObjectMissing, ObjectStore, ObjectTooLarge
 from spotd_jobs.wire.client.manifest_text import MANIFEST_BYTES_MAX
 from spotd_jobs.wire.fields import WireError
@@ -126,8 +125,11 @@ def _read_one(
         return True
     metric = job.spec.checkpoint.metric
     value = None if metric is None else metric_of(objects, verdict, metric)
-    uploaded = uploaded_bytes(verdict, view.chunks, object_keys.data_prefix(attempt.id))
-    view.chunks.add({chunk.key: chunk.size for entry in verdict.files for chunk in entry.chunks})
+    sizes = {chunk.key: chunk.size for entry in verdict.files for chunk in entry.chunks}
+    own = object_keys.data_prefix(attempt.id)
+    # What its own chunks added to the store, by what is there and not by what the host states.
+    uploaded = sum(size for key, size in sizes.items() if key.startswith(own) and key not in view.chunks)
+    view.chunks.add(sizes)
     saved_at = min(at, max(attempt.intended_at, virtual(verdict.created_at)))
     checkpoint = Checkpoint(
         name=verdict.name,
