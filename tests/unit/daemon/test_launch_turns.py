@@ -67,3 +67,18 @@ async def test_a_launch_that_only_waited_for_its_turn_when_the_daemon_was_killed
         await reborn.until(lambda: len(reborn.shop.requests) >= JOBS)
         assert reborn.clock.now() - since < timedelta(minutes=1)
     assert {r.key for r in rig.shop.requests[CALLS_PER_PROVIDER:]} == {f"spotd-lab-{name}-2" for name in waiting}
+
+
+async def test_launches_of_jobs_that_are_over_are_forgotten(rig: Rig) -> None:
+    rig.shop.offer_index = [offer(f"o{n}", price=400_000 + n) for n in range(JOBS)]
+    async with rig.running():
+        names = [await rig.submit(job(number)) for number in range(1, JOBS + 1)]
+        await rig.until(lambda: len(rig.shop.requests) == JOBS and rig.executor.busy == 0)
+        for name in names:
+            await rig.cancel(name)
+        await rig.until(lambda: not rig.shop.not_gone())
+        await rig.clock.sleep(timedelta(minutes=2))
+        assert {rig.job(name).state for name in names} == {JobState.CANCELLED}
+        state = rig.control_loop.state
+        assert state is not None
+        assert rig.executor._launched <= state.world.intents.keys() == set()

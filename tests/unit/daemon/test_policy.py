@@ -23,6 +23,9 @@ CONFIG = """
 [daemon]
 install = "lab"
 poll_every = "30s"
+machines_every = "20s"
+silence_limit = "50m"
+save_limit = "90m"
 [ceilings]
 default = 1.00
 RTX_4090 = 0.40
@@ -55,7 +58,10 @@ def test_settings_say_what_the_config_says(tmp_path: Path) -> None:
     assert (settings.install, settings.machines_max, settings.budget_day) == ("lab", 3, 5_000_000)
     assert (settings.ceiling_default, settings.ceilings["RTX_4090"]) == (1_000_000, 400_000)
     assert (local.name, local.fee_ppm, local.poll_every) == ("local", 1_250_000, timedelta(seconds=30))
+    assert local.machines_every == timedelta(seconds=20)
     assert settings.state_dir == tmp_path / "state"
+    policy = build_policy(settings, {LOCAL: NETWORKED}, store_shared_by="network", clock=SystemClock())
+    assert (policy.silence_limit, policy.save_limit) == (timedelta(minutes=50), timedelta(minutes=90))
 
 
 def test_the_environment_goes_over_the_file(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
@@ -14,9 +17,14 @@ from spotd.daemon.crash import never
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import Poller, PollPace
 from spotd.daemon.market.request_counts import RequestCounts
+from spotd.daemon.market.supervisor import ProviderSupervisor
+from spotd.daemon.settings import ProviderSettings, Settings
 from spotd.daemon.wake import WakeEvent
+from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
+from spotd_providers.contract.provider import ProviderPlugin, ProviderTraits
 from spotd_providers.contract.values import Listing, OfferPage, OfferQuery
+from tests.unit.core.builders import INSTALL, SHOP
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Log
 from tests.unit.daemon.shop import Shop
@@ -186,6 +194,47 @@ async def test_a_provider_that_wants_a_rest_gets_it_but_its_machines_are_listed_
     pauses = await lists_s(shop, minutes=60, rings_every_s=0 if isinstance(failure, Unavailable) else 1)
     assert len(pauses) > 4
     assert all(least_s <= pause <= most_s for pause in pauses), pauses
+
+
+def test_a_provider_is_asked_as_often_as_the_config_says_and_as_seldom_as_its_plugin_wants(tmp_path: Path) -> None:
+    plugin = SimpleNamespace(
+        traits=lambda _: ProviderTraits(
+            start_script_bytes_max=4096, offers_every_min=timedelta(seconds=4), machines_every_min=timedelta(seconds=3)
+        )
+    )
+    one = ProviderSettings(
+        name=SHOP,
+        title="the shop",
+        enabled=True,
+        fee_ppm=1_000_000,
+        poll_every=timedelta(seconds=45),
+        machines_every=timedelta(seconds=20),
+        plugin=cast("ProviderPlugin", plugin),
+    )
+    supervisor = ProviderSupervisor(
+        Settings(
+            install=INSTALL,
+            state_dir=tmp_path,
+            state_url=":memory:",
+            socket=tmp_path / "socket",
+            store_place="",
+            open_objects=lambda: FolderStore(tmp_path),
+            providers=(one,),
+        ),
+        offer_cache=OfferCache(WakeEvent()),
+        clock=VirtualClock(),
+        seed=1,
+        log=Log(),
+        crash=never,
+        world=lambda: None,
+        account_known=lambda _provider, _account: None,
+    )
+    assert supervisor._pace(one) == PollPace(
+        poll_every=timedelta(seconds=45),
+        machines_every=timedelta(seconds=20),
+        offers_every_min=timedelta(seconds=4),
+        machines_every_min=timedelta(seconds=3),
+    )
 
 
 def test_requests_are_counted_by_the_hour_and_projected_before_one_has_passed() -> None:
