@@ -22,13 +22,26 @@ from spotd.core.outcomes import LaunchFailure, launch_refused
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policy import Policy
+from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
 from spotd_jobs.spec.model import GpuAlternative, MarketChoice, Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGbMonth, MicroUsdPerGpuHour
-from spotd_providers.contract.values import HostId, Market, Offer
-from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy, world_with
+from spotd_providers.contract.values import HostId, InstanceState, Loss, Market, Offer
+from tests.unit.core.builders import (
+    MINUTE,
+    NOW,
+    SHOP,
+    instance,
+    job,
+    listing,
+    market,
+    offer,
+    report,
+    shop_policy,
+    world_with,
+)
 
 V = VerdictKind
 
@@ -237,6 +250,29 @@ def test_a_host_that_only_cost_more_for_a_while_is_back_long_before_one_that_fai
     assert not launched(decide(stage, market(offer(), at=soon), soon))
     later = NOW + after
     assert launched(decide(stage, market(offer(), at=later), later)) == {"j1": "o1"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason", "span"),
+    [
+        (Loss.PREEMPTED, EndReason.PREEMPTED, 3 * MINUTE),
+        (Loss.OUTBID, EndReason.OUTBID, 3 * MINUTE),
+        (Loss.IMAGE_ERROR, EndReason.IMAGE_ERROR, 3 * MINUTE),
+        (Loss.PROVISION_FAILED, EndReason.HOST_LOST, 30 * MINUTE),
+        (Loss.HOST_LOST, EndReason.HOST_LOST, 30 * MINUTE),
+        (Loss.EXPIRED, EndReason.HOST_LOST, 30 * MINUTE),
+        (None, EndReason.HOST_LOST, 30 * MINUTE),
+    ],
+)
+def test_what_a_provider_says_of_a_paused_machine_decides_for_how_long_its_host_cools_down(
+    loss: Loss | None, reason: EndReason, span: timedelta
+) -> None:
+    """A host on which a machine cannot start is as broken as one that fails later."""
+    stage = world_with(AttemptState.STARTING)
+    plan = reconcile(stage, listing(instance(InstanceState.PAUSED, loss=loss)), report(), NOW)
+    (ended,) = plan.attempts.values()
+    assert ended.end_reason is reason
+    assert [(c.scope, c.subject, c.until - NOW) for c in plan.cooldowns] == [(CooldownScope.HOST, "host-o1", span)]
 
 
 @pytest.mark.parametrize(
