@@ -38,10 +38,11 @@ COMMANDS = (
 
 @pytest.fixture
 def served() -> Iterator[Place]:
-    """One job runs, one waits for its price, one failed."""
+    """One job runs, one waits for its price, one failed, and a machine of no job was ended."""
     with place() as fixed:
         fixed.rig.host(worlds.attempt().id.job, 1).log("step 1\n")
         fixed.write_three_jobs()
+        fixed.write(worlds.stray())
         yield fixed
 
 

@@ -14,7 +14,9 @@ from spotd.core.attempts import Attempt, MachineState
 from spotd.core.charges import Meter
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
+from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.jobs import Job, Outputs
+from spotd.core.keys import attempt_key
 from spotd.core.plan import Event, Plan
 from spotd.core.pricing import Needs, quote
 from spotd.core.states import AttemptState, EndReason, JobState
@@ -188,6 +190,25 @@ def waiting() -> Plan:
     """`prep` was queued and has no machine."""
     owner = job("prep", ident="6k0a9zzzzz", submitted_at=EARLIER - timedelta(minutes=1))
     return v.plan(owner, event(owner), silent=True)
+
+
+def stray() -> Plan:
+    """A machine that no attempt owned ran for an hour and was ended."""
+    ref = InstanceRef(provider=LOCAL, instance_id=InstanceId("m9"))
+    end = Intent(
+        id=terminate_intent_id(ref),
+        kind=IntentKind.TERMINATE,
+        provider=LOCAL,
+        key=attempt_key(v.INSTALL, JobId("6j88888888"), 2),
+        state=IntentState.DONE,
+        created_at=EARLIER,
+        attempt=None,
+        ref=ref,
+        accepted_at=EARLIER,
+        stray_since=EARLIER - HOUR,
+        stray_rate=MicroUsdPerHour(1_750_000),
+    )
+    return v.plan(end)
 
 
 def event(of: Job | Attempt, kind: str = "job.submitted", message: str = "queued") -> Event:
