@@ -12,10 +12,10 @@ from spotd.core.backoff import LAUNCHES_PER_HOUR_MAX
 from spotd.core.ids import JobId
 from spotd.core.states import EndReason
 from spotd_jobs.spec.model import JobSpec
-from tests.sim.daemon import DOWN, KEY_REFUSED
 from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT
 from tests.sim.money import job_of
+from tests.sim.process import DOWN, KEY_REFUSED
 from tests.sim.run import Result
 
 HOUR = timedelta(hours=1)

@@ -1,67 +1,59 @@
-"""The daemon of the simulator: the real core, a dictionary for a database, and a shell that can die anywhere.
+"""The daemon of the simulator: what outlives its process, what the process is shown, and what its user asks of it.
 
-What the process knows dies with it; what it committed stays; what it sent is under way and takes effect without it.
+What the process (`process.py`) knows dies with it; what it committed stays; what it sent takes effect without it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from spotd.core import forget, outcomes, recovery, requests, timeline
-from spotd.core.applied import applied, combine
+from spotd.core import forget, recovery, requests, timeline
+from spotd.core.applied import applied
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Charge
 from spotd.core.checkpoints import Checkpoint
-from spotd.core.cooldowns import COOLDOWNS_REMEMBERED
-from spotd.core.decide import decide
 from spotd.core.disk import disk_gb_for
 from spotd.core.host_status import ExitCause, HostStatus
-from spotd.core.ids import AttemptId, IntentId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState
 from spotd.core.invariants import check
 from spotd.core.jobs import Job
-from spotd.core.launch_calls import launch_sent
-from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
-from spotd.core.outcomes import LaunchFailure
 from spotd.core.plan import Plan
-from spotd.core.reconcile import reconcile
 from spotd.core.recovery import Survey
 from spotd.core.retention import offered
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.core.world import World
+from spotd.daemon.commits import Decide, Points, PolicyHolder
+from spotd.daemon.crash import CrashPoint
 from spotd.daemon.market import plugin_values
 from spotd.daemon.recovery_survey import NOT_DONE, use_number
-from spotd_jobs.objects.api import StoreError, StoreUnavailable
+from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
-from spotd_providers.contract.values import AttemptKey, Instance, Listing, Offer, ProviderName
+from spotd_providers.contract.values import AttemptKey, InstanceRef, Listing, Offer, OfferPage, ProviderName
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud, owner_of
-from tests.sim.machines import AccountDead, CloudDown, LostAnswer, Machine, Refused, Row, Save, Task
+from tests.sim.machines import CloudDown, Machine, Row, Save, Task
+from tests.sim.process import Died, Process, at_once
 from tests.sim.records import Records, surveyed, surveyed_one
 
 EPOCH = datetime(2026, 1, 5, 12, tzinfo=UTC)
 CALL_TIMEOUT = timedelta(seconds=90)
-CALLS_AT_ONCE = 2
 GRANT_READ_EVERY = timedelta(seconds=30)
-COMMIT_AGAIN = timedelta(seconds=15)
-END_UNSAVED_EVERY = timedelta(minutes=1)
+LISTED_AGAIN_AFTER = timedelta(seconds=4)
 ASLEEP_LOOKED_AT = timedelta(minutes=1)
 CLOCK_COMPARED_EVERY = timedelta(seconds=30)
 SURVEY_AGAIN = timedelta(seconds=10)
 BOOT_ID = "one uptime"
-DOWN, KEY_REFUSED = "down", "the key is refused"
-"""What a provider says that refuses every job."""
-
-
-class Died(Exception):
-    """The process was killed at a named point."""
+ADOPT = CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT
+SUBMIT = CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT
+CANCEL = CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL
+RETRY = CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +103,13 @@ class Told:
 
 
 class Daemon:
-    """Everything durable is in `world`, `done` and `told`; everything else is of this life of the process."""
+    """Everything durable is in `world`, `done` and `told`; `process` is the run of the shipped code."""
 
     def __init__(
         self, world: World, clouds: list[Cloud], work: dict[JobId, Work], rng: Random, agenda: Agenda, pace: timedelta
     ) -> None:
         self.world = world
+        self.policy = PolicyHolder(world.policy)
         self.clouds = {c.name: c for c in clouds}
         self.work = work
         self.rng = rng
@@ -137,16 +130,14 @@ class Daemon:
         self.unwritable_at: datetime | None = None
         self.hostile: Callable[[Machine], dict[str, Any]] | None = None
         """What a host states that cannot be, if hosts are hostile."""
-        self.calls_at_once = CALLS_AT_ONCE
+        self.launches_at_once: int | None = None
+        """At each provider, where it differs from what is shipped."""
         self.waits: Callable[[JobId], None] = lambda _job: None
         """After the launch of a job began to wait for its turn."""
         self.asleep_until: datetime | None = None
         """The computer sleeps: nothing of the process runs, and nothing of it is lost."""
         self.full_since: datetime | None = None
         """Since when the disk of the state is full: no commit succeeds."""
-        self.unsaved: World | None = None
-        self.unsaved_from: World | None = None
-        self.unsaved_ends: dict[IntentId, datetime] = {}
         self.wall_off = timedelta(0)
         """By how much the wall clock of the computer differs from the true time, which the providers have."""
         self.anchor: Anchor | None = None
@@ -178,7 +169,7 @@ class Daemon:
         if self.full_since is not None or (self.asleep_until is not None and self.true < self.asleep_until):
             self.agenda.after(CLOCK_COMPARED_EVERY, self.compare_clocks)
         elif self.up and self.anchor is not None and wants_new_date(self.anchor, self.now, self.true + self.wall_off):
-            self.life += 1
+            self.process.end()
             self.boot()
 
     def begin_timeline(self) -> None:
@@ -207,31 +198,22 @@ class Daemon:
     # --- the process ---
 
     def boot(self) -> None:
-        """A new process: boards are empty, nothing is under way, open launches are unknown."""
+        """A new process: its caches are empty, nothing is under way, open launches are unknown."""
         self.life += 1
         self.up = True
-        self.unsaved = self.unsaved_from = None
-        self.unsaved_ends = {}
+        self.blind = not self.can_read
         self.begin_timeline()
-        self.offer_cache = {name: ProviderOffers(provider=name) for name in self.clouds}
-        self.listings: dict[ProviderName, Listing] = {}
-        self.asked: set[IntentId] = set()
-        self.ending: set[IntentId] = set()
-        self.calls: Counter[ProviderName] = Counter()
-        self.waiting: dict[ProviderName, list[Callable[[], None]]] = {name: [] for name in self.clouds}
         self.polling: set[ProviderName] = set()
-        self.ring_at: datetime | None = None
-        self.forget_cooldowns()
-        self.commit(self.adopted())
         if self.records is not None:
-            self.asked.update(i for i, t in self.world.intents.items() if t.kind is IntentKind.LAUNCH)
             self.hold_until_surveyed(surveyed=False)
+        self.process = Process(self)
+        life = self.life
+        self.process.begin()
+        if self.life != life:
+            return  # it died at once
+        if self.records is not None:
             self.soon(timedelta(seconds=self.rng.uniform(0.5, 8)), self.survey)
         self.poll_all()
-        self.notify()
-
-    def adopted(self) -> Plan:
-        return outcomes.after_restart(self.world, self.now, asks_store=self.records is not None)
 
     def survey(self) -> None:
         """The store tells what a state that was put back has forgotten."""
@@ -244,9 +226,9 @@ class Daemon:
         except StoreUnavailable:
             self.soon(SURVEY_AGAIN, self.survey)
             return
-        self.commit(plan)
+        self.request(lambda _world, _now: plan, ADOPT)
         self.hold_until_surveyed(surveyed=True)
-        self.notify()
+        self.process.wake_event.notify()
 
     def asked_store(self, records: Records) -> Plan:
         return surveyed(self, records)
@@ -254,14 +236,14 @@ class Daemon:
     def hold_until_surveyed(self, *, surveyed: bool) -> None:
         """Nothing is bought and no machine is a stray while the state may be older than the store."""
         self.surveyed = surveyed
-        why = "" if surveyed else NOT_DONE
-        held = replace(self.world.policy, launches_paused=why, identity_sure=surveyed)
-        self.world = replace(self.world, policy=held)
+        self.policy.paused = "" if surveyed else NOT_DONE
+        self.policy.owned = lambda policy: replace(policy, identity_sure=surveyed)
 
     def kill(self) -> None:
         """The process is gone; what it had sent goes on without it."""
         self.life += 1
         self.up = False
+        self.process.end()
         self.died()
 
     def soon(self, span: timedelta, action: Callable[[], None]) -> None:
@@ -280,28 +262,19 @@ class Daemon:
                 self.kill()
             except Exception as exc:  # noqa: BLE001  # that nothing ends the daemon is what is tested
                 self.told.broken.append(f"the daemon raised {type(exc).__name__}: {exc}")
-                self.notify(self.pace)
 
         self.agenda.after(span, guarded)
 
-    def notify(self, span: timedelta = timedelta(seconds=2)) -> None:
-        """A cycle follows within this time."""
-        due = self.now + span
-        if self.ring_at is None or due < self.ring_at or self.ring_at < self.now:
-            self.ring_at = due
-            self.soon(span, lambda: self.cycle() if self.ring_at == due else None)
+    def request(self, decide: Decide, points: Points) -> None:
+        """Commit at once what a user, or the survey of the store, waits for."""
+        at_once(self.process.commits.commit(decide, points))
+        self.process.wake_event.notify()
 
-    def durably(self, plan: Callable[[], Plan], after: Callable[[], None]) -> None:
-        """An outcome exists only here, so a state that cannot be written is waited for."""
-        if self.full_since is not None:
-            self.soon(COMMIT_AGAIN, lambda: self.durably(plan, after))
-            return
-        self.commit(plan())
-        after()
+    def before_commit(self, plan: Plan) -> None:
+        """The plan is about to be made durable."""
 
     def commit(self, plan: Plan) -> None:
-        if self.full_since is not None:
-            raise RuntimeError("a commit on a full disk")
+        """The plan is durable."""
         before = self.world
         said = {e.job for e in plan.events}
         for i, after in plan.jobs.items():
@@ -322,6 +295,21 @@ class Daemon:
         self.told.broken.extend(f"contained: {c.subject}: {c.error}" for c in plan.contained)
         if not plan.is_empty:
             self.told.broken.extend(check(self.world))
+        for intent in plan.intents.values():
+            if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.OPEN and self.must_wait(intent):
+                self.waits(job_of_key(intent.key))
+
+    def must_wait(self, launch: Intent) -> bool:
+        """Whether as many launches as are made at once are under way at its provider."""
+        others = [
+            other
+            for other in self.world.intents.values()
+            if other.kind is IntentKind.LAUNCH
+            and other.state in {IntentState.OPEN, IntentState.SENT}
+            and other.provider == launch.provider
+            and other.id != launch.id
+        ]
+        return self.launches_at_once is not None and len(others) >= self.launches_at_once
 
     def remember(self, attempt: Attempt) -> None:
         """For the oracles."""
@@ -348,20 +336,22 @@ class Daemon:
             if cloud.spoil is not None:
                 listing = plugin_values.listing(listing, name, now=begun)
         except CloudDown:
-            self.soon(timedelta(seconds=5), lambda: self.heard(name, None, None))
+            self.soon(timedelta(seconds=5), lambda: self.unheard(name, begun))
             return
-        provider_offers = ProviderOffers(provider=name, offer_index=build_offer_index(offers), at=begun)
-        self.soon(timedelta(seconds=self.rng.uniform(0.1, 4)), lambda: self.heard(name, provider_offers, listing))
+        self.soon(timedelta(seconds=self.rng.uniform(0.1, 4)), lambda: self.heard(name, offers, listing, begun))
 
-    def heard(self, name: ProviderName, provider_offers: ProviderOffers | None, listing: Listing | None) -> None:
+    def unheard(self, name: ProviderName, begun: datetime) -> None:
         self.polling.discard(name)
-        known = self.offer_cache[name]
-        if provider_offers is None or listing is None:
-            self.offer_cache[name] = replace(known, error="does not answer")
-            self.listings.pop(name, None)
-        elif known.at is None or provider_offers.at is None or known.at < provider_offers.at:
-            self.offer_cache[name], self.listings[name] = provider_offers, listing
-        self.notify(timedelta(seconds=5))
+        self.process.offer_cache.offers_failed(name, "does not answer", at=begun)
+        self.process.offer_cache.machines_failed(name, "does not answer", at=begun)
+
+    def heard(self, name: ProviderName, offers: tuple[Offer, ...], listing: Listing, begun: datetime) -> None:
+        self.polling.discard(name)
+        cache = self.process.offer_cache
+        known = cache.page(name)
+        if known is None or known.at < begun:
+            cache.offers_seen(name, OfferPage(offers=offers, at=begun), asked_at=begun)
+            cache.machines_listed(name, listing)
 
     def translated(self, rows: list[Row]) -> tuple[Offer, ...]:
         """What an adapter does: a price that is no price is no offer."""
@@ -393,11 +383,14 @@ class Daemon:
         return save.sound
 
     def look(self) -> dict[AttemptId, HostStatus]:
-        reports = {}
-        for item in self.world.attempts.values():
-            if self.readable(item):
-                reports[item.id] = self.report(item)
-        return reports
+        """What the hosts wrote; nothing while the store cannot be read."""
+        self.cycles += 1
+        for cloud in self.clouds.values():
+            cloud.advance(self.true)
+        self.blind = not self.can_read or any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
+        if self.blind:
+            return {}
+        return {item.id: self.report(item) for item in self.world.attempts.values() if self.readable(item)}
 
     def report(self, item: Attempt) -> HostStatus:
         m = self.machine_of(item)
@@ -405,7 +398,7 @@ class Daemon:
             return HostStatus(attempt=item.id, read_at=self.now)
         fresh: tuple[Checkpoint, ...] = ()
         if m.saved:
-            known = self.newest_known(item)
+            known = newest_known(item.id, self.world.jobs.get(item.id.job) or self.done[item.id.job])
             fresh = tuple(
                 _checkpoint(save, item, m.task.bytes)
                 for save in m.saved
@@ -438,95 +431,16 @@ class Daemon:
         since = self.unwritable_at
         return since is not None and self.true - since < self.world.policy.silence_max
 
-    def newest_known(self, item: Attempt) -> timedelta:
+    def without_known(self, report: HostStatus, job: Job) -> HostStatus:
         """Only what an attempt published after its newest accepted checkpoint is news."""
-        owner = self.world.jobs.get(item.id.job) or self.done[item.id.job]
-        for one in owner.checkpoints:
-            if one.attempt == item.id.number:
-                return _work_in(one)
-        return timedelta(-1)
+        known = newest_known(report.attempt, job)
+        return replace(report, checkpoints=tuple(c for c in report.checkpoints if _work_in(c) > known))
 
     # --- what it does ---
 
-    def cycle(self) -> None:
-        """One brain cycle; paid calls follow the commit that owes them."""
-        self.ring_at = None
-        self.cycles += 1
-        now = self.now
-        for cloud in self.clouds.values():
-            cloud.advance(self.true)
-        self.forget_cooldowns()
-        blind = not self.can_read or any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
-        reports = None if blind else self.look()
-        if self.full_since is not None:
-            self.act_unsaved(reports or {}, blind=blind)
-            self.notify(COMMIT_AGAIN)
-            return
-        self.unsaved = self.unsaved_from = None
-        try:
-            plan = self.thought(reports or {})
-        except Exception as exc:  # noqa: BLE001  # that nothing raises out of a cycle is what is tested
-            self.told.broken.append(f"a cycle raised {type(exc).__name__}: {exc}")
-            self.notify(self.pace)
-            return
-        self.settle(plan)
-        if not blind:
-            self.note_readings()
-        if self.can_write and not blind:
-            self.write_grants()
-        for name in sorted(plan.list_again):
-            self.list_again(name)
-        # Without a machine only prices can change anything, and a new price rings.
-        wake = self.pace * 2 if self.world.attempts else timedelta(hours=1)
-        if plan.wake_at is not None and self.world.attempts:
-            wake = min(wake, max(timedelta(seconds=1), plan.wake_at - now))
-        due = [t.not_before for t in self.world.intents.values() if t.not_before is not None and t.not_before > now]
-        self.notify(min([wake, *(at - now for at in due)]))
-
-    def thought(self, reports: Mapping[AttemptId, HostStatus]) -> Plan:
-        first = reconcile(self.world, self.listings, reports, self.now)
-        second = decide(applied(self.world, first), MarketSnapshot(offer_cache=self.offer_cache), self.now)
-        return combine(first, second)
-
-    def act_unsaved(self, reports: Mapping[AttemptId, HostStatus], *, blind: bool) -> None:
-        """Stop and end what the core would, without a row for it; launch nothing."""
-        durable = self.world
-        rows = (durable.jobs, durable.attempts, durable.intents)
-        known = self.unsaved_from
-        if self.unsaved is None or known is None or rows != (known.jobs, known.attempts, known.intents):
-            self.unsaved = durable
-        self.unsaved_from = durable
-        held = replace(self.unsaved.policy, launches_paused="the state cannot be written")
-        self.world, plan = replace(self.unsaved, policy=held), Plan()
-        try:
-            plan = self.thought(reports)
-            self.unsaved = self.world = applied(self.world, plan)
-            if self.can_write and not blind:
-                self.write_grants()
-            self.end_unsaved()
-        except Exception as exc:  # noqa: BLE001  # that nothing raises out of a cycle is what is tested
-            self.told.broken.append(f"a cycle on a full disk raised {type(exc).__name__}: {exc}")
-        finally:
-            self.world = durable
-        for name in sorted(plan.list_again):
-            self.list_again(name)
-
-    def end_unsaved(self) -> None:
-        for intent in self.world.intents.values():
-            if intent.kind is not IntentKind.TERMINATE or intent.attempt is None or intent.ref is None:
-                continue
-            last = self.unsaved_ends.get(intent.id)
-            waits = intent.not_before is not None and intent.not_before > self.now and intent.tries == 0
-            if waits or (last is not None and self.now - last < END_UNSAVED_EVERY):
-                continue
-            self.unsaved_ends[intent.id] = self.now
-            with suppress(CloudDown):
-                self.end(intent)
-
-    def end(self, intent: Intent) -> None:
+    def end(self, ref: InstanceRef) -> None:
         """The order takes effect."""
-        cloud, ref = self.clouds[intent.provider], intent.ref
-        assert ref is not None
+        cloud = self.clouds[ref.provider]
         cloud.advance(self.true)
         m = cloud.machines.get(ref.instance_id)
         if m is not None and owner_of(m.key) != self.owner:
@@ -539,29 +453,18 @@ class Daemon:
         policy = self.world.policy
         return f"spotd-{policy.install}.{policy.identity}" if policy.identity else f"spotd-{policy.install}"
 
-    def settle(self, plan: Plan) -> None:
-        """The plan is durable, and then what it owes is under way."""
-        self.crash("before commit")
-        self.commit(plan)
-        self.crash("after commit")
-        self.act()
-
     def note_readings(self) -> None:
         """For the oracles: from when on the daemon had to know what these lists show."""
-        for name, listing in self.listings.items():
+        for name, listing in {} if self.blind else self.process.listings.items():
             read, at = self.read[name], listing.at - self.off
             if (not read or read[-1][0] < at) and listing.complete and at not in self.clouds[name].lies:
                 read.append((at, self.true))
 
-    def forget_cooldowns(self) -> None:
-        known = {(c.provider, c.scope, c.subject): c for c in self.world.cooldowns}
-        kept = tuple(c for c in known.values() if c.until > self.now - COOLDOWNS_REMEMBERED)
-        if len(kept) != len(self.world.cooldowns):
-            self.world = replace(self.world, cooldowns=kept)
-
-    def write_grants(self) -> None:
+    def write_grants(self, world: World) -> None:
         """Hosts of attempts that count may go on, or are told to stop; those given up unseen must stop."""
-        for item in self.world.attempts.values():
+        if self.blind or not self.can_write:
+            return
+        for item in world.attempts.values():
             given_up = item.end_reason is EndReason.LAUNCH_UNKNOWN
             m = self.machine_of(item) if item.state.counts or given_up else None
             if m is None or m.silent_until is not None:
@@ -576,119 +479,20 @@ class Daemon:
     def list_again(self, name: ProviderName) -> None:
         if name not in self.polling:
             self.polling.add(name)
-            self.soon(timedelta(seconds=2), lambda: self.poll(name))
-
-    def act(self) -> None:
-        """Every intent that is open is being carried out, each launch once in this life."""
-        for intent in sorted(self.world.intents.values(), key=lambda t: t.id):
-            if intent.state is not IntentState.OPEN:
-                continue
-            if intent.kind is IntentKind.LAUNCH:
-                item = None if intent.attempt is None else self.world.attempts.get(intent.attempt)
-                if item is not None and intent.id not in self.asked:
-                    self.asked.add(intent.id)
-                    self.take_turn(item.provider, lambda item=item: self.launch(item), item.id.job)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-            elif intent.id not in self.ending and (intent.not_before is None or intent.not_before <= self.now):
-                self.ending.add(intent.id)
-                self.terminate(intent)
-
-    def take_turn(self, name: ProviderName, call: Callable[[], None], job: JobId | None = None) -> None:
-        if self.calls[name] >= self.calls_at_once:
-            self.waiting[name].append(call)
-            if job is not None:
-                self.waits(job)
-            return
-        self.calls[name] += 1
-        call()
-
-    def turn_over(self, name: ProviderName) -> None:
-        self.calls[name] -= 1
-        if self.waiting[name]:
-            self.take_turn(name, self.waiting[name].pop(0))
-
-    def launch(self, item: Attempt) -> None:
-        """The call is on the wire: it takes effect at the provider whether or not this process lives."""
-        try:
-            self.use_number(item)
-        except StoreError as exc:
-            self.not_prepared(item, LaunchFailure.STORE_AWAY, str(exc))
-            return
-        self.durably(lambda: self.sending(item), lambda: self.call(item))
+            self.soon(LISTED_AGAIN_AFTER, lambda: self.poll(name))
 
     def use_number(self, item: Attempt) -> None:
         if self.records is not None:
             use_number(self.records.store, item)
 
-    def call(self, item: Attempt) -> None:
-        self.told.sent[item.id] = self.true
-        sent = self.world.intents.get(launch_intent_id(item.key))
-        if sent is None or sent.state is not IntentState.SENT:
-            del self.told.sent[item.id]
-            self.turn_over(item.provider)
-            return
-        cloud = self.clouds[item.provider]
-        lag = timedelta(seconds=self.rng.uniform(0.2, 3))
-        if self.rng.random() < cloud.faults.slow_launch:
-            lag = timedelta(seconds=self.rng.uniform(15, 95))
-        owner = self.world.jobs[item.id.job]
+    def first_grant(self, owner: Job) -> Task:
+        """What the grant of the next attempt says, noted for the oracles."""
         task = self.task(owner)
         if not any(c.doubted_by for c in owner.checkpoints):  # else an older one may be right
             late = bool(self.told.restored)
             best, most = self.best_saved(owner.id), self.best_saved(owner.id, however_late=late)
             self.told.resumes.append((owner.id, task.resume_at, best, most))
-        self.crash("before launch")
-        if self.work[owner.id].no_secrets:
-            self.not_prepared(item, LaunchFailure.NOT_PREPARED, "a secret of the job is lost")
-            return
-        answer: list[Instance | Exception] = []
-        lease = self.world.policy.lease
-
-        def effect() -> None:
-            if cloud.down:
-                answer.append(CloudDown())
-                return
-            cloud.advance(self.true)
-            try:
-                answer.append(cloud.launch(item.key, item.quote.offer, item.price_max, task, lease))
-            except (Refused, LostAnswer, AccountDead) as exc:
-                answer.append(exc)
-
-        def heard() -> None:
-            self.turn_over(item.provider)
-            self.crash("launch answered")
-            self.durably(lambda: self.launch_outcome(item, answer[0] if answer else LostAnswer()), committed)
-
-        def committed() -> None:
-            self.crash("launch committed")
-            self.notify()
-
-        self.agenda.after(lag, effect)
-        self.soon(min(CALL_TIMEOUT, lag * 1.5), heard)
-
-    def sending(self, item: Attempt) -> Plan:
-        return launch_sent(self.world, item.id, self.now)
-
-    def not_prepared(self, item: Attempt, failure: LaunchFailure, why: str) -> None:
-        """The grant cannot be written, so the provider is never asked."""
-
-        def heard() -> None:
-            self.turn_over(item.provider)
-            self.durably(lambda: outcomes.launch_refused(self.world, item.id, failure, why, self.now), self.notify)
-
-        self.soon(timedelta(seconds=1), heard)
-
-    def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
-        match answer:
-            case Instance():
-                return outcomes.launched(self.world, item.id, answer, self.now)
-            case Refused(failure=failure):
-                return outcomes.launch_refused(self.world, item.id, failure, failure.value, self.now)
-            case AccountDead():
-                return outcomes.launch_refused(self.world, item.id, LaunchFailure.AUTH, KEY_REFUSED, self.now)
-            case CloudDown():
-                return outcomes.launch_refused(self.world, item.id, LaunchFailure.UNAVAILABLE, DOWN, self.now)
-            case _:
-                return outcomes.launch_unknown(self.world, item.id, "time-out", self.now)
+        return task
 
     def task(self, owner: Job) -> Task:
         """What the grant of the next attempt says."""
@@ -701,52 +505,21 @@ class Daemon:
             return replace(task, need=start + timedelta(minutes=7), exit_code=1)
         return task
 
-    def terminate(self, intent: Intent) -> None:
-        if intent.ref is None:
-            return
-        self.crash("before terminate")
-        failed: list[bool] = []
-
-        def effect() -> None:
-            try:
-                self.end(intent)
-            except CloudDown:
-                failed.append(True)
-
-        def heard() -> None:
-            self.ending.discard(intent.id)
-            self.crash("terminate answered")
-            self.durably(lambda: self.end_outcome(intent.id, failed=bool(failed)), committed)
-
-        def committed() -> None:
-            self.crash("terminate committed")
-            self.notify()
-
-        self.agenda.after(timedelta(seconds=0.5), effect)
-        self.soon(timedelta(seconds=1), heard)
-
-    def end_outcome(self, intent: IntentId, *, failed: bool) -> Plan:
-        if not failed:
-            return outcomes.terminate_accepted(self.world, intent, self.now)
-        wait = max(cloud.faults.end_retry_after for cloud in self.clouds.values())
-        return outcomes.terminate_failed(self.world, intent, "down", self.now, wait or None)
-
     # --- what its user asks ---
 
     @property
     def open(self) -> bool:
         """Whether a request succeeds: else the user is told so, and nothing happens."""
-        return self.up and self.full_since is None
+        is_asleep = self.asleep_until is not None and self.true < self.asleep_until
+        return self.up and self.full_since is None and not is_asleep
 
     def submit(self, job: Job) -> None:
-        self.commit(requests.submit(self.world, job, self.now))
-        self.notify()
+        self.request(lambda world, now: requests.submit(world, job, now), SUBMIT)
 
     def cancel(self, job: JobId) -> None:
         if job in self.world.jobs and not self.world.jobs[job].state.is_final:
             self.told.cancels[job] = self.true
-            self.commit(requests.cancel(self.world, job, self.now))
-            self.notify()
+            self.request(lambda world, now: requests.cancel(world, job, now), CANCEL)
 
     def retry(self, job: JobId) -> None:
         held = self.done.get(job) or self.world.jobs[job]
@@ -757,22 +530,19 @@ class Daemon:
                 return  # its user is told so
             self.told.cancels.pop(job, None)
             self.told.retries[job].append(self.true)
-            self.commit(recovery.retry(self.world, held, survey, self.now))
-            self.notify()
+            self.request(lambda world, now: recovery.retry(world, held, survey, now), RETRY)
 
     def asked_about(self, records: Records, job: Job) -> Survey | None:
         return surveyed_one(self, records, job)
 
     def forget(self, found: AttemptId | Intent) -> None:
         """Its owner gives a machine up, if that is not refused."""
-        errors = {
-            name: provider_offers.error for name, provider_offers in self.offer_cache.items() if provider_offers.error
-        }
-        if not forget.refusal(self.world, found, self.listings, errors):
+        cache = self.process.offer_cache
+        errors = {name: cache.machines(name).error for name in self.clouds}
+        if not forget.refusal(self.world, found, cache.listings(), errors):
             item = found if isinstance(found, Intent) else self.world.attempts[found]
             self.told.given_up[item.key] = self.true
-            self.commit(forget.forget(self.world, found, self.now))
-            self.notify()
+            self.request(lambda world, now: forget.forget(world, found, now), CANCEL)
 
     # --- for the oracles ---
 
@@ -796,6 +566,18 @@ class Daemon:
         return MicroUsd(
             sum(j.spent for j in jobs.values()) + sum(a.meter.settled for a in self.world.attempts.values())
         )
+
+
+def newest_known(attempt: AttemptId, job: Job) -> timedelta:
+    """How much work the newest accepted checkpoint of an attempt holds."""
+    for one in job.checkpoints:
+        if one.attempt == attempt.number:
+            return _work_in(one)
+    return timedelta(-1)
+
+
+def job_of_key(key: AttemptKey) -> JobId:
+    return JobId(key.split("-")[-2])
 
 
 def _name(save: Save) -> str:

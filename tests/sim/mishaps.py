@@ -77,7 +77,7 @@ class Mishaps:
             records.can_read = lambda: self.daemon.can_read
             records.can_write = lambda: self.daemon.can_write
         if Hazard.HASTY in self.hazards:
-            self.daemon.calls_at_once = 1
+            self.daemon.launches_at_once = 1
             self.daemon.waits = self.hasty
         if Hazard.REVOKED in self.hazards:
             self.later(self.weather.shape.storm * self.luck.random(), self.revoke)

@@ -10,19 +10,24 @@ from typing import Any
 
 import pytest
 
-from spotd.core import budgets, ceilings, listed, orphans, outcomes, reconcile, requests
+from spotd.core import budgets, ceilings, listed, orphans, reconcile, requests
 from spotd.core.attempts import Attempt, MachineState
 from spotd.core.host_status import HostStatus
-from spotd.core.ids import AttemptId, IntentId, JobId
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent
 from spotd.core.jobs import Job
 from spotd.core.loss_evidence import LossEvidence
 from spotd.core.outcomes import LaunchFailure
 from spotd.core.placement import JobPlacement
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.world import World
+from spotd.daemon import control_loop
+from spotd.daemon.executor import Executor
+from spotd.daemon.launch_failures import LaunchRefusal
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import Instance, InstanceState, Listing, Offer
-from tests.sim.daemon import Daemon
+from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, Offer
+from tests.sim.daemon import CANCEL, Daemon
 from tests.sim.machines import LostAnswer, Refused, Row, Save, Task
 from tests.sim.worlds import Shape
 
@@ -46,24 +51,13 @@ class Bug:
 class NoIntent(Daemon):
     """Buys first and writes down afterwards."""
 
-    def settle(self, plan: Plan) -> None:
-        before = self.world
+    def before_commit(self, plan: Plan) -> None:
         for item in plan.attempts.values():
-            if item.id not in before.attempts:
-                owner = plan.jobs.get(item.id.job) or before.jobs[item.id.job]
+            if item.id not in self.world.attempts:
+                owner = plan.jobs.get(item.id.job) or self.world.jobs[item.id.job]
                 cloud = self.clouds[item.provider]
                 with suppress(LostAnswer, Refused):
                     cloud.launch(item.key, item.quote.offer, item.price_max, self.task(owner), timedelta(hours=1))
-        super().settle(plan)
-
-
-class RelaunchOnTimeout(Daemon):
-    """Takes a time-out for a no."""
-
-    def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
-        if isinstance(answer, Instance | Refused):
-            return super().launch_outcome(item, answer)
-        return outcomes.launch_refused(self.world, item.id, LaunchFailure.UNAVAILABLE, "time-out", self.now)
 
 
 class NoWindow(Daemon):
@@ -72,7 +66,7 @@ class NoWindow(Daemon):
     def boot(self) -> None:
         rules = self.world.policy.providers
         hasty = {n: replace(r, reconcile_window=timedelta(0)) for n, r in rules.items()}
-        self.world = replace(self.world, policy=replace(self.world.policy, providers=hasty))
+        self.policy.reload(replace(self.world.policy, providers=hasty))
         super().boot()
 
 
@@ -93,7 +87,7 @@ class CancelsInMemory(Daemon):
 
             def later() -> None:
                 if job in self.world.jobs:
-                    self.commit(requests.cancel(self.world, job, self.now))
+                    self.request(lambda world, now: requests.cancel(world, job, now), CANCEL)
 
             self.soon(timedelta(hours=1), later)
 
@@ -118,7 +112,7 @@ class ResumesFromTheOldest(Daemon):
 class ReadsTheDead(Daemon):
     """Goes on taking in what the hosts of ended attempts write."""
 
-    def thought(self, reports: Mapping[AttemptId, HostStatus]) -> Plan:
+    def look(self) -> dict[AttemptId, HostStatus]:
         for item in self.world.attempts.values():
             if item.state.counts:
                 continue
@@ -127,37 +121,7 @@ class ReadsTheDead(Daemon):
             if late:
                 fresh = replace(owner, checkpoints=tuple(reversed(late)) + owner.checkpoints)
                 self.world = replace(self.world, jobs={**self.world.jobs, owner.id: fresh})
-        return super().thought(reports)
-
-
-class SameKeyAgain(Daemon):
-    """Answers a time-out by asking again in the same words."""
-
-    def launch_outcome(self, item: Attempt, answer: Instance | Exception) -> Plan:
-        if not isinstance(answer, Instance | Refused) and item.id in self.world.attempts:
-            owner = self.world.jobs[item.id.job]
-            cloud = self.clouds[item.provider]
-            try:
-                answer = cloud.launch(
-                    item.key, item.quote.offer, item.price_max, self.task(owner), self.world.policy.lease
-                )
-            except (LostAnswer, Refused) as exc:
-                answer = exc
-        return super().launch_outcome(item, answer)
-
-
-class EndsOnce(Daemon):
-    """Gives the order to end a machine once and hopes."""
-
-    def end_outcome(self, intent: IntentId, *, failed: bool) -> Plan:
-        return outcomes.terminate_accepted(self.world, intent, self.now)
-
-
-class ForgetsWhatItOwed(Daemon):
-    """Starts as if its former life had finished everything."""
-
-    def adopted(self) -> Plan:
-        return Plan()
+        return super().look()
 
 
 class AcceptsUnseen(Daemon):
@@ -170,20 +134,9 @@ class AcceptsUnseen(Daemon):
 class BlindIsSilent(Daemon):
     """Takes a store that does not answer for hosts that do not speak."""
 
-    def thought(self, reports: Mapping[AttemptId, HostStatus]) -> Plan:
-        blank = {i: HostStatus(attempt=i, read_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
-        return super().thought({**blank, **reports})
-
-
-class LaunchesTwice(Daemon):
-    """Forgets which launches of its own are under way."""
-
-    def act(self) -> None:
-        self.asked.clear()
-        super().act()
-
-
-# --- wrong in the core ---
+    def look(self) -> dict[AttemptId, HostStatus]:
+        blank = {i: HostStatus(attempt=i, looked_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
+        return {**blank, **super().look()}
 
 
 @contextmanager
@@ -192,6 +145,61 @@ def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
         for target, name, value in changes:
             patch.setattr(target, name, value)
         yield
+
+
+# --- wrong in the control loop and the executor ---
+
+
+def relaunches_after_a_timeout() -> AbstractContextManager[None]:
+    """Takes a time-out for a no."""
+    settle = Executor._settle_launch
+
+    async def wrong(self: Executor, attempt: Attempt, answer: Any) -> None:
+        lost = isinstance(answer, str)
+        await settle(self, attempt, LaunchRefusal(failure=LaunchFailure.UNAVAILABLE, detail=answer) if lost else answer)
+
+    return patched((Executor, "_settle_launch", wrong))
+
+
+def asks_again_in_the_same_words() -> AbstractContextManager[None]:
+    """Answers a time-out by a second call under the same key."""
+    buy = Executor._buy
+
+    async def wrong(self: Executor, attempt: Attempt, job: Job, script: str) -> Any:
+        answer = await buy(self, attempt, job, script)
+        return await buy(self, attempt, job, script) if isinstance(answer, str) else answer
+
+    return patched((Executor, "_buy", wrong))
+
+
+def ends_once() -> AbstractContextManager[None]:
+    """Gives the order to end a machine once and hopes."""
+    call = Executor._call_terminate
+
+    async def wrong(self: Executor, intent: Intent, ref: InstanceRef) -> tuple[str, None]:
+        await call(self, intent, ref)
+        return "", None
+
+    return patched((Executor, "_call_terminate", wrong))
+
+
+def forgets_what_it_owed() -> AbstractContextManager[None]:
+    """Starts as if its former run had finished everything."""
+    return patched((control_loop, "after_restart", lambda *_args, **_kwargs: Plan()))
+
+
+def launches_twice() -> AbstractContextManager[None]:
+    """Forgets which launches of its own are under way."""
+    take = Executor.take
+
+    def wrong(self: Executor, plan: Plan, world: World) -> None:
+        self._launched.clear()
+        take(self, replace(plan, intents=world.intents), world)
+
+    return patched((Executor, "take", wrong))
+
+
+# --- wrong in the core ---
 
 
 def everything_is_ours() -> AbstractContextManager[None]:
@@ -254,7 +262,7 @@ BUDGETED = replace(ROUGH, limits={"budget_day": 2_000_000}, user=False, outages_
 
 BUGS: Mapping[str, Bug] = {
     "no intent before the launch": Bug(daemon=NoIntent, rule=("launches", "doubles"), limit=timedelta(hours=8)),
-    "relaunch on a time-out": Bug(daemon=RelaunchOnTimeout, rule=("doubles",)),
+    "relaunch on a time-out": Bug(patch=relaunches_after_a_timeout, rule=("doubles",)),
     "no reconcile window": Bug(daemon=NoWindow, rule=("doubles",), seed=1),
     "end machines of others": Bug(
         patch=everything_is_ours,
@@ -278,11 +286,11 @@ BUGS: Mapping[str, Bug] = {
     "count no machines": Bug(
         patch=machines_without_number, rule=("machines_max",), shape=replace(ROUGH, limits={"machines_max": 2})
     ),
-    "repeat a launch under its key": Bug(daemon=SameKeyAgain, rule=("launches",)),
-    "launch what is under way": Bug(daemon=LaunchesTwice, rule=("launches",), seed=1),
-    "end a machine only once": Bug(daemon=EndsOnce, rule=("doubles", "forgotten_machines")),
+    "repeat a launch under its key": Bug(patch=asks_again_in_the_same_words, rule=("launches",)),
+    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=1),
+    "end a machine only once": Bug(patch=ends_once, rule=("doubles", "forgotten_machines")),
     "forget at the start what was owed": Bug(
-        daemon=ForgetsWhatItOwed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)
+        patch=forgets_what_it_owed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)
     ),
     "take a silent store for silent hosts": Bug(
         daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), seed=9

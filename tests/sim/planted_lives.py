@@ -12,12 +12,14 @@ from spotd.core import billing, billing_limits, outcomes, placement
 from spotd.core import forget as forgetting
 from spotd.core.attempts import Attempt
 from spotd.core.candidates import requirement_key
+from spotd.core.ids import AttemptId
 from spotd.core.intents import IntentState, launch_intent_id
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.policy import Policy
 from spotd.core.recovery import recover, unsent
 from spotd.core.world import World
+from spotd.daemon import executor
 from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, patched
@@ -49,14 +51,17 @@ class KnowsOnlyItsState(Daemon):
         return recover(self.world, (), self.now, dict.fromkeys(unsent(self.world), False))
 
 
-class SendsWhatWaited(Daemon):
+def sends_what_waited() -> AbstractContextManager[None]:
     """Buys what was wanted when the launch began to wait for its turn."""
 
-    def sending(self, item: Attempt) -> Plan:
-        intent = self.world.intents.get(launch_intent_id(item.key))
+    def wrong(world: World, attempt: AttemptId, _now: datetime) -> Plan:
+        item = world.attempts.get(attempt)
+        intent = None if item is None else world.intents.get(launch_intent_id(item.key))
         if intent is None or intent.state is not IntentState.OPEN:
             return Plan()
         return Plan(intents={intent.id: replace(intent, state=IntentState.SENT)})
+
+    return patched((executor, "launch_sent", wrong))
 
 
 def prices_of_this_moment() -> AbstractContextManager[None]:
@@ -93,7 +98,7 @@ LIVES: Mapping[str, Bug] = {
         daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=1
     ),
     "buy what was cancelled while its launch waited": Bug(
-        daemon=SendsWhatWaited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
+        patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
     ),
     "end a job for the price of a moment": Bug(
         patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=1

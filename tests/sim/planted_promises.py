@@ -29,8 +29,8 @@ from spotd.core.backoff import Setback
 from spotd.core.keys import key_belongs_to
 from spotd.core.plan import Plan
 from spotd.core.world import World
+from spotd.daemon.executor import Executor
 from spotd_providers.contract.money import MicroUsdPerHour
-from tests.sim.daemon import Daemon
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, patched
 from tests.sim.worlds import QUIET
@@ -162,11 +162,9 @@ def meters_follow_the_clock() -> AbstractContextManager[None]:
     return patched((timeline, "redated", wrong))
 
 
-class LeavesOnFullDisk(Daemon):
+def leaves_on_full_disk() -> AbstractContextManager[None]:
     """Ends nothing whose end cannot be saved."""
-
-    def end_unsaved(self) -> None:
-        pass
+    return patched((Executor, "end_unsaved", lambda *_: None))
 
 
 QUIET_DISK = replace(QUIET, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=8))
@@ -227,5 +225,5 @@ PROMISES: Mapping[str, Bug] = {
     "meter by a clock that was set": Bug(
         patch=meters_follow_the_clock, rule=("spending",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))
     ),
-    "end nothing on a full disk": Bug(daemon=LeavesOnFullDisk, rule=("full_disk",), shape=QUIET_DISK, seed=1),
+    "end nothing on a full disk": Bug(patch=leaves_on_full_disk, rule=("full_disk",), shape=QUIET_DISK, seed=1),
 }

@@ -12,10 +12,11 @@ from spotd.core.jobs import Job
 from spotd.core.world import World
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud
-from tests.sim.daemon import EPOCH, Daemon, Died, Work
+from tests.sim.daemon import EPOCH, Daemon, Work
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Faults
 from tests.sim.mishaps import Mishaps
+from tests.sim.process import Died
 from tests.sim.worlds import Shape, policy, reachable, some_job, stormy, trades
 
 PRICES_MOVE_EVERY = timedelta(minutes=5)
@@ -144,11 +145,10 @@ class Weather:
             cloud.faults, cloud.down = Faults(), False
         self.store(up=True)
         self.mishaps.end()
-        world = self.daemon.world
-        policy = replace(world.policy, budget_month=None)
+        policy = replace(self.daemon.world.policy, budget_month=None, launches_paused="")
         if Hazard.SIZES in self.shape.hazards:  # to restore terabytes takes more than the money of any day
             policy = replace(policy, budget_day=None)
-        self.daemon.world = replace(world, policy=policy)
+        self.daemon.policy.reload(policy)
         self.daemon.crash = lambda _point: None
         self.revive()
         if self.twin is not None:

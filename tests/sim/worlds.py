@@ -68,7 +68,13 @@ def policy(clouds: list[Cloud], pace: timedelta, **limits: object) -> Policy:
         )
         for c in clouds
     }
-    base = Policy(install=INSTALL, providers=rules, silence_max=max(timedelta(minutes=2), 3 * pace), machines_max=64)
+    base = Policy(
+        install=INSTALL,
+        providers=rules,
+        silence_max=max(timedelta(minutes=2), 3 * pace),
+        machines_max=64,
+        recheck_every=max(timedelta(minutes=1), 2 * pace),
+    )
     return replace(base, **limits)
 
 

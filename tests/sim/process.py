@@ -1,0 +1,370 @@
+"""One run of the simulated daemon: the shipped control loop and executor over a simulated world and state.
+
+Simulated at their boundary are the pollers, what hosts write, what grants say, and the providers' answers. A call that
+is under way is the provider's: it takes effect whether or not the process that made it still lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import anyio
+
+from spotd.core.attempts import Attempt
+from spotd.core.checkpoints import FallbackRestore
+from spotd.core.host_status import HostStatus
+from spotd.core.ids import AttemptId
+from spotd.core.jobs import Job
+from spotd.core.outcomes import LaunchFailure
+from spotd.core.world import World
+from spotd.daemon.commits import Commits
+from spotd.daemon.control_loop import ControlLoop
+from spotd.daemon.controllers import Pause
+from spotd.daemon.crash import CrashPoint
+from spotd.daemon.database import Database
+from spotd.daemon.executor import Executor
+from spotd.daemon.grants.secrets import SecretsMissing
+from spotd.daemon.grants.writer import GrantWriter
+from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.market.offer_cache import OfferCache
+from spotd.daemon.wake import WakeEvent
+from spotd.store import StateError, Store
+from spotd_jobs.objects.api import StoreUnavailable
+from spotd_providers.contract import errors
+from spotd_providers.contract.provider import Provider
+from spotd_providers.contract.values import (
+    AttemptKey,
+    Capability,
+    InstanceRef,
+    Launched,
+    LaunchRequest,
+    Listing,
+    Power,
+    ProviderName,
+)
+from tests.sim.cloud import Cloud
+from tests.sim.loop import ProcessLoop
+from tests.sim.machines import AccountDead, CloudDown, LostAnswer, Refused, Task
+from tests.sim.state import MemoryStore
+
+if TYPE_CHECKING:
+    from tests.sim.daemon import Daemon
+
+T = TypeVar("T")
+
+DOWN, KEY_REFUSED = "down", "the key is refused"
+"""What a provider says that refuses every job."""
+DEFECTS: Final = frozenset(
+    {
+        "cycle.failed",
+        "failure.contained",
+        "launch.not_prepared",
+        "outcome.not_judged",
+        "provider.broke_contract",
+        "provider.wrong_key",
+    }
+)
+"""What is never logged by a daemon that is right."""
+REQUESTS: Final = frozenset(
+    {
+        CrashPoint.BEFORE_COMMIT_SUBMIT,
+        CrashPoint.AFTER_COMMIT_SUBMIT,
+        CrashPoint.BEFORE_COMMIT_CANCEL,
+        CrashPoint.AFTER_COMMIT_CANCEL,
+        CrashPoint.BEFORE_COMMIT_RETRY,
+        CrashPoint.AFTER_COMMIT_RETRY,
+    }
+)
+"""A user who is not answered asks again, so that nothing is lost by a crash there."""
+CYCLE_GAP_S: Final = 3.0
+HOLD_S: Final = 60.0
+TERMINATE_TAKES: Final = timedelta(seconds=0.5)
+
+
+class Died(BaseException):
+    """The process was killed at a named point."""
+
+
+class Process:
+    """Dies as a whole, at a crash point or from outside, and does nothing afterwards."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.is_dead = False
+        self._is_over = False
+        self.loop = ProcessLoop(daemon.agenda, lambda: daemon.asleep_until)
+        clock, log = DaemonClock(daemon), DefectLog(daemon)
+        self.wake_event = WakeEvent()
+        self.offer_cache = OfferCache(self.wake_event)
+        for name in daemon.clouds:
+            self.offer_cache.open(name)
+        self.commits = Commits(
+            Database(cast("Store", MemoryStore(daemon)), inline=True), daemon.policy, clock, self.crash
+        )
+        grants = Grants(daemon)
+        self.executor = Executor(
+            providers={name: cast("Provider", CloudCalls(cloud, grants)) for name, cloud in daemon.clouds.items()},
+            install=daemon.policy.current.install,
+            commits=self.commits,
+            grants=grants,
+            clock=clock,
+            log=log,
+            loop_wake=self.wake_event,
+            list_again=daemon.list_again,
+            ask_again=daemon.list_again,
+            bought=lambda offer: self.offer_cache.bought(offer, at=daemon.now),
+            crash=self.crash,
+        )
+        if daemon.launches_at_once is not None:
+            most = daemon.launches_at_once
+            self.executor._launch_turns = defaultdict(lambda: anyio.Semaphore(most))
+        self.control_loop = PatientControlLoop(
+            commits=self.commits,
+            offer_cache=self.offer_cache,
+            host_monitor=cast("HostMonitor", Hosts(daemon)),
+            executor=self.executor,
+            grant_writer=cast("GrantWriter", grants),
+            clock=clock,
+            log=log,
+            wake_event=self.wake_event,
+            list_again=daemon.list_again,
+            alive=lambda: None,
+            look_at=self._note_listings,
+            asks_store=daemon.records is not None,
+        )
+        self.listings: Mapping[ProviderName, Listing] = {}
+        """What the newest cycle decides on."""
+
+    def begin(self) -> None:
+        self._task = self.loop.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        self.loop.run()
+
+    async def _run(self) -> None:
+        await self.control_loop.adopt()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.executor.run)
+            group.start_soon(self.control_loop.controller.run)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._is_over:
+            return
+        if not self.is_dead and not isinstance(error, StateError):  # a start without a state that can be written
+            self.daemon.told.broken.append(f"the daemon ended with {error!r}")
+        self.daemon.kill()
+
+    def end(self) -> None:
+        """Nothing of it runs from now on; what it has sent goes on without it."""
+        self.is_dead = self._is_over = True
+        self._task.cancel()
+        self.loop.run(even_asleep=True)
+        assert self._task.done() or self.loop.is_running(), "a task of the process outlives it"
+        self.loop.close()
+        self.daemon.told.broken.extend(self.loop.errors)
+
+    def crash(self, point: CrashPoint) -> None:
+        """A dead process does nothing any more, whatever is still on its stack."""
+        if self.is_dead:
+            raise Died
+        if point not in REQUESTS:
+            try:
+                self.daemon.crash(point)
+            except Died:
+                self.is_dead = True
+                raise
+
+    def _note_listings(self, listings: Mapping[ProviderName, Listing], _world: World | None) -> None:
+        self.listings = listings
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as exc:
+        return cast("T", exc.value)
+    raise RuntimeError("it waits")
+
+
+class PatientControlLoop(ControlLoop):
+    """Leaves more time between two passes, since a world lasts for days and a full disk for hours."""
+
+    async def _reconcile_or_hold(self) -> Pause:
+        pause = await super()._reconcile_or_hold()
+        return replace(pause, gap_s=CYCLE_GAP_S, seconds=max(pause.seconds, HOLD_S) if self.held else pause.seconds)
+
+
+class DaemonClock:
+    """The dates of the daemon, which may differ from the true ones."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def now(self) -> datetime:
+        return self._daemon.now
+
+    async def sleep(self, duration: timedelta) -> None:
+        await anyio.sleep(duration.total_seconds())
+
+    def real_seconds(self, duration: timedelta) -> float:
+        return duration.total_seconds()
+
+
+class DefectLog:
+    """Keeps nothing but what is a defect, for the oracles."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def debug(self, event: str, **fields: Any) -> None:
+        pass
+
+    def info(self, event: str, **fields: Any) -> None:
+        pass
+
+    def warning(self, event: str, **fields: Any) -> None:
+        pass
+
+    def error(self, event: str, **fields: Any) -> None:
+        if event in DEFECTS or (event == "state.held" and self._daemon.full_since is None):
+            self._daemon.told.broken.append(f"{event}: {fields}")
+
+
+class Hosts:
+    """What hosts wrote, in place of the host monitor."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def look(self, _world: World, _closely: frozenset[AttemptId]) -> Mapping[AttemptId, HostStatus]:
+        return self._daemon.look()
+
+    def fresh(self, reports: Mapping[AttemptId, HostStatus], world: World) -> dict[AttemptId, HostStatus]:
+        known = {i: r for i, r in reports.items() if i in world.attempts and i.job in world.jobs}
+        return {i: self._daemon.without_known(r, world.jobs[i.job]) if r.checkpoints else r for i, r in known.items()}
+
+    def committed(self, _reports: Mapping[AttemptId, HostStatus]) -> None:
+        self._daemon.note_readings()
+
+    def next_listing_s(self) -> float:
+        return (self._daemon.pace * 2).total_seconds()
+
+
+class Grants:
+    """What hosts are told to do, in place of the grants in the store."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.prepared: dict[AttemptKey, tuple[Attempt, Task]] = {}
+
+    async def prepare(self, attempt: Attempt, job: Job) -> str:
+        await anyio.sleep(self.daemon.rng.uniform(0, 1))
+        if not self.daemon.can_write:
+            raise StoreUnavailable("it takes no writes")
+        self.daemon.use_number(attempt)
+        if self.daemon.work[job.id].no_secrets:
+            raise SecretsMissing("a secret of the job is lost")
+        self.prepared[attempt.key] = attempt, self.daemon.first_grant(job)
+        return "a script"
+
+    def passed_over(self, _attempt: AttemptId) -> tuple[FallbackRestore, ...]:
+        return ()
+
+    def update(self, world: World) -> None:
+        self.daemon.write_grants(world)
+
+
+class CloudCalls:
+    """The paid calls of one provider's plugin: they take time, and effect at the cloud, which may not answer."""
+
+    def __init__(self, cloud: Cloud, grants: Grants) -> None:
+        self.name = cloud.name
+        self.capabilities: Mapping[Power, Capability] = {}
+        self._cloud = cloud
+        self._grants = grants
+        self._daemon = grants.daemon
+
+    async def launch(self, request: LaunchRequest) -> Launched:
+        daemon, cloud = self._daemon, self._cloud
+        attempt, task = self._grants.prepared[request.key]
+        daemon.told.sent[attempt.id] = daemon.true
+        lease = daemon.policy.current.lease
+        lag = timedelta(seconds=daemon.rng.uniform(0.2, 3))
+        if daemon.rng.random() < cloud.faults.slow_launch:
+            lag = timedelta(seconds=daemon.rng.uniform(15, 95))
+
+        def effect() -> Launched:
+            if cloud.down:
+                raise CloudDown
+            cloud.advance(daemon.true)
+            wanted = replace(task, disk_gb=request.disk_gb)
+            return Launched(instance=cloud.launch(request.key, request.offer, request.price_max, wanted, lease))
+
+        try:
+            return await self._called(effect, lag)
+        except LostAnswer as exc:
+            raise errors.OutcomeUnknown("the answer was lost", key=request.key) from exc
+        except Refused as exc:
+            raise refusal(exc.failure) from exc
+        except AccountDead as exc:
+            raise errors.AuthFailed(KEY_REFUSED) from exc
+        except CloudDown as exc:
+            raise errors.Unavailable(DOWN) from exc
+
+    async def terminate(self, ref: InstanceRef) -> None:
+        try:
+            await self._called(lambda: self._daemon.end(ref), TERMINATE_TAKES)
+        except CloudDown as exc:
+            wait = self._cloud.faults.end_retry_after
+            raise errors.RateLimited(DOWN, retry_after=wait) if wait else errors.Unavailable(DOWN) from exc
+
+    async def _called(self, effect: Callable[[], T], lag: timedelta) -> T:
+        """Return what the effect returns: it happens after the lag, and is answered by half as late again."""
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        found: list[T | Exception] = []
+
+        def act() -> None:
+            try:
+                found.append(effect())
+            except (LostAnswer, Refused, CloudDown) as exc:
+                found.append(exc)
+
+        def answer() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        self._daemon.agenda.after(lag, act)
+        self._daemon.agenda.after(lag * 1.5, answer)
+        await answered
+        result = found[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def refusal(failure: LaunchFailure) -> errors.ProviderError:
+    """Return how the contract says this."""
+    why = failure.value
+    match failure:
+        case LaunchFailure.QUOTA:
+            return errors.QuotaExceeded(why)
+        case LaunchFailure.REJECTED:
+            return errors.RequestRejected(why, field="image", reason=why)
+        case LaunchFailure.RATE_LIMITED:
+            return errors.RateLimited(why, retry_after=timedelta(minutes=1))
+        case _:
+            return SIMPLE[failure](why)
+
+
+SIMPLE: Final[Mapping[LaunchFailure, type[errors.ProviderError]]] = {
+    LaunchFailure.NO_CAPACITY: errors.NoCapacity,
+    LaunchFailure.OFFER_GONE: errors.OfferGone,
+    LaunchFailure.PRICE_MOVED: errors.PriceMoved,
+    LaunchFailure.NO_BALANCE: errors.NoBalance,
+}

@@ -1,0 +1,66 @@
+"""The state database of the simulator: a dictionary that is written in transactions, on a disk that may be full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from spotd.core.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.plan import Plan
+from spotd.core.policy import Policy
+from spotd.core.world import World
+from spotd.store.errors import StateUnavailable
+
+if TYPE_CHECKING:
+    from tests.sim.daemon import Daemon
+
+T = TypeVar("T")
+
+
+class MemoryStore:
+    """So much of `Store` as `Database` and `Commits` need."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def tx(self, work: Callable[[MemoryTx], T]) -> T:
+        """Write everything that the work commits, or nothing if it raises."""
+        tx = MemoryTx(self._daemon)
+        result = work(tx)
+        if tx.plan is not None:
+            self._daemon.world = tx.loaded
+            self._daemon.commit(tx.plan)
+        return result
+
+    def read(self, work: Callable[[MemoryTx], T]) -> T:
+        return work(MemoryTx(self._daemon))
+
+
+class MemoryTx:
+    """So much of `Tx` and `Reads` as `Commits` needs."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.loaded = daemon.world
+        self.plan: Plan | None = None
+
+    def world(self, policy: Policy, now: datetime) -> World:
+        known = {(c.provider, c.scope, c.subject): c for c in self.loaded.cooldowns}
+        kept = tuple(c for c in known.values() if c.until > now - COOLDOWNS_REMEMBERED)
+        self.loaded = replace(self.loaded, policy=policy, cooldowns=kept)
+        return self.loaded
+
+    def commit(self, plan: Plan) -> None:
+        self._require_space()
+        self._daemon.before_commit(plan)
+        assert self.plan is None
+        self.plan = plan
+
+    def set_meta(self, _key: str, _value: str) -> None:
+        self._require_space()
+
+    def _require_space(self) -> None:
+        if self._daemon.full_since is not None:
+            raise StateUnavailable("the state cannot be written", hint="free some space")
