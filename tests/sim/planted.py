@@ -28,6 +28,7 @@ from spotd.daemon.launch_failures import LaunchRefusal
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Listing, Offer
 from tests.sim.daemon import CANCEL, Daemon
+from tests.sim.hazards import Hazard
 from tests.sim.machines import LostAnswer, Refused, Row, Save, Task
 from tests.sim.worlds import Shape
 
@@ -135,7 +136,7 @@ class BlindIsSilent(Daemon):
     """Takes a store that does not answer for hosts that do not speak."""
 
     def look(self) -> dict[AttemptId, HostStatus]:
-        blank = {i: HostStatus(attempt=i, looked_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
+        blank = {i: HostStatus(attempt=i, read_at=self.now) for i, a in self.world.attempts.items() if a.state.counts}
         return {**blank, **super().look()}
 
 
@@ -258,6 +259,9 @@ def large_news_at_once() -> AbstractContextManager[None]:
 
 
 OUTAGES = replace(ROUGH, outages_per_hour=0.3)
+IMPATIENT = replace(ROUGH, whims_per_hour=3.0)
+ENDS_LATE = replace(OUTAGES, hazards=frozenset({Hazard.RETRY_AFTER, Hazard.SPIKES}))
+HEARD_LATE = replace(OUTAGES, hazards=frozenset({Hazard.RETRY_AFTER, Hazard.SILENCE}))
 BUDGETED = replace(ROUGH, limits={"budget_day": 2_000_000}, user=False, outages_per_hour=0.0, reachable=True)
 
 BUGS: Mapping[str, Bug] = {
@@ -271,15 +275,15 @@ BUGS: Mapping[str, Bug] = {
         limit=timedelta(hours=8),
     ),
     "trust a price that is none": Bug(daemon=TrustsAnyPrice, rule=("launches",), seed=4),
-    "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",), seed=2),
+    "keep cancels in memory": Bug(daemon=CancelsInMemory, rule=("cancels_lost",), shape=IMPATIENT),
     "believe a list against a heartbeat": Bug(
         daemon=BelievesEveryListing, patch=lists_alone, rule=("healthy_machines_killed", "doubles"), seed=1
     ),
     "believe large news at once": Bug(patch=large_news_at_once, rule=("healthy_machines_killed",)),
-    "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=OUTAGES, seed=2),
-    "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",)),
+    "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=ENDS_LATE, seed=2),
+    "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",), seed=1),
     "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
-    "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=OUTAGES, seed=2),
+    "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=6),
     "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=3),
     "promise no money to running machines": Bug(patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=1),
     "bid above the ceiling": Bug(patch=bids_without_limit, rule=("launches",)),
@@ -287,12 +291,12 @@ BUGS: Mapping[str, Bug] = {
         patch=machines_without_number, rule=("machines_max",), shape=replace(ROUGH, limits={"machines_max": 2})
     ),
     "repeat a launch under its key": Bug(patch=asks_again_in_the_same_words, rule=("launches",)),
-    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=1),
+    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=2),
     "end a machine only once": Bug(patch=ends_once, rule=("doubles", "forgotten_machines")),
     "forget at the start what was owed": Bug(
         patch=forgets_what_it_owed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)
     ),
     "take a silent store for silent hosts": Bug(
-        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), seed=9
+        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",)
     ),
 }

@@ -95,7 +95,7 @@ LIVES: Mapping[str, Bug] = {
         daemon=UsesNumbersAgain, rule=("launches",), shape=RESTORED, seed=1
     ),
     "end the machines that a restored state does not know": Bug(
-        daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=1
+        daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=3
     ),
     "buy what was cancelled while its launch waited": Bug(
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
@@ -103,7 +103,7 @@ LIVES: Mapping[str, Bug] = {
     "end a job for the price of a moment": Bug(
         patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=1
     ),
-    "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=5),
+    "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,

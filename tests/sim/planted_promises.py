@@ -180,6 +180,7 @@ PROMISES: Mapping[str, Bug] = {
         patch=saves_are_not_promised,
         rule=("budgets",),
         shape=replace(WITHIN, limits={"budget_day": 6_000_000}, hazards=frozenset({Hazard.TRAFFIC, Hazard.SIZES})),
+        seed=2,
     ),
     "keep a machine that bills more than agreed": Bug(
         patch=fixed_prices_stay,
@@ -216,7 +217,10 @@ PROMISES: Mapping[str, Bug] = {
     "meter what was agreed and not what is listed": Bug(patch=meters_what_was_agreed, rule=("spending",), shape=CALM),
     "meter the day before midnight twice": Bug(patch=meters_the_day_twice, rule=("spending",), shape=MIDNIGHT),
     "take an order for an end": Bug(
-        patch=an_accepted_order_is_an_end, rule=("forgotten_machines", "doubles"), shape=ROUGH, seed=6
+        patch=an_accepted_order_is_an_end,
+        rule=("forgotten_machines", "doubles"),
+        shape=replace(ROUGH, hazards=frozenset({Hazard.RETRY_AFTER, Hazard.LISTS})),
+        seed=5,
     ),
     "take any list for a proof": Bug(patch=any_list_is_proof, rule=("doubles",), shape=ROUGH),
     "take a label for an install": Bug(
@@ -225,5 +229,5 @@ PROMISES: Mapping[str, Bug] = {
     "meter by a clock that was set": Bug(
         patch=meters_follow_the_clock, rule=("spending",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))
     ),
-    "end nothing on a full disk": Bug(patch=leaves_on_full_disk, rule=("full_disk",), shape=QUIET_DISK, seed=1),
+    "end nothing on a full disk": Bug(patch=leaves_on_full_disk, rule=("full_disk",), shape=QUIET_DISK, seed=2),
 }
