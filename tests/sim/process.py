@@ -134,7 +134,7 @@ class Process:
             wake_event=self.wake_event,
             list_again=daemon.list_again,
             alive=lambda: None,
-            look_at=self._note_listings,
+            check_owners=self._note_listings,
             asks_store=daemon.records is not None,
         )
         self.listings: Mapping[ProviderName, Listing] = {}
@@ -242,7 +242,7 @@ class Hosts:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
-    async def look(self, _world: World, _closely: frozenset[AttemptId]) -> Mapping[AttemptId, HostStatus]:
+    async def read_hosts(self, _world: World, _closely: frozenset[AttemptId]) -> Mapping[AttemptId, HostStatus]:
         return self._daemon.look()
 
     def fresh(self, reports: Mapping[AttemptId, HostStatus], world: World) -> dict[AttemptId, HostStatus]:
