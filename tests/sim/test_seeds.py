@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 def test_storms_do_happen() -> None:
     kinds: Counter[str] = Counter()
     crashes = 0
-    for seed in (1, 2, 4):
+    for seed in (1, 3, 4):
         result = run_world(seed, SHAPES["outages"])
         kinds.update(result.daemon.told.events)
         crashes += result.crashes
