@@ -43,6 +43,7 @@ from tests.sim.machines import (
     Task,
 )
 from tests.sim.nature import Nature
+from tests.sim.wrong_rows import WrongRows
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -94,8 +95,8 @@ class Cloud(Nature):
         """Since when the account is dead for ever."""
         self.refuses: LaunchFailure | None = None
         """Why every launch is refused."""
-        self.spoil: Callable[[Instance], Instance] | None = None
-        """What a faulty plugin makes of a row."""
+        self.spoil: WrongRows | None = None
+        """What a faulty plugin makes of its rows."""
         self.lost: Callable[[], None] = lambda: None
         """After an answer was lost."""
         self._count = 0
@@ -241,7 +242,7 @@ class Cloud(Nature):
         shown = self._shown(m)
         if self.spoil is None:
             return shown
-        spoilt = self.spoil(shown)
+        spoilt = self.spoil.machine(shown)
         if spoilt.state is not shown.state:
             m.lacking.append(self.now)  # a list that does not know its state is as good as one that lacks it
         return spoilt

@@ -31,7 +31,6 @@ from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.core.world import World
 from spotd.daemon.commits import Decide, Points, PolicyHolder
 from spotd.daemon.crash import CrashPoint
-from spotd.daemon.market import plugin_values
 from spotd.daemon.recovery_survey import NOT_DONE, use_number
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
@@ -334,7 +333,8 @@ class Daemon:
             if self.off:
                 listing = replace(listing, at=begun)
             if cloud.spoil is not None:
-                listing = plugin_values.listing(listing, name, now=begun)
+                offers = cloud.spoil.checked_offers(offers, name, begun)
+                listing = cloud.spoil.checked_listing(listing, name, begun)
         except CloudDown:
             self.soon(timedelta(seconds=5), lambda: self.unheard(name, begun))
             return

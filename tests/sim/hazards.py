@@ -33,13 +33,16 @@ class Hazard(StrEnum):
     SLEEP = "sleep"
     """The computer sleeps for hours."""
     NUMBERS = "numbers"
-    """Hosts state numbers and instants that cannot be."""
+    """Hosts state numbers and instants that cannot be, as the parsers let them through.
+
+    What hosts write is not parsed here: `tests/unit/jobs/test_stated_numbers.py` holds the parsers to their ranges.
+    """
     DEAD_ACCOUNT = "dead_account"
     """A provider refuses the key for hours."""
     LOST_AND_AWAY = "lost_and_away"
     """A provider is away for hours from the moment at which it lost an answer."""
     ROWS = "rows"
-    """A plugin returns rows that break its contract."""
+    """The plugin of one provider returns machines and offers that break its contract."""
     NEVER_STARTS = "never_starts"
     """Jobs that fail the same way wherever they are started."""
     SECRETS = "secrets"

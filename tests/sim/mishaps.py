@@ -6,17 +6,18 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from spotd.core.ids import JobId
 from spotd.core.intents import IntentKind
 from spotd.core.outcomes import LaunchFailure
-from spotd_providers.contract.values import Instance, InstanceRef, ProviderName
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Machine
 from tests.sim.records import Records
 from tests.sim.restoring import Backup, backup_of, restore
+from tests.sim.wrong_rows import WrongRows
 
 if TYPE_CHECKING:
     from tests.sim.daemon import Daemon
@@ -46,6 +47,7 @@ class Mishaps:
         self.weather = weather
         self.hazards = weather.shape.hazards
         self.luck = weather.luck
+        self.rows_luck = Random(f"wrong rows of {weather.seed}")
         self.agenda = weather.agenda
         self.clouds = weather.clouds
         self.daemon = weather.daemon
@@ -72,6 +74,8 @@ class Mishaps:
             self.daemon.hostile = self.numbers
         for cloud in self.clouds:
             self.prepare(cloud)
+        if Hazard.ROWS in self.hazards:
+            self.rows_luck.choice(self.clouds).spoil = WrongRows(self.rows_luck)
         if Hazard.RESTORED in self.hazards:
             self.daemon.records = records = Records()
             records.can_read = lambda: self.daemon.can_read
@@ -99,8 +103,6 @@ class Mishaps:
             cloud.faults.end_retry_after = timedelta(days=1)
         if Hazard.LOST_AND_AWAY in self.hazards:
             cloud.lost = lambda: self.away(cloud)
-        if Hazard.ROWS in self.hazards:
-            cloud.spoil = self.spoilt
 
     def end(self) -> None:
         """The calm: what can heal is healed."""
@@ -254,23 +256,3 @@ class Mishaps:
             {"restored_bytes": 2**63 - 1},
         ]
         return self.luck.choice(odd)
-
-    def spoilt(self, row: Instance) -> Instance:
-        """What a plugin makes of one row in ten."""
-        if self.luck.random() > 0.1:
-            return row
-        elsewhere = InstanceRef(provider=ProviderName("elsewhere"), instance_id=row.ref.instance_id)
-        oddities: list[dict[str, Any]] = [
-            {"ref": elsewhere},
-            {"created_at": datetime(2026, 1, 1)},  # noqa: DTZ001  # without a zone on purpose
-            {"notice_at": datetime(2026, 1, 1)},  # noqa: DTZ001  # as above
-            {"price": 0.4},
-            {"price": float("nan")},
-            {"price": -5},
-            {"price": None},
-            {"key": ""},
-            {"state": "sleeping"},
-            {"created_at": datetime.max.replace(tzinfo=UTC)},
-            {"created_at": datetime(1970, 1, 1, tzinfo=UTC)},
-        ]
-        return replace(row, **self.luck.choice(oddities))

@@ -30,6 +30,7 @@ from spotd.core.keys import key_belongs_to
 from spotd.core.plan import Plan
 from spotd.core.world import World
 from spotd.daemon.executor import Executor
+from spotd.daemon.market import plugin_values
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.sim.hazards import Hazard
 from tests.sim.planted import ROUGH, Bug, patched
@@ -167,8 +168,16 @@ def leaves_on_full_disk() -> AbstractContextManager[None]:
     return patched((Executor, "end_unsaved", lambda *_: None))
 
 
-QUIET_DISK = replace(QUIET, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=8))
+def offers_are_not_checked() -> AbstractContextManager[None]:
+    return patched((plugin_values, "_offer", lambda row, _provider: row))
 
+
+def instants_are_not_checked() -> AbstractContextManager[None]:
+    return patched((plugin_values, "instant", lambda at: at))
+
+
+QUIET_DISK = replace(QUIET, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=8))
+FAULTY_PLUGIN = holding(Hazard.ROWS, storm=timedelta(hours=1))
 MIDNIGHT = replace(holding(Hazard.MONTH_END), storm=timedelta(hours=8), need=(300, 500))
 
 PROMISES: Mapping[str, Bug] = {
@@ -230,4 +239,10 @@ PROMISES: Mapping[str, Bug] = {
         patch=meters_follow_the_clock, rule=("spending",), shape=holding(Hazard.CLOCK_STEPS, storm=timedelta(hours=8))
     ),
     "end nothing on a full disk": Bug(patch=leaves_on_full_disk, rule=("full_disk",), shape=QUIET_DISK, seed=2),
+    "take the offers of a plugin as they are": Bug(
+        patch=offers_are_not_checked, rule=("said_by_the_core",), shape=FAULTY_PLUGIN, limit=timedelta(hours=2)
+    ),
+    "take the instants of a plugin as they are": Bug(
+        patch=instants_are_not_checked, rule=("said_by_the_core",), shape=FAULTY_PLUGIN, limit=timedelta(hours=2)
+    ),
 }

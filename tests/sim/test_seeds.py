@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.sim.hazards import READY
+from tests.sim.hazards import ALONE, READY
 from tests.sim.oracles import broken_rules
 from tests.sim.run import Result, run_world
 from tests.sim.swarm import drawn, run_all
@@ -28,7 +28,7 @@ SHAPES = {
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = range(2), range(2, 40)
-DRAWN_FAST = (0, 10)
+DRAWN_FAST = (0, 10, 1200, 1675, 2043)
 FIRST_OF_SWARM = 100_000
 
 
@@ -72,6 +72,7 @@ def test_every_hazard_is_drawn_by_some_seed_and_most_by_a_few() -> None:
     drawn_ones = Counter(hazard for seed in range(200, 400) for hazard in drawn(seed).hazards)
     assert set(drawn_ones) == READY
     assert min(drawn_ones.values()) >= 20
+    assert {hazard for seed in DRAWN_FAST for hazard in drawn(seed).hazards} >= ALONE
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ class Weather:
     """One world from its beginning to its calm."""
 
     def __init__(self, seed: int, shape: Shape, daemon_type: type[Daemon]) -> None:
+        self.seed = seed
         self.shape = shape
         self.rng = rng = Random(seed)
         self.luck = luck = Random(f"hazards of {seed}")
