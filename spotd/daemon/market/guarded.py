@@ -26,6 +26,7 @@ from spotd_providers.contract.provider import (
     ChangesBids,
     Clock,
     CountsRequests,
+    KnowsAccount,
     KnowsBalance,
     Logger,
     Provider,
@@ -184,6 +185,11 @@ class GuardedProvider:
         self._complaints[call] = why
 
 
+class _Account(GuardedProvider):
+    async def account(self) -> str:
+        return plain.text(await self._in_time("account", lambda: cast(KnowsAccount, self.inner).account()))
+
+
 class _Balance(GuardedProvider):
     async def balance(self) -> Balance:
         found = await self._in_time("balance", lambda: cast(KnowsBalance, self.inner).balance())
@@ -210,6 +216,7 @@ class _Bids(GuardedProvider):
 
 
 _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
+    KnowsAccount: _Account,
     KnowsBalance: _Balance,
     Bills: _Billing,
     ReadsLogs: _Logs,

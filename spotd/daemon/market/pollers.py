@@ -28,13 +28,12 @@ from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.refusal_causes import CauseWatch
 from spotd.daemon.market.request_counts import RequestCounts
-from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited
+from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.provider import Clock, KnowsAccount, Logger, Provider
 from spotd_providers.contract.values import AttemptKey, Instance, Listing, OfferQuery, Power, ProviderName
 
 T = TypeVar("T")
 
-ACCOUNT_LENGTH_MAX: Final = 200
 READ_DEADLINE_S: Final = 60.0
 """A slow provider may take half a minute for a page; beyond this it counts as away."""
 POLL_FLOOR_REAL_S: Final = 0.2
@@ -94,8 +93,8 @@ class Poller:
         account_known: Callable[[ProviderName, str], None] = lambda _name, _account: None,
     ) -> None:
         self._account_known = account_known
-        self._knows_account = provider if isinstance(provider, KnowsAccount) else None
         self._provider = guarded(provider, clock=clock, log=log)
+        self._knows_account = self._provider if isinstance(self._provider, KnowsAccount) else None
         self.name: ProviderName = self._provider.name
         self._offer_cache = offer_cache
         causes = CauseWatch(self._provider, offer_cache=offer_cache, clock=clock, ask_again=self.ask_again)
@@ -189,10 +188,11 @@ class Poller:
             return
         try:
             account = await self._ask(self._knows_account.account)
-        except AuthFailed:
-            account = ""  # the key may list machines and not ask this: then nothing is known
-        if account.isprintable() and len(account) <= ACCOUNT_LENGTH_MAX:
-            self._account_known(self.name, account)
+        except (Unavailable, RateLimited):
+            raise
+        except ProviderError:
+            account = ""  # the key may list machines and not ask this, or the plugin fails: then nothing is known
+        self._account_known(self.name, account)
         self._knows_account = None
 
     async def _with_searched(self, listing: Listing, wanted: frozenset[AttemptKey]) -> tuple[Listing, list[Instance]]:

@@ -31,6 +31,7 @@ from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.ids import JobIds
 from spotd.daemon.log import Redactor
+from spotd.daemon.market.guarded import GuardedProvider, guarded
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.pollers import Poller, PollPace
 from spotd.daemon.market.price_recorder import PriceRecorder
@@ -142,9 +143,10 @@ class Rig:
             inline=True,
         )
         self.host_monitor = HostMonitor(self.objects, clock=self.clock, wall=self.clock, log=self.log, inline=True)
-        self.pollers = {shop.name: self._poller(shop) for shop in self.shops}
+        providers = {shop.name: guarded(shop, clock=self.clock, log=self.log) for shop in self.shops}
+        self.pollers = {name: self._poller(provider) for name, provider in providers.items()}
         self.executor = Executor(
-            providers={shop.name: shop for shop in self.shops},
+            providers=providers,
             install=self.policy.current.install,
             commits=self.commits,
             grants=self.grant_writer,
@@ -173,10 +175,10 @@ class Rig:
         )
         self.hosts: dict[AttemptId, Host] = {}
 
-    def _poller(self, shop: Shop) -> Poller:
-        self.offer_cache.open(shop.name)
+    def _poller(self, provider: GuardedProvider) -> Poller:
+        self.offer_cache.open(provider.name)
         return Poller(
-            shop,
+            provider,
             offer_cache=self.offer_cache,
             clock=self.clock,
             rng=Random(1),
