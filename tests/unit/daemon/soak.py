@@ -9,6 +9,8 @@ import gc
 import hashlib
 import json
 import resource
+import sys
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -195,6 +197,9 @@ class Reading:
     day: float
     rss_kb: int
     python_objects: int
+    """Without weak references: those to connections of the database come and go."""
+    memory_blocks: int
+    """Of Python's allocator: numbers and texts count, too."""
     state_bytes: int
     wal_bytes: int
     prices_bytes: int
@@ -207,6 +212,7 @@ class Reading:
     def line(self) -> str:
         return (
             f"day {self.day:5.2f}  rss {self.rss_kb / 1024:7.1f} MB  objects {self.python_objects:8}  "
+            f"blocks {self.memory_blocks:8}  "
             f"state {self.state_bytes / 1024:6.0f} kB  wal {self.wal_bytes / 1024:5.0f} kB  "
             f"prices {self.prices_bytes / 1024:5.0f} kB  events {self.events:6}  rows {self.rows:6}  "
             f"checkpoints {self.checkpoints:3}  "
@@ -275,6 +281,7 @@ class Soak:
                 ident = await rig.submit(job(number))
                 group.start_soon(self._host, ident)
             begun = rig.clock.now()
+            self.reading(0.0)  # the first one compiles its queries
             for turn in range(1, spans + 1):
                 await rig.clock.sleep(begun + span * turn - rig.clock.now())
                 found.append(self.reading((rig.clock.now() - begun) / timedelta(days=1)))
@@ -311,7 +318,8 @@ class Soak:
         return Reading(
             day=day,
             rss_kb=rss_kb(),
-            python_objects=len(gc.get_objects()),
+            python_objects=sum(type(one) is not weakref.ReferenceType for one in gc.get_objects()),
+            memory_blocks=sys.getallocatedblocks(),
             state_bytes=file_bytes(self.state),
             wal_bytes=file_bytes(self.state, "-wal"),
             prices_bytes=file_bytes(self.prices) + file_bytes(self.prices, "-wal"),
