@@ -45,11 +45,15 @@ POOL_COOLDOWNS_MAX: Final = 4
 """A pool that refuses or loses machines again and again cools down for so many times its usual span at most."""
 
 
+IN_A_ROW: Final = timedelta(minutes=2)
+"""A refusal may take so long to be answered, and is one of the same row all the same."""
+
+
 def _in_a_row(before: Cooldown, now: datetime) -> bool:
-    """Whether a new refusal belongs to this one: it came while it lasted, or no later after it than it had lasted."""
+    """Whether a new refusal belongs to this one: it came while it lasted, or soon after it had."""
     if before.since is None or before.since > now:
         return False
-    return now - before.until <= before.until - before.since
+    return now - before.until <= max(IN_A_ROW, before.until - before.since)
 
 
 class PlanBuilder(WorkingCopy):

@@ -96,6 +96,16 @@ def test_however_launches_are_refused_they_are_few_in_any_hour(failure: LaunchFa
     assert busiest <= LAUNCHES_PER_HOUR_MAX
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("failure", list(LaunchFailure))
+@pytest.mark.parametrize("answers_after", [15, 45, 90])
+def test_launches_are_as_few_if_each_refusal_takes_its_time(failure: LaunchFailure, answers_after: int) -> None:
+    step = answers_after * SECOND
+    _, calls = lived(stage(retry_starts=100), 1.5, refusing(failure), *MANY, step=step)
+    busiest = max(sum(1 for c in calls if start <= c < start + timedelta(hours=1)) for start in calls)
+    assert busiest <= LAUNCHES_PER_HOUR_MAX
+
+
 def test_a_refused_launch_goes_to_the_next_offer_at_once_for_the_first_times() -> None:
     _, calls = lived(stage(), 0.01, refusing(LaunchFailure.NO_CAPACITY), *MANY)
     assert [c - NOW for c in calls[:4]] == [0 * SECOND, SECOND, 2 * SECOND, 3 * SECOND]
