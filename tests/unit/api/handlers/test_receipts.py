@@ -12,6 +12,7 @@ from sqlalchemy import event
 from spotd.api.handlers import receipts
 from spotd.core.plan import Plan
 from spotd.store import Store
+from tests.unit.api.worlds import stray
 from tests.unit.core.builders import MINUTE
 from tests.unit.daemon.rig import Rig
 from tests.unit.store import values as v
@@ -64,14 +65,16 @@ async def test_of_many_jobs_the_newest_are_shown_and_all_are_summed(
 ) -> None:
     rig = Rig(tmp_path, store=Store.open(tmp_path / "state.sqlite"))
     history(rig.store, 12, 3)
+    rig.store.tx(lambda tx: tx.commit(stray()))
     rig.pollers[v.VAST] = rig.pollers[rig.shop.name]
     await rig.control_loop.adopt()
     whole = await rig.handlers().receipts.cost(None)
     monkeypatch.setattr(receipts, "RECEIPTS_MAX", 5)
     some = await rig.handlers().receipts.cost(None)
     assert (whole["more"], some["more"], len(some["receipts"])) == (0, 7, 5)
-    for total in ("recoveries", "lost_s"):
+    for total in ("recoveries", "lost_s", "strays"):
         assert some[total] == whole[total]
+    assert some["strays"] == [{"provider": "local", "machines": 1, "spent_usd": 1.75}]
     rig.store.close()
 
 
