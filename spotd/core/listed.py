@@ -20,7 +20,7 @@ from spotd.core.billing import (
 )
 from spotd.core.host_reports import note_notice
 from spotd.core.ids import AttemptId
-from spotd.core.intents import IntentState
+from spotd.core.intents import IntentState, terminate_intent_id
 from spotd.core.interruption_credit import free_of
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import halted_rate, metered_rate, on_demand_rate, repriced
@@ -34,13 +34,22 @@ TERMINATE_AGAIN_AFTER: Final = timedelta(minutes=1)
 STOPPED: Final = frozenset({InstanceState.PAUSED, InstanceState.ENDING, InstanceState.GONE})
 
 
+def _in_account(builder: PlanBuilder, item: Attempt, account: str) -> Attempt:
+    """Record whose key lists the machine: one that is listed can be ended with that key, whatever was known before."""
+    item = replace(item, account=account)
+    builder.put_attempt(item)
+    intent = None if item.ref is None else builder.intent(terminate_intent_id(item.ref))
+    if intent is not None and intent.account != account:
+        builder.put_intent(replace(intent, account=account))
+    return item
+
+
 def record(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     """Record what the listing shows of a machine we know: price, notice, whether it can still compute."""
     item = builder.attempt(attempt_id)
     rules = builder.policy.providers.get(item.provider)
-    if rules is not None and rules.account and not item.account:
-        item = replace(item, account=rules.account)
-        builder.put_attempt(item)
+    if rules is not None and rules.account and item.account != rules.account:
+        item = _in_account(builder, item, rules.account)
     if not item.ever_listed or item.missing_since is not None:
         item = replace(item, ever_listed=True, missing_since=None)
         builder.put_attempt(item)

@@ -49,7 +49,7 @@ def _end_if_orphan(
         return  # however its label reads now, the machine of an attempt that counts is no stray
     if builder.policy.identity_sure:
         builder.owe_termination(instance.ref, instance.key, None, why="no open attempt owns this machine")
-        _note_price(builder, instance)
+        _note_listed(builder, instance)
 
 
 def _settle(builder: PlanBuilder, intent: Intent, seen: Listing | None) -> None:
@@ -74,15 +74,17 @@ def _settle(builder: PlanBuilder, intent: Intent, seen: Listing | None) -> None:
         builder.put_intent(replace(intent, state=IntentState.OPEN, accepted_at=None, not_before=None))
 
 
-def _note_price(builder: PlanBuilder, instance: Instance) -> None:
-    """Keep what the listing shows of a machine whose end is owed: its price, and since when it exists."""
+def _note_listed(builder: PlanBuilder, instance: Instance) -> None:
+    """Keep what the listing shows of a machine whose end is owed: its account, its price, and since when it exists."""
     intent = builder.intent(terminate_intent_id(instance.ref))
     if intent is None or not intent.is_open or intent.attempt is not None:
         return
     since = intent.stray_since or min(max(instance.created_at or builder.now, builder.now - UNSEEN_MAX), builder.now)
     rate = MicroUsdPerHour(hourly_within(max(intent.stray_rate, instance.price or 0)))
-    if (since, rate) != (intent.stray_since, intent.stray_rate):
-        builder.put_intent(replace(intent, stray_since=since, stray_rate=rate))
+    rules = builder.policy.providers.get(intent.provider)
+    account = intent.account if rules is None else rules.account or intent.account
+    if (since, rate, account) != (intent.stray_since, intent.stray_rate, intent.account):
+        builder.put_intent(replace(intent, stray_since=since, stray_rate=rate, account=account))
 
 
 def stray_cost(intent: Intent, until: datetime) -> MicroUsd:

@@ -131,7 +131,9 @@ class KnowsAccount(Protocol):
     """The name of the machines' account: without it, a key of another account makes every machine appear gone."""
 
     async def account(self) -> str:
-        """Return a name of this key's account, the same for every key of it; never a secret.
+        """Return a name of this key's account, the same for every key of it where the provider states one.
+
+        It is never a secret. A name of the key alone is enough: a machine that the next key lists takes its name.
 
         Raises:
             AuthFailed: the key may not ask for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -51,6 +52,8 @@ from spotd_providers.runpod.wire import PodRow
 
 READS_AFTER_DELETION: Final = 3
 READ_WAIT: Final = timedelta(seconds=2)
+KEY_NAME_DIGITS: Final = 12
+"""Enough to tell keys from each other, and far too little to find one."""
 _POD_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.LOGS,
@@ -84,6 +87,11 @@ class RunpodProvider:
         self._unexplained = UnexplainedRefusals()
         self._pod_keys = PodKeys(services.state_dir, services.log)
         self._listing = PodListing(client, services, self._pod_keys)
+
+    async def account(self) -> str:
+        """Return a name of the key: REST v2 states no account, and what another key does not list may still run."""
+        digest = hashlib.sha256((self._services.credential or "").encode()).hexdigest()
+        return f"key {digest[:KEY_NAME_DIGITS]}"
 
     @property
     def requests_sent(self) -> int:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from spotd.core.applied import applied
+from spotd.core.intents import IntentKind
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState
 from spotd.core.world import World
@@ -33,3 +35,23 @@ def test_a_machine_that_a_list_shows_is_in_the_account_of_that_list() -> None:
     world = seen_by(world_with(AttemptState.RUNNING), "a")
     plan = reconcile(world, listing(instance(InstanceState.RUNNING)), {}, NOW)
     assert [a.account for a in plan.attempts.values()] == ["a"]
+
+
+@pytest.mark.parametrize("state", [AttemptState.RUNNING, AttemptState.ENDING])
+def test_a_machine_that_a_new_key_lists_is_that_keys_to_end(state: AttemptState) -> None:
+    world = seen_by(world_with(state, account="key of May"), "key of June")
+    owed = {i: replace(intent, account="key of May") for i, intent in world.intents.items()}
+    plan = reconcile(replace(world, intents=owed), listing(instance(InstanceState.RUNNING)), {}, NOW)
+    assert [a.account for a in plan.attempts.values()] == ["key of June"]
+    after = {**owed, **plan.intents}
+    assert {i.account for i in after.values() if i.kind is IntentKind.TERMINATE} <= {"key of June"}
+
+
+def test_a_stray_that_a_new_key_lists_is_that_keys_to_end() -> None:
+    empty = replace(world_with(AttemptState.RUNNING), attempts={}, jobs={}, intents={})
+    found = listing(instance(InstanceState.RUNNING))
+    world = seen_by(empty, "key of May")
+    world = applied(world, reconcile(world, found, {}, NOW))
+    world = seen_by(world, "key of June")
+    world = applied(world, reconcile(world, found, {}, NOW))
+    assert [intent.account for intent in world.intents.values()] == ["key of June"]

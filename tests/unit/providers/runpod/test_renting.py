@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -254,5 +255,18 @@ def test_a_key_that_lost_a_scope_is_auth_failed_on_reads(tmp_path: Path) -> None
         h.faults.answer(Call.LIST, Canned(status=403, body=body))
         with pytest.raises(AuthFailed):
             await provider.instances()
+
+    play(tmp_path, story)
+
+
+def test_a_key_has_a_name_of_its_own_that_does_not_show_it(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        name = await provider.account()
+        assert name == await provider.account()
+        key = provider._services.credential
+        assert key is not None
+        assert key not in name
+        other = RunpodProvider(provider._client, provider._settings, replace(provider._services, credential=key + "x"))
+        assert await other.account() != name
 
     play(tmp_path, story)
