@@ -200,7 +200,7 @@ class ShelfHarness(Harness):
     def _book(self, owner: str, name: str) -> Rental:
         slot = Slot(name="cellar", gpu="T4", gpus=1, vram_mb=15360, usd_per_gpu_hour=0.1, interruptible=False)
         order: dict[str, Any] = {"name": name, "image": "", "disk_gb": 10, "start": ""}
-        return self.shop.book(owner=owner, slot=slot, price=0.1, order=order)
+        return self.shop.add_rental(owner=owner, slot=slot, price=0.1, order=order)
 
 
 @contextmanager

@@ -99,10 +99,10 @@ class Shop:
             raise Refusal(status=402, code="no_money")
         if sum(rental.exists and rental.owner == owner for rental in self.rentals.values()) >= self.rentals_max:
             raise Refusal(status=403, code="too_many_rentals")
-        return self.book(owner=owner, slot=slot, price=price, order=order)
+        return self.add_rental(owner=owner, slot=slot, price=price, order=order)
 
-    def add_charge(self, *, owner: str, slot: Slot, price: float, order: dict[str, Any]) -> Rental:
-        """The rental is in the books."""
+    def add_rental(self, *, owner: str, slot: Slot, price: float, order: dict[str, Any]) -> Rental:
+        """Record the rental, which is billed from now on."""
         rental = Rental(
             number=f"r-{next(self._numbers)}",
             slot=slot.name,

@@ -1,7 +1,9 @@
 """Which chunks the store has already, so that no byte is sent twice: not after an interruption, not for a new name.
 
 Only chunks of the own attempt count. The host of an earlier one may still have write permission for a while, and what
-it can write over must not be part of a checkpoint of this one: its first checkpoint is sent whole.
+it can write over must not be part of a checkpoint of this one: its first checkpoint is sent whole. This host may be
+dead and still write, too, so small chunks (`REUSED_MIN`) are sent for each checkpoint anew: to write over one spoils
+one checkpoint, not all that are kept.
 
 The daemon deletes what old checkpoints of a running attempt leave behind, and it must never meet a runner that still
 counts on it. So what this attempt sent is counted on only while it is young: sent after the third newest manifest was
@@ -19,6 +21,9 @@ from typing import Any
 from spotd_jobs.wire.client.files import write_whole
 from spotd_jobs.wire.client.manifest_text import WINDOW
 
+REUSED_MIN = 1024 * 1024
+"""Bytes. A chunk of fewer costs next to nothing to send again."""
+
 
 def new_mark() -> str:
     """Return what the names of an upload's chunks end in: no other upload of any attempt ends in the same."""
@@ -35,6 +40,8 @@ class ChunkIndex:
         self._keys: dict[str, str] = {}
         self._last: dict[str, int] = {}
         """Of this attempt's own: after how many manifests it was sent, or last named by one."""
+        self._small: set[str] = set()
+        """Of these, the ones that no other checkpoint may name."""
         self._count = 0
         self._under_way: dict[str, threading.Event] = {}
         self._load()
@@ -55,9 +62,11 @@ class ChunkIndex:
                     return None
             under_way.wait()
 
-    def sent(self, sha256: str, key: str) -> None:
-        """Record that the claimed chunk is in the store."""
+    def sent(self, sha256: str, key: str, size: int) -> None:
+        """Record that the claimed chunk of so many bytes is in the store."""
         with self._lock:
+            if size < REUSED_MIN:
+                self._small.add(sha256)
             self._keys[sha256] = key
             self._last[sha256] = self._count
             self._under_way.pop(sha256).set()
@@ -83,8 +92,10 @@ class ChunkIndex:
         """
         with self._lock:
             self._count += 1
-            for sha256 in [s for s, last in self._last.items() if last <= self._count - WINDOW]:
+            old = [s for s, last in self._last.items() if last <= self._count - WINDOW or s in self._small]
+            for sha256 in old:
                 del self._keys[sha256], self._last[sha256]
+            self._small.clear()
             try:
                 self._rewrite()
             except OSError:
@@ -95,7 +106,7 @@ class ChunkIndex:
         with self._lock:
             for entry in files:
                 for chunk in entry["chunks"]:
-                    if chunk["key"].startswith(self._prefix):
+                    if chunk["key"].startswith(self._prefix) and chunk["size"] >= REUSED_MIN:
                         self._keys[chunk["sha256"]] = chunk["key"]
                         self._last[chunk["sha256"]] = self._count
             try:
@@ -104,10 +115,11 @@ class ChunkIndex:
                 return  # the file holds less than is true, which only costs sending again
 
     def _rewrite(self) -> None:
-        write_whole(self._path, "".join(self._line(sha256) for sha256 in self._last).encode())
+        lines = ["%d\n" % self._count, *(self._line(sha256) for sha256 in self._last)]
+        write_whole(self._path, "".join(lines).encode())
 
     def _line(self, sha256: str) -> str:
-        return "%s %s %d\n" % (sha256, self._keys[sha256], self._last[sha256])
+        return "%s %s %d %d\n" % (sha256, self._keys[sha256], self._last[sha256], sha256 in self._small)
 
     def _load(self) -> None:
         try:
@@ -116,8 +128,12 @@ class ChunkIndex:
         except OSError:
             return
         for line in lines:
+            if line.isdigit():
+                self._count = int(line)
             sha256, _, rest = line.partition(" ")
-            key, _, last = rest.rpartition(" ")
+            key, _, last = rest.rpartition(" ")[0].rpartition(" ")
             if len(sha256) == 64 and key.startswith(self._prefix) and last.isdigit():
                 self._keys[sha256], self._last[sha256] = key, int(last)
-        self._count = max(self._last.values(), default=0)
+                if rest.endswith(" 1"):
+                    self._small.add(sha256)
+        self._count = max(self._count, *self._last.values(), 0)

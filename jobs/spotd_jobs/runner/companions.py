@@ -56,7 +56,7 @@ def _stored(name: str, data: bytes, store: RunnerStore, known: ChunkIndex) -> di
         except BaseException:
             known.failed(digest)
             raise
-        known.sent(digest, key)
+        known.sent(digest, key, len(data))
     entry = _entry(name, "file", None)
     entry.update(
         size=len(data),

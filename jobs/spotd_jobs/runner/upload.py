@@ -228,7 +228,7 @@ class TreeUpload:
                 if isinstance(error, GivenUp) and self._must_yield():
                     raise Yielded(self._stage.tree.name) from None
                 raise
-            self._known.sent(digest, key)
+            self._known.sent(digest, key, load.size)
             with self._lock:
                 self._progress.sent += load.size
         with self._lock:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd_jobs.runner import tree
-from spotd_jobs.runner.chunk_index import ChunkIndex
+from spotd_jobs.runner.chunk_index import REUSED_MIN, ChunkIndex
 from spotd_jobs.runner.store import GivenUp
 from spotd_jobs.runner.upload import Progress, TreeUpload, Yielded
 from spotd_jobs.wire.client.files import DiskFull
@@ -290,11 +290,32 @@ def test_an_upload_that_yields_keeps_what_it_sent(tmp_path: Path) -> None:
         assert progress.sent == 6400 - 64 * sent, "a runner that is started again sends only the rest"
 
 
+@pytest.mark.parametrize(
+    ("size", "is_reused"), [(0, False), (1000, False), (REUSED_MIN - 1, False), (REUSED_MIN, True)]
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_small_chunk_is_part_of_one_checkpoint_only(
+    tmp_path: Path, size: int, is_reused: bool, restarted: bool
+) -> None:
+    path, prefix = str(tmp_path / "known"), "jobs/j1/attempts/1/"
+    known, digest = ChunkIndex(path, prefix), "a" * 64
+    key = f"{prefix}data/{digest}-00000000"
+    assert known.claim(digest) is None
+    known.sent(digest, key, size)
+    if restarted:
+        known = ChunkIndex(path, prefix)
+    assert known.claim(digest) == key, "an upload that goes on sends nothing twice"
+    known.publishing()
+    known.published([{"chunks": [{"key": key, "sha256": digest, "size": size}]}])
+    assert (known.claim(digest) == key) is is_reused
+    assert (ChunkIndex(path, prefix).claim(digest) == key) is is_reused
+
+
 def test_a_full_disk_costs_the_memory_of_chunks_and_no_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "known"
     known = ChunkIndex(str(path), "jobs/j1/attempts/1/")
     assert known.claim("a" * 64) is None
-    known.sent("a" * 64, f"jobs/j1/attempts/1/data/{'a' * 64}-00000000")
+    known.sent("a" * 64, f"jobs/j1/attempts/1/data/{'a' * 64}-00000000", REUSED_MIN)
 
     def full() -> None:
         raise OSError("no space left")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -285,7 +286,7 @@ class History:
                 key = f"{object_keys.data_prefix(self._id(number))}{digest}{mark}"
                 assert self.objects.head(key) is None, "no key is ever written twice"
                 self.objects.put(key, content)
-                known.sent(digest, key)
+                known.sent(digest, key, len(content))
             chunks.append({"key": key, "sha256": digest, "size": len(content)})
         size = sum(len(content) for content in pieces)
         entry = {"path": f"{name}/w", "type": "file", "size": size, "mode": 420, "mtime_ns": 0, "target": None}
@@ -323,6 +324,14 @@ def lives(random: Random) -> list[str]:
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(autouse=True, scope="module")
+def _small_chunks() -> Iterator[None]:
+    """Pieces of seven bytes are too small to be part of two checkpoints, those of eight are not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spotd_jobs.runner.chunk_index.REUSED_MIN", len("piece 10"))
+        yield
+
+
 @given(keep=st.integers(min_value=1, max_value=4), seed=st.integers(min_value=0, max_value=2**32))
 def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_garbage_is(
     tmp_path_factory: pytest.TempPathFactory, keep: int, seed: int
