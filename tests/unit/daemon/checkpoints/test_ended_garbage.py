@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -111,6 +111,9 @@ def test_a_job_that_was_queued_again_is_taken_from_the_world() -> None:
 
 
 # --- any history -----------------------------------------------------------------------------------------------------
+
+
+PIECES: Final = (b"small 0", b"small 1", *(b"large piece %02d" % number for number in range(2, 12)))
 
 
 class History:
@@ -277,7 +280,7 @@ class History:
 
     def _manifest(self, number: int, name: str, kind: str) -> bytes:
         known, mark = self.open[number], new_mark()
-        pieces = {f"piece {self.random.randrange(12)}".encode() for _ in range(3)}
+        pieces = {PIECES[self.random.randrange(12)] for _ in range(3)}
         chunks = []
         for content in sorted(pieces):
             digest = hashlib.sha256(content).hexdigest()
@@ -323,15 +326,15 @@ def lives(random: Random) -> list[str]:
     return steps
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.fixture(autouse=True, scope="module")
 def _small_chunks() -> Iterator[None]:
-    """Pieces of seven bytes are too small to be part of two checkpoints, those of eight are not."""
+    """Two of the pieces are too small to be part of two checkpoints."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spotd_jobs.runner.chunk_index.REUSED_MIN", len("piece 10"))
+        patch.setattr("spotd_jobs.runner.chunk_index.REUSED_MIN", len(PIECES[-1]))
         yield
 
 
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keep=st.integers(min_value=1, max_value=4), seed=st.integers(min_value=0, max_value=2**32))
 def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_garbage_is(
     tmp_path_factory: pytest.TempPathFactory, keep: int, seed: int
