@@ -38,6 +38,9 @@ FIXED_TOLERANCE_PPM: Final = 10_000
 ENDING_TAKES: Final = timedelta(minutes=1)
 """From the report of the runner's end to the end of its machine."""
 
+CLOCKS_DIFFER: Final = timedelta(minutes=1)
+"""A provider's clock may be ahead of ours by so much."""
+
 SCRIPT_TAKES: Final = timedelta(seconds=1)
 """From the state in which a container is billed to the first process in it, and what clocks differ by."""
 LISTED_WITHIN: Final = timedelta(seconds=30)
@@ -48,8 +51,12 @@ STARTS_WITHIN: Final = timedelta(minutes=2)
 
 
 def began(item: Attempt, created_at: datetime | None, now: datetime, default: datetime) -> datetime:
-    """When the machine was made: not before it was intended and not in the future, whatever the provider states."""
-    return min(max(created_at or default, item.intended_at), now)
+    """When the machine was made: not before it was intended and not in the future, whatever the provider states.
+
+    An instant that is far in the future is by another clock, as after ours was set back, and says nothing.
+    """
+    stated = created_at if created_at is not None and created_at - now <= CLOCKS_DIFFER else default
+    return min(max(stated, item.intended_at), now)
 
 
 def began_unseen(builder: PlanBuilder, item: Attempt, created_at: datetime | None) -> datetime:
