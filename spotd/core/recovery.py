@@ -16,6 +16,7 @@ from datetime import datetime
 from spotd.core import requests
 from spotd.core.applied import applied, combine
 from spotd.core.attempts import Attempt
+from spotd.core.billing import charge_unseen
 from spotd.core.billing_limits import lease_and_save
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import AttemptId, JobId
@@ -184,6 +185,9 @@ def _settle_until_next(builder: PlanBuilder, item: Attempt, fresh: Sequence[Unkn
     """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on."""
     next_at = next((one.record.intended_at for one in fresh if one.record is not None), builder.now)
     known = item.meter.until
+    if item.meter.since is None and item.heartbeat_seen_at is not None:
+        charge_unseen(builder, item.id, next_at)
+        return
     if item.meter.since is not None and next_at < builder.now and (known is None or next_at < known):
         builder.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))
 

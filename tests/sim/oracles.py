@@ -30,6 +30,8 @@ from tests.sim.money import (
 from tests.sim.run import Result
 
 SECOND = timedelta(seconds=1)
+CALL = timedelta(minutes=1)
+"""What a provider may take to answer."""
 GIVEN_UP = frozenset({EndReason.HOST_LOST, EndReason.PROVISION_TIMEOUT, EndReason.LEASE_EXPIRED})
 ENDED_WITHIN = timedelta(minutes=10)
 """A machine nobody needs is gone so long after its provider can be reached."""
@@ -82,8 +84,10 @@ def needed_machines_ended(result: Result) -> Iterator[str]:
                 or len(cloud.by_key[m.key]) > 1
             ):
                 continue
-            if any(at <= back for _, back in daemon.told.restored) or any(a <= at <= b for a, b in daemon.told.full):
-                continue  # a life that is forgotten ended it, or nothing could be written
+            if any(at <= back for _, back in daemon.told.restored) or any(
+                a <= at <= b + CALL for a, b in daemon.told.full
+            ):
+                continue  # a life that is forgotten ended it, or nothing could be written when the call was begun
             owner = next((a for a in daemon.attempts_of.get(job_of(m.key), {}).values() if a.key == m.key), None)
             if owner is not None and owner.stop is not None and owner.stop.deadline <= at:
                 continue  # it was told to save and to stop, and had its time for that

@@ -1,0 +1,32 @@
+"""What a state that is older than the store books for a machine that it knows by its heartbeats alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from spotd.core.applied import applied
+from spotd.core.charges import Meter
+from spotd.core.keys import attempt_key
+from spotd.core.recovery import Survey, Unknown, record_of, recover
+from spotd.core.states import AttemptState, EndReason
+from tests.unit.core.builders import INSTALL, MINUTE, NOW, world_with
+
+
+def test_a_machine_that_was_heard_and_never_listed_is_booked_up_to_the_next_launch() -> None:
+    heard = NOW - 3 * MINUTE
+    world = world_with(
+        AttemptState.INTENDED, ref=None, outcome_unknown=True, heartbeat_seen_at=heard, meter=Meter(), heartbeat_seq=3
+    )
+    (item,) = world.attempts.values()
+    later = replace(
+        record_of(item), key=attempt_key(INSTALL, item.id.job, 9), intended_at=item.intended_at + timedelta(minutes=6)
+    )
+    survey = Survey(job=item.id.job, unknown=[Unknown(number=9, record=later)])
+    plan = recover(world, [survey], NOW)
+    ended = next(a for a in plan.attempts.values() if a.id == item.id)
+    assert ended.end_reason is EndReason.HOST_LOST
+    assert sum(charge.amount for charge in plan.charges) == ended.meter.settled
+    owed = item.quote.price.total * timedelta(minutes=6) // timedelta(hours=1)
+    assert owed <= ended.meter.settled <= owed + item.quote.price.total // 60 + 1
+    assert applied(world, plan).jobs[item.id.job].attempts_made == 9
