@@ -80,8 +80,8 @@ def started(**rules: Any) -> World:
     ("stated", "since"),
     [
         pytest.param(datetime(1970, 1, 1, tzinfo=UTC), NOW - 10 * MINUTE, id="1970"),
-        pytest.param(datetime(9999, 12, 31, tzinfo=UTC), NOW, id="9999"),
-        pytest.param(NOW + 8 * HOUR, NOW, id="from the future"),
+        pytest.param(datetime(9999, 12, 31, tzinfo=UTC), NOW - 10 * MINUTE, id="9999, which says nothing"),
+        pytest.param(NOW + 8 * HOUR, NOW - 10 * MINUTE, id="by a clock that is 8 h ahead"),
         pytest.param(NOW - 4 * MINUTE, NOW - 4 * MINUTE, id="as it was"),
         pytest.param(None, NOW - 10 * MINUTE, id="not stated"),
     ],
