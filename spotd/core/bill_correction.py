@@ -14,7 +14,9 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Charge
+from spotd.core.closing import with_paid
 from spotd.core.jobs import Job
+from spotd.core.metering import with_correction
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import traffic_cost
@@ -89,8 +91,16 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
             left -= part
     missing += max(0, left)
     billed = MicroUsd(settled + missing)
-    builder.put_attempt(replace(item, meter=replace(item.meter, settled=billed)))
-    builder.put_job(replace(job, spent=MicroUsd(job.spent + missing)))
+    corrected = with_correction(item, missing)
+    builder.put_attempt(corrected)
+    builder.put_job(
+        replace(
+            job,
+            spent=MicroUsd(job.spent + missing),
+            on_demand=MicroUsd(job.on_demand + corrected.on_demand_settled - item.on_demand_settled),
+            totals=with_paid(job.totals, item, missing),
+        )
+    )
     way = "more was booked than that" if missing < 0 else "less was booked than that"
     builder.event(
         "attempt.billed",
@@ -99,8 +109,10 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
         attempt=item.id,
         amount_microusd=missing,
     )
+    builder.close_job(job.id)
 
 
 def _again(like: Charge, amount: int) -> Charge:
     """Return a correction beside this charge, which has no length."""
-    return replace(like, end=like.start, amount=MicroUsd(amount), on_demand=MicroUsd(0))
+    compared = None if like.on_demand is None else MicroUsd(0)
+    return replace(like, end=like.start, amount=MicroUsd(amount), on_demand=compared)

@@ -39,6 +39,9 @@ class Charge:
     """A settled piece of running cost, never across a UTC midnight; or what of it is taken back, which has no length.
 
     What is taken back is negative, and would have cost on-demand all the same.
+
+    Attributes:
+        on_demand: what it would have cost on-demand; `None` where that price was not known at the launch.
     """
 
     attempt: AttemptId

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Final
 
 from spotd.core.charges import NOTHING
 from spotd.core.checkpoints import Checkpoint
@@ -11,6 +12,26 @@ from spotd.core.ids import JobId
 from spotd.core.states import JobState
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+
+HOSTS_MAX: Final = 100
+"""More hosts of one job are not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """What the attempts of a job that are over add up to.
+
+    Attributes:
+        ran: time in which its command ran.
+        hosts: names of the hosts on which it ran, `HOSTS_MAX` of them at most.
+        preemptions: those of the recoveries where the provider took the machine back.
+        uncompared: what of `spent` was paid for hosts whose on-demand price was not known at the launch.
+    """
+
+    ran: timedelta = timedelta(0)
+    hosts: tuple[str, ...] = ()
+    preemptions: int = 0
+    uncompared: MicroUsd = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +65,7 @@ class Job:
         rate_low: the lowest price of a whole machine at which it was ever launched.
         disk_gb_seen: a disk of less than this was too small for it.
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
-        spent, on_demand: of attempts that have ended.
+        spent, on_demand: of attempts that have ended; what has no known on-demand price counts as its own cost.
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
         outputs: what the attempt that succeeded left, `None` before one has.
     """
@@ -77,6 +98,7 @@ class Job:
     budget_set: MicroUsd | None = None
     rate_low: MicroUsdPerHour | None = None
     disk_gb_seen: int = 0
+    totals: RunTotals = field(default_factory=RunTotals)
 
     @property
     def budget(self) -> MicroUsd | None:

@@ -94,6 +94,16 @@ def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Char
     return tuple(_charge(attempt, at, at, MicroUsd(-part), MicroUsd(0)) for at, part in parts if part > 0)
 
 
+def with_correction(attempt: Attempt, amount: int) -> Attempt:
+    """Return the attempt with so much more settled. On-demand would have cost what it did, where that is known."""
+    compared = amount if attempt.quote.on_demand is None else 0
+    return replace(
+        attempt,
+        meter=replace(attempt.meter, settled=MicroUsd(attempt.meter.settled + amount)),
+        on_demand_settled=MicroUsd(attempt.on_demand_settled + compared),
+    )
+
+
 def settled(
     attempt: Attempt, now: datetime, rate: MicroUsdPerHour, on_demand_rate: MicroUsdPerHour | None
 ) -> tuple[Attempt, tuple[Charge, ...]]:
@@ -106,12 +116,12 @@ def settled(
     spans = () if meter.since is None else tuple(_days(meter.since, metered_until(meter, now)))
     charges: list[Charge] = []
     for start, end in spans:
-        compared = None if meter.on_demand_rate is None else cost(meter.on_demand_rate, end - start)
-        charges.append(_charge(attempt, start, end, cost(meter.rate, end - start), compared))
+        on_demand = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate
+        charges.append(_charge(attempt, start, end, cost(meter.rate, end - start), cost(on_demand, end - start)))
     if meter.traffic:  # on-demand it would have cost the same
         charges.append(_charge(attempt, now, now, meter.traffic, meter.traffic))
     total = MicroUsd(meter.settled + sum(c.amount for c in charges))
-    on_demand = attempt.on_demand_settled + sum(c.amount if c.on_demand is None else c.on_demand for c in charges)
+    compared = attempt.on_demand_settled + sum(c.amount if c.on_demand is None else c.on_demand for c in charges)
     fresh = Meter(
         settled=total,
         rate=rate,
@@ -119,11 +129,16 @@ def settled(
         since=metered_until(meter, now) if rate > 0 else None,
         until=meter.until if rate > 0 else None,
     )
-    return replace(attempt, meter=fresh, on_demand_settled=MicroUsd(on_demand)), tuple(charges)
+    return replace(attempt, meter=fresh, on_demand_settled=MicroUsd(compared)), tuple(charges)
 
 
-def _charge(attempt: Attempt, start: datetime, end: datetime, amount: MicroUsd, on_demand: MicroUsd | None) -> Charge:
-    day = start.astimezone(UTC).date()
+def _charge(attempt: Attempt, start: datetime, end: datetime, amount: MicroUsd, on_demand: MicroUsd) -> Charge:
     return Charge(
-        attempt=attempt.id, provider=attempt.provider, day=day, start=start, end=end, amount=amount, on_demand=on_demand
+        attempt=attempt.id,
+        provider=attempt.provider,
+        day=start.astimezone(UTC).date(),
+        start=start,
+        end=end,
+        amount=amount,
+        on_demand=None if attempt.quote.on_demand is None else on_demand,
     )

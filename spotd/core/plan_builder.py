@@ -13,13 +13,14 @@ from spotd.core.billing_limits import with_limit
 from spotd.core.bounds import COOLDOWN_MAX, span_within
 from spotd.core.charges import Charge
 from spotd.core.checkpoints import Checkpoint
+from spotd.core.closing import with_paid, with_run
 from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.disk import disk_gb_after
 from spotd.core.ids import AttemptId
 from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import taken_by_provider_until
 from spotd.core.jobs import Job
-from spotd.core.metering import booked_back, settled
+from spotd.core.metering import booked_back, settled, with_correction
 from spotd.core.states import (
     AttemptState,
     Blame,
@@ -116,7 +117,7 @@ class PlanBuilder(WorkingCopy):
         """So much of what is booked for the attempt is not billed after all."""
         item = self.attempt(attempt)
         self._charges.extend(booked_back(item, amount, self.now))
-        self.put_attempt(replace(item, meter=replace(item.meter, settled=MicroUsd(item.meter.settled - amount))))
+        self.put_attempt(with_correction(item, -amount))
         self.event("attempt.credited", why, attempt=attempt, amount_microusd=amount)
 
     def owe_termination(
@@ -177,13 +178,16 @@ class PlanBuilder(WorkingCopy):
             cost_microusd=item.meter.settled,
         )
         job = self.job(item.id.job)
+        paid = item.meter.settled
         self.put_job(
             replace(
                 job,
-                spent=MicroUsd(job.spent + item.meter.settled),
+                spent=MicroUsd(job.spent + paid),
                 on_demand=MicroUsd(job.on_demand + item.on_demand_settled),
+                totals=with_paid(job.totals, item, paid),
             )
         )
+        self.close_job(job.id)
 
     def end_attempt(self, attempt: AttemptId, reason: EndReason, detail: str = "") -> None:
         """End the attempt: it counts no more, its machine is destroyed if it may exist, and the job moves on."""
@@ -273,6 +277,7 @@ class PlanBuilder(WorkingCopy):
             recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
             lost=job.lost + (self._lost(item, job) if traits.is_recovery else timedelta(0)),
             exit_code=item.exit_code if reason in {EndReason.DONE, EndReason.USER_ERROR} else job.exit_code,
+            totals=with_run(job.totals, item, reason, self.now),
         )
 
     def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:

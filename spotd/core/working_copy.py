@@ -7,13 +7,14 @@ the core stays a function from values to values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Charge
+from spotd.core.closing import closing_words_of
 from spotd.core.cooldowns import Cooldown
 from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent, launch_intent_id, terminate_intent_id
@@ -200,3 +201,16 @@ class WorkingCopy:
         self.put_job(after)
         if state is not before.state:
             self.event(kind or f"job.{state.value.lower()}", reason, job=job, state=state.value)
+            self.close_job(job)
+
+    def close_job(self, job: JobId) -> None:
+        """Sum the job up in its last event, once it is final and all its attempts have ended."""
+        item = self.job(job)
+        if not item.state.is_final or any(i.job == job for i in self._open_ids()):
+            return
+        if words := closing_words_of(item):
+            self.event("job.closed", words, job=job, spent_microusd=item.spent, on_demand_microusd=item.on_demand)
+
+    def _open_ids(self) -> Iterator[AttemptId]:
+        merged = self._world.attempts.keys() | self._attempts.keys()
+        return (i for i in merged if self.attempt(i).state is not AttemptState.ENDED)

@@ -26,6 +26,7 @@ SHOWN: Final = frozenset(
         "job.succeeded",
         "job.failed",
         "job.expired",
+        "job.closed",
     }
 )
 EVENTS_ON_SCREEN: Final = 14

@@ -43,6 +43,17 @@ _NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptStat
 _OPEN_INTENT: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes"})
 _OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
+_PLAIN_NUMBERS: Final = (
+    "submitted_at",
+    "lost",
+    "spent",
+    "on_demand",
+    "attempts_made",
+    "recoveries",
+    "totals_ran",
+    "totals_preemptions",
+    "totals_uncompared",
+)
 _OTHER: Final = CHECKPOINTS.alias()
 _NAMESAKE: Final = JOBS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
@@ -337,7 +348,8 @@ def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoin
         known = {state.value for state in JobState}
         plain = row._replace(
             state=row.state if row.state in known else JobState.FAILED.value,
-            **dict.fromkeys(("submitted_at", "lost", "spent", "on_demand", "attempts_made", "recoveries"), 0),
+            **dict.fromkeys(_PLAIN_NUMBERS, 0),
+            totals_hosts="[]",
             **dict.fromkeys(("started_at", "ended_at", "exit_code", "outputs_attempt")),
         )
         return rows.JOB_VIEW.read(plain, open=attempts, checkpoint=checkpoint)

@@ -43,7 +43,7 @@ COOLDOWN: Final = RowMap(Cooldown, words=("reason",))
 CHARGE: Final = RowMap(Charge, names={"attempt.job": "job_id", "attempt.number": "attempt"})
 EVENT: Final = RowMap(Event, names={"job": "job_id"}, words=("message",))
 ATTEMPT_COST: Final = RowMap(AttemptCost)
-ATTEMPT_VIEW: Final = RowMap(AttemptView, names=_ID | {"price": "price_total"})
+ATTEMPT_VIEW: Final = RowMap(AttemptView, names=_ID | {"price": "price_total", "on_demand": "on_demand_total"})
 JOB_VIEW: Final = RowMap(
     JobView, names={"settled": "spent", "on_demand_settled": "on_demand"}, without=("open", "checkpoint")
 )
@@ -106,6 +106,7 @@ def attempt_out(attempt: Attempt, quote_text: str) -> Columns:
         "gpu": offer.gpu,
         "gpu_count": offer.gpu_count,
         "price_total": attempt.quote.price.total,
+        "on_demand_total": attempt.quote.on_demand,
     }
 
 

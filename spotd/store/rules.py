@@ -127,6 +127,6 @@ def _check_charge(charge: Charge, plan: Plan, stored: StoredRows) -> None:
         raise InvariantBroken(
             f"a charge of attempt {who} from {charge.start} to {charge.end} is not within {charge.day}"
         )
-    taken_back = charge.start == charge.end and charge.on_demand == 0
+    taken_back = charge.start == charge.end and not charge.on_demand
     if charge.amount < 0 and not taken_back:
         raise InvariantBroken(f"a charge of attempt {who} is negative")

@@ -99,6 +99,11 @@ class JobRow(Base, table=True):
     budget_set: int | None = _big(nullable=True)
     rate_low: int | None = _big(nullable=True)
     disk_gb_seen: int = _zero()
+    totals_ran: int = _zero()
+    totals_hosts: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
+    """Names, in JSON."""
+    totals_preemptions: int = _zero()
+    totals_uncompared: int = _zero()
 
 
 class AttemptRow(Base, table=True):
@@ -125,6 +130,7 @@ class AttemptRow(Base, table=True):
     gpu: str = _text()
     gpu_count: int = _big()
     price_total: int = _big()
+    on_demand_total: int | None = _big(nullable=True)
     ceiling: int = _big()
     price_max: int = _big()
     intended_at: int = _big()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from spotd.core.charges import NOTHING, Meter
 from spotd.core.checkpoints import Checkpoint
+from spotd.core.closing import closing_words
 from spotd.core.ids import AttemptId, JobId
-from spotd.core.jobs import Outputs
+from spotd.core.jobs import Outputs, RunTotals
 from spotd.core.metering import accrued, on_demand_accrued
 from spotd.core.plan import Event
 from spotd.core.states import AttemptState, JobState
@@ -22,6 +23,7 @@ class AttemptView:
 
     Attributes:
         price: effective, whole machine, as agreed at commit.
+        on_demand: the same of this hardware on-demand; `None` where it was not known.
     """
 
     id: AttemptId
@@ -32,6 +34,7 @@ class AttemptView:
     gpu: str
     gpu_count: int
     price: MicroUsdPerHour
+    on_demand: MicroUsdPerHour | None
     meter: Meter
     on_demand_settled: MicroUsd
 
@@ -71,6 +74,19 @@ class JobView:
     open: tuple[AttemptView, ...]
     checkpoint: Checkpoint | None
     outputs: Outputs | None = None
+    totals: RunTotals = field(default_factory=RunTotals)
+
+    def uncompared_at(self, now: datetime) -> MicroUsd:
+        """Return what of the cost has no known on-demand price."""
+        running = sum(a.spent_at(now) for a in self.open if a.on_demand is None)
+        return MicroUsd(self.totals.uncompared + running)
+
+    def closing_words(self, now: datetime) -> str:
+        """Return what sums the job up, empty before its end; the machine of its last attempt may cost more by then."""
+        if not self.state.is_final:
+            return ""
+        totals = replace(self.totals, uncompared=self.uncompared_at(now))
+        return closing_words(totals, self.spent_at(now), self.on_demand_at(now), self.recoveries, self.lost)
 
     def spent_at(self, now: datetime) -> MicroUsd:
         """Return what the job has cost by now, over all attempts."""

@@ -23,10 +23,9 @@ from spotd.api.requests import LogQuery
 from spotd.api.schemas.streams import LogKind, LogResponse
 from spotd.core.attempts import Attempt
 from spotd.core.ids import AttemptId, JobId
-from spotd.core.states import JobState
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.transfers import HostTransfer
-from spotd.store import Reads
+from spotd.store import JobView, Reads
 from spotd_jobs.objects.api import ObjectMissing, StoreError, StoreUnavailable
 from spotd_jobs.wire.reports import LOG_OBJECT_BYTES_MAX
 
@@ -89,7 +88,7 @@ class LogHandlers:
         quiet = 0
         reports = _TransferReports()
         while True:
-            state, exit_code = await self._state(job)
+            view = await self._view(job)
             records = await reader.more()
             for record in records:
                 yield record
@@ -97,13 +96,13 @@ class LogHandlers:
                 quiet = 0
                 continue
             quiet += 1
-            over = state.is_final and quiet >= LAST_POLLS
+            over = view.state.is_final and quiet >= LAST_POLLS
             if (
                 not query.follow
                 or over
                 or (query.attempt is not None and await self._has_ended(job, query.attempt, quiet))
             ):
-                yield reader.end(state, exit_code)
+                yield reader.end(view, sums_up=query.follow and query.attempt is None)
                 return
             note = reports.sentence(self._transfer(job))
             if note:
@@ -115,11 +114,11 @@ class LogHandlers:
         attempt = None if state is None else state.world.counting_attempt(job)
         return None if attempt is None else self._context.host_monitor.transfer(attempt.id)
 
-    async def _state(self, job: JobId) -> tuple[JobState, int | None]:
+    async def _view(self, job: JobId) -> JobView:
         view = await self._context.read(lambda reads: reads.job_view(job))
         if view is None:
             raise NotFound(f"job {job} is not there any more")
-        return view.state, view.exit_code
+        return view
 
     async def _numbers(self, job: JobId) -> set[int]:
         return {a.id.number for a in await self._context.read(lambda reads: reads.attempts_of(job))}
@@ -219,12 +218,13 @@ class _Reader:
         """Return a record about a checkpoint on its way; a reader that continues behind it misses nothing."""
         return self._response("transfer", text, at=self._context.clock.now())
 
-    def end(self, state: JobState, exit_code: int | None) -> LogResponse:
-        """Return the last record."""
+    def end(self, view: JobView, *, sums_up: bool) -> LogResponse:
+        """Return the last record, which may sum a job up that is over."""
+        now = self._context.clock.now()
         return {
-            **self._response("end", "", at=self._context.clock.now()),
-            "state": state.value,
-            "exit_code": exit_code,
+            **self._response("end", view.closing_words(now) if sums_up else "", at=now),
+            "state": view.state.value,
+            "exit_code": view.exit_code,
         }
 
     def _response(self, kind: LogKind, text: str, *, at: datetime | None = None) -> LogResponse:

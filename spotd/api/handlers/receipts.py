@@ -156,6 +156,8 @@ def _receipt(
         attempts=[_line(item, seconds[item.id.number], free[item.id.number], now) for item in attempts],
         fallbacks=[_fallback(event) for event in fallbacks],
         corrections=[event.message for event in corrections] + [_aside_words(n, s) for n, s in sorted(aside.items())],
+        uncompared_usd=as_usd(view.uncompared_at(now)),
+        summary=view.closing_words(now),
     )
 
 

@@ -122,6 +122,8 @@ def job_response(
         exit_code=view.exit_code,
         transfer=None if moving is None else transfer_response(moving),
         gpus=[] if machine is None else gpu_responses(hosts, machine.id),
+        uncompared_usd=as_usd(view.uncompared_at(now)),
+        summary=view.closing_words(now),
     )
 
 

@@ -49,6 +49,8 @@ class ReceiptResponse(TypedDict):
     """What one job cost and what that saved. `lost_s` is work repeated plus time without a machine.
 
     `corrections` states, in sentences, where a provider's own bill took the place of what was booked.
+    `uncompared_usd` of `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
+    `summary` sums the job up in a sentence; empty before its end.
     """
 
     id: str
@@ -63,6 +65,8 @@ class ReceiptResponse(TypedDict):
     attempts: list[AttemptCostResponse]
     fallbacks: list[FallbackResponse]
     corrections: list[str]
+    uncompared_usd: float
+    summary: str
 
 
 class BudgetResponse(TypedDict):

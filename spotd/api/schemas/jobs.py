@@ -90,6 +90,8 @@ class JobResponse(TypedDict):
     `gpu` and `gpu_count` are what the job asks for while it has no machine (its first alternative).
     `attempt` is the number of the newest attempt, 0 before the first. `verdict` is the newest decision's sentence.
     `gpus` is empty without a machine, and where its image has no `nvidia-smi`.
+    `uncompared_usd` of `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
+    `summary` is one sentence about how long it ran, where, and what that cost and saved; empty before its end.
     """
 
     id: str
@@ -115,6 +117,8 @@ class JobResponse(TypedDict):
     exit_code: int | None
     transfer: TransferResponse | None
     gpus: list[GpuResponse]
+    uncompared_usd: float
+    summary: str
 
 
 class JobDetailResponse(TypedDict):

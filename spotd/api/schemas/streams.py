@@ -14,7 +14,8 @@ class LogResponse(TypedDict):
         kind: `log` is output of the user's command (`text` as it was written, line ends included);
             `attempt` is a marker before the first output of an attempt (`text` a sentence, for instance where it runs);
             `gap`: output is missing here; `transfer` states in a sentence how far a checkpoint has come that
-            takes a while, where the log is followed; `end` is the last record of an ended stream.
+            takes a while, where the log is followed; `end` is the last record of an ended stream; its text
+            sums a job up whose log was followed to its end.
         cursor: give it back as `after` to go on behind this record.
         state, exit_code: of the job, in `end` only, else null.
     """

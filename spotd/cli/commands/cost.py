@@ -91,16 +91,16 @@ def cost(*, ref: str | None, output: str) -> None:
 
 def _show_receipt(receipt: ReceiptResponse) -> None:
     """Print the receipt of one job."""
-    saved, on_demand = receipt["saved_usd"], receipt["on_demand_usd"]
     facts = [
         ("job", clean(f"{receipt['name']} ({receipt['id']}), {receipt['state']}")),
         ("spent", dollars(receipt["spent_usd"])
             + ("" if receipt["budget_usd"] is None else f" of {dollars(receipt['budget_usd'])}")),
-        ("on demand", f"{dollars(on_demand)} for the same hours on the same hardware"),
-        ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
+        *_compared(receipt),
         ("recoveries", str(receipt["recoveries"])),
         ("lost", f"{_minutes(receipt['lost_s'])} of work repeated after losses"),
     ]  # fmt: skip
+    if receipt.get("summary"):
+        facts.insert(1, ("summary", receipt["summary"]))
     facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
     facts += [("traffic", _traffic_text(line)) for line in receipt["attempts"] if line.get("traffic_usd", 0) > 0]
     facts += [("bill", clean(sentence)) for sentence in receipt.get("corrections", [])]
@@ -109,6 +109,19 @@ def _show_receipt(receipt: ReceiptResponse) -> None:
     if receipt["attempts"]:
         stdout.line("")
         show_table(_ATTEMPT_COLUMNS, receipt["attempts"])
+
+
+def _compared(receipt: ReceiptResponse) -> list[tuple[str, str]]:
+    """Return what on-demand would have cost, as far as that price is known."""
+    saved, uncompared = receipt["saved_usd"], receipt.get("uncompared_usd", 0)
+    on_demand = receipt["on_demand_usd"] - uncompared
+    if uncompared and on_demand <= 0:
+        return [("on demand", "not known: nothing is said of savings")]
+    known = f"; {dollars(uncompared)} more was spent on hosts whose on-demand price is not known" if uncompared else ""
+    return [
+        ("on demand", f"{dollars(on_demand)} for the same hours on the same hardware{known}"),
+        ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
+    ]
 
 
 def _free_text(line: AttemptCostResponse) -> str:

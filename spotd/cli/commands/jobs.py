@@ -198,6 +198,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("id", job["id"]),
         ("name", job["name"]),
         ("state", f"{job['state']}: {job['reason']}"),
+        ("summary", job.get("summary", "")),
         ("verdict", job["verdict"]),
         ("gpu", gpu_text(job)),
         *((f"gpu {gpu['index']}", _gpu_use_text(gpu, now)) for gpu in job["gpus"]),
@@ -205,7 +206,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("price", _price_text(job["effective_usd_h"], "per hour for the machine")),
         ("ceiling", _price_text(detail["ceiling_usd_gpu_h"], "per GPU-hour")),
         ("spent", _spent_text(detail)),
-        ("saved", f"{dollars(job['saved_usd'])} against {dollars(job['on_demand_usd'])} on demand"),
+        ("saved", _saved_text(job)),
         ("recoveries", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
         ("checkpoint", _newest_text(job)),
         ("transfer", _transfer_text(job["transfer"])),
@@ -242,6 +243,15 @@ def _code_text(detail: JobDetailResponse) -> str:
 def _spent_text(detail: JobDetailResponse) -> str:
     spent = dollars(detail["job"]["spent_usd"])
     return spent if detail["budget_usd"] is None else f"{spent} of {dollars(detail['budget_usd'])}"
+
+
+def _saved_text(job: JobResponse) -> str:
+    """Return what was saved against on-demand; nothing where no on-demand price is known."""
+    uncompared = job.get("uncompared_usd", 0)
+    on_demand = job["on_demand_usd"] - uncompared
+    if uncompared and on_demand <= 0:
+        return ""
+    return f"{dollars(job['saved_usd'])} against {dollars(on_demand)} on demand"
 
 
 def _value_text(value: object) -> str:

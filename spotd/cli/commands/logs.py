@@ -58,7 +58,7 @@ class TextPrinter:
             self._write(record["text"] if self._raw else self._stripper.feed(record["text"]))
             return
         self.end()
-        if record["kind"] == "end":
+        if not record["text"]:
             return
         stderr.note(f"--- {clean(record['text'])} ---")
 

@@ -105,6 +105,8 @@ def job(**given: Any) -> JobResponse:
         "exit_code": None,
         "transfer": None,
         "gpus": [],
+        "uncompared_usd": 0.0,
+        "summary": "",
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
@@ -318,6 +320,8 @@ def receipt(**given: Any) -> ReceiptResponse:
         "attempts": [attempt_cost()],
         "fallbacks": [],
         "corrections": [],
+        "uncompared_usd": 0.0,
+        "summary": "",
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

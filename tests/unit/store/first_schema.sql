@@ -21,6 +21,7 @@ CREATE TABLE attempts (
     gpu TEXT NOT NULL,
     gpu_count BIGINT NOT NULL,
     price_total BIGINT NOT NULL,
+    on_demand_total BIGINT,
     ceiling BIGINT NOT NULL,
     price_max BIGINT NOT NULL,
     intended_at BIGINT NOT NULL,
@@ -174,6 +175,10 @@ CREATE TABLE jobs (
     budget_set BIGINT,
     rate_low BIGINT,
     disk_gb_seen BIGINT DEFAULT 0 NOT NULL,
+    totals_ran BIGINT DEFAULT 0 NOT NULL,
+    totals_hosts TEXT DEFAULT '[]' NOT NULL,
+    totals_preemptions BIGINT DEFAULT 0 NOT NULL,
+    totals_uncompared BIGINT DEFAULT 0 NOT NULL,
     CONSTRAINT pk_jobs PRIMARY KEY (id)
 );
 CREATE TABLE meta (
