@@ -22,6 +22,7 @@ from spotd.api.handlers import Handlers
 from spotd.api.parameters import (
     read_anyway,
     read_budget_change,
+    read_cost_grouping,
     read_draft,
     read_event_query,
     read_history_query,
@@ -260,7 +261,8 @@ class _Api:
 
     @_serving("GET", "/v1/cost")
     async def cost(self, request: Request) -> Response:
-        without_unknown(request, ())
+        if (by := read_cost_grouping(request)) is not None:
+            return self._reply(await self._ask(lambda: self._handlers.ledger.groups(by)))
         return self._reply(await self._ask(lambda: self._handlers.receipts.cost(None)))
 
     @_serving("GET", "/v1/jobs/{ref}/checkpoints")

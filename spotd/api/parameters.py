@@ -15,6 +15,7 @@ from spotd.api.requests import BudgetChange, EventQuery, HistoryQuery, JobQuery,
 from spotd.api.responses import BodyTooLong
 from spotd.api.timestamps import utc_instant
 from spotd.core.states import JobState
+from spotd.store import CostGrouping
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money
 from spotd_providers.contract.values import Market
@@ -172,6 +173,17 @@ def read_job_query(request: Request) -> JobQuery:
         active_only=_flag(request, "active"),
         limit=1000 if limit is None else limit,
     )
+
+
+def read_cost_grouping(request: Request) -> CostGrouping | None:
+    """Return by what costs are to be added up; `None` for receipts."""
+    without_unknown(request, ("by",))
+    by = request.query_params.get("by")
+    if by is None:
+        return None
+    if by not in set(CostGrouping):
+        raise Invalid(f"costs are not added up by {by!r}", hint=f"one of {', '.join(CostGrouping)}")
+    return CostGrouping(by)
 
 
 def read_names(body: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from spotd.cli.words import clean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TABLE, JSON, ID = "table", "json", "id"
+TABLE, JSON, ID, CSV = "table", "json", "id", "csv"
 
 
 def output(*choices: str) -> Callable[[F], F]:

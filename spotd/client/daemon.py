@@ -85,6 +85,9 @@ class Daemon:
     def cost(self, ref: str | None) -> Json:
         return self._transport.json("GET", "/v1/cost" if ref is None else _job(ref, "cost"))
 
+    def cost_by(self, what: str) -> Json:
+        return self._transport.json("GET", "/v1/cost", query={"by": what})
+
     def checkpoints(self, ref: str) -> Json:
         return self._transport.json("GET", _job(ref, "checkpoints"))
 

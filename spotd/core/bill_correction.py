@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt
-from spotd.core.charges import Charge
+from spotd.core.charges import Charge, ChargePart
 from spotd.core.closing import with_paid
 from spotd.core.jobs import Job
 from spotd.core.metering import with_correction
@@ -115,4 +115,6 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
 def _again(like: Charge, amount: int) -> Charge:
     """Return a correction beside this charge, which has no length."""
     compared = None if like.on_demand is None else MicroUsd(0)
-    return replace(like, end=like.start, amount=MicroUsd(amount), on_demand=compared)
+    return replace(
+        like, end=like.start, amount=MicroUsd(amount), on_demand=compared, part=ChargePart.BILL, fee=MicroUsd(0)
+    )

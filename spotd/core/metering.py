@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt
-from spotd.core.charges import Charge, Meter
+from spotd.core.charges import NOTHING, Charge, ChargePart, CostSums, Meter, sums_of
 from spotd.core.jobs import Job
+from spotd.core.pricing import PPM, halted_rate
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
 
@@ -91,7 +93,8 @@ def booked_back(attempt: Attempt, amount: MicroUsd, now: datetime) -> tuple[Char
     if began < midnight:
         former = amount * ((midnight - began) // _TICK) // max(1, (now - began) // _TICK)
     parts = [(midnight - _TICK, former), (now, amount - former)]
-    return tuple(_charge(attempt, at, at, MicroUsd(-part), MicroUsd(0)) for at, part in parts if part > 0)
+    credit = ChargePart.CREDIT
+    return tuple(_charge(attempt, credit, at, at, MicroUsd(-part), NOTHING) for at, part in parts if part > 0)
 
 
 def with_correction(attempt: Attempt, amount: int) -> Attempt:
@@ -115,11 +118,13 @@ def settled(
     meter = attempt.meter
     spans = () if meter.since is None else tuple(_days(meter.since, metered_until(meter, now)))
     charges: list[Charge] = []
+    part = ChargePart.DISK if meter.rate <= halted_rate(attempt.quote) else ChargePart.MACHINE
+    on_demand_now = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate
     for start, end in spans:
-        on_demand = meter.rate if meter.on_demand_rate is None else meter.on_demand_rate
-        charges.append(_charge(attempt, start, end, cost(meter.rate, end - start), cost(on_demand, end - start)))
+        amount, on_demand = cost(meter.rate, end - start), cost(on_demand_now, end - start)
+        charges.append(_charge(attempt, part, start, end, amount, on_demand))
     if meter.traffic:  # on-demand it would have cost the same
-        charges.append(_charge(attempt, now, now, meter.traffic, meter.traffic))
+        charges.append(_charge(attempt, ChargePart.TRAFFIC, now, now, meter.traffic, meter.traffic))
     total = MicroUsd(meter.settled + sum(c.amount for c in charges))
     compared = attempt.on_demand_settled + sum(c.amount if c.on_demand is None else c.on_demand for c in charges)
     fresh = Meter(
@@ -132,7 +137,19 @@ def settled(
     return replace(attempt, meter=fresh, on_demand_settled=MicroUsd(compared)), tuple(charges)
 
 
-def _charge(attempt: Attempt, start: datetime, end: datetime, amount: MicroUsd, on_demand: MicroUsd) -> Charge:
+def unsettled_sums(attempt: Attempt, now: datetime) -> Mapping[date, CostSums]:
+    """Return what would be charged if the meter stopped now, by day."""
+    found: defaultdict[date, CostSums] = defaultdict(CostSums)
+    for charge in settled(attempt, now, MicroUsdPerHour(0), None)[1]:
+        found[charge.day] += sums_of(charge)
+    return found
+
+
+def _charge(
+    attempt: Attempt, part: ChargePart, start: datetime, end: datetime, amount: MicroUsd, on_demand: MicroUsd
+) -> Charge:
+    fee_ppm = max(1, attempt.quote.price.fee_ppm)
+    is_time = part in {ChargePart.MACHINE, ChargePart.DISK}
     return Charge(
         attempt=attempt.id,
         provider=attempt.provider,
@@ -141,4 +158,6 @@ def _charge(attempt: Attempt, start: datetime, end: datetime, amount: MicroUsd, 
         end=end,
         amount=amount,
         on_demand=None if attempt.quote.on_demand is None else on_demand,
+        part=part,
+        fee=MicroUsd(amount - amount * PPM // fee_ppm) if is_time else NOTHING,
     )

@@ -125,6 +125,8 @@ def _receipts(daemon: Daemon) -> None:
             f" saved ${receipt['saved_usd']:.4f}, recoveries {receipt['recoveries']},"
             f" lost {receipt['lost_s'] / 60:.0f} min   {places}"
         )
+        if receipt["summary"]:
+            _say(f"  {'':10} {receipt['summary']}")
     _say(
         f"  {'together':10} spent ${total['spent_usd']:.4f}, on-demand ${total['on_demand_usd']:.4f},"
         f" saved ${total['saved_usd']:.4f}, recoveries {total['recoveries']}"

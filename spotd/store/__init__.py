@@ -5,11 +5,12 @@ from spotd.store.folding import Folding
 from spotd.store.points import StorePoint
 from spotd.store.queries import Reads
 from spotd.store.store import Store, Tx
-from spotd.store.views import AttemptCost, AttemptView, EventView, JobView, MachineView, Totals
+from spotd.store.views import AttemptView, CostGroup, CostGrouping, EventView, JobView, MachineView, Totals
 
 __all__ = [
-    "AttemptCost",
     "AttemptView",
+    "CostGroup",
+    "CostGrouping",
     "EventView",
     "Folding",
     "JobView",

@@ -16,11 +16,13 @@ from typing import Any
 from sqlalchemy import Connection, Insert, Table, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
-from spotd.core.charges import Charge
+from spotd.core.charges import Charge, CostSums, sums_of
+from spotd.core.ids import AttemptId
 from spotd.store import rows
 from spotd.store.mapping import Columns
 from spotd.store.tables import ATTEMPT_COSTS, CHARGES, DAY_COSTS
 from spotd.store.world import chunks
+from spotd_providers.contract.values import ProviderName
 
 
 def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
@@ -37,30 +39,21 @@ def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
     for row in fresh:
         _begin_apart(row, taken[str(row["job_id"]), int(row["attempt"])])
     connection.execute(insert(CHARGES), fresh)
-    _add_up(connection, fresh)
+    _add_up(connection, charges)
 
 
-def _add_up(connection: Connection, fresh: Sequence[Columns]) -> None:
+def _add_up(connection: Connection, charges: Sequence[Charge]) -> None:
     """Keep the sums that answers are made of, so that no answer reads the charges of years."""
-    attempts: dict[tuple[str, int], Columns] = {}
-    days: dict[tuple[date, str], Columns] = {}
-    for row in fresh:
-        amount = int(row["amount"])
-        on_demand = amount if row["on_demand"] is None else int(row["on_demand"])
-        attempt = attempts.setdefault(
-            (row["job_id"], row["attempt"]),
-            {"job_id": row["job_id"], "attempt": row["attempt"], "amount": 0, "on_demand": 0, "billed": 0, "free": 0},
-        )
-        day = days.setdefault(
-            (row["day"], row["provider"]), {"day": row["day"], "provider": row["provider"], "amount": 0, "on_demand": 0}
-        )
-        for sums in (attempt, day):
-            sums["amount"] += amount
-            sums["on_demand"] += on_demand
-        attempt["billed"] += int(row["end"]) - int(row["start"])
-        attempt["free"] += max(0, -amount)
-    connection.execute(_adding(ATTEMPT_COSTS), list(attempts.values()))
-    connection.execute(_adding(DAY_COSTS), list(days.values()))
+    attempts: defaultdict[AttemptId, CostSums] = defaultdict(CostSums)
+    days: defaultdict[tuple[date, ProviderName], CostSums] = defaultdict(CostSums)
+    for charge in charges:
+        sums = sums_of(charge)
+        attempts[charge.attempt] += sums
+        days[charge.day, charge.provider] += sums
+    of_attempts = [{"job_id": i.job, "attempt": i.number, **rows.COST_SUMS.out(sums)} for i, sums in attempts.items()]
+    of_days = [{"day": day, "provider": name, **rows.COST_SUMS.out(sums)} for (day, name), sums in days.items()]
+    connection.execute(_adding(ATTEMPT_COSTS), of_attempts)
+    connection.execute(_adding(DAY_COSTS), of_days)
 
 
 @cache

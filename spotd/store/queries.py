@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -9,10 +10,10 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, desc, func, literal, null, or_, select, true
 
 from spotd.core.attempts import Attempt
-from spotd.core.charges import Charge
+from spotd.core.charges import Charge, CostSums
 from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentState
@@ -30,7 +31,7 @@ from spotd.store.mapping import Row
 from spotd.store.readable import ROW_ERRORS, kept, set_aside
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS, META
-from spotd.store.views import AttemptCost, AttemptView, EventView, JobView, MachineView, Totals
+from spotd.store.views import AttemptView, CostGroup, CostGrouping, EventView, JobView, MachineView, Totals
 from spotd.store.world import chunks, load_checkpoints, load_world
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, ProviderName
@@ -239,11 +240,28 @@ class Reads:
         query = select(CHARGES).where(CHARGES.c.job_id == job_id).order_by(CHARGES.c.attempt, CHARGES.c.start)
         return tuple(map(rows.CHARGE.read, rows.fetch(self._connection, query)))
 
-    def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, AttemptCost]:
+    def attempt_costs(self, ids: Sequence[JobId]) -> Mapping[AttemptId, CostSums]:
         """Return what is booked for each attempt of these jobs."""
         query = select(ATTEMPT_COSTS).where(ATTEMPT_COSTS.c.job_id.in_(ids))
         found = rows.fetch(self._connection, query)
-        return {AttemptId(job=row.job_id, number=row.attempt): rows.ATTEMPT_COST.read(row) for row in found}
+        return {AttemptId(job=row.job_id, number=row.attempt): rows.COST_SUMS.read(row) for row in found}
+
+    def cost_groups(self, by: CostGrouping) -> tuple[CostGroup, ...]:
+        """Return what is booked, added up by this; in no order."""
+        found = rows.fetch(self._connection, _GROUPS[by])
+        return tuple(
+            CostGroup(key=str(row.group_key), name=row.group_name, attempts=row.attempts, sums=rows.COST_SUMS.read(row))
+            for row in found
+        )
+
+    def open_attempts(self) -> tuple[tuple[Attempt, str], ...]:
+        """Return every attempt that has not ended, with the name of its job; what cannot be understood is left out."""
+        query = (
+            select(ATTEMPTS, JOBS.c.name.label("job_name"))
+            .join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
+            .where(ATTEMPTS.c.state.in_(_NOT_ENDED))
+        )
+        return tuple(kept(lambda row: (rows.attempt_in(row), row.job_name), rows.fetch(self._connection, query)))
 
     def totals(self) -> Totals:
         """Return what all jobs together cost, as far as it is booked."""
@@ -289,6 +307,34 @@ class Reads:
     def meta(self, key: str) -> str | None:
         """Return a fact about this state itself."""
         return self._connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
+
+
+def _sums_of(table: Table) -> list[ColumnElement[Any]]:
+    return [func.sum(table.c[field.name]).label(field.name) for field in dataclasses.fields(CostSums)]
+
+
+def _by_attempts(
+    key: ColumnElement[Any], name: ColumnElement[Any], joined: Table, on: ColumnElement[bool]
+) -> Select[Any]:
+    columns = (key.label("group_key"), name.label("group_name"), func.count().label("attempts"))
+    return select(*columns, *_sums_of(ATTEMPT_COSTS)).join_from(ATTEMPT_COSTS, joined, on).group_by(key)
+
+
+_OF_COST: Final = and_(ATTEMPTS.c.job_id == ATTEMPT_COSTS.c.job_id, ATTEMPTS.c.number == ATTEMPT_COSTS.c.attempt)
+_NO_NAME: Final[ColumnElement[str]] = literal("")
+_HOST: Final = ATTEMPTS.c.provider + "/" + func.coalesce(ATTEMPTS.c.host_id, ATTEMPTS.c.offer_id)
+_GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
+    CostGrouping.JOB: _by_attempts(ATTEMPT_COSTS.c.job_id, JOBS.c.name, JOBS, JOBS.c.id == ATTEMPT_COSTS.c.job_id),
+    CostGrouping.DAY: select(
+        DAY_COSTS.c.day.label("group_key"),
+        _NO_NAME.label("group_name"),
+        null().label("attempts"),
+        *_sums_of(DAY_COSTS),
+    ).group_by(DAY_COSTS.c.day),
+    CostGrouping.PROVIDER: _by_attempts(ATTEMPTS.c.provider, _NO_NAME, ATTEMPTS, _OF_COST),
+    CostGrouping.GPU: _by_attempts(ATTEMPTS.c.gpu, _NO_NAME, ATTEMPTS, _OF_COST),
+    CostGrouping.HOST: _by_attempts(_HOST, _NO_NAME, ATTEMPTS, _OF_COST),
+}
 
 
 def _job(connection: Connection, job_id: JobId) -> Job | None:

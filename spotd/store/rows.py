@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Select
 
 from spotd.core.attempts import Attempt
-from spotd.core.charges import Charge
+from spotd.core.charges import Charge, CostSums
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.cooldowns import Cooldown
 from spotd.core.ids import JobId
@@ -21,7 +21,7 @@ from spotd.core.plan import Event
 from spotd.core.quotes import Quote
 from spotd.core.states import InvariantBroken
 from spotd.store.mapping import Columns, Row, RowMap, compact, from_json
-from spotd.store.views import AttemptCost, AttemptView, JobView
+from spotd.store.views import AttemptView, JobView
 from spotd_jobs.spec.codec import spec_from_json, spec_to_json
 from spotd_jobs.spec.model import JobSpec, Resources
 from spotd_providers.contract.values import InstanceId, InstanceRef, ProviderName
@@ -42,7 +42,7 @@ INTENT: Final = RowMap(Intent, names=_REF, words=("error", "account"))
 COOLDOWN: Final = RowMap(Cooldown, words=("reason",))
 CHARGE: Final = RowMap(Charge, names={"attempt.job": "job_id", "attempt.number": "attempt"})
 EVENT: Final = RowMap(Event, names={"job": "job_id"}, words=("message",))
-ATTEMPT_COST: Final = RowMap(AttemptCost)
+COST_SUMS: Final = RowMap(CostSums)
 ATTEMPT_VIEW: Final = RowMap(AttemptView, names=_ID | {"price": "price_total", "on_demand": "on_demand_total"})
 JOB_VIEW: Final = RowMap(
     JobView, names={"settled": "spent", "on_demand_settled": "on_demand"}, without=("open", "checkpoint")

@@ -246,10 +246,12 @@ class ChargeRecord(Base, table=True):
     day: date = Field(sa_column=Column(Date, nullable=False, index=True))
     amount: int = _big()
     on_demand: int | None = _big(nullable=True)
+    part: str = _text()
+    fee: int = _big()
 
 
 class AttemptCostRow(Base, table=True):
-    """What the charges of one attempt add up to, kept as they are booked. `billed` is a span, `free` was taken back."""
+    """What the charges of one attempt add up to, kept as they are booked: the columns of `CostSums`."""
 
     __tablename__ = "attempt_costs"
 
@@ -257,12 +259,17 @@ class AttemptCostRow(Base, table=True):
     attempt: int = _big(primary_key=True)
     amount: int = _big()
     on_demand: int = _big()
+    uncompared: int = _big()
     billed: int = _big()
+    disk: int = _big()
+    traffic: int = _big()
+    fee: int = _big()
     free: int = _big()
+    corrected: int = _big()
 
 
 class DayCostRow(Base, table=True):
-    """What the charges of one day at one provider add up to, kept as they are booked."""
+    """The same for one day at one provider."""
 
     __tablename__ = "day_costs"
 
@@ -270,6 +277,13 @@ class DayCostRow(Base, table=True):
     provider: str = _text(primary_key=True)
     amount: int = _big()
     on_demand: int = _big()
+    uncompared: int = _big()
+    billed: int = _big()
+    disk: int = _big()
+    traffic: int = _big()
+    fee: int = _big()
+    free: int = _big()
+    corrected: int = _big()
 
 
 class EventRow(Base, table=True):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 
-from spotd.core.charges import NOTHING, Meter
+from spotd.core.charges import CostSums, Meter
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.closing import closing_words
 from spotd.core.ids import AttemptId, JobId
@@ -114,14 +115,29 @@ class EventView:
     event: Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptCost:
-    """What is booked for one attempt. `billed` is metered time, `free` was booked and taken back."""
+class CostGrouping(StrEnum):
+    """By what costs are added up. The strings are part of the command line."""
 
-    amount: MicroUsd = NOTHING
-    on_demand: MicroUsd = NOTHING
-    billed: timedelta = timedelta(0)
-    free: MicroUsd = NOTHING
+    JOB = "job"
+    DAY = "day"
+    PROVIDER = "provider"
+    GPU = "gpu"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostGroup:
+    """What one job, day, provider, GPU or host cost.
+
+    Attributes:
+        name: of a job; empty for the others.
+        attempts: how many machines it were; `None` by day, since one may run for days.
+    """
+
+    key: str
+    name: str = ""
+    attempts: int | None = None
+    sums: CostSums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

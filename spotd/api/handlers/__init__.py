@@ -17,6 +17,7 @@ from spotd.api.handlers.events import EventHandlers
 from spotd.api.handlers.files import FileHandlers
 from spotd.api.handlers.health import HealthHandlers
 from spotd.api.handlers.jobs import JobHandlers
+from spotd.api.handlers.ledger import LedgerHandlers
 from spotd.api.handlers.logs import LogHandlers
 from spotd.api.handlers.prices import PriceHandlers
 from spotd.api.handlers.receipts import ReceiptHandlers
@@ -38,6 +39,7 @@ class Handlers:
         self.logs = LogHandlers(context)
         self.events = EventHandlers(context)
         self.receipts = ReceiptHandlers(context)
+        self.ledger = LedgerHandlers(context)
         self.prices = PriceHandlers(context)
         self.health = HealthHandlers(context)
         self.doctor = DoctorHandlers(context)

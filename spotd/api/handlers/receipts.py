@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from spotd.api.handlers.context import HandlerContext
@@ -20,17 +20,18 @@ from spotd.api.schemas.costs import (
 from spotd.api.timestamps import utc_text
 from spotd.core.attempts import Attempt
 from spotd.core.budgets import committed
+from spotd.core.charges import CostSums
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent
 from spotd.core.interruption_credit import machines_in_use
 from spotd.core.jobs import Job
-from spotd.core.metering import on_demand_spent, running_time, spent, spent_in_month, spent_on_day
+from spotd.core.metering import on_demand_spent, spent, spent_in_month, spent_on_day, unsettled_sums
 from spotd.core.orphans import stray_cost
 from spotd.core.plan import Event
 from spotd.core.pricing import traffic_cost
 from spotd.core.words import dollar_words
 from spotd.core.world import World
-from spotd.store import AttemptCost, JobView, Reads, Totals
+from spotd.store import JobView, Reads, Totals
 from spotd_providers.contract.money import as_usd
 
 FALLBACK: Final = "checkpoint.fallback"
@@ -128,19 +129,13 @@ def _receipt(
     view: JobView,
     job: Job | None,
     attempts: tuple[Attempt, ...],
-    costs: Mapping[AttemptId, AttemptCost],
+    costs: Mapping[AttemptId, CostSums],
     fallbacks: list[Event],
     corrections: list[Event],
     now: datetime,
 ) -> ReceiptResponse:
-    booked = {item.id.number: costs.get(item.id, AttemptCost()) for item in attempts}
-    seconds = {item.id.number: booked[item.id.number].billed + running_time(item.meter, now) for item in attempts}
-    free = {number: int(sums.free) for number, sums in booked.items()}
-    for event in corrections:
-        # Taken back because the provider bills less, not because it took the machine.
-        number = event.attempt or 0
-        free[number] = free.get(number, 0) + min(0, int(event.data.get("amount_microusd") or 0))
-    aside = {i.number: sums for i, sums in costs.items() if i.job == view.id and i.number not in booked}
+    own = {item.id: _sums(item, costs, now) for item in attempts}
+    aside = {i.number: sums for i, sums in costs.items() if i.job == view.id and i not in own}
     total = sum(spent(a, now) for a in attempts) + sum(sums.amount for sums in aside.values())
     compared = sum(on_demand_spent(a, now) for a in attempts) + sum(sums.on_demand for sums in aside.values())
     return ReceiptResponse(
@@ -153,7 +148,7 @@ def _receipt(
         recoveries=view.recoveries,
         lost_s=view.lost.total_seconds(),
         budget_usd=usd(job.budget) if job is not None else None,
-        attempts=[_line(item, seconds[item.id.number], free[item.id.number], now) for item in attempts],
+        attempts=[_line(item, own[item.id], now) for item in attempts],
         fallbacks=[_fallback(event) for event in fallbacks],
         corrections=[event.message for event in corrections] + [_aside_words(n, s) for n, s in sorted(aside.items())],
         uncompared_usd=as_usd(view.uncompared_at(now)),
@@ -161,7 +156,12 @@ def _receipt(
     )
 
 
-def _aside_words(number: int, sums: AttemptCost) -> str:
+def _sums(item: Attempt, costs: Mapping[AttemptId, CostSums], now: datetime) -> CostSums:
+    """Return what is booked for the attempt, and what runs on its meter."""
+    return sum(unsettled_sums(item, now).values(), start=costs.get(item.id, CostSums()))
+
+
+def _aside_words(number: int, sums: CostSums) -> str:
     booked = dollar_words(sums.amount)
     return f"the row of attempt {number} cannot be understood: {booked} booked for it is in the sum, its line left out"
 
@@ -177,7 +177,7 @@ def _fallback(event: Event) -> FallbackResponse:
     )
 
 
-def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> AttemptCostResponse:
+def _line(item: Attempt, sums: CostSums, now: datetime) -> AttemptCostResponse:
     offer = item.quote.offer
     return AttemptCostResponse(
         attempt=item.id.number,
@@ -190,14 +190,18 @@ def _line(item: Attempt, billed: timedelta, free: int, now: datetime) -> Attempt
         on_demand_usd_h=usd(item.quote.on_demand),
         started_at=instant(item.launched_at),
         ended_at=instant(item.ended_at),
-        seconds=billed.total_seconds(),
+        seconds=sums.billed.total_seconds(),
         spent_usd=as_usd(spent(item, now)),
-        free_usd=as_usd(free),
+        free_usd=as_usd(sums.free),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
         traffic_usd=as_usd(traffic_cost(offer, item.uploaded_bytes, item.restored_bytes)),
         uploaded_bytes=item.uploaded_bytes,
         restored_bytes=item.restored_bytes,
         reason=None if item.end_reason is None else item.end_reason.value,
+        gpu_usd=as_usd(sums.gpu),
+        disk_usd=as_usd(sums.disk),
+        fee_usd=as_usd(sums.fee),
+        corrected_usd=as_usd(sums.corrected),
     )
 
 

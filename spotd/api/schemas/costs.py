@@ -10,6 +10,8 @@ class AttemptCostResponse(TypedDict):
 
     `free_usd` of it was not billed, as the provider took the machine soon after its launch; it is not in `spent_usd`.
     `traffic_usd` is, for the bytes that were uploaded and restored.
+    `gpu_usd` (the machine while it ran, with its disk), `disk_usd` (of the machine while it did not run) and `fee_usd`
+    are the rest of what was booked; `corrected_usd` is what the provider's own bill then added, in `spent_usd`, too.
     """
 
     attempt: int
@@ -30,6 +32,10 @@ class AttemptCostResponse(TypedDict):
     uploaded_bytes: int
     restored_bytes: int
     reason: str | None
+    gpu_usd: float
+    disk_usd: float
+    fee_usd: float
+    corrected_usd: float
 
 
 class FallbackResponse(TypedDict):
@@ -84,6 +90,51 @@ class StrayResponse(TypedDict):
     provider: str
     machines: int
     spent_usd: float
+
+
+class CostGroupResponse(TypedDict):
+    """What one job, day, provider, GPU or host cost; what runs on a meter now is in it.
+
+    `booked_usd` is `gpu_usd` + `disk_usd` + `traffic_usd` + `fee_usd` - `free_usd`, and `spent_usd` is that with
+    `corrected_usd`, the difference to providers' own bills as far as they are known: to the micro-dollar.
+
+    Attributes:
+        key: the job's id, the day (UTC), the provider, the GPU, or provider and host.
+        name: of a job, else empty.
+        machines: null by day, since a machine may run for days.
+        seconds: metered machine time.
+        gpu_usd: of machines while they ran, with their disk, without the fee.
+        disk_usd: of machines that did not run.
+        free_usd: booked and taken back, since the provider took the machine soon after its launch.
+        uncompared_usd: of `spent_usd`, for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
+    """
+
+    key: str
+    name: str
+    machines: int | None
+    seconds: float
+    gpu_usd: float
+    disk_usd: float
+    traffic_usd: float
+    fee_usd: float
+    free_usd: float
+    booked_usd: float
+    corrected_usd: float
+    spent_usd: float
+    uncompared_usd: float
+    on_demand_usd: float
+    saved_usd: float
+
+
+class LedgerResponse(TypedDict):
+    """What everything cost by `job`, `day`, `provider`, `gpu` or `host`, and in all.
+
+    Very many groups end with one named `(others)`.
+    """
+
+    by: str
+    groups: list[CostGroupResponse]
+    total: CostGroupResponse
 
 
 class CostResponse(TypedDict):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from spotd.cli import stderr, stdout
-from spotd.cli.options import JSON, TABLE, output, show_data
+from spotd.cli import sheet, stderr, stdout
+from spotd.cli.options import CSV, JSON, TABLE, output, show_data
 from spotd.cli.table import Column, state_cell
 from spotd.cli.table import show as show_table
 from spotd.cli.words import (
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from spotd.api.schemas.costs import (
         AttemptCostResponse,
         BudgetResponse,
+        CostGroupResponse,
         CostResponse,
         FallbackResponse,
+        LedgerResponse,
         ReceiptResponse,
     )
 
@@ -59,12 +61,54 @@ _ATTEMPT_COLUMNS: Sequence[Column[AttemptCostResponse]] = (
 )
 
 
+_GROUP_COLUMNS: Sequence[Column[CostGroupResponse]] = (
+    Column(
+        "MACHINES", lambda group: NOTHING if group["machines"] is None else str(group["machines"]), right=True, drop=7
+    ),
+    Column("RAN", lambda group: span_text(group["seconds"]), right=True, drop=6),
+    Column("GPU", lambda group: money(group["gpu_usd"]), right=True, drop=5),
+    Column("DISK", lambda group: money(group["disk_usd"]), right=True, drop=4),
+    Column("TRAFFIC", lambda group: money(group["traffic_usd"]), right=True, drop=4),
+    Column("FEE", lambda group: money(group["fee_usd"]), right=True, drop=4),
+    Column("FREE", lambda group: money(group["free_usd"]), right=True, drop=8),
+    Column("BOOKED", lambda group: money(group["booked_usd"]), right=True, drop=3),
+    Column("BILLS", lambda group: _signed(group["corrected_usd"]), right=True, drop=3),
+    Column("SPENT", lambda group: money(group["spent_usd"]), right=True),
+    Column(
+        "ON-DEMAND", lambda group: _known(group, group["on_demand_usd"] - group["uncompared_usd"]), right=True, drop=2
+    ),
+    Column("SAVED", lambda group: _known(group, group["saved_usd"]), right=True, drop=1),
+)
+_GROUPINGS: Final = ("job", "day", "provider", "gpu", "host")
+_SUMS: Final = (
+    *("machines", "seconds", "gpu_usd", "disk_usd", "traffic_usd", "fee_usd", "free_usd", "booked_usd"),
+    *("corrected_usd", "spent_usd", "uncompared_usd", "on_demand_usd", "saved_usd"),
+)
+_ATTEMPT_KEYS: Final = (
+    *("attempt", "provider", "host", "gpu", "gpu_count", "market", "effective_usd_h", "on_demand_usd_h"),
+    *("started_at", "ended_at", "reason", "seconds", "gpu_usd", "disk_usd", "traffic_usd", "fee_usd", "free_usd"),
+    *("corrected_usd", "spent_usd", "on_demand_usd", "uploaded_bytes", "restored_bytes"),
+)
+
+
 @click.command()
 @click.argument("ref", metavar="[JOB]", required=False)
-@output(TABLE, JSON)
-def cost(*, ref: str | None, output: str) -> None:
+@click.option("--by", "by", type=click.Choice(_GROUPINGS), help="Add everything up by this.")
+@output(TABLE, JSON, CSV)
+@click.pass_context
+def cost(ctx: click.Context, *, ref: str | None, by: str | None, output: str) -> None:
     """What one job cost, attempt by attempt, or what all of them did; and what on-demand would have cost."""
+    if by is not None and ref is not None:
+        raise click.UsageError("--by adds all jobs up and takes no JOB", ctx)
+    if by is not None or (output == CSV and ref is None):
+        _show_groups(Daemon().cost_by(by or "job"), output)
+        return
     shape: CostResponse = Daemon().cost(ref)
+    if output == CSV:
+        sheet.show(
+            ("job", *_ATTEMPT_KEYS), [{"job": r["id"], **line} for r in shape["receipts"] for line in r["attempts"]]
+        )
+        return
     if show_data(shape, output):
         return
     if ref is not None and shape["receipts"]:
@@ -89,6 +133,33 @@ def cost(*, ref: str | None, output: str) -> None:
     _show_budgets(shape["budgets"])
 
 
+def _show_groups(shape: LedgerResponse, output: str) -> None:
+    """Print what each group cost, and all of them."""
+    by, groups = shape["by"], shape["groups"]
+    if output == CSV:
+        keys = (by, "name", *_SUMS) if by == "job" else (by, *_SUMS)
+        sheet.show(keys, [{**group, by: group["key"]} for group in groups])
+        return
+    if show_data(shape, output):
+        return
+    if not groups:
+        stderr.note("nothing was spent yet")
+        return
+    named: list[Column[CostGroupResponse]] = [Column(by.upper(), lambda group: group["key"], least=8)]
+    if by == "job":
+        named.append(Column("NAME", lambda group: group["name"], least=8))
+    show_table([*named, *_GROUP_COLUMNS], [*groups, shape["total"]])
+
+
+def _signed(usd: float) -> str:
+    return f"+{money(usd)}" if usd > 0 else money(usd) if usd else NOTHING
+
+
+def _known(group: CostGroupResponse, usd: float) -> str:
+    """Return what is known against on-demand; nothing where no on-demand price is."""
+    return NOTHING if group["uncompared_usd"] and group["uncompared_usd"] == group["spent_usd"] else money(usd)
+
+
 def _show_receipt(receipt: ReceiptResponse) -> None:
     """Print the receipt of one job."""
     facts = [
@@ -102,6 +173,7 @@ def _show_receipt(receipt: ReceiptResponse) -> None:
     if receipt.get("summary"):
         facts.insert(1, ("summary", receipt["summary"]))
     facts += [("free", _free_text(line)) for line in receipt["attempts"] if line["free_usd"] > 0]
+    facts += [("cost", text) for line in receipt["attempts"] if (text := _split_text(line))]
     facts += [("traffic", _traffic_text(line)) for line in receipt["attempts"] if line.get("traffic_usd", 0) > 0]
     facts += [("bill", clean(sentence)) for sentence in receipt.get("corrections", [])]
     facts += [("fallback", _fallback_text(one)) for one in receipt["fallbacks"]]
@@ -129,6 +201,21 @@ def _free_text(line: AttemptCostResponse) -> str:
     return clean(
         f"{free} of attempt {line['attempt']}: {line['provider']} took the machine soon and bills no time of it"
     )
+
+
+def _split_text(line: AttemptCostResponse) -> str:
+    """Return what an attempt's cost consists of, where that is more than one thing."""
+    costs = {
+        "GPU": line.get("gpu_usd", 0),
+        "disk while stopped": line.get("disk_usd", 0),
+        "traffic": line.get("traffic_usd", 0),
+        "fee": line.get("fee_usd", 0),
+    }
+    parts = [f"{dollars(usd)} {what}" for what, usd in costs.items() if usd]
+    booked = line["spent_usd"] - line.get("corrected_usd", 0)
+    if line.get("corrected_usd"):
+        parts.append(f"{dollars(booked)} booked and {dollars(line['spent_usd'])} billed")
+    return f"attempt {line['attempt']}: {', '.join(parts)}" if len(parts) > 1 else ""
 
 
 def _traffic_text(line: AttemptCostResponse) -> str:

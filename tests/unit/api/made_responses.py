@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from spotd.api.schemas.checkpoints import KeptCheckpointResponse
-from spotd.api.schemas.costs import AttemptCostResponse, CostResponse, ReceiptResponse
+from spotd.api.schemas.costs import AttemptCostResponse, CostGroupResponse, CostResponse, ReceiptResponse
 from spotd.api.schemas.health import ProviderResponse
 from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, JobDetailResponse, JobResponse, TransferResponse
 from spotd.api.schemas.plans import PlanResponse, WhyResponse
@@ -282,6 +282,27 @@ def log(text: str = "", *, kind: str = "log", cursor: int, attempt: int = 1, sta
     }
 
 
+def cost_group(**given: Any) -> CostGroupResponse:
+    base: CostGroupResponse = {
+        "key": "6k0a1b2c3d",
+        "name": "llama-lora",
+        "machines": 2,
+        "seconds": 7200.0,
+        "gpu_usd": 3.5,
+        "disk_usd": 0.1,
+        "traffic_usd": 0.02,
+        "fee_usd": 0.9,
+        "free_usd": 0.0,
+        "booked_usd": 4.52,
+        "corrected_usd": 0.1,
+        "spent_usd": 4.62,
+        "uncompared_usd": 0.0,
+        "on_demand_usd": 7.8,
+        "saved_usd": 3.18,
+    }
+    return {**base, **given}  # type: ignore[typeddict-item]  # as above
+
+
 def attempt_cost(**given: Any) -> AttemptCostResponse:
     base: AttemptCostResponse = {
         "attempt": 1,
@@ -302,6 +323,10 @@ def attempt_cost(**given: Any) -> AttemptCostResponse:
         "uploaded_bytes": 0,
         "restored_bytes": 0,
         "reason": "preempted",
+        "gpu_usd": 0.0,
+        "disk_usd": 0.0,
+        "fee_usd": 0.0,
+        "corrected_usd": 0.0,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -216,3 +219,50 @@ def test_events_refuse_what_is_neither(ctl: Ctl) -> None:
     result = ctl("events", "--since", "yesterday")
     assert result.code == 2
     assert "'yesterday' is neither a span such as 2h nor an instant" in result.err
+
+
+def ledger_of(*groups: Any, by: str = "job") -> Any:
+    return {"by": by, "groups": [*groups], "total": made_responses.cost_group(key="total", name="")}
+
+
+def test_what_everything_cost_is_shown_by_what_was_asked_for(ctl: Ctl) -> None:
+    unknown = made_responses.cost_group(key="6k0a9zzzzz", name="prep", uncompared_usd=4.62, corrected_usd=-0.1)
+    ctl.place.answers("ledger.groups", ledger_of(made_responses.cost_group(), unknown))
+    lines = ctl("cost", "--by", "job").out.splitlines()
+    titles = "JOB NAME MACHINES RAN GPU DISK TRAFFIC FEE FREE BOOKED BILLS SPENT ON-DEMAND SAVED"
+    assert " ".join(lines[0].split()) == titles
+    assert lines[1].split()[-9:] == ["0.100", "0.020", "0.900", "0.00", "4.52", "+0.100", "4.62", "7.80", "3.18"]
+    assert lines[2].split()[-4:] == ["-0.100", "4.62", "-", "-"], "of savings that cannot be known nothing is said"
+    assert lines[3].startswith("total")
+
+
+def test_costs_for_a_spreadsheet_hold_no_formula(ctl: Ctl) -> None:
+    evil = ("=HYPERLINK(1)", "+1", "-1", "@x", "\t=1", " =1", "\x1b[31m=1", "\uff1d1", 'a "b", c')
+    groups = [made_responses.cost_group(name=name, saved_usd=-0.25, machines=None) for name in evil]
+    ctl.place.answers("ledger.groups", ledger_of(*groups))
+    rows = list(csv.DictReader(io.StringIO(ctl("cost", "-o", "csv").out)))
+    names = [row["name"] for row in rows]
+    assert names == ["'=HYPERLINK(1)", "'+1", "'-1", "'@x", "'=1", "'=1", "'=1", "'\uff1d1", 'a "b", c']
+    assert {row["saved_usd"] for row in rows} == {"-0.250000"}
+    assert {(row["job"], row["machines"], row["gpu_usd"]) for row in rows} == {("6k0a1b2c3d", "", "3.500000")}
+
+
+def test_the_attempts_of_a_job_for_a_spreadsheet(ctl: Ctl) -> None:
+    line = made_responses.attempt_cost(host="=1", gpu_usd=3.000001, fee_usd=0.9, ended_at=None)
+    ctl.place.answers("receipts.cost", made_responses.cost(made_responses.receipt(attempts=[line])))
+    [row] = csv.DictReader(io.StringIO(ctl("cost", "llama-lora", "-o", "csv").out))
+    assert (row["job"], row["host"], row["gpu_usd"], row["ended_at"]) == ("6k0a1b2c3d", "'=1", "3.000001", "")
+
+
+def test_a_receipt_divides_the_cost_of_an_attempt(ctl: Ctl) -> None:
+    line = made_responses.attempt_cost(gpu_usd=3.6, fee_usd=0.72, disk_usd=0.2, traffic_usd=0.2, corrected_usd=-0.1)
+    ctl.place.answers("receipts.cost", made_responses.cost(made_responses.receipt(attempts=[line])))
+    [text] = [line for line in ctl("cost", "llama-lora").out.splitlines() if line.startswith("cost:")]
+    assert text == (
+        "cost:       attempt 1: $3.60 GPU, $0.200 disk while stopped, $0.200 traffic, $0.720 fee, "
+        "$4.72 booked and $4.62 billed"
+    )
+
+
+def test_a_job_is_not_added_up_by_something(ctl: Ctl) -> None:
+    assert ctl("cost", "llama-lora", "--by", "day").code == 2

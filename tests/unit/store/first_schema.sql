@@ -5,8 +5,13 @@ CREATE TABLE attempt_costs (
     attempt BIGINT NOT NULL,
     amount BIGINT NOT NULL,
     on_demand BIGINT NOT NULL,
+    uncompared BIGINT NOT NULL,
     billed BIGINT NOT NULL,
+    disk BIGINT NOT NULL,
+    traffic BIGINT NOT NULL,
+    fee BIGINT NOT NULL,
     free BIGINT NOT NULL,
+    corrected BIGINT NOT NULL,
     CONSTRAINT pk_attempt_costs PRIMARY KEY (job_id, attempt)
 );
 CREATE TABLE attempts (
@@ -73,6 +78,8 @@ CREATE TABLE charges (
     day DATE NOT NULL,
     amount BIGINT NOT NULL,
     on_demand BIGINT,
+    part TEXT NOT NULL,
+    fee BIGINT NOT NULL,
     CONSTRAINT pk_charges PRIMARY KEY (job_id, attempt, start),
     CONSTRAINT fk_charges_job_id_attempts FOREIGN KEY(job_id, attempt) REFERENCES attempts (job_id, number)
 );
@@ -110,6 +117,13 @@ CREATE TABLE day_costs (
     provider TEXT NOT NULL,
     amount BIGINT NOT NULL,
     on_demand BIGINT NOT NULL,
+    uncompared BIGINT NOT NULL,
+    billed BIGINT NOT NULL,
+    disk BIGINT NOT NULL,
+    traffic BIGINT NOT NULL,
+    fee BIGINT NOT NULL,
+    free BIGINT NOT NULL,
+    corrected BIGINT NOT NULL,
     CONSTRAINT pk_day_costs PRIMARY KEY (day, provider)
 );
 CREATE TABLE events (

@@ -1,0 +1,99 @@
+"""What everything cost, added up by job, day, provider, GPU or host: the booked sums, and what runs on meters now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.schemas.costs import CostGroupResponse, LedgerResponse
+from spotd.core.attempts import Attempt
+from spotd.core.charges import CostSums
+from spotd.core.metering import unsettled_sums
+from spotd.store import CostGroup, CostGrouping
+from spotd_providers.contract.money import as_usd
+
+GROUPS_MAX: Final = 10_000
+OTHERS: Final = "(others)"
+"""What the groups beyond the largest are added up to."""
+
+
+class LedgerHandlers:
+    """Adds up what was spent."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+
+    async def groups(self, by: CostGrouping) -> LedgerResponse:
+        """Return the sums of each group and of all, from two statements however much there is."""
+        now = self._context.clock.now()
+        booked, running = await self._context.read(lambda reads: (reads.cost_groups(by), reads.open_attempts()))
+        found = {group.key: group for group in booked}
+        for item, name in running:
+            _add_running(found, by, item, name, now)
+        groups = _in_order(found.values(), by)
+        total = _together("total", groups, by)
+        return LedgerResponse(
+            by=by.value,
+            groups=[_response(group) for group in groups],
+            total=_response(total),
+        )
+
+
+def _add_running(found: dict[str, CostGroup], by: CostGrouping, item: Attempt, name: str, now: datetime) -> None:
+    """Add what of this attempt is not booked yet; a machine without anything booked is counted here."""
+    is_new = item.meter.settled == 0 and item.on_demand_settled == 0
+    for day, sums in unsettled_sums(item, now).items():
+        key = day.isoformat() if by is CostGrouping.DAY else _key_of(item, by)
+        before = found.get(key)
+        if before is None:
+            label = name if by is CostGrouping.JOB else ""
+            before = CostGroup(key=key, name=label, attempts=None if by is CostGrouping.DAY else 0, sums=CostSums())
+        attempts = before.attempts if before.attempts is None else before.attempts + is_new
+        found[key] = replace(before, attempts=attempts, sums=before.sums + sums)
+        is_new = False
+
+
+def _key_of(item: Attempt, by: CostGrouping) -> str:
+    offer = item.quote.offer
+    if by is CostGrouping.JOB:
+        return item.id.job
+    if by is CostGrouping.GPU:
+        return offer.gpu
+    return f"{offer.provider}/{offer.host_id or offer.offer_id}" if by is CostGrouping.HOST else offer.provider
+
+
+def _in_order(found: Iterable[CostGroup], by: CostGrouping) -> list[CostGroup]:
+    """Return the groups, days in order and the rest by what they cost; beyond a bound they are one."""
+    groups = sorted(found, key=lambda group: (-group.sums.amount, group.key))
+    if len(groups) > GROUPS_MAX:
+        groups = [*groups[: GROUPS_MAX - 1], _together(OTHERS, groups[GROUPS_MAX - 1 :], by)]
+    return sorted(groups, key=lambda group: group.key) if by is CostGrouping.DAY else groups
+
+
+def _together(key: str, groups: Sequence[CostGroup], by: CostGrouping) -> CostGroup:
+    attempts = None if by is CostGrouping.DAY else sum(group.attempts or 0 for group in groups)
+    return CostGroup(key=key, attempts=attempts, sums=sum((group.sums for group in groups), start=CostSums()))
+
+
+def _response(group: CostGroup) -> CostGroupResponse:
+    sums = group.sums
+    return CostGroupResponse(
+        key=group.key,
+        name=group.name,
+        machines=group.attempts,
+        seconds=sums.billed.total_seconds(),
+        gpu_usd=as_usd(sums.gpu),
+        disk_usd=as_usd(sums.disk),
+        traffic_usd=as_usd(sums.traffic),
+        fee_usd=as_usd(sums.fee),
+        free_usd=as_usd(sums.free),
+        booked_usd=as_usd(sums.booked),
+        corrected_usd=as_usd(sums.corrected),
+        spent_usd=as_usd(sums.amount),
+        uncompared_usd=as_usd(sums.uncompared),
+        on_demand_usd=as_usd(sums.on_demand),
+        saved_usd=as_usd(sums.on_demand - sums.amount),
+    )
