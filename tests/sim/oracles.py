@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
+from spotd.core.attempts import Attempt
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.states import EndReason, JobState
@@ -145,8 +146,20 @@ def healthy_machines_killed(result: Result) -> Iterator[str]:
                 and attempt.heartbeat_seen_at is None
             ):
                 continue  # it never spoke, since what it wrote could not arrive
+            if attempt.end_reason is EndReason.PROVISION_TIMEOUT and started_too_late(result, m, attempt):
+                continue
             if m.ended_by_us is not None and lived(m, attempt.ended_at) and not excused(result, m, attempt.ended_at):
                 yield f"{m.key} was well when it was given up: {attempt.end_detail}"
+
+
+def started_too_late(result: Result, m: Machine, attempt: Attempt) -> bool:
+    """Whether its time for a start was over before it had come up, which it had to do anew after each pause.
+
+    A pause that no list showed, as while its provider does not answer, is part of that time.
+    """
+    at, rules = attempt.ended_at or result.ended_at, result.daemon.world.policy.providers[attempt.provider]
+    came_up = any(min(end, at) - start >= BOOT for start, end in m.spans)
+    return not came_up and at - m.born >= rules.provision_timeout
 
 
 def lived(m: Machine, at: datetime) -> bool:
