@@ -12,6 +12,8 @@ from datetime import datetime
 
 from spotd.core.attempts import Attempt
 from spotd.core.billing_limits import lease_and_save
+from spotd.core.host_reports import absorb, exited
+from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.plan import Plan
@@ -66,8 +68,12 @@ def _listed_by(world: World, item: Attempt) -> datetime:
     return (item.launched_at or item.intended_at) + world.policy.providers[item.provider].reconcile_window
 
 
-def forget(world: World, found: AttemptId | Intent, now: datetime) -> Plan:
-    """Give the machine up; its job goes on elsewhere once no lease can keep it alive."""
+def forget(world: World, found: AttemptId | Intent, now: datetime, report: HostStatus | None = None) -> Plan:
+    """Give the machine up; its job goes on elsewhere once no lease can keep it alive.
+
+    Args:
+        report: all that its host wrote until now: of an attempt that is over nothing more is read.
+    """
     builder = PlanBuilder(world, now)
     if isinstance(found, Intent):
         builder.put_intent(replace(found, state=IntentState.DONE))
@@ -76,6 +82,10 @@ def forget(world: World, found: AttemptId | Intent, now: datetime) -> Plan:
     item = builder.attempt(found)
     cannot_compute_from = item.ended_at or now
     builder.event("machine.forgotten", _GIVEN_UP, attempt=found, provider=item.provider, key=item.key)
+    if report is not None:
+        absorb(builder, found, report)
+        if builder.attempt(found).state.counts and report.exit_cause is not None:
+            exited(builder, found, report)
     builder.end_attempt(found, EndReason.FORGOTTEN, f"{item.provider} does not show it")
     job = builder.job(found.job)
     not_before = cannot_compute_from + lease_and_save(job, builder.policy)

@@ -539,10 +539,17 @@ class Daemon:
         """Its owner gives a machine up, if that is not refused."""
         cache = self.process.offer_cache
         errors = {name: cache.machines(name).error for name in self.clouds}
-        if not forget.refusal(self.world, found, cache.listings(), errors):
-            item = found if isinstance(found, Intent) else self.world.attempts[found]
-            self.told.given_up[item.key] = self.true
-            self.request(lambda world, now: forget.forget(world, found, now), CANCEL)
+        item = found if isinstance(found, Intent) else self.world.attempts[found]
+        counts = isinstance(item, Attempt) and item.state.counts
+        if forget.refusal(self.world, found, cache.listings(), errors) or (counts and not self.can_read):
+            return  # its user is told so
+        self.told.given_up[item.key] = self.true
+        self.request(lambda world, now: forget.forget(world, found, now, self.last_report(item)), CANCEL)
+
+    def last_report(self, item: Attempt | Intent) -> HostStatus | None:
+        """All that the host of a machine wrote until now."""
+        self.clouds[item.provider].advance(self.true)
+        return self.report(item) if isinstance(item, Attempt) and item.state.counts else None
 
     # --- for the oracles ---
 

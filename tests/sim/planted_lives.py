@@ -28,6 +28,7 @@ from tests.sim.records import Records
 
 RESTORED = replace(ROUGH, hazards=frozenset({Hazard.RESTORED}))
 REVOKED = replace(CALM, hazards=frozenset({Hazard.REVOKED}), storm=timedelta(hours=6))
+REVOKED_LONG = replace(REVOKED, jobs=6, need=(600, 3000), paces=(240, 480))
 SPIKED = replace(WITHIN, hazards=frozenset({Hazard.DEAR_EVERYWHERE}), job_budget=2_500_000)
 
 
@@ -75,11 +76,17 @@ def prices_of_this_moment() -> AbstractContextManager[None]:
 def given_up_is_over() -> AbstractContextManager[None]:
     forget = forgetting.forget
 
-    def wrong(world: World, found: Any, now: datetime) -> Plan:
-        plan = forget(world, found, now)
+    def wrong(world: World, found: Any, now: datetime, report: Any = None) -> Plan:
+        plan = forget(world, found, now, report)
         return replace(plan, jobs={i: replace(j, not_before=None) for i, j in plan.jobs.items()})
 
     return patched((forgetting, "forget", wrong))
+
+
+def given_up_unread() -> AbstractContextManager[None]:
+    """Ends the attempt by what was read of its host before."""
+    forget = forgetting.forget
+    return patched((forgetting, "forget", lambda world, found, now, _report=None: forget(world, found, now)))
 
 
 def meters_what_cannot_be_seen() -> AbstractContextManager[None]:
@@ -104,6 +111,9 @@ LIVES: Mapping[str, Bug] = {
         patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=1
     ),
     "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3),
+    "give up a machine without a last full read of its host": Bug(
+        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=7
+    ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,

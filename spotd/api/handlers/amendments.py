@@ -10,12 +10,14 @@ from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.requests import BudgetChange
 from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
 from spotd.core import forget, requests
+from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.intents import Intent
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.world import World
 from spotd.daemon.crash import CrashPoint
+from spotd.daemon.hosts.reader import with_job
 from spotd.store import Reads
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import ProviderName
@@ -54,8 +56,10 @@ class AmendmentHandlers:
         Raises:
             NotFound: no such machine is known.
             StateConflict: it can be seen, and therefore ended.
+            ApiUnavailable: what its host saved last cannot be read now.
         """
         context = self._context
+        report = await self._last_report(machine)
         names = set(context.policy.current.providers) & set(context.offer_cache.listings())
         errors: dict[ProviderName, str] = {name: context.offer_cache.machines(name).error for name in names}
         listings = {name: listing for name, listing in context.offer_cache.listings().items() if name in names}
@@ -69,11 +73,22 @@ class AmendmentHandlers:
             if problem:
                 raise StateConflict(problem, hint="spotctl cancel JOB ends the machine of a job")
             forgotten.append(_response(world, found))
-            return forget.forget(world, found, now)
+            last = None if report is None or report.attempt != found else with_job(report, world.jobs[found.job])
+            return forget.forget(world, found, now, last)
 
         await self._context.commit(decide, _POINTS)
         context.log.warning("machine.forgotten", key=forgotten[-1]["key"], provider=forgotten[-1]["provider"])
         return forgotten[-1]
+
+    async def _last_report(self, machine: str) -> HostStatus | None:
+        """Return all that the host of this machine wrote until now; `None` where nothing more of it counts."""
+        world = self._context.world()
+        found = forget.find_machine(world, machine)
+        item = None if found is None or isinstance(found, Intent) else world.attempts[found]
+        if item is None or not item.state.counts:
+            return None
+        job, monitor = world.jobs[item.id.job], self._context.host_monitor
+        return await self._context.stored(lambda: monitor.read_alone(item, job))
 
 
 def _changed(job: Job, change: BudgetChange) -> MicroUsd:

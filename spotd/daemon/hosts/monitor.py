@@ -39,7 +39,7 @@ from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.liveness import STRAYS_KEPT, delete_strays, is_quiet, list_markers, note_marker
 from spotd.daemon.hosts.outputs import unreadable
-from spotd.daemon.hosts.reader import drop_committed, read_news, read_published, report_of, with_job
+from spotd.daemon.hosts.reader import drop_committed, read_host, read_news, read_published, report_of, with_job
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.daemon.hosts.write_probe import WriteProbe
 from spotd.daemon.threads import Threads
@@ -158,6 +158,21 @@ class HostMonitor:
         if self._write_probe.has_failed:
             return {i: replace(report, store_takes_no_writes=True) for i, report in pass_.reports.items()}
         return dict(pass_.reports)
+
+    def read_alone(self, attempt: Attempt, job: Job) -> HostStatus | None:
+        """Return all that one host wrote until now, apart from the reads of all; `None` if no read can understand it.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock))
+        try:
+            return read_host(self._objects, HostReader(), attempt, job, at=pass_.at, virtual=pass_.virtual)
+        except StoreUnavailable:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever the host wrote, its owner must be able to give it up
+            self._log.warning("host.not_readable", attempt=attempt.key, error=str(exc)[:500], exc_info=exc)
+            return None
 
     def committed(self, reports: Mapping[AttemptId, HostStatus]) -> None:
         """Note that what these reports hold is durable."""

@@ -11,8 +11,10 @@ from spotd.core.applied import applied
 from spotd.core.billing_limits import UNSEEN_MAX
 from spotd.core.budgets import committed
 from spotd.core.charges import Meter
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.forget import find_machine, forget, refusal
+from spotd.core.host_status import ExitCause
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import machines_in_use
@@ -22,7 +24,7 @@ from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
 from spotd_providers.contract.values import InstanceState, Listing
-from tests.unit.core.builders import NOW, REF, SHOP, instance, listing, market, offer, world_with
+from tests.unit.core.builders import NOW, REF, SHOP, instance, listing, market, offer, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
 KEY = "spotd-lab-j1-1"
@@ -68,6 +70,29 @@ def test_a_machine_that_was_given_up_and_is_listed_again_is_ended() -> None:
     after = applied(stage, forget(stage, FIRST, NOW))
     plan = reconcile(after, listing(instance(InstanceState.RUNNING), at=NOW + LASTS), {}, NOW + LASTS)
     assert [t.ref for t in plan.intents.values()] == [REF]
+
+
+def test_what_its_host_saved_until_then_is_kept_for_the_next_machine() -> None:
+    stage = world_with(AttemptState.RUNNING)
+    saved = Checkpoint(name="c3", attempt=1, step=3, bytes=1, at=NOW, manifest_key="k3", sha256="0" * 64)
+    last = report(seq=6, phase="run", checkpoints=(saved,))[FIRST]
+    after = applied(stage, forget(stage, FIRST, NOW, last))
+    assert after.jobs[FIRST.job].checkpoints == (saved,)
+    assert after.jobs[FIRST.job].state is JobState.RECOVERING
+    assert check(after) == ()
+
+
+def test_a_job_that_its_host_had_finished_is_not_run_again() -> None:
+    stage = world_with(AttemptState.RUNNING)
+    last = report(seq=6, phase="done", exit_cause=ExitCause.FINISHED, exit_code=0)[FIRST]
+    plan = forget(stage, FIRST, NOW, last)
+    after = applied(stage, plan)
+    assert plan.jobs[FIRST.job].state is JobState.SUCCEEDED
+    assert plan.attempts[FIRST].state is AttemptState.ENDED
+    assert plan.attempts[FIRST].end_reason is EndReason.DONE
+    assert machines_in_use(after, NOW) == 0
+    assert not after.intents
+    assert check(after) == ()
 
 
 def test_a_cancelled_job_is_cancelled_once_its_machine_is_given_up() -> None:

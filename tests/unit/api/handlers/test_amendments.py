@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
-from spotd.api.errors import Invalid, NotFound, OverBudget, StateConflict
+from spotd.api.errors import ApiUnavailable, Invalid, NotFound, OverBudget, StateConflict
 from spotd.api.requests import BudgetChange
+from spotd.core.ids import JobId
 from spotd.core.states import JobState
+from spotd.daemon.hosts import monitor
+from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract.errors import AuthFailed
 from tests.unit.core.builders import job
+from tests.unit.daemon.host import Host
 from tests.unit.daemon.rig import Rig
 
 pytestmark = pytest.mark.anyio
@@ -76,3 +81,56 @@ async def test_a_machine_whose_account_is_dead_is_given_up_and_ended_when_it_com
             await rig.handlers().amendments.forget(machine.key)
         rig.shop.always.clear()
         await rig.until(lambda: not rig.shop.alive(), within=timedelta(hours=1))
+
+
+async def given_up(rig: Rig, name: JobId, *, last: Callable[[Host], None]) -> None:
+    """Give up the machine of a running job, whose host writes this just before."""
+    host = await rig.until_running(name, 1)
+    (machine,) = rig.shop.alive()
+    rig.shop.always["instances"] = rig.shop.always["offers"] = AuthFailed("the key was revoked")
+    await rig.until(lambda: bool(rig.offer_cache.machines(machine.ref.provider).error))
+    last(host)
+    await rig.handlers().amendments.forget(machine.key)
+
+
+async def test_what_a_machine_saved_last_is_read_before_it_is_given_up(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit()
+        await given_up(rig, name, last=lambda host: host.checkpoint("step-1"))
+        assert [c.name for c in rig.job(name).checkpoints] == ["step-1"]
+        assert rig.job(name).state is JobState.RECOVERING
+
+
+async def test_a_job_that_ended_well_on_a_machine_that_is_given_up_has_succeeded(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit()
+        await given_up(rig, name, last=lambda host: host.exit())
+        assert rig.job(name).state is JobState.SUCCEEDED
+
+
+async def test_no_machine_is_given_up_while_what_it_saved_last_cannot_be_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable("it does not answer")
+
+    async with rig.ready():
+        name = await rig.submit()
+        with monkeypatch.context() as outage, pytest.raises(ApiUnavailable, match="does not answer"):
+            await given_up(rig, name, last=lambda _host: outage.setattr(rig.objects, "list", away))
+        assert rig.attempts(name)[0].state.counts
+        await rig.handlers().amendments.forget(rig.attempts(name)[0].key)
+        assert rig.job(name).state is JobState.RECOVERING
+
+
+async def test_a_machine_whose_host_wrote_what_cannot_be_read_is_given_up_all_the_same(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise RuntimeError("a number that is none")
+
+    async with rig.ready():
+        name = await rig.submit()
+        await given_up(rig, name, last=lambda _host: monkeypatch.setattr(monitor, "read_host", breaks))
+        assert rig.job(name).state is JobState.RECOVERING
+        assert "host.not_readable" in rig.log.events()
