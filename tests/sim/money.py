@@ -169,10 +169,16 @@ def ambiguous_cost(result: Result) -> Iterator[str]:
     span = timedelta(seconds=20 + 60) + window + 3 * daemon.pace
     for cloud in result.clouds:
         for m in cloud.lost_answers:
-            counted = [a for a in daemon.attempts_of[job_of(m.key)].values() if a.key == m.key and a.ref == m.ref]
+            of_key = [a for a in daemon.attempts_of[job_of(m.key)].values() if a.key == m.key]
+            counted = [a for a in of_key if a.ref == m.ref or works_unlisted(a, cloud)]
             allowed = cost(MicroUsdPerHour(effective(m.bid, cloud, m.task.disk_gb)), span)
             if not counted and m.key not in cloud.forgot and m.billed > allowed and not stormy_ends(cloud):
                 yield f"{m.key} was lost and cost {m.billed}, allowed are {allowed}"
+
+
+def works_unlisted(item: Attempt, cloud: Cloud) -> bool:
+    """Whether its only machine is known by its heartbeats alone: while lists do not come, its attempt uses it."""
+    return item.ref is None and item.heartbeat_seen_at is not None and len(cloud.by_key[item.key]) == 1
 
 
 def stormy_ends(cloud: Cloud) -> bool:
