@@ -265,6 +265,11 @@ class _Api:
             return self._reply(await self._ask(lambda: self._handlers.ledger.groups(by)))
         return self._reply(await self._ask(lambda: self._handlers.receipts.cost(None)))
 
+    @_serving("GET", "/v1/calibration")
+    async def calibration(self, request: Request) -> Response:
+        without_unknown(request, ())
+        return self._reply({"calibration": await self._ask(self._handlers.ledger.calibrations)})
+
     @_serving("GET", "/v1/jobs/{ref}/checkpoints")
     async def checkpoints(self, request: Request) -> Response:
         ref = request.path_params["ref"]

@@ -88,6 +88,9 @@ class Daemon:
     def cost_by(self, what: str) -> Json:
         return self._transport.json("GET", "/v1/cost", query={"by": what})
 
+    def calibration(self) -> Json:
+        return self._transport.json("GET", "/v1/calibration")
+
     def checkpoints(self, ref: str) -> Json:
         return self._transport.json("GET", _job(ref, "checkpoints"))
 

@@ -66,6 +66,7 @@ class Attempt:
         uploaded_bytes, restored_bytes: traffic of this attempt that the daemon measured.
         traffic_since, traffic_spent: when it uploaded last, and what then was left of the debt of its uploads.
         bill_tries: how often the provider's own bill was asked for after the end; -1 once it was compared.
+        billed: what that bill says, once it was believed.
     """
 
     id: AttemptId
@@ -103,6 +104,7 @@ class Attempt:
     traffic_since: datetime | None = None
     traffic_spent: MicroUsd = NOTHING
     bill_tries: int = 0
+    billed: MicroUsd | None = None
     account: str = ""
     """At the provider; empty where it does not state one."""
 

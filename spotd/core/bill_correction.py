@@ -59,8 +59,9 @@ def compared(
     elif billed is not None and billed == former and billed <= _most(item):
         _correct(builder, job, item, booked, billed)
         tries = DONE
-    item = builder.attempt(item.id)
-    builder.put_attempt(replace(item, bill_tries=DONE if tries >= TRIES_MAX else tries))
+    known = billed if tries == DONE else None
+    tries = DONE if tries >= TRIES_MAX else tries
+    builder.put_attempt(replace(builder.attempt(item.id), bill_tries=tries, billed=known))
     return builder.plan()
 
 

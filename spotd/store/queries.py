@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, desc, func, literal, null, or_, select, true
 
 from spotd.core.attempts import Attempt
+from spotd.core.calibration import BilledMachine
 from spotd.core.charges import Charge, CostSums
 from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
 from spotd.core.ids import AttemptId, JobId
@@ -263,6 +264,18 @@ class Reads:
         )
         return tuple(kept(lambda row: (rows.attempt_in(row), row.job_name), rows.fetch(self._connection, query)))
 
+    def billed_machines(self, *, limit: int) -> tuple[BilledMachine, ...]:
+        """Return the newest machines whose bill is known and none of whose time was free."""
+        columns = (ATTEMPTS.c.provider, ATTEMPTS.c.billed.label("bill"), *(c for c in ATTEMPT_COSTS.c))
+        query = (
+            select(*columns)
+            .join_from(ATTEMPTS, ATTEMPT_COSTS, _OF_COST)
+            .where(ATTEMPTS.c.billed.is_not(None), ATTEMPT_COSTS.c.free == 0)
+            .order_by(desc(ATTEMPTS.c.ended_at))
+            .limit(limit)
+        )
+        return tuple(map(_billed_machine, rows.fetch(self._connection, query)))
+
     def totals(self) -> Totals:
         """Return what all jobs together cost, as far as it is booked."""
         amount, on_demand = func.sum(DAY_COSTS.c.amount), func.sum(DAY_COSTS.c.on_demand)
@@ -404,6 +417,17 @@ def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoin
 def _events_of(job_id: JobId | None) -> Select[Any]:
     query = select(EVENTS)
     return query if job_id is None else query.where(EVENTS.c.job_id == job_id)
+
+
+def _billed_machine(row: Row) -> BilledMachine:
+    sums = rows.COST_SUMS.read(row)
+    return BilledMachine(
+        provider=row.provider,
+        bare=MicroUsd(sums.gpu + sums.disk),
+        traffic=sums.traffic,
+        booked=sums.booked,
+        billed=MicroUsd(row.bill),
+    )
 
 
 def _event_view(row: Row) -> EventView:

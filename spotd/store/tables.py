@@ -169,6 +169,7 @@ class AttemptRow(Base, table=True):
     traffic_since: int | None = _big(nullable=True)
     traffic_spent: int = _zero()
     bill_tries: int = _zero()
+    billed: int | None = _big(nullable=True)
     account: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from spotd.api.handlers.context import HandlerContext
-from spotd.api.schemas.costs import CostGroupResponse, LedgerResponse
+from spotd.api.schemas.costs import CalibrationResponse, CostGroupResponse, LedgerResponse
 from spotd.core.attempts import Attempt
+from spotd.core.calibration import BilledMachine, calibration
 from spotd.core.charges import CostSums
 from spotd.core.metering import unsettled_sums
+from spotd.core.pricing import PPM
 from spotd.store import CostGroup, CostGrouping
 from spotd_providers.contract.money import as_usd
+from spotd_providers.contract.values import Power, ProviderName
 
 GROUPS_MAX: Final = 10_000
+BILLS_MAX: Final = 5_000
+"""The newest bills, from which a fee is measured."""
 OTHERS: Final = "(others)"
 """What the groups beyond the largest are added up to."""
 
@@ -40,6 +46,37 @@ class LedgerHandlers:
             groups=[_response(group) for group in groups],
             total=_response(total),
         )
+
+    async def calibrations(self) -> list[CalibrationResponse]:
+        """Return what the bills of each provider say of its fee, or why nothing can be said."""
+        machines = await self._context.read(lambda reads: reads.billed_machines(limit=BILLS_MAX))
+        by_provider: defaultdict[ProviderName, list[BilledMachine]] = defaultdict(list)
+        for one in machines:
+            by_provider[one.provider].append(one)
+        policy = self._context.policy.current
+        entries = self._context.providers
+        fees = {name: entry.fee_ppm for name, entry in entries.items() if entry.enabled or name in by_provider}
+        fees |= {name: rules.fee_ppm for name, rules in policy.providers.items() if name in fees}
+        return [self._calibration(name, by_provider[name], fee_ppm) for name, fee_ppm in sorted(fees.items())]
+
+    def _calibration(self, name: ProviderName, machines: list[BilledMachine], fee_ppm: int) -> CalibrationResponse:
+        found = calibration(machines, fee_ppm)
+        return CalibrationResponse(
+            provider=name,
+            machines=found.machines,
+            booked_usd=as_usd(found.booked),
+            billed_usd=as_usd(found.billed),
+            fee_multiplier=fee_ppm / PPM,
+            measured=None if found.measured_ppm is None else found.measured_ppm / PPM,
+            spread=None if found.spread_ppm is None else found.spread_ppm / PPM,
+            suggested=None if found.suggested_ppm is None else found.suggested_ppm / PPM,
+            sentence=found.sentence if machines else self._why_no_bills(name) or found.sentence,
+        )
+
+    def _why_no_bills(self, name: ProviderName) -> str:
+        provider = self._context.providers[name].provider
+        power = None if provider is None else provider.capabilities.get(Power.BILLING)
+        return "" if power is None or power.available else power.reason
 
 
 def _add_running(found: dict[str, CostGroup], by: CostGrouping, item: Attempt, name: str, now: datetime) -> None:

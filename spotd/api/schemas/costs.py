@@ -137,6 +137,29 @@ class LedgerResponse(TypedDict):
     total: CostGroupResponse
 
 
+class CalibrationResponse(TypedDict):
+    """What a provider's own bills say of its fee.
+
+    Attributes:
+        machines: how many have a bill that is known.
+        booked_usd, billed_usd: what was booked for them, before any correction, and what was billed.
+        fee_multiplier: the one in force.
+        measured: the one that would have made both equal; null where there is too little to say.
+        spread: how far the true one may be from it, for 19 of 20 samples.
+        suggested: what to write into the config; null where that in force agrees or nothing can be said.
+    """
+
+    provider: str
+    machines: int
+    booked_usd: float
+    billed_usd: float
+    fee_multiplier: float
+    measured: float | None
+    spread: float | None
+    suggested: float | None
+    sentence: str
+
+
 class CostResponse(TypedDict):
     """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spotd.api.schemas.costs import (
         AttemptCostResponse,
         BudgetResponse,
+        CalibrationResponse,
         CostGroupResponse,
         CostResponse,
         FallbackResponse,
@@ -91,15 +92,27 @@ _ATTEMPT_KEYS: Final = (
 )
 
 
+_CALIBRATION_KEYS: Final = (
+    *("provider", "machines", "booked_usd", "billed_usd", "fee_multiplier", "measured", "spread", "suggested"),
+    "sentence",
+)
+
+
 @click.command()
 @click.argument("ref", metavar="[JOB]", required=False)
 @click.option("--by", "by", type=click.Choice(_GROUPINGS), help="Add everything up by this.")
+@click.option("--calibrate", is_flag=True, help="Compare providers' own bills with what was booked.")
 @output(TABLE, JSON, CSV)
 @click.pass_context
-def cost(ctx: click.Context, *, ref: str | None, by: str | None, output: str) -> None:
+def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool, output: str) -> None:
     """What one job cost, attempt by attempt, or what all of them did; and what on-demand would have cost."""
     if by is not None and ref is not None:
         raise click.UsageError("--by adds all jobs up and takes no JOB", ctx)
+    if calibrate:
+        if by is not None or ref is not None:
+            raise click.UsageError("--calibrate takes neither a JOB nor --by", ctx)
+        _show_calibration(Daemon().calibration(), output)
+        return
     if by is not None or (output == CSV and ref is None):
         _show_groups(Daemon().cost_by(by or "job"), output)
         return
@@ -149,6 +162,26 @@ def _show_groups(shape: LedgerResponse, output: str) -> None:
     if by == "job":
         named.append(Column("NAME", lambda group: group["name"], least=8))
     show_table([*named, *_GROUP_COLUMNS], [*groups, shape["total"]])
+
+
+def _show_calibration(answer: Mapping[str, Any], output: str) -> None:
+    """Print what the bills of each provider say of its fee, and what to write into the config."""
+    rows: list[CalibrationResponse] = answer["calibration"]
+    if output == CSV:
+        sheet.show(_CALIBRATION_KEYS, rows)
+        return
+    if show_data(answer, output):
+        return
+    if not rows:
+        stderr.note("no providers are configured")
+    for row in rows:
+        both = f"; {dollars(row['booked_usd'])} were booked and {dollars(row['billed_usd'])} billed"
+        stdout.line(clean(f"{row['provider']}: {row['sentence']}{both if row['machines'] else ''}"))
+    for row in rows:
+        if row["suggested"] is not None:
+            stdout.line("")
+            stdout.line(clean(f"[providers.{row['provider']}]"))
+            stdout.line(f"fee_multiplier = {row['suggested']:.2f}")
 
 
 def _signed(usd: float) -> str:

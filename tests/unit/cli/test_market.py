@@ -266,3 +266,27 @@ def test_a_receipt_divides_the_cost_of_an_attempt(ctl: Ctl) -> None:
 
 def test_a_job_is_not_added_up_by_something(ctl: Ctl) -> None:
     assert ctl("cost", "llama-lora", "--by", "day").code == 2
+
+
+def test_the_fee_that_bills_imply_is_a_line_for_the_config(ctl: Ctl) -> None:
+    none = {"measured": None, "spread": None, "suggested": None}
+    vast = {"provider": "vast", "machines": 30, "booked_usd": 36.0, "billed_usd": 33.0, "fee_multiplier": 1.2}
+    aws = {**vast, **none, "provider": "aws", "machines": 0, "sentence": "AWS's own bill is a day late"}
+    vast |= {
+        "measured": 1.0953,
+        "spread": 0.004,
+        "suggested": 1.1,
+        "sentence": "the bills of 30 machines make it x1.095",
+    }
+    ctl.place.answers("ledger.calibrations", [aws, vast])
+    assert ctl("cost", "--calibrate").out == (
+        "aws: AWS's own bill is a day late\n"
+        "vast: the bills make it x1.095; $36.00 were booked and $33.00 billed\n"
+        "\n"
+        "[providers.vast]\n"
+        "fee_multiplier = 1.10\n"
+    )
+    rows = list(csv.DictReader(io.StringIO(ctl("cost", "--calibrate", "-o", "csv").out)))
+    assert [(row["provider"], row["measured"]) for row in rows] == [("aws", ""), ("vast", "1.095")]
+    assert json.loads(ctl("cost", "--calibrate", "-o", "json").out)["calibration"][1]["suggested"] == 1.1
+    assert ctl("cost", "--calibrate", "llama-lora").code == 2

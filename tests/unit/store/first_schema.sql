@@ -65,6 +65,7 @@ CREATE TABLE attempts (
     traffic_since BIGINT,
     traffic_spent BIGINT DEFAULT 0 NOT NULL,
     bill_tries BIGINT DEFAULT 0 NOT NULL,
+    billed BIGINT,
     account TEXT DEFAULT '' NOT NULL,
     CONSTRAINT pk_attempts PRIMARY KEY (job_id, number),
     CONSTRAINT fk_attempts_job_id_jobs FOREIGN KEY(job_id) REFERENCES jobs (id)

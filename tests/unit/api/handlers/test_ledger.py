@@ -24,6 +24,7 @@ from spotd.core.states import AttemptState, JobState
 from spotd.store import CostGrouping, Store
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import HostId, ProviderName
+from tests.unit.core.builders import SHOP
 from tests.unit.daemon.rig import Rig
 from tests.unit.store import values as v
 
@@ -172,3 +173,40 @@ def test_what_nothing_is_added_up_by_is_refused() -> None:
     request = Request({"type": "http", "query_string": b"by=colour"})
     with pytest.raises(Invalid, match="colour"):
         read_cost_grouping(request)
+
+
+async def calibrated(folder: Path, machines: int) -> tuple[Any, list[str]]:
+    """What the bills of so many machines say, which were booked at x1.20 and billed at x1.10, and the statements."""
+    store = Store.open(folder / f"{machines}.sqlite")
+    rows: list[Any] = []
+    booked: list[Charge] = []
+    for n in range(machines):
+        name, bare = f"j{n:05d}", 1_000_000 + 1_000 * n
+        rows.append(v.job(name, JobState.SUCCEEDED, attempts_made=1))
+        bill = MicroUsd(bare * 11 // 10 + 500)
+        rows.append(replace(machine(name, 1, provider=SHOP, host="h", gpu="H100"), billed=bill, bill_tries=-1))
+        booked.append(replace(v.charge(name, provider=SHOP, amount=bare * 12 // 10), fee=MicroUsd(bare * 2 // 10)))
+        moved = replace(
+            v.charge(name, provider=SHOP, at=v.NOW + timedelta(hours=1), amount=500), part=ChargePart.TRAFFIC
+        )
+        booked.append(replace(moved, end=moved.start))
+    store.tx(lambda tx: tx.commit(v.plan(*rows)))
+    store.tx(lambda tx: tx.commit(Plan(charges=tuple(booked))))
+    rig = Rig(folder / f"{machines}", store=store)
+    await rig.control_loop.adopt()
+    asked: list[str] = []
+    event.listen(store._reader, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    found = {row["provider"]: row for row in await rig.handlers().ledger.calibrations()}
+    store.close()
+    return found, [one for one in asked if one.startswith("SELECT")]
+
+
+async def test_the_fee_is_measured_from_the_bills_of_machines(tmp_path: Path) -> None:
+    few, asked = await calibrated(tmp_path, 3)
+    many, asked_many = await calibrated(tmp_path, 30)
+    assert len(asked) == len(asked_many) == 1
+    assert few[SHOP]["sentence"].startswith("too little to say: 3 machines with a bill")
+    assert (few[SHOP]["measured"], few[SHOP]["suggested"]) == (None, None)
+    row = many[SHOP]
+    assert (row["machines"], row["measured"], row["suggested"]) == (30, pytest.approx(1.1), pytest.approx(1.1))
+    assert row["booked_usd"] / row["billed_usd"] == pytest.approx(1.2 / 1.1, rel=1e-3)

@@ -99,6 +99,7 @@ async def test_a_bill_that_says_the_same_twice_is_what_was_spent(tmp_path: Path,
     await rig.clock.sleep(HOUR)
     await bills.reconcile_once()
     assert spent(rig, job_id) == (bill, bill, bill)
+    assert rig.attempts(job_id)[0].billed == bill
     assert rig.kinds(job_id).count("attempt.billed") == 1
     await rig.control_loop.adopt()
     cost = await rig.handlers().receipts.cost(job_id)
