@@ -39,7 +39,7 @@ format: $(VENV)/.dev ## put the code into its format
 ##@ Before a merge
 test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
 	@echo "running the tests; longer swarms are 'make swarm'"
-	@$(BIN)/python -m pytest -n 3 $(SPREAD) --durations=25 --durations-min=1 -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 4 $(SPREAD) --durations=25 --durations-min=1 -m "not slow" $(ARGS)
 
 ##@ Longer
 swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills

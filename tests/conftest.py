@@ -5,10 +5,14 @@ that what failed for one fails for all. The longer targets draw new ones: HYPOTH
 
 Tiers: a test is `quick` by its folder, unless it is marked `process`, `long` or `slow`. A quick test that starts a
 process or really sleeps fails, whatever runs it.
+
+Order: several workers begin with what takes long, half of them with tests that mostly wait and half with tests that
+mostly compute, so that no processor idles meanwhile and no long test is left for the end.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -46,6 +50,9 @@ _NOT_QUICK: Final = ("process", "long", "slow", "e2e")
 _SERVERS: Final = frozenset({"weed"})
 """Fixtures that start a process."""
 _PROCESS_EVENTS: Final = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_GARBAGE: Final = (20_000, 20, 20)
+"""How seldom Python searches for cycles: by default after every 700 new objects, which no short test needs."""
 _SLEEP_MAX_S: Final = 0.05
 """A shorter sleep is a poll of a thread that is about to be done."""
 _running: list[str] = []
@@ -71,8 +78,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "quick" and not is_quick else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before `-m` selects, and after it
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    _mark(items)
+    yield
+    items[:] = _dealt(items, _WORKERS)
+
+
+def _mark(items: list[pytest.Item]) -> None:
     for item in items:
         if _SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("process")
@@ -80,6 +93,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.get_closest_marker(name) for name in _NOT_QUICK
         ):
             item.add_marker("quick")
+
+
+def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests such that each worker's share, an equal slice of them, begins with what takes long.
+
+    The first half of the workers gets the files that mostly wait for processes, the other half those that compute.
+    What is stolen from a worker later is the end of its share.
+    """
+    if workers < 2:
+        return items
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    half = workers // 2
+    for mark, hands in (("e2e", shares[:half]), ("long", shares[half:])):
+        long_ones = [path for path, own in files.items() if any(item.get_closest_marker(mark) for item in own)]
+        for number, path in enumerate(long_ones):
+            hands[number % len(hands)] += files.pop(path)
+    rest = [item for own in files.values() for item in own]
+    dealt: list[pytest.Item] = []
+    for number, share in enumerate(shares):
+        missing = max(0, (len(items) - len(dealt)) // (workers - number) - len(share))
+        dealt += [*share, *rest[:missing]]
+        del rest[:missing]
+    return dealt
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of every search for garbage what was imported and collected: it stays."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE)
 
 
 @pytest.hookimpl(wrapper=True)
