@@ -276,7 +276,7 @@ def test_the_fee_that_bills_imply_is_a_line_for_the_config(ctl: Ctl) -> None:
         "measured": 1.0953,
         "spread": 0.004,
         "suggested": 1.1,
-        "sentence": "the bills of 30 machines make it x1.095",
+        "sentence": "the bills make it x1.095",
     }
     ctl.place.answers("ledger.calibrations", [aws, vast])
     assert ctl("cost", "--calibrate").out == (
