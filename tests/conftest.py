@@ -40,6 +40,7 @@ _QUICK_FOLDERS: Final = (
     "unit/core",
     "unit/daemon/grants",
     "unit/daemon/market",
+    "unit/estimates",
     "unit/history",
     "unit/jobs",
     "unit/providers/gpus",

@@ -47,7 +47,7 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     if plan["candidates"]:
         text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
     tail = [f"{row['offers']} offers passed over: {row['reason']}" for row in plan["passed_over"]]
-    tail += silence_texts(plan["boards"])
+    tail += silence_texts(plan)
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")
     return text + "".join(f"{clean(line)}\n" for line in tail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -146,13 +146,13 @@ def where_text(machine: Mapping[str, Any]) -> str:
     return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
 
 
-def silence_texts(polls: Sequence[Mapping[str, Any]]) -> list[str]:
+def silence_texts(answer: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each provider whose prices are missing: their absence must not be taken for an answer."""
     return [
         f"no prices from {poll['provider']}"
         + ("" if poll["at"] is None else f" since {local_text(poll['at'])}")
         + f": {poll['error']}"
-        for poll in polls
+        for poll in answer["boards"]
         if poll["error"]
     ]
 

@@ -69,7 +69,7 @@ BANNED: Final = (
     "wished",
 )
 REMAINING: Final = {
-    "boards": 9,
+    "boards": 8,
     "look": 1,
     "looks": 1,
     "nobody": 1,

@@ -64,7 +64,7 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, 
         show_table(EXPLAIN_COLUMNS, quotes)
     else:
         show_table(QUOTE_COLUMNS, quotes)
-    for sentence in silence_texts(answer["boards"]):
+    for sentence in silence_texts(answer):
         stderr.warning(sentence)
     if answer["more"]:
         stderr.note(f"more expensive ones are left out; --limit {limit * 10} shows more")

@@ -1,0 +1,103 @@
+"""Renting a machine against buying one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+HOURS_PER_WEEK: Final = 168
+WEEKS_PER_MONTH: Final = Fraction(36_525, 8_400)
+HOURS_PER_MONTH: Final = HOURS_PER_WEEK * WEEKS_PER_MONTH
+MONTHS_PER_YEAR: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purchase:
+    """A machine to buy. Money is micro-dollars.
+
+    Attributes:
+        price: of everything that is bought.
+        busy_watts, idle_watts: of the whole machine while it is used, and the rest of the time.
+        electricity: price of a kilowatt-hour.
+        hosting: per month: place, network, insurance.
+        resale: share of the price that it brings in the end.
+        years: after which it is sold.
+    """
+
+    price: int
+    cards: int
+    busy_watts: Fraction
+    idle_watts: Fraction
+    electricity: Fraction
+    hosting: int
+    resale: Fraction
+    years: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """When buying has cost as much as renting. Money is micro-dollars.
+
+    Attributes:
+        renting_month, owning_month: what a month costs; owning without the purchase.
+        lost_value: the price less what is got back in the end.
+        months, hours: until then, of calendar time and of use; `None` where renting stays cheaper.
+        pays: it is reached before the machine is sold.
+        owned_gpu_hour: one card-hour of use with everything in it, over all the years.
+        hours_per_week_min: use from which buying pays within the years; `None` where none does.
+    """
+
+    renting_month: Fraction
+    owning_month: Fraction
+    lost_value: Fraction
+    months: Fraction | None
+    hours: Fraction | None
+    pays: bool
+    owned_gpu_hour: Fraction
+    hours_per_week_min: Fraction | None
+
+
+def break_even(purchase: Purchase, *, rent_hour: int, hours_per_week: Fraction) -> BreakEven:
+    """Return when buying has cost as much as renting.
+
+    With u hours of use per month (hours per week x 365.25 / 12 / 7), out of 730.5, and kW and $/kWh as given:
+
+        renting = rent per hour x u
+        owning  = (busy kW x u + idle kW x (730.5 - u)) x $/kWh + hosting
+        months  = price x (1 - resale share) / (renting - owning)
+        hours   = months x u
+
+    Renting stays cheaper for ever where renting <= owning. The money in the machine is taken to earn no interest.
+
+    Raises:
+        ValueError: no use at all, or more than a week has.
+    """
+    if not 0 < hours_per_week <= HOURS_PER_WEEK:
+        raise ValueError(f"use of {hours_per_week} hours a week")
+    use = hours_per_week * WEEKS_PER_MONTH
+    busy = purchase.busy_watts / 1000 * purchase.electricity
+    idle = purchase.idle_watts / 1000 * purchase.electricity
+    renting = rent_hour * use
+    owning = busy * use + idle * (HOURS_PER_MONTH - use) + purchase.hosting
+    lost = purchase.price * (1 - purchase.resale)
+    span = purchase.years * MONTHS_PER_YEAR
+    months = lost / (renting - owning) if renting > owning else None
+    return BreakEven(
+        renting_month=renting,
+        owning_month=owning,
+        lost_value=lost,
+        months=months,
+        hours=None if months is None else months * use,
+        pays=months is not None and months <= span,
+        owned_gpu_hour=(lost / span + owning) / (use * purchase.cards),
+        hours_per_week_min=_least_use(lost / span + idle * HOURS_PER_MONTH + purchase.hosting, rent_hour - busy + idle),
+    )
+
+
+def _least_use(fixed_month: Fraction, saved_hour: Fraction) -> Fraction | None:
+    """Return the hours per week at which what an hour saves makes up for what a month costs anyway."""
+    if saved_hour <= 0:
+        return None
+    week = fixed_month / saved_hour / WEEKS_PER_MONTH
+    return week if week <= HOURS_PER_WEEK else None
