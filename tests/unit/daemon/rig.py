@@ -174,6 +174,8 @@ class Rig:
             succeeded=self.secrets.remove,
         )
         self.hosts: dict[AttemptId, Host] = {}
+        self._jobs: dict[JobId, tuple[int, Job]] = {}
+        """As they were read, and how many rows had been written until then."""
 
     def _poller(self, provider: GuardedProvider) -> Poller:
         self.offer_cache.open(provider.name)
@@ -252,9 +254,15 @@ class Rig:
         self.wake_event.notify()
 
     def job(self, job_id: JobId) -> Job:
-        found = self.store.read(lambda reads: reads.job(job_id))
+        """The job as it is stored; `until` asks every second, so it is read only if anything was written since."""
+        with self.store._engine.connect() as connection:
+            written = connection.connection.total_changes
+        before, found = self._jobs.get(job_id, (-1, None))
+        if before != written:
+            found = self.store.read(lambda reads: reads.job(job_id))
         if found is None:
             raise LookupError(job_id)
+        self._jobs[job_id] = (written, found)
         return found
 
     def attempts(self, job_id: JobId) -> tuple[Attempt, ...]:
