@@ -22,7 +22,7 @@ from spotd.core.hysteresis import borne_until
 from spotd.core.ids import AttemptId
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policy import Policy
-from spotd.core.pricing import PPM, halted_rate, metered_rate, on_demand_rate
+from spotd.core.pricing import PPM, halted_rate, metered_rate, on_demand_rate, traffic_cost
 from spotd.core.words import per_gpu_words
 from spotd_providers.contract.money import MicroUsdPerHour, per_gpu
 from spotd_providers.contract.values import InstanceState, Market
@@ -129,10 +129,16 @@ def last_lived(seen_at: datetime, report: HostStatus | None) -> datetime:
     return stated if stated is not None and seen_at - stated > GAP else seen_at
 
 
+def has_booked_time(item: Attempt) -> bool:
+    """Whether time of the machine is booked, not its traffic alone."""
+    offer, meter = item.quote.offer, item.meter
+    return meter.settled > traffic_cost(offer, item.uploaded_bytes, item.restored_bytes) - meter.traffic
+
+
 def charge_unseen(builder: PlanBuilder, attempt: AttemptId, last: datetime) -> None:
     """Charge a machine that no list ever showed, from its intent to this last sign of it."""
     item = builder.attempt(attempt)
-    if item.meter.since is not None or item.meter.settled:
+    if item.meter.since is not None or has_booked_time(item):
         return
     until = min(max(last, item.intended_at) + ENDING_TAKES, builder.now)
     meter = replace(

@@ -33,9 +33,10 @@ _EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
 
 
 def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:
-    """Checkpoints, signs of life and notices of an attempt that still counts."""
+    """Take in checkpoints, signs of life and notices of an attempt that counts; of one that is over its traffic."""
     item = builder.attempt(attempt_id)
     if not item.state.counts:
+        meter_traffic(builder, attempt_id, report)
         return
     for note in report.notes:
         builder.event("host.note", note, attempt=attempt_id)

@@ -21,7 +21,7 @@ from functools import partial
 
 from spotd.core.absence import InstancesByKey, held_back, instances_by_key
 from spotd.core.attempts import Attempt
-from spotd.core.billing import began_unseen
+from spotd.core.billing import began_unseen, has_booked_time
 from spotd.core.host_reports import absorb, exited
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
@@ -147,7 +147,7 @@ def _adopt(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance) -> None:
     """Record that a launch whose answer was lost did happen."""
     item = builder.attempt(attempt_id)
     since = began_unseen(builder, item, mine.created_at)
-    if item.meter.settled:
+    if has_booked_time(item):
         # What came before is booked by its host's word; a machine that still runs has billed ever since.
         since = builder.now if mine.state in STOPPED else min(builder.now, item.ended_at or builder.now)
     record_instance(builder, item, mine, launched_at=since, billed_since=since, found=True)

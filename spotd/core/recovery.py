@@ -56,11 +56,16 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What the store knows of a job beyond the state: numbers ascending, checkpoints of each oldest first."""
+    """What the store knows of a job beyond the state: numbers ascending, checkpoints of each oldest first.
+
+    Attributes:
+        alive_at: when the host of the attempt that counts in this state gave its last sign of life, as it stated.
+    """
 
     job: JobId
     unknown: Sequence[Unknown]
     checkpoints: Sequence[Checkpoint] = ()
+    alive_at: datetime | None = None
 
 
 def record_of(item: Attempt) -> LaunchRecord:
@@ -123,7 +128,7 @@ def recover(
         fresh = [one for one in survey.unknown if job is not None and one.number > job.attempts_made]
         if job is None or job.state.is_final or not fresh:
             continue
-        _recover_job(builder, job, fresh, survey.checkpoints)
+        _recover_job(builder, job, fresh, survey)
     return builder.plan()
 
 
@@ -147,17 +152,17 @@ def _settle_unsent(builder: PlanBuilder, identity: AttemptId, *, was_prepared: b
         not_sent(builder, item, intent, RESTARTED)
 
 
-def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], checkpoints: Sequence[Checkpoint]) -> None:
+def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], survey: Survey) -> None:
     highest = fresh[-1].number
     counting = next((a for a in builder.attempts() if a.id.job == job.id and a.state.counts), None)
     if counting is not None:
         detail = f"the state is older than the store, which knows attempt {highest}, launched after this one was over"
-        _settle_until_next(builder, counting, fresh)
+        _settle_until_next(builder, counting, fresh, survey.alive_at)
         builder.end_attempt(counting.id, EndReason.HOST_LOST, detail)
     known = {c.manifest_key for c in job.checkpoints}
     item = builder.job(job.id)
-    for number in sorted({c.attempt for c in checkpoints}):
-        mine = [c for c in checkpoints if c.attempt == number and c.manifest_key not in known]
+    for number in sorted({c.attempt for c in survey.checkpoints}):
+        mine = [c for c in survey.checkpoints if c.attempt == number and c.manifest_key not in known]
         if mine:
             item = replace(item, checkpoints=with_fresh(item, number, mine))
     count = len(item.checkpoints) - len(job.checkpoints)
@@ -181,12 +186,14 @@ def _recover_job(builder: PlanBuilder, job: Job, fresh: Sequence[Unknown], check
     builder.put_job(replace(item, not_before=builder.now + lease_and_save(item, builder.policy)))
 
 
-def _settle_until_next(builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown]) -> None:
+def _settle_until_next(
+    builder: PlanBuilder, item: Attempt, fresh: Sequence[Unknown], alive_at: datetime | None
+) -> None:
     """Its time ended before the next attempt was launched; if its machine is listed all the same, it billed on."""
     next_at = next((one.record.intended_at for one in fresh if one.record is not None), builder.now)
     known = item.meter.until
     if item.meter.since is None and item.heartbeat_seen_at is not None:
-        charge_unseen(builder, item.id, next_at)
+        charge_unseen(builder, item.id, next_at if alive_at is None else min(alive_at, next_at))
         return
     if item.meter.since is not None and next_at < builder.now and (known is None or next_at < known):
         builder.put_attempt(replace(item, meter=replace(item.meter, until=max(next_at, item.meter.since))))

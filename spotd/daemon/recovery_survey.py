@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -10,6 +10,7 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.checkpoints import Checkpoint
+from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
@@ -36,8 +37,8 @@ RETRY_S: Final = 10.0
 DEADLINE_S: Final = 300.0
 NOT_DONE: Final = "spotd has just started and first asks the checkpoint store which attempts were made"
 
-Saved = Callable[[ObjectStore, Attempt, Job, datetime], Sequence[Checkpoint]]
-"""The accepted checkpoints of an attempt that the job does not know, oldest first."""
+HostRead = Callable[[ObjectStore, Attempt, Job, datetime], HostStatus | None]
+"""What the host of an attempt wrote, with the accepted checkpoints that the job does not know; `None` if nothing."""
 
 
 class NumberUsed(StoreError):
@@ -121,10 +122,10 @@ class RecoverySurvey:
         self.done = True
 
 
-def _saved(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> Sequence[Checkpoint]:
+def _read(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
     if next(iter(objects.list(object_keys.prefix_of(attempt.id))), None) is None:
-        return ()  # no machine of it ever wrote
-    return read_host(objects, HostReader(), attempt, job, at=now, virtual=lambda real: real).checkpoints
+        return None  # no machine of it ever wrote
+    return read_host(objects, HostReader(), attempt, job, at=now, virtual=lambda real: real)
 
 
 def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]:
@@ -139,11 +140,11 @@ def unsent_launches(objects: ObjectStore, world: World) -> dict[AttemptId, bool]
     }
 
 
-def survey_all(objects: ObjectStore, world: World, now: datetime, saved: Saved = _saved) -> list[Survey]:
+def survey_all(objects: ObjectStore, world: World, now: datetime, read: HostRead = _read) -> list[Survey]:
     """Return what the store knows of each job that is not over, beyond the state; jobs without news are left out.
 
     Args:
-        saved: reads what a host saved.
+        read: reads what a host wrote.
 
     Raises:
         StoreUnavailable: the store does not answer.
@@ -153,20 +154,30 @@ def survey_all(objects: ObjectStore, world: World, now: datetime, saved: Saved =
         if job.state.is_final:
             continue
         unknown = _unknown(objects, job)
-        if unknown:
-            checkpoints = _checkpoints(objects, world, job, unknown, now, saved)
-            found.append(Survey(job=job.id, unknown=unknown, checkpoints=checkpoints))
+        if not unknown:
+            continue
+        counting = next((a for a in world.attempts_of(job.id) if a.state.counts), None)
+        status = None if counting is None else read(objects, counting, job, now)
+        checkpoints = () if status is None else status.checkpoints
+        found.append(
+            Survey(
+                job=job.id,
+                unknown=unknown,
+                checkpoints=(*checkpoints, *_checkpoints(objects, world.policy, job, unknown, now, read)),
+                alive_at=None if status is None else status.alive_at,
+            )
+        )
     return found
 
 
-def survey_one(objects: ObjectStore, policy: Policy, job: Job, now: datetime, saved: Saved = _saved) -> Survey | None:
+def survey_one(objects: ObjectStore, policy: Policy, job: Job, now: datetime, read: HostRead = _read) -> Survey | None:
     """Return what the store knows of a job that is over, and whose owner wants more of it; nothing without news.
 
     Raises:
         StoreUnavailable: the store does not answer.
     """
     world = World(policy=policy, jobs={job.id: replace(job, state=JobState.QUEUED)}, attempts={}, intents={})
-    return next(iter(survey_all(objects, world, now, saved)), None)
+    return next(iter(survey_all(objects, world, now, read)), None)
 
 
 def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:
@@ -189,21 +200,20 @@ def _record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | Non
 
 
 def _checkpoints(
-    objects: ObjectStore, world: World, job: Job, unknown: list[Unknown], now: datetime, saved: Saved
+    objects: ObjectStore, policy: Policy, job: Job, unknown: list[Unknown], now: datetime, read: HostRead
 ) -> tuple[Checkpoint, ...]:
-    """Return accepted checkpoints that the state lacks, oldest first for each attempt.
+    """Return accepted checkpoints of unknown attempts, oldest first for each attempt.
 
     A launch that is refused uses up its number, too, so there may be many in a row that saved nothing.
     """
     found: list[Checkpoint] = []
-    for attempt in (a for a in world.attempts_of(job.id) if a.state.counts):
-        found.extend(saved(objects, attempt, job, now))
-    read = 0
+    hosts = 0
     for one in reversed(unknown):
-        unknown_one = attempt_of(world.policy, job.id, one)
-        fresh = () if unknown_one is None else saved(objects, unknown_one, job, now)
-        found.extend(fresh)
-        read += bool(fresh)
-        if read >= READ_MAX:
+        attempt = attempt_of(policy, job.id, one)
+        status = None if attempt is None else read(objects, attempt, job, now)
+        if status is not None and status.checkpoints:
+            found.extend(status.checkpoints)
+            hosts += 1
+        if hosts >= READ_MAX:
             break
     return tuple(found)

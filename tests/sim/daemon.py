@@ -14,7 +14,7 @@ from typing import Any
 
 from spotd.core import forget, recovery, requests, timeline
 from spotd.core.applied import applied
-from spotd.core.attempts import Attempt
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.charges import Charge
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.disk import disk_gb_for
@@ -390,7 +390,15 @@ class Daemon:
         self.blind = not self.can_read or any(self.rng.random() < c.faults.store_down for c in self.clouds.values())
         if self.blind:
             return {}
-        return {item.id: self.report(item) for item in self.world.attempts.values() if self.readable(item)}
+        attempts = self.world.attempts.values()
+        counted = {item.id: self.count(item) for item in attempts if item.machine is not MachineState.GONE}
+        return counted | {item.id: self.report(item) for item in attempts if self.readable(item)}
+
+    def count(self, item: Attempt) -> HostStatus:
+        """What is known of a host when all that it wrote is counted and nothing of it is read."""
+        m = self.machine_of(item)
+        stored = 0 if m is None else m.task.bytes * sum(save.at <= self.true for save in m.saved)
+        return HostStatus(attempt=item.id, read_at=self.now, liveness_check=True, stored_bytes=stored)
 
     def report(self, item: Attempt) -> HostStatus:
         m = self.machine_of(item)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVarTuple
 
 from tests.sim.agenda import Agenda
 
@@ -17,8 +17,10 @@ STEPS_MAX: Final = 1_000_000
 SLEEP_CHECKED_EVERY: Final = timedelta(minutes=1)
 MICROSECOND: Final = timedelta(microseconds=1)
 
+Args = TypeVarTuple("Args")
 
-class ProcessLoop(asyncio.AbstractEventLoop):
+
+class ProcessLoop(asyncio.BaseEventLoop):
     """Runs callbacks until none is ready; while the computer sleeps none runs."""
 
     def __init__(self, agenda: Agenda, asleep_until: Callable[[], datetime | None]) -> None:
@@ -27,6 +29,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._begun_at = agenda.now
         self._ready: deque[asyncio.Handle] = deque()
         self._is_running = self._is_closed = self._is_due = False
+        super().__init__()
         self.errors: list[str] = []
         """What was raised in a callback."""
 
@@ -35,7 +38,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return (self._agenda.now - self._begun_at).total_seconds()
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         if not self._is_running and not self._is_due:
@@ -44,12 +49,12 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_later(
-        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self, delay: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if math.isinf(when):
@@ -121,3 +126,6 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         """Nothing of the process runs any more."""
         self._is_closed = True
+
+    def __del__(self) -> None:
+        """Leave it: a process that was killed closes nothing, and this loop holds nothing of the system."""

@@ -87,7 +87,7 @@ class Mishaps:
             self.later(self.weather.shape.storm * self.luck.random(), self.revoke)
 
     def prepare(self, cloud: Cloud) -> None:
-        rates: dict[str, float] = {}
+        rates: dict[str, Any] = {}
         if Hazard.DUMB in self.hazards:
             rates["dumb"] = self.luck.choice([0.05, 0.3])
         if Hazard.NOTICES in self.hazards:

@@ -64,8 +64,8 @@ def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud, *, unseen: bo
     """By how much the books of one attempt may differ from the bill: one unit, and what nobody could know yet."""
     daemon = result.daemon
     confirm = daemon.world.policy.silence_max + 3 * daemon.pace
-    total = cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), UNIT)
-    former = item.quote.price.total
+    total: int = cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), UNIT)
+    former: int = item.quote.price.total
     first_seen = learnt(cloud, m.visible_at, result.ended_at)
     if m.exit_at is not None and m.exit_at < first_seen:
         # Its runner had told its end before any list could show that the machine outlived it.

@@ -236,7 +236,7 @@ class Nature:
 
     def live_spans(self) -> list[tuple[AttemptKey, datetime, datetime]]:
         """When each machine could compute: one whose image never speaks runs no command."""
-        found = []
+        found: list[tuple[AttemptKey, datetime, datetime]] = []
         for m in self.machines.values():
             if m.dumb:
                 continue

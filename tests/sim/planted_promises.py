@@ -97,10 +97,10 @@ def believes_when_it_was_made() -> AbstractContextManager[None]:
 
 
 def ceilings_of_whole_machines() -> AbstractContextManager[None]:
-    limit = ceilings.gpu_price_limit
+    limit = pricing.gpu_price_limit
 
     def wrong(agreed: Any, ceiling: int) -> MicroUsdPerHour:
-        return limit(agreed, ceiling * agreed.offer.gpu_count)  # type: ignore[arg-type]  # the error of the unit
+        return limit(agreed, ceiling * agreed.offer.gpu_count)
 
     return patched((ceilings, "gpu_price_limit", wrong))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 from spotd.core.attempts import Attempt
-from spotd.core.checkpoints import Checkpoint
+from spotd.core.host_status import HostStatus
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.recovery import Survey, recover
@@ -64,20 +65,21 @@ def surveyed(daemon: Daemon, records: Records) -> Plan:
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    found = recovery_survey.survey_all(records.store, daemon.world, daemon.now, _saved(daemon))
+    found = recovery_survey.survey_all(records.store, daemon.world, daemon.now, _read(daemon))
     unsent = recovery_survey.unsent_launches(records.store, daemon.world)
     return recover(daemon.world, found, daemon.now, unsent)
 
 
 def surveyed_one(daemon: Daemon, records: Records, job: Job) -> Survey | None:
-    return recovery_survey.survey_one(records.store, daemon.world.policy, job, daemon.now, _saved(daemon))
+    return recovery_survey.survey_one(records.store, daemon.world.policy, job, daemon.now, _read(daemon))
 
 
-def _saved(daemon: Daemon) -> recovery_survey.Saved:
+def _read(daemon: Daemon) -> recovery_survey.HostRead:
     """The hosts' part of the store is the machines' own."""
 
-    def saved(_objects: ObjectStore, attempt: Attempt, job: Job, _now: datetime) -> Sequence[Checkpoint]:
+    def read(_objects: ObjectStore, attempt: Attempt, job: Job, _now: datetime) -> HostStatus:
         known = {c.manifest_key for c in job.checkpoints}
-        return [c for c in daemon.report(attempt).checkpoints if c.manifest_key not in known]
+        report = daemon.report(attempt)
+        return replace(report, checkpoints=tuple(c for c in report.checkpoints if c.manifest_key not in known))
 
-    return saved
+    return read

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from random import Random
+from typing import Any
 
 from spotd.core.host_status import ExitCause
 from spotd.core.ids import JobId
@@ -56,7 +57,7 @@ class Shape:
 QUIET = Shape(faults=False, user=False, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0)
 
 
-def policy(clouds: list[Cloud], pace: timedelta, **limits: object) -> Policy:
+def policy(clouds: list[Cloud], pace: timedelta, **limits: Any) -> Policy:
     rules = {
         c.name: ProviderPolicy(
             name=c.name,

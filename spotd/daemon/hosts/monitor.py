@@ -27,7 +27,7 @@ from typing import Final
 
 import anyio
 
-from spotd.core.attempts import Attempt
+from spotd.core.attempts import Attempt, MachineState
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
@@ -51,6 +51,8 @@ THREADS: Final = 8
 READ_DEADLINE_S: Final = 15.0
 ATTEMPTS_PER_THREAD_MIN: Final = 16
 """Below this a further thread costs more than it saves on a folder."""
+COUNTED_OFTENER: Final = 5
+"""What a machine uploads after its attempt is over is known by counting alone."""
 FAILURES_MAX: Final = 5
 """After so many reads in a row that failed by what one host wrote, it is judged by what is known of it."""
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -127,34 +129,40 @@ class HostMonitor:
     ) -> dict[AttemptId, HostStatus]:
         """Return a report for each counting attempt that could be read, or needed a liveness check only.
 
-        `read_at` is the instant before the first read, so everything written before it is in a full report.
+        `read_at` is the instant before the first read, so everything written before it is in a full report. Of an
+        attempt that is over and whose machine may still upload, only the bytes are reported.
 
         Args:
             closely: these need a full read.
         """
         counting = [a for a in world.attempts.values() if a.state.counts]
+        over = [a for a in world.attempts.values() if not a.state.counts and a.machine is not MachineState.GONE]
         self._forget({a.id for a in world.attempts.values()})
-        if not counting:
+        if not counting and not over:
             self._outage.update("")
             return {}
         pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock))
         with self._busy_lock:
             free = [a for a in counting if a.id not in self._busy]
-        for attempt in free:
+        for attempt in (*free, *over):
             self._views.setdefault(attempt.id, HostReader())
         if self._inline:
             self._list(pass_, world)
             for batch in self._batches(pass_, free, world, closely):
                 self._work(pass_, batch, world.jobs)
-            self._audits(pass_, free)
+            self._audits(pass_, [*free, *over])
         else:
-            await self._in_threads(pass_, free, world, closely)
+            await self._in_threads(pass_, free, over, world, closely)
         self._judge_odd(pass_)
         pass_.over = True
         if not pass_.last_error and len(pass_.reports) + len(pass_.odd) < len(counting):
             pass_.last_error = f"the checkpoint store did not answer within {self._deadline_s:.0f} s"
         if pass_.last_error or pass_.asked:
             self._outage.update(pass_.last_error)
+        for attempt in over:
+            if stored := self._views[attempt.id].stored_bytes:
+                status = HostStatus(attempt=attempt.id, read_at=pass_.at, liveness_check=True, stored_bytes=stored)
+                pass_.reports[attempt.id] = status
         if self._write_probe.has_failed:
             return {i: replace(report, store_takes_no_writes=True) for i, report in pass_.reports.items()}
         return dict(pass_.reports)
@@ -245,7 +253,12 @@ class HostMonitor:
             pass_.reports[attempt.id] = report
 
     async def _in_threads(
-        self, pass_: _Pass, free: Sequence[Attempt], world: World, closely: frozenset[AttemptId]
+        self,
+        pass_: _Pass,
+        free: Sequence[Attempt],
+        over: Sequence[Attempt],
+        world: World,
+        closely: frozenset[AttemptId],
     ) -> None:
         with anyio.move_on_after(self._deadline_s):
             await self._threads.run(partial(self._list, pass_, world))
@@ -254,7 +267,7 @@ class HostMonitor:
                 for number, batch in enumerate(batches):
                     work = partial(self._work, pass_, batch, world.jobs)
                     group.start_soon(self._threads.run, work, name=f"hosts-{number}")
-                group.start_soon(self._threads.run, partial(self._audits, pass_, free), name="audits")
+                group.start_soon(self._threads.run, partial(self._audits, pass_, [*free, *over]), name="audits")
 
     def _work(self, pass_: _Pass, batch: Sequence[Attempt], jobs: Mapping[JobId, Job]) -> None:
         """Do one thread's part: first the short part of every host, then a share of what each published."""
@@ -354,8 +367,9 @@ class HostMonitor:
                 self._auditing = False
 
     def _audit_is_due(self, pass_: _Pass, view: HostReader, attempt: Attempt) -> bool:
-        view.audited_at = view.audited_at or (pass_.real - self._limits.audit_every * (1 - _share(attempt.id)))
-        return not view.flood and pass_.real - view.audited_at >= self._limits.audit_every
+        every = self._limits.audit_every if attempt.state.counts else self._limits.audit_every / COUNTED_OFTENER
+        view.audited_at = view.audited_at or (pass_.real - every * (1 - _share(attempt.id)))
+        return not view.flood and pass_.real - view.audited_at >= every
 
     def _forget(self, known: set[AttemptId]) -> None:
         with self._busy_lock:

@@ -11,6 +11,7 @@ import pytest
 from spotd.core.applied import applied
 from spotd.core.attempts import Attempt
 from spotd.core.budgets import BudgetGuard
+from spotd.core.charges import Meter
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.host_status import ExitCause
 from spotd.core.ids import JobId
@@ -205,3 +206,29 @@ def test_what_is_stored_of_counted_checkpoints_is_not_counted_again() -> None:
     world = after_saving(uploading(), 50, NOW)
     world = after_saving(world, 1, NOW + MINUTE, stored_bytes=40 * GB)
     assert the(world).uploaded_bytes == 51 * GB
+
+
+def test_what_a_machine_uploads_after_its_attempt_is_over_is_paid_for_and_changes_nothing_else() -> None:
+    sold = offer(upload_price=CENT)
+    agreed = quote(sold, needs_of(job(), shop_policy()), 1_000_000, NOW)
+    world = world_with(AttemptState.ENDING, quote=agreed)
+    told = report(seq=9, phase="run", stored_bytes=30 * GB, exit_cause=ExitCause.FINISHED, exit_code=0)
+    after = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING)), told, NOW))
+    assert spent(the(after), NOW) - spent(the(world), NOW) == 300_000
+    before, item = the(world), the(after)
+    assert (item.state, item.stop, item.exit_code) == (before.state, None, None)
+    assert item.heartbeat_seq == before.heartbeat_seq
+    assert after.jobs == world.jobs
+
+
+def test_traffic_that_is_booked_does_not_stand_for_the_time_of_a_machine_that_no_list_shows() -> None:
+    sold = offer(upload_price=CENT)
+    agreed = quote(sold, needs_of(job(), shop_policy()), 1_000_000, NOW)
+    heard = {"heartbeat_seq": 3, "heartbeat_seen_at": NOW - MINUTE, "meter": Meter()}
+    world = world_with(AttemptState.INTENDED, quote=agreed, ref=None, outcome_unknown=True, **heard)
+    told = report(seq=5, phase="run", stored_bytes=30 * GB)
+    world = applied(world, reconcile(world, {}, told, NOW))
+    assert the(world).meter.settled == 300_000
+    ended = report(seq=6, phase="done", stored_bytes=30 * GB, exit_cause=ExitCause.FINISHED, exit_code=0)
+    world = applied(world, reconcile(world, {}, ended, NOW))
+    assert the(world).meter.settled > 300_000 + cost(RATE, 9 * MINUTE)

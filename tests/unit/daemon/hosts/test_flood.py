@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd.core.attempts import MachineState
 from spotd.core.host_status import HostStatus
 from spotd.core.reconcile import reconcile
 from spotd.core.states import AttemptState, EndReason, JobState
@@ -132,3 +133,25 @@ async def test_a_count_says_how_many_bytes_the_host_has_uploaded(tmp_path: Path)
     host.raw("data/half-a-checkpoint", b"x" * 5_000)
     await one.read_hosts(WORLD)
     assert (await one.read_hosts(WORLD))[ATTEMPT].stored_bytes > 5_000
+
+
+async def test_what_a_machine_uploads_after_its_attempt_is_over_is_counted_until_the_machine_is_gone(
+    tmp_path: Path,
+) -> None:
+    one, host = host_monitor(tmp_path, FloodLimits(audit_every=ALWAYS))
+    host.raw("data/half-a-checkpoint", b"x" * 5_000)
+    over = replace(WORLD.attempts[ATTEMPT], state=AttemptState.ENDING, end_reason=EndReason.PRICE_ROSE)
+    told = (await one.read_hosts(replace(WORLD, attempts={ATTEMPT: over})))[ATTEMPT]
+    assert told.stored_bytes > 5_000
+    assert (told.liveness_check, told.seq, told.checkpoints) == (True, -1, ())
+    gone = replace(over, state=AttemptState.ENDED, machine=MachineState.GONE)
+    assert await one.read_hosts(replace(WORLD, attempts={ATTEMPT: gone})) == {}
+
+
+async def test_a_store_that_does_not_count_what_an_ended_attempt_wrote_costs_no_report(tmp_path: Path) -> None:
+    one, _host = host_monitor(tmp_path, FloodLimits(audit_every=ALWAYS))
+    ended = replace(WORLD.attempts[ATTEMPT], state=AttemptState.ENDING, end_reason=EndReason.PRICE_ROSE)
+    other = replace(ended, id=replace(ended.id, number=2))
+    world = replace(WORLD, attempts={**WORLD.attempts, other.id: other})
+    assert set(await one.read_hosts(world)) == {ATTEMPT}
+    assert one.last_error == ""
