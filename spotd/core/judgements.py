@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
@@ -21,6 +22,8 @@ from spotd.core.states import AttemptState, EndReason
 from spotd.core.timeouts import watch_timeouts
 from spotd_providers.contract.values import Instance, Listing, Loss
 
+SUPERSEDED_WITHIN: Final = timedelta(seconds=30)
+"""A host that could not be asked has read by then that its grant is superseded; it reads the grant every 15 s."""
 _LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
     Loss.PREEMPTED: EndReason.PREEMPTED,
     Loss.OUTBID: EndReason.OUTBID,
@@ -170,6 +173,9 @@ def watch_unlisted(case: Case) -> None:
     if _is_unanswerable(case):
         why = f"{item.provider} does not answer; the job goes on elsewhere, and the machine is ended when it is found"
         case.end(EndReason.LAUNCH_UNKNOWN, why)
+        job, read_at = case.builder.job(item.id.job), case.builder.now + SUPERSEDED_WITHIN
+        case.builder.put_job(replace(job, not_before=max(job.not_before or read_at, read_at)))
+        case.builder.wake(read_at)
     else:
         watch_clocks(case)
 

@@ -14,6 +14,7 @@ from spotd.core.host_status import ExitCause
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import IntentKind, IntentState
 from spotd.core.interruption_credit import machines_in_use
+from spotd.core.judgements import SUPERSEDED_WITHIN
 from spotd.core.metering import spent
 from spotd.core.outcomes import after_restart, launch_unknown
 from spotd.core.plan import Plan
@@ -145,7 +146,10 @@ def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_st
             other: replace(market(replace(offer("x"), provider=other), at=late).offer_cache[SHOP], provider=other)
         },
     )
-    placed = decide(world, cheap, late + timedelta(seconds=30))
+    assert not decide(world, cheap, late + SUPERSEDED_WITHIN - timedelta(seconds=1)).intents, (
+        "it may read its superseded grant so late"
+    )
+    placed = decide(world, cheap, late + SUPERSEDED_WITHIN)
     assert [t.provider for t in placed.intents.values() if t.kind is IntentKind.LAUNCH] == [other]
     found = reconcile(
         applied(world, placed), listing(instance(InstanceState.RUNNING), at=late + MINUTE), {}, late + MINUTE
@@ -176,4 +180,5 @@ def test_a_launch_that_was_given_up_without_an_answer_holds_no_slot() -> None:
     looked = {i: replace(r, read_at=late) for i, r in report().items()}
     world = applied(world, reconcile(world, {}, looked, late))
     assert machines_in_use(world, late) == 0
-    assert decide(world, market(offer("o2"), at=late), late).attempts, "its job goes on, although one machine is all"
+    later = late + SUPERSEDED_WITHIN
+    assert decide(world, market(offer("o2"), at=later), later).attempts, "its job goes on, although one machine is all"
