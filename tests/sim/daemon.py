@@ -95,6 +95,8 @@ class Told:
     """When copies of the state were made, and when they were put back."""
     forgotten: dict[AttemptId, datetime] = field(default_factory=dict)
     """Attempts that a restored state does not know, and when it was restored."""
+    doubted: set[JobId] = field(default_factory=set)
+    """Jobs of which some life has doubted checkpoints; a state that was restored since may have lost the doubt."""
     lost_jobs: frozenset[JobId] = frozenset()
     """Jobs that a restored state has never heard of."""
     given_up: dict[AttemptKey, datetime] = field(default_factory=dict)
@@ -496,8 +498,10 @@ class Daemon:
     def first_grant(self, owner: Job) -> Task:
         """What the grant of the next attempt says, noted for the oracles."""
         task = self.task(owner)
-        if not any(c.doubted_by for c in owner.checkpoints):  # else an older one may be right
-            late = bool(self.told.restored)
+        late = bool(self.told.restored)
+        if any(c.doubted_by for c in owner.checkpoints):
+            self.told.doubted.add(owner.id)
+        elif not (late and owner.id in self.told.doubted):  # else an older one may be right
             best, most = self.best_saved(owner.id), self.best_saved(owner.id, however_late=late)
             self.told.resumes.append((owner.id, task.resume_at, best, most))
         return task
