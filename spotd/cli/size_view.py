@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -19,7 +19,8 @@ from spotd.estimates.fitting import CARDS_MAX, GIB, GpuFit, MemoryNeeds, can_com
 from spotd.estimates.memory import MemoryParts, trained_params
 from spotd.estimates.rule_of_thumb import RuleOfThumb
 from spotd.estimates.workload import Layout, Precision, Workload
-from spotd_providers.contract.gpus import gpu_info
+from spotd_providers.contract.gpus import UnknownGpu, gpu_info, resolve
+from spotd_providers.contract.gpus_table import GpuInfo
 
 if TYPE_CHECKING:
     from spotd.api.schemas.prices import QuoteResponse
@@ -59,27 +60,14 @@ def cheapest_rows(
 ) -> Iterator[CheapMachine]:
     """Yield the machines that hold the work, the cheapest hour of the whole machine first."""
     for quote in sorted(quotes, key=lambda quote: quote["effective_usd_h"]):
-        gpu = gpu_info(quote["gpu"])
-        if gpu is None or gpu.name not in wanted or not can_compute(gpu, precision):
+        rows = _rows(quote["gpu"])
+        if not rows or not all(gpu.name in wanted and can_compute(gpu, precision) for gpu in rows):
             continue
         vram = quote["gpu_vram_gb"]
-        usable = nominal_bytes(gpu) if vram is None else reported_bytes(vram * 1000)
+        usable = min(map(nominal_bytes, rows)) if vram is None else reported_bytes(vram * 1000)
         needed = needs.bytes_for(quote["gpu_count"])
         if needed is not None and needed <= usable:
             yield CheapMachine(quote=quote, needed=needed, usable=usable)
-
-
-_PARTS: Final = {
-    "weights": "of the model, and of adapters",
-    "gradients": "of what is trained",
-    "master": "32-bit copy of what is trained",
-    "optimizer": "its states",
-    "activations": "kept for the backward pass; in inference, of one layer",
-    "logits": "scores of the vocabulary, and their loss",
-    "cache": "keys and values of all tokens",
-    "gathered": "layers gathered from other cards, and buffers",
-    "runtime": "CUDA's context, and what its allocator wastes",
-}
 
 
 def show(sizing: Sizing) -> None:
@@ -120,9 +108,34 @@ _PART_COLUMNS: Sequence[Column[_Part]] = (
 
 def _part_rows(sizing: Sizing) -> list[_Part]:
     sizes: dict[str, int] = asdict(sizing.parts)
-    rows = [_Part(name, size, _PARTS[name]) for name, size in sizes.items() if size]
+    meanings = _meanings(sizing.work)
+    rows = [_Part(name, size, meanings[name]) for name, size in sizes.items() if size]
     where = "one card" if sizing.layout.cards == 1 else f"each of {sizing.layout.cards} cards"
     return [*rows, _Part("total", sizing.parts.total, where)]
+
+
+def _rows(name: str) -> Sequence[GpuInfo]:
+    """Return the cards that a quote's name may be: several where it leaves the form open."""
+    try:
+        names = resolve(name)
+    except UnknownGpu:
+        return ()
+    return [gpu for gpu in map(gpu_info, names) if gpu is not None]
+
+
+def _meanings(work: Workload) -> Mapping[str, str]:
+    training = work.training
+    return {
+        "weights": "of the model" if work.lora is None else "of the model and its adapters",
+        "gradients": "of what is trained",
+        "master": "32-bit copy of what is trained",
+        "optimizer": f"states of {work.optimizer}",
+        "activations": "kept for the backward pass" if training else "of one layer, while a prompt is read",
+        "logits": "scores of the vocabulary, and their loss" if training else "scores of the vocabulary",
+        "cache": "keys and values of all tokens",
+        "gathered": "layers gathered from other cards, and buffers",
+        "runtime": "CUDA's context, and what its allocator wastes",
+    }
 
 
 def _facts(sizing: Sizing) -> Iterator[tuple[str, str]]:
@@ -164,8 +177,9 @@ def _judgement(sizing: Sizing) -> Iterator[tuple[str, str]]:
     if known is None:
         yield "known error:", f"none: no published measurements of {kind}"
     else:
-        span = f"from {_side(known.low)} to {_side(known.high)} what was measured, {known.mean} % on average"
-        yield "known error:", f"{span} ({known.figures} published figures: {kind})"
+        span = f"from {_side(known.low)} to {_side(known.high)} what was measured"
+        yield "known error:", f"{span}, {known.mean} % on average (the rule of thumb: {known.rule_mean} %)"
+        yield "", f"over {known.figures} published figures of {kind}"
     yield "needs/card:", f"with {float(sizing.headroom):g} % of headroom; GB are 10^9 bytes"
 
 

@@ -31,6 +31,7 @@ LITGPT: Final = "github.com/Lightning-AI/litgpt tutorials/resource-tables.md (A1
 LITGPT_HUB: Final = "github.com/Lightning-AI/litgpt config_hub/finetune/README.md"
 TORCHTUNE: Final = "github.com/pytorch/torchtune README.md, Memory and training speed (September 2024)"
 TORCHTITAN: Final = "github.com/pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
+TORCHTITAN_H200: Final = "github.com/pytorch/torchtitan benchmarks/llama3_8b_h200_2025-06_torchtitan.md"
 QWEN: Final = "github.com/QwenLM/Qwen README.md, Profiling of Memory and Speed (A100 80 GB)"
 QWEN25: Final = "github.com/QwenLM/Qwen2.5 docs/source/benchmark/speed_benchmark.rst, Transformers"
 QWEN3: Final = "github.com/QwenLM/Qwen2.5 docs/source/getting_started/speed_benchmark.md, Qwen3, Transformers (H20)"
@@ -142,6 +143,11 @@ def _torchtitan() -> Iterator[Published]:
     ):
         work = Workload(training=True, precision=precision, recompute=recompute, batch=batch, sequence=sequence)
         yield Published(source=TORCHTITAN, model=model, measured=measured * GIB, work=work, layout=spread)
+    work = Workload(training=True, precision=Precision.FP8, recompute=some, batch=2, sequence=8192)
+    for cards, measured in ((32, 47.96), (64, 46.97)):
+        yield Published(
+            source=TORCHTITAN_H200, model="llama-3.1-8b", measured=measured * GIB, work=work, layout=layout(cards)
+        )
 
 
 def _qwen_training() -> Iterator[Published]:

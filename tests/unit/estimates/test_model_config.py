@@ -3,10 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spotd.estimates.architecture import PARAMS_MAX, PARAMS_MIN, typical_architecture
+from spotd.estimates.memory import memory_parts
 from spotd.estimates.model_config import ModelConfigError, architecture_of
 from spotd.estimates.model_families import FAMILIES
+from spotd.estimates.workload import Layout, Workload
 from tests.unit.estimates.models import CONFIGS, PARAMS, model
 
 
@@ -115,3 +119,33 @@ def test_a_typical_shape_is_near_that_of_llama(params: int, hidden: int, layers:
 def test_no_model_has_that_many_parameters(params: int) -> None:
     with pytest.raises(ValueError, match="typical shape"):
         typical_architecture(params)
+
+
+KEYS = sorted({key for config in CONFIGS.values() for key in config} - {"model_type"})
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-2, 300)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(0, 3) | st.none() | st.text(max_size=2), max_size=4)
+    | st.dictionaries(st.text(max_size=2), st.none(), max_size=2)
+)
+
+
+@given(
+    st.sampled_from([*CONFIGS]),
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4),
+    st.sets(st.sampled_from(KEYS), max_size=3),
+)
+def test_no_config_breaks_the_reader(name: str, change: dict[str, Any], missing: set[str]) -> None:
+    config = {key: value for key, value in {**CONFIGS[name], **change}.items() if key not in missing}
+    try:
+        shape = architecture_of(config)
+    except ModelConfigError as exc:
+        assert exc.hint  # noqa: PT017 - either outcome is right
+        return
+    assert shape.params >= shape.active_params > 0
+    parts = memory_parts(shape, Workload(training=True), Layout())
+    assert parts.total > 0
