@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from spotd.estimates.figures import parse_number, parse_params
-from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money, parse_price
 
@@ -46,11 +45,7 @@ def _paid(text: str) -> int:
     return amount
 
 
-def _rent(text: str) -> PriceLimit:
-    return parse_price(text)
-
-
 PARAMS = Figure("params", parse_params)
 MONEY = Figure("dollars", parse_money)
 PURCHASE = Figure("dollars", _paid)
-RENT = Figure("price", _rent)
+RENT = Figure("price", parse_price)

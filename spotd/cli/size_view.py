@@ -134,7 +134,7 @@ def _meanings(work: Workload) -> Mapping[str, str]:
         "logits": "scores of the vocabulary, and their loss" if training else "scores of the vocabulary",
         "cache": "keys and values of all tokens",
         "gathered": "layers gathered from other cards, and buffers",
-        "runtime": "CUDA's context, and what its allocator wastes",
+        "runtime": "CUDA's context, NCCL, and what the allocator wastes",
     }
 
 

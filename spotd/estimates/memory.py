@@ -21,6 +21,8 @@ from spotd.estimates.workload import LINEAR_BYTES, QUANTIZED, Layout, Precision,
 
 CONTEXT_BYTES: Final = 1_000_000_000
 """CUDA's context with the kernels that PyTorch loads; 0.8 to 1 GB are reported (pytorch issue 34323)."""
+COLLECTIVES_BYTES: Final = 1_000_000_000
+"""NCCL's buffers where cards exchange something; vLLM measured 1.8 GiB more outside PyTorch with two (pull 10511)."""
 FRAGMENT_DIVISOR: Final = 20
 """The allocator wastes a twentieth of what comes and goes."""
 BUCKET_PARAMS: Final = 500_000_000
@@ -44,7 +46,7 @@ class MemoryParts:
         weights: of the model and of adapters.
         master: the 32-bit copy of trained weights that mixed precision updates.
         gathered: layers whose shares are gathered while they are computed, and buffers for gradients on their way.
-        runtime: CUDA's context, and what the allocator wastes.
+        runtime: CUDA's context, buffers of NCCL, and what the allocator wastes.
     """
 
     weights: int
@@ -97,6 +99,11 @@ def require_possible(model: Architecture, work: Workload, layout: Layout) -> Non
         )
 
 
+def outside_allocator(layout: Layout) -> int:
+    """Return the bytes that PyTorch's allocator does not know of."""
+    return CONTEXT_BYTES + (COLLECTIVES_BYTES if layout.cards > 1 else 0)
+
+
 def trained_params(model: Architecture, work: Workload) -> int:
     """Return how many parameters are trained."""
     if not work.training:
@@ -116,7 +123,7 @@ def _training(model: Architecture, work: Workload, layout: Layout) -> MemoryPart
         work.optimizer,
         trained,
         model if work.lora is None else None,
-        2 if work.precision is Precision.BF16_PURE and work.lora is None else 4,
+        2 if work.precision is Precision.BF16_PURE else 4,
     )
     stage, cards = layout.stage, layout.data
     activations = activation_bytes(model, work, layout)
@@ -129,7 +136,7 @@ def _training(model: Architecture, work: Workload, layout: Layout) -> MemoryPart
         activations=activations,
         logits=logits,
         gathered=_gathered_bytes(model, work, layout, on_card, width),
-        runtime=CONTEXT_BYTES + (activations + logits) // FRAGMENT_DIVISOR,
+        runtime=outside_allocator(layout) + (activations + logits) // FRAGMENT_DIVISOR,
     )
 
 
@@ -145,7 +152,7 @@ def _inference(model: Architecture, work: Workload, layout: Layout) -> MemoryPar
         logits=logits,
         cache=cache_bytes(model, work, layout),
         gathered=_layer_bytes(model, work, layout) * _PREFETCHED_LAYERS if shared else 0,
-        runtime=CONTEXT_BYTES + (activations + logits) // FRAGMENT_DIVISOR,
+        runtime=outside_allocator(layout) + (activations + logits) // FRAGMENT_DIVISOR,
     )
 
 

@@ -60,7 +60,7 @@ def test_a_model_is_shown_part_by_part_with_the_cheapest_machines(market: Ctl, c
         "optimizer      335544320   0.34   0.31  states of adamw\n"
         "activations   1098907648   1.10   1.02  kept for the backward pass\n"
         "logits        3152019456   3.15   2.94  scores of the vocabulary, and their loss\n"
-        "runtime       1212546355   1.21   1.13  CUDA's context, and what its allocator wastes\n"
+        "runtime       1212546355   1.21   1.13  CUDA's context, NCCL, and what the allocator wastes\n"
         "total        12162309427  12.16  11.33  one card\n"
         "\n"
         "rule of thumb: 5.5 GB for all cards together"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from spotd.estimates.accuracy import KNOWN_ERRORS, KnownError, WorkKind, work_kind
-from spotd.estimates.memory import CONTEXT_BYTES, memory_parts
+from spotd.estimates.memory import memory_parts, outside_allocator
 from spotd.estimates.rule_of_thumb import rule_of_thumb
 from spotd.estimates.workload import Layout, Workload
 from tests.unit.estimates.models import model
@@ -21,7 +21,8 @@ def rule_error_percent(row: Published) -> float:
 
 
 def error_percent(row: Published) -> float:
-    estimate = memory_parts(model(row.model), row.work, row.layout).total - (0 if row.context else CONTEXT_BYTES)
+    unseen = 0 if row.context else outside_allocator(row.layout)
+    estimate = memory_parts(model(row.model), row.work, row.layout).total - unseen
     return 100 * (estimate / row.measured - 1)
 
 
