@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Offer, ProviderName
 
 
@@ -46,6 +46,7 @@ class ProviderOffers:
             waits for. Where there is none, it takes on-demand.
         credit_at: when the account's balance was last seen to have risen.
         key_at: when the provider last took the key, or was given another one.
+        balance, balance_at: what is left of money paid in advance, and when the provider stated it.
     """
 
     provider: ProviderName
@@ -56,6 +57,8 @@ class ProviderOffers:
     sells_spot: bool = True
     credit_at: datetime | None = None
     key_at: datetime | None = None
+    balance: MicroUsd | None = None
+    balance_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from spotd.core.jobs import Job
 from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot, ProviderOffers
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.prepaid import PrepaidGuard
 from spotd.core.pricing import PPM
 from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, in_words
@@ -54,6 +55,7 @@ from spotd_providers.contract.values import ProviderName
 
 ABOVE_CEILING: Final = "above the ceiling"
 NO_CEILING: Final = "no ceiling for this GPU"
+NO_BALANCE: Final = "the balance there does not carry a useful run"
 NOT_COMPARED: Final = "ranked behind those, not compared"
 
 _WAITS_FOR_PRICE = frozenset(
@@ -72,6 +74,9 @@ class JobPlacement:
         self.market = market
         self.catalogue = self._catalogue_of(market)
         self.budget_guard = budget_guard
+        self.prepaid_guard = PrepaidGuard(world, market, builder.now)
+        self._short = ""
+        """Why no balance carries the best that is admissible for the job being placed."""
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
@@ -141,7 +146,7 @@ class JobPlacement:
         chosen, ceiling = next(self._admissible_quotes(job, offers, compared), (None, self._ceiling(job, best)))
         if chosen is None or ceiling is None:
             passed_over = self._all_too_expensive(offers, compared)
-            why = self._too_expensive(job, best, ceiling)
+            why = (VerdictKind.BALANCE, self._short) if self._short else self._too_expensive(job, best, ceiling)
             self._wait(job, *why, best=best, ceiling=ceiling, passed_over=passed_over)
             return
         agreed, price_max = agree(job, chosen, ceiling, self._runner_up(job, offers, chosen), self.policy)
@@ -227,10 +232,15 @@ class JobPlacement:
     ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Each free quote at or under its ceiling, best first."""
         highest = highest_ceiling(job, self.policy)
+        self._short = ""
         for candidate in self.catalogue.ranked(offers, passed_over):
             ceiling = self._ceiling(job, candidate)
             if ceiling is not None and is_admissible(candidate, ceiling, job.spec.price):
-                yield candidate, ceiling
+                if self.prepaid_guard.carries(job, candidate):
+                    yield candidate, ceiling
+                    continue
+                self._short = self._short or self.prepaid_guard.shortage(job, candidate)
+                passed_over[NO_BALANCE] += 1
                 continue
             passed_over[NO_CEILING if ceiling is None else ABOVE_CEILING] += 1
             if candidate.price.total > highest * self._ranks_behind_ppm // PPM:
@@ -292,6 +302,7 @@ class JobPlacement:
         )
         self.catalogue.take(agreed.offer)
         self.budget_guard.commit(job, agreed)
+        self.prepaid_guard.commit(job, agreed)
         self.machines += 1
         self.launches += 1
         self.verdicts[job.id] = Verdict(

@@ -27,6 +27,7 @@ class VerdictKind(StrEnum):
     BUDGET_JOB = "budget_job"
     BUDGET_DAY = "budget_day"
     BUDGET_MONTH = "budget_month"
+    BALANCE = "balance"
     MACHINES = "machines"
     LAUNCH_LIMIT = "launch_limit"
     PAUSED = "paused"

@@ -250,7 +250,7 @@ class ControlLoop:
         for intent in world.intents.values():
             if intent.kind is IntentKind.LAUNCH and intent.state is IntentState.UNKNOWN:
                 wanted.setdefault(intent.provider, set()).add(intent.key)
-        self._offer_cache.evidence.update(world, committed.at)
+        self._offer_cache.evidence.update(world, committed.at, verdicts.values())
         self._offer_cache.wanted = {provider: frozenset(keys) for provider, keys in wanted.items()}
         before = self._offer_cache.watched
         self._offer_cache.watched = self._watched.update(world, self._offer_cache.listings(), committed.at)

@@ -271,7 +271,10 @@ class CheckLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The money left in the account, and its spending per hour if known."""
+    """The money left in an account that is paid in advance, and its spending per hour if known.
+
+    A launch that it could not carry for a useful while is not made, so an account that is billed later has none.
+    """
 
     available: MicroUsd
     burn: MicroUsdPerHour | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import anyio
 
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.listing_anomalies import anomalies_of
-from spotd.api.handlers.render import instant
+from spotd.api.handlers.render import instant, usd
 from spotd.api.schemas.health import (
+    AccountResponse,
     CapabilityResponse,
     ListingResponse,
     ProviderResponse,
@@ -19,7 +20,9 @@ from spotd.api.schemas.health import (
     StatusResponse,
 )
 from spotd.api.timestamps import utc_text
+from spotd.core.market import ProviderOffers
 from spotd.core.metering import spent_in_month, spent_on_day
+from spotd.core.prepaid import current_balance, spending_rate
 from spotd.daemon.market.provider_entry import ProviderEntry
 from spotd.daemon.market.request_counts import RequestCounts
 from spotd.store import Reads
@@ -74,6 +77,10 @@ class HealthHandlers:
                 fee_multiplier=entry.fee_ppm / 1_000_000,
                 requests_h=0,
                 requests_min=0,
+                balance_usd=None,
+                balance_at=None,
+                spend_usd_h=0.0,
+                runway_s=None,
                 capabilities=[],
             )
         now = self._context.clock.now()
@@ -98,10 +105,28 @@ class HealthHandlers:
             fee_multiplier=(rules.fee_ppm if rules is not None else entry.fee_ppm) / 1_000_000,
             requests_h=request_counts.per_hour(now),
             requests_min=request_counts.last_minute(now),
+            **self._account(provider_offers, now),
             capabilities=[
                 CapabilityResponse(power=power.value, available=has.available, reason=has.reason)
                 for power, has in sorted(entry.provider.capabilities.items())
             ],
+        )
+
+    def _account(self, provider_offers: ProviderOffers, now: datetime) -> AccountResponse:
+        """Return what is left at a provider that is paid in advance, and how long it lasts."""
+        name = provider_offers.provider
+        state = self._context.control_loop.state
+        attempts = () if state is None else state.world.attempts.values()
+        stated = self._context.offer_cache.evidence.stated_balance(name)
+        balance = current_balance(provider_offers, now)
+        rate = sum(spending_rate(item) for item in attempts if item.provider == name)
+        if stated is not None and stated[0].burn is not None:
+            rate = max(rate, stated[0].burn)
+        return AccountResponse(
+            balance_usd=usd(balance),
+            balance_at=None if balance is None else instant(provider_offers.balance_at),
+            spend_usd_h=as_usd(rate),
+            runway_s=None if balance is None or rate <= 0 else balance * 3600 / rate,
         )
 
     async def reconcile(self) -> ReconcileResponse:

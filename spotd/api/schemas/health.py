@@ -13,7 +13,23 @@ class CapabilityResponse(TypedDict):
     reason: str
 
 
-class ProviderResponse(TypedDict):
+class AccountResponse(TypedDict):
+    """The money at one provider.
+
+    Attributes:
+        balance_usd, balance_at: what is left of money paid in advance, and when the provider stated it; null where it
+            does not, or not lately.
+        spend_usd_h: what its machines cost per hour now.
+        runway_s: how long the balance lasts at that pace; null where nothing is spent, or no balance is known.
+    """
+
+    balance_usd: float | None
+    balance_at: str | None
+    spend_usd_h: float
+    runway_s: float | None
+
+
+class ProviderResponse(AccountResponse):
     """Health of one provider. `detail` states in one line what is wrong, or how many offers it shows.
 
     Attributes:

@@ -12,7 +12,7 @@ from spotd.cli.codes import ExitCode
 from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, count, seconds_between, short_span
+from spotd.cli.words import NOTHING, clean, count, dollars, seconds_between, short_span, span_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
 
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from spotd.api.schemas.health import CheckResponse, DoctorResponse, ProviderResponse, ReconcileResponse
 
 
-def _columns(now: str) -> Sequence[Column[ProviderResponse]]:
+def _columns(now: str, *, money: bool) -> Sequence[Column[ProviderResponse]]:
+    """Return the columns of `providers`, with those of the balance where a provider states one."""
+    balance: Sequence[Column[ProviderResponse]] = (
+        Column("BALANCE", lambda row: dollars(row.get("balance_usd")), right=True),
+        Column("LASTS", _runway, right=True),
+    )
     return (
         Column("PROVIDER", lambda row: row["name"]),
         Column("HEALTH", _health),
@@ -29,6 +34,7 @@ def _columns(now: str) -> Sequence[Column[ProviderResponse]]:
         Column("POLLED", lambda row: _polled(row, now), right=True),
         Column("REQ/H", lambda row: str(row["requests_h"]), right=True, drop=3),
         Column("REQ/MIN", lambda row: str(row["requests_min"]), right=True, drop=4),
+        *(balance if money else ()),
         Column("FEE", lambda row: f"x{row['fee_multiplier']:.2f}", right=True, drop=1),
         Column("CAN", _powers, least=8, drop=2),
         Column("DETAIL", lambda row: row["detail"], least=10),
@@ -42,6 +48,12 @@ def _health(row: ProviderResponse) -> Cell:
 def _polled(row: ProviderResponse, now: str) -> str:
     polled = seconds_between(row["last_poll_at"], now)
     return NOTHING if polled is None else f"{short_span(polled)} ago"
+
+
+def _runway(row: ProviderResponse) -> str:
+    """Return how long the balance lasts at what is spent now."""
+    runway = row.get("runway_s")
+    return NOTHING if runway is None else span_text(runway)
 
 
 def _powers(row: ProviderResponse) -> str:
@@ -60,7 +72,7 @@ def providers(*, explain: bool, output: str) -> None:
     if not rows:
         stderr.note("no providers are configured")
         return
-    show_table(_columns(answer["now"]), rows)
+    show_table(_columns(answer["now"], money=any(row.get("balance_usd") is not None for row in rows)), rows)
     if explain:
         for row in rows:
             for power in row["capabilities"]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.cooldowns import CooldownEnd
 from spotd.core.market import OfferIndex, ProviderOffers
+from spotd.core.verdicts import Verdict, VerdictKind
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.values import Balance, ProviderName
 
 LOWS_LAST: Final = timedelta(days=7)
 KINDS_MAX: Final = 10_000
@@ -24,13 +25,17 @@ class Evidence:
     def __init__(self) -> None:
         self.awaited: dict[ProviderName, frozenset[CooldownEnd]] = {}
         """What would end the cool-downs of each provider."""
+        self.waits_for_balance = False
+        """Whether a job waits until money was added at some provider."""
         self._balances: dict[ProviderName, MicroUsd] = {}
+        self._stated: dict[ProviderName, tuple[Balance, datetime]] = {}
         self._credit_at: dict[ProviderName, datetime] = {}
         self._key_at: dict[ProviderName, datetime] = {}
         self._lows: dict[Kind, tuple[MicroUsdPerHour, datetime]] = {}
 
-    def update(self, world: World, now: datetime) -> None:
-        """Note what the cool-downs of this world wait for."""
+    def update(self, world: World, now: datetime, verdicts: Iterable[Verdict] = ()) -> None:
+        """Note what the cool-downs of this world, and its jobs, wait for."""
+        self.waits_for_balance = any(verdict.kind is VerdictKind.BALANCE for verdict in verdicts)
         awaited: dict[ProviderName, set[CooldownEnd]] = {}
         for cooldown in world.cooldowns:
             if cooldown.until > now and cooldown.ends is not CooldownEnd.TIME:
@@ -45,6 +50,17 @@ class Evidence:
             return False
         self._credit_at[provider] = at
         return True
+
+    def balance_stated(self, provider: ProviderName, balance: Balance, at: datetime) -> bool:
+        """Record what is left in the account; return whether that is more than before. A debt is nothing left."""
+        before = self._stated.get(provider)
+        sane = replace(balance, available=MicroUsd(max(0, balance.available)))
+        self._stated[provider] = sane, at
+        return before is None or sane.available > before[0].available
+
+    def stated_balance(self, provider: ProviderName) -> tuple[Balance, datetime] | None:
+        """Return the newest balance that the provider stated, and when."""
+        return self._stated.get(provider)
 
     def key_taken(self, provider: ProviderName, at: datetime) -> None:
         """Record an answer that the provider gives to its own users only, or that it was given another key."""
@@ -65,7 +81,9 @@ class Evidence:
 
     def on(self, provider_offers: ProviderOffers) -> ProviderOffers:
         """Return the offers with what is known of their provider's account."""
-        credit_at, key_at = self._credit_at.get(provider_offers.provider), self._key_at.get(provider_offers.provider)
-        if credit_at is None and key_at is None:
+        name = provider_offers.provider
+        credit_at, key_at, stated = self._credit_at.get(name), self._key_at.get(name), self._stated.get(name)
+        if credit_at is None and key_at is None and stated is None:
             return provider_offers
-        return replace(provider_offers, credit_at=credit_at, key_at=key_at)
+        balance, balance_at = (None, None) if stated is None else (stated[0].available, stated[1])
+        return replace(provider_offers, credit_at=credit_at, key_at=key_at, balance=balance, balance_at=balance_at)

@@ -1,9 +1,9 @@
-"""Asks a provider about the cause of its refusals while one lasts: the account's balance, or the key."""
+"""Asks a provider about its account: the prepaid balance, seldom, and the cause of its refusals while one lasts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import anyio
@@ -17,6 +17,8 @@ from spotd_providers.contract.provider import Clock, KnowsBalance, Provider
 from spotd_providers.contract.values import Power
 
 ASK_EVERY: Final = timedelta(seconds=45)
+BALANCE_EVERY: Final = timedelta(minutes=10)
+"""From one question for the balance to the next while nothing waits for it."""
 ASK_FLOOR_REAL_S: Final = 0.2
 ASK_DEADLINE_S: Final = 30.0
 REST_MAX: Final = timedelta(minutes=5)
@@ -24,7 +26,7 @@ REST_MAX: Final = timedelta(minutes=5)
 
 
 class CauseWatch:
-    """The causes of one provider's refusals; makes no call while it refuses nothing."""
+    """The account at one provider; makes no call but for its balance while the provider refuses nothing."""
 
     def __init__(
         self, provider: Provider, *, offer_cache: OfferCache, clock: Clock, ask_again: Callable[[], None]
@@ -36,6 +38,7 @@ class CauseWatch:
         """The offers are out of date after a while without a key."""
         self._is_refused = False
         self._is_fresh = True
+        self._balance_asked_at: datetime | None = None
         self.controller = Controller(
             f"causes-{provider.name}", self.reconcile_once, interval_s=ASK_EVERY.total_seconds()
         )
@@ -55,8 +58,8 @@ class CauseWatch:
         wait = ASK_EVERY
         try:
             with anyio.move_on_after(ASK_DEADLINE_S):
-                if CooldownEnd.CREDIT in awaited:
-                    await self._ask_for_credit()
+                if CooldownEnd.CREDIT in awaited or self._is_balance_due():
+                    await self._ask_for_balance(is_awaited=CooldownEnd.CREDIT in awaited)
                 if CooldownEnd.KEY in awaited:
                     await self._ask_with_key()
         except RateLimited as exc:
@@ -65,12 +68,25 @@ class CauseWatch:
             pass  # the cause lasts, or the provider is away, of which its poller speaks
         return wait
 
-    async def _ask_for_credit(self) -> None:
+    def _is_balance_due(self) -> bool:
+        """Whether to ask although no refusal waits for it: at the first time, then seldom, or where a job waits."""
+        asked_at = self._balance_asked_at
+        if asked_at is None or self._offer_cache.evidence.waits_for_balance:
+            return True
+        return not timedelta(0) <= self._clock.now() - asked_at < BALANCE_EVERY
+
+    async def _ask_for_balance(self, *, is_awaited: bool) -> None:
+        """Ask for the balance; wake the decisions where it is more than before."""
         knows = self._provider.capabilities.get(Power.BALANCE)
         if knows is None or not knows.available or not isinstance(self._provider, KnowsBalance):
             return
+        self._balance_asked_at = self._clock.now()
         balance = await self._provider.balance()
-        if self._offer_cache.evidence.credit_seen(self._provider.name, balance.available, self._clock.now()):
+        evidence, name, now = self._offer_cache.evidence, self._provider.name, self._clock.now()
+        has_risen = evidence.balance_stated(name, balance, now)
+        if is_awaited:
+            has_risen = evidence.credit_seen(name, balance.available, now) or has_risen
+        if has_risen:
             self._offer_cache.wake()
 
     async def _ask_with_key(self) -> None:

@@ -379,6 +379,10 @@ def provider(**given: Any) -> ProviderResponse:
         "fee_multiplier": 1.2,
         "requests_h": 372,
         "requests_min": 7,
+        "balance_usd": None,
+        "balance_at": None,
+        "spend_usd_h": 0.0,
+        "runway_s": None,
         "capabilities": [
             {"power": "bid_change", "available": True, "reason": ""},
             {"power": "notices", "available": False, "reason": "vast.ai stops machines without a word"},

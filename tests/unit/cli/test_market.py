@@ -290,3 +290,15 @@ def test_the_fee_that_bills_imply_is_a_line_for_the_config(ctl: Ctl) -> None:
     assert [(row["provider"], row["measured"]) for row in rows] == [("aws", ""), ("vast", "1.095")]
     assert json.loads(ctl("cost", "--calibrate", "-o", "json").out)["calibration"][1]["suggested"] == 1.1
     assert ctl("cost", "--calibrate", "llama-lora").code == 2
+
+
+def test_a_prepaid_balance_is_shown_with_how_long_it_lasts(ctl: Ctl) -> None:
+    paid = made_responses.provider(name="vast", balance_usd=12.3, spend_usd_h=1.5, runway_s=29_520.0)
+    ctl.place.answers("health.providers", [paid, made_responses.provider(name="aws")])
+    titles, vast, aws = ctl("providers").out.splitlines()
+    where = titles.index("BALANCE"), titles.index("LASTS") + len("LASTS")
+    assert vast[: where[1]].endswith("8 h 12 min")
+    assert "$12.30" in vast
+    assert aws[where[0] : where[1]].split() == ["-", "-"]
+    ctl.place.answers("health.providers", [made_responses.provider(name="aws")])
+    assert "BALANCE" not in ctl("providers").out

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from spotd.daemon.market.evidence import Evidence
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.refusal_causes import CauseWatch
 from spotd.daemon.wake import WakeEvent
-from spotd_providers.contract.errors import AuthFailed, NoBalance, OfferGone, ProviderError, RateLimited
+from spotd_providers.contract.errors import AuthFailed, NoBalance, OfferGone, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Balance, Capability, Power
 from tests.unit.core.builders import NOW, SHOP, job, market, offer
@@ -57,7 +58,7 @@ async def refused_for(rig: Rig, span: timedelta, error: ProviderError, item: Job
     name = await rig.submit(item)
     began = rig.clock.now()
     await rig.until(lambda: rig.clock.now() - began >= span, within=span + MINUTE)
-    assert rig.shop.counts["launch"] >= 1
+    assert rig.shop.counts["launch"] >= 1 or isinstance(rig.shop, Prepaid)
     assert not rig.shop.alive()
     del name
 
@@ -97,11 +98,67 @@ async def test_an_offer_that_was_gone_once_is_bought_when_the_next_list_shows_it
         assert rig.clock.now() - began <= MINUTE
 
 
-async def test_nothing_is_asked_while_nothing_is_refused(prepaid: Rig) -> None:
+async def test_nothing_but_the_balance_is_asked_while_nothing_is_refused_and_that_seldom(prepaid: Rig) -> None:
     async with prepaid.ready():
         began = prepaid.clock.now()
         await prepaid.until(lambda: prepaid.clock.now() - began >= timedelta(hours=1))
-        assert prepaid.shop.counts["balance"] == 0
+        assert 1 <= prepaid.shop.counts["balance"] <= 7
+
+
+async def test_a_balance_that_carries_no_useful_run_keeps_its_job_waiting_until_money_was_added(prepaid: Rig) -> None:
+    assert isinstance(prepaid.shop, Prepaid)
+    prepaid.shop.credit = 10_000
+    async with prepaid.ready():
+        await prepaid.until(lambda: prepaid.shop.counts["balance"] >= 1)
+        name = await prepaid.submit()
+        began = prepaid.clock.now()
+        await prepaid.until(lambda: prepaid.clock.now() - began >= timedelta(hours=1))
+        assert prepaid.shop.counts["launch"] == 0
+        why = await prepaid.handlers().jobs.why(name)
+        assert (why["kind"], why["state"]) == ("balance", "QUEUED")
+        assert why["sentence"].startswith(
+            "the balance at shop leaves $0.01 for a launch: a useful run of 1 x RTX_4090 at"
+        )
+        [row] = await prepaid.handlers().health.providers()
+        assert (row["balance_usd"], row["spend_usd_h"], row["runway_s"]) == (0.01, 0.0, None)
+        prepaid.shop.credit = 20_000_000
+        filled_at = prepaid.clock.now()
+        await prepaid.until(lambda: bool(prepaid.shop.alive()), within=timedelta(minutes=2))
+        assert prepaid.clock.now() - filled_at <= MINUTE
+        await prepaid.until(lambda: prepaid.attempts(name)[0].meter.since is not None)
+        [row] = await prepaid.handlers().health.providers()
+        assert row["balance_usd"] == 20.0
+        assert row["spend_usd_h"] > 0
+        assert row["runway_s"] == pytest.approx(20.0 / row["spend_usd_h"] * 3600)
+
+
+@pytest.mark.parametrize("answer", [Unavailable("away"), RateLimited("slow", retry_after=timedelta(hours=1))])
+async def test_a_balance_that_cannot_be_asked_changes_nothing(prepaid: Rig, answer: ProviderError) -> None:
+    prepaid.shop.always["balance"] = answer
+    async with prepaid.ready():
+        await prepaid.submit()
+        await prepaid.until(lambda: bool(prepaid.shop.alive()), within=timedelta(minutes=2))
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e308, "$5", None, True, 10**30], ids=str)
+async def test_a_balance_that_is_no_amount_changes_nothing(prepaid: Rig, value: Any) -> None:
+    assert isinstance(prepaid.shop, Prepaid)
+    prepaid.shop.credit = value
+    async with prepaid.ready():
+        await prepaid.submit()
+        await prepaid.until(lambda: bool(prepaid.shop.alive()), within=timedelta(minutes=2))
+        [row] = await prepaid.handlers().health.providers()
+        assert (row["balance_usd"], row["balance_at"], row["runway_s"]) == (None, None, None)
+
+
+def test_a_debt_is_nothing_left() -> None:
+    seen = Evidence()
+    assert seen.balance_stated(SHOP, Balance(available=MicroUsd(-5)), NOW)
+    assert not seen.balance_stated(SHOP, Balance(available=MicroUsd(-9)), NOW)
+    stated = seen.stated_balance(SHOP)
+    assert stated is not None
+    assert stated[0].available == 0
+    assert seen.balance_stated(SHOP, Balance(available=MicroUsd(1)), NOW)
 
 
 async def test_a_key_that_may_list_and_not_buy_is_tried_seldom(rig: Rig) -> None:
