@@ -43,13 +43,14 @@ def lived(
 ) -> tuple[World, list[datetime]]:
     """The world after so long, in which every launch is answered at once; and when the launches were."""
     now, calls = NOW, []
+    listed = market(*offers).offer_cache[SHOP]
     while now < NOW + timedelta(hours=hours):
         cooling = tuple(c for c in world.cooldowns if c.until > now - COOLDOWNS_REMEMBERED)
         world = replace(world, cooldowns=cooling)
         job_ended = JOB not in world.jobs or world.jobs[JOB].state.is_final
         if job_ended:
             break
-        plan = decide(world, market(*offers, at=now), now)
+        plan = decide(world, MarketSnapshot(offer_cache={SHOP: replace(listed, at=now)}), now)
         world = applied(world, plan)
         for identity, item in plan.attempts.items():
             if item.state is AttemptState.INTENDED:
