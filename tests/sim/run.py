@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -15,6 +16,7 @@ from tests.sim.weather import Weather
 from tests.sim.worlds import Shape
 
 CALM_MAX = timedelta(days=12)
+LOOK_EVERY = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +42,35 @@ class Result:
 
 
 def run_world(
-    seed: int, shape: Shape | None = None, *, daemon_type: type[Daemon] = Daemon, limit: timedelta | None = None
+    seed: int,
+    shape: Shape | None = None,
+    *,
+    daemon_type: type[Daemon] = Daemon,
+    limit: timedelta | None = None,
+    enough: Callable[[Result], bool] | None = None,
 ) -> Result:
-    """The world of this seed until every job is final and every machine gone, or the limit."""
+    """The world of this seed until every job is final and every machine gone, or the limit.
+
+    Or until what has happened so far, of which it is asked every hour, is enough.
+    """
     weather = Weather(seed, shape or Shape(), daemon_type)
     weather.begin()
-    weather.agenda.run(weather.begun_at + (limit or weather.shape.storm + CALM_MAX), weather.finished)
+    end = weather.begun_at + (limit or weather.shape.storm + CALM_MAX)
+    look_at = weather.begun_at
+    while enough is not None and look_at + LOOK_EVERY < end and not weather.finished():
+        look_at += LOOK_EVERY
+        weather.agenda.run(look_at, weather.finished)
+        if enough(_result(weather)):
+            return _result(weather)
+    weather.agenda.run(end, weather.finished)
     for cloud in weather.clouds:
         cloud.advance(weather.agenda.now)
+    return _result(weather)
+
+
+def _result(weather: Weather) -> Result:
     result = Result(
-        seed=seed,
+        seed=weather.seed,
         shape=weather.shape,
         daemon=weather.daemon,
         clouds=weather.clouds,
