@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import oracles, planted, planted_lives, planted_promises
+from tests.sim import money, oracles, planted, planted_lives, planted_promises
 from tests.sim.oracles import CHECKS, broken_rules
 from tests.sim.planted import Bug
 from tests.sim.run import Result, run_world
@@ -22,7 +22,7 @@ AT_ONCE = (
     oracles.healthy_machines_killed,
     oracles.resumes,
     oracles.machines_max,
-    oracles.budgets,
+    money.budgets,
 )
 """These judge what has happened by then, so a world need not go on once one is broken; others judge its end."""
 
