@@ -63,6 +63,18 @@ def use_number(objects: ObjectStore, attempt: Attempt) -> None:
         raise NumberUsed(f"attempt {number} of this job was launched before, in another run of spotd") from exc
 
 
+def require_newest(objects: ObjectStore, attempt: AttemptId) -> None:
+    """Require that no attempt of this job was prepared after this one, in any run.
+
+    Raises:
+        NumberUsed: a later number was used, so its machine may compute.
+        StoreUnavailable: the store does not answer.
+    """
+    later = _numbers_after(objects, attempt.job, attempt.number)
+    if later:
+        raise NumberUsed(f"attempt {max(later)} of this job was launched after attempt {attempt.number}")
+
+
 class RecoverySurvey:
     """The one survey at a start; `done` once the state is known to be no older than the store."""
 
@@ -181,12 +193,17 @@ def survey_one(objects: ObjectStore, policy: Policy, job: Job, now: datetime, re
 
 
 def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:
-    numbers = set()
-    for info in islice(objects.list(object_keys.launches_prefix(job.id)), RECORDS_MAX):
-        name = info.key.rpartition("/")[2].removesuffix(".json")
-        if name.isascii() and name.isdecimal() and int(name) > job.attempts_made:
-            numbers.add(int(name))
+    numbers = _numbers_after(objects, job.id, job.attempts_made)
     return [Unknown(number=number, record=_record(objects, job.id, number)) for number in sorted(numbers)]
+
+
+def _numbers_after(objects: ObjectStore, job: JobId, known: int) -> set[int]:
+    """Return the numbers above this one that were used."""
+    names = (
+        info.key.rpartition("/")[2].removesuffix(".json")
+        for info in islice(objects.list(object_keys.launches_prefix(job)), RECORDS_MAX)
+    )
+    return {int(name) for name in names if name.isascii() and name.isdecimal() and int(name) > known}
 
 
 def _record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | None:

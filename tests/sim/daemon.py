@@ -31,8 +31,8 @@ from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.core.world import World
 from spotd.daemon.commits import Decide, Points, PolicyHolder
 from spotd.daemon.crash import CrashPoint
-from spotd.daemon.recovery_survey import NOT_DONE, use_number
-from spotd_jobs.objects.api import StoreUnavailable
+from spotd.daemon.recovery_survey import NOT_DONE, require_newest, use_number
+from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
 from spotd_providers.contract.values import AttemptKey, InstanceRef, Listing, Offer, OfferPage, ProviderName
 from tests.sim.agenda import Agenda
@@ -203,6 +203,8 @@ class Daemon:
         self.life += 1
         self.up = True
         self.blind = not self.can_read
+        self.newest: set[AttemptId] = set()
+        """Which the store has shown to be the newest of their jobs."""
         self.begin_timeline()
         self.polling: set[ProviderName] = set()
         if self.records is not None:
@@ -482,9 +484,21 @@ class Daemon:
             if given_up:
                 m.leased_until = min(m.leased_until, self.true + GRANT_READ_EVERY)
                 continue
+            if item.stop is None and not self.is_newest(item.id):
+                continue
             m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING
             m.saves_no_more = m.saves_no_more or (item.stop is not None and not item.stop.flush)
+
+    def is_newest(self, attempt: AttemptId) -> bool:
+        """Whether the store shows no later attempt of its job."""
+        if self.records is not None and attempt not in self.newest:
+            try:
+                require_newest(self.records.store, attempt)
+            except StoreError:
+                return False
+            self.newest.add(attempt)
+        return True
 
     def list_again(self, name: ProviderName) -> None:
         if name not in self.polling:
@@ -494,6 +508,7 @@ class Daemon:
     def use_number(self, item: Attempt) -> None:
         if self.records is not None:
             use_number(self.records.store, item)
+            self.newest.add(item.id)
 
     def first_grant(self, owner: Job) -> Task:
         """What the grant of the next attempt says, noted for the oracles."""

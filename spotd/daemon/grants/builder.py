@@ -26,7 +26,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.grants.restore_points import RestorePoints
 from spotd.daemon.grants.secrets import SecretFiles
-from spotd.daemon.recovery_survey import use_number
+from spotd.daemon.recovery_survey import require_newest, use_number
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.spec.codec import spec_to_json
 from spotd_jobs.spec.model import JobSpec
@@ -108,6 +108,8 @@ class GrantBuilder:
         self._there: set[str] = set()
         self._there_lock = threading.Lock()
         self._passed_over: dict[AttemptId, tuple[FallbackRestore, ...]] = {}
+        self._newest: set[AttemptId] = set()
+        """Which were the newest of their jobs when the store was asked: later ones are made by this process only."""
 
     def prepare(self, attempt: Attempt, job: Job, policy: Policy) -> str:
         """Runner, spec and grant are in the store; returns the URL of the grant, the one thing a host starts with.
@@ -127,6 +129,7 @@ class GrantBuilder:
             (CrashPoint.BEFORE_PUT_SPEC, CrashPoint.AFTER_PUT_SPEC),
         )
         use_number(self._objects, attempt)
+        self._newest.add(attempt.id)
         self._write(attempt, job, policy, (CrashPoint.BEFORE_PUT_GRANT, CrashPoint.AFTER_PUT_GRANT))
         return self._grant_url(attempt.id, self._wall.now() + LIFE)
 
@@ -135,7 +138,17 @@ class GrantBuilder:
         return self._passed_over.pop(attempt, ())
 
     def renew(self, attempt: Attempt, job: Job, policy: Policy) -> None:
-        """Write a grant with today's orders, a new lease and new URLs."""
+        """Write a grant with today's orders, a new lease and new URLs.
+
+        A state that was restored may hold an attempt after which another was launched. Only an order to stop may reach
+        its machine, which the provider may start again.
+
+        Raises:
+            StoreError: it cannot be written, or is not known to be the newest attempt of its job.
+        """
+        if attempt.stop is None and attempt.id not in self._newest:
+            require_newest(self._objects, attempt.id)
+            self._newest.add(attempt.id)
         self._write(attempt, job, policy, (CrashPoint.BEFORE_RENEW_GRANT, CrashPoint.AFTER_RENEW_GRANT))
 
     def supersede(self, attempt: Attempt, job: Job, policy: Policy) -> None:
@@ -148,6 +161,7 @@ class GrantBuilder:
     def remove(self, attempt: AttemptId) -> None:
         """Remove the grant and the secrets in it, and the permission to write, where the store can revoke it."""
         self._passed_over.pop(attempt, None)
+        self._newest.discard(attempt)
         self._objects.delete([object_keys.grant_key(attempt), object_keys.liveness_key(attempt)])
         self._objects.revoke_upload(object_keys.prefix_of(attempt))
 

@@ -32,6 +32,10 @@ def surveyor(rig: Rig) -> RecoverySurvey:
     return found
 
 
+def away(*_: object, **__: object) -> None:
+    raise StoreUnavailable("no answer")
+
+
 class World:
     """A daemon over a state in a file, and the backup that was made of it."""
 
@@ -158,9 +162,6 @@ async def test_a_number_that_was_used_is_never_bought_again_even_without_a_surve
 
 
 async def test_nothing_is_bought_before_the_store_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object, **__: object) -> None:
-        raise StoreUnavailable("no answer")
-
     rig = Rig(tmp_path)
     found = surveyor(rig)
     async with rig.running():
@@ -247,3 +248,53 @@ async def test_a_record_that_names_another_key_is_not_believed(tmp_path: Path) -
     await surveyor(rig).run()
     assert rig.job(name).attempts_made == 9
     assert AttemptId(job=name, number=9) not in {a.id for a in rig.attempts(name)}
+
+
+async def test_an_attempt_after_which_a_restored_state_does_not_know_another_is_permitted_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine may only be paused: with a grant it would compute beside the newest one."""
+    rig, name = await two_more_attempts(World(tmp_path))
+    (older,) = rig.attempts(name)
+    rig.objects.delete([object_keys.grant_key(older.id)])
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.objects, "list", away)
+        await rig.control_loop.adopt()
+        assert (await rig.grant_writer.reconcile_once()).error, "whether it is the newest is not known"
+    assert "attempt 3" in (await rig.grant_writer.reconcile_once()).error
+    assert rig.objects.head(object_keys.grant_key(older.id)) is None
+
+
+async def test_the_newest_attempt_goes_on_once_the_store_shows_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    rig = world.rig()
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+    world.make_backup(rig)
+    rig = world.restore(rig)
+    (newest,) = rig.attempts(name)
+    rig.objects.delete([object_keys.grant_key(newest.id)])
+    await rig.control_loop.adopt()
+    assert not (await rig.grant_writer.reconcile_once()).error
+    assert rig.grant(name, 1).orders.stop is None
+    monkeypatch.setattr(rig.objects, "list", away)
+    await rig.clock.sleep(timedelta(minutes=10))
+    assert not (await rig.grant_writer.reconcile_once()).error, "this is asked once"
+
+
+async def test_an_order_to_stop_does_not_wait_for_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    rig = world.rig()
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+    world.make_backup(rig)
+    rig = world.restore(rig)
+    monkeypatch.setattr(rig.objects, "list", away)
+    await rig.handlers().jobs.cancel(name)
+    await rig.control_loop.adopt()
+    await rig.grant_writer.reconcile_once()
+    assert rig.grant(name, 1).orders.stop is not None
