@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Final, assert_never
 
 from spotd.core.attempts import Attempt, MachineState
@@ -24,6 +26,7 @@ from spotd.core.launch_calls import (
 )
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import POOL_COOLDOWNS_MAX, PlanBuilder
+from spotd.core.quarantine import contain
 from spotd.core.states import EndReason
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsdPerHour
@@ -218,14 +221,39 @@ def terminate_accepted(world: World, intent_id: IntentId, now: datetime) -> Plan
     intent = world.intents.get(intent_id)
     if intent is None or intent.state is not IntentState.OPEN:
         return builder.plan()
-    builder.put_intent(replace(intent, state=IntentState.ACCEPTED, accepted_at=now, tries=intent.tries + 1, error=""))
-    if intent.attempt is not None and intent.attempt in world.attempts:
-        item = builder.attempt(intent.attempt)
-        if item.ref == intent.ref and item.machine is not MachineState.GONE:
-            builder.set_rate(intent.attempt, MicroUsdPerHour(0), None)
-            builder.put_attempt(replace(builder.attempt(intent.attempt), machine=MachineState.HALTED))
-    builder.list_again(intent.provider)
+    _accept(builder, intent, None if intent.attempt is None else world.attempts.get(intent.attempt), now)
     return builder.plan()
+
+
+def record_unsaved_ends(world: World, ends: Sequence[Intent], now: datetime) -> Plan:
+    """Record which machines were ended while the state could not be written, and when their providers accepted it.
+
+    Each attempt goes on to count until it is judged by what its host wrote, which may hold its newest checkpoint.
+    """
+    builder = PlanBuilder(world, now)
+    for end in ends:
+        item = None if end.attempt is None else world.attempts.get(end.attempt)
+        if item is not None and item.ref == end.ref:
+            what = f"the end of attempt {item.id.number} cannot be recorded"
+            contain(builder, item.id.job, partial(_record_unsaved_end, builder, end, item), what)
+    return builder.plan()
+
+
+def _record_unsaved_end(builder: PlanBuilder, end: Intent, item: Attempt) -> None:
+    if end.ref is None or end.accepted_at is None or item.machine is MachineState.GONE:
+        return
+    builder.owe_termination(end.ref, end.key, item.id, why="it was ended while the state could not be written")
+    intent = builder.intent(end.id)
+    if intent is not None and _is_pending(intent):
+        _accept(builder, intent, item, end.accepted_at)
+
+
+def _accept(builder: PlanBuilder, intent: Intent, item: Attempt | None, at: datetime) -> None:
+    builder.put_intent(replace(intent, state=IntentState.ACCEPTED, accepted_at=at, tries=intent.tries + 1, error=""))
+    if item is not None and item.ref == intent.ref and item.machine is not MachineState.GONE:
+        builder.set_rate(item.id, MicroUsdPerHour(0), None, at=at)
+        builder.put_attempt(replace(builder.attempt(item.id), machine=MachineState.HALTED))
+    builder.list_again(intent.provider)
 
 
 def terminate_failed(

@@ -8,7 +8,8 @@ handed over only after the commit that owes them has returned.
 When the state cannot be written the loop holds: it launches nothing, says so once, and goes on trying. What the core
 would have decided meanwhile is kept in memory (`_unsaved`), and only that of it is acted on which needs no row to be
 safe: stop orders go out through the grants, and machines that it would end are ended, since ending one twice does no
-harm. So a lease is never renewed beyond what the budgets allow, and a cancelled machine ends in time.
+harm. So a lease is never renewed beyond what the budgets allow, and a cancelled machine ends in time. Which of these
+ends were accepted is recorded as soon as the state can be written, so that nothing is booked beyond them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from spotd.core.decide import decide
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import IntentKind, IntentState
-from spotd.core.outcomes import after_restart
+from spotd.core.outcomes import after_restart, record_unsaved_ends
 from spotd.core.plan import Contained, Plan
 from spotd.core.reconcile import reconcile
 from spotd.core.states import InvariantBroken, JobState
@@ -176,12 +177,14 @@ class ControlLoop:
         listings = self._offer_cache.listings()
         self._check_owners(listings, None if self.state is None else self.state.world)
         notes = self._offer_cache.notes()
+        unsaved_ends = self._executor.unsaved_ends
         closely, self._closely = self._closely, frozenset()
         reports = await self._host_monitor.read_hosts(self.state.world, closely) if self.state is not None else {}
 
         def think(world: World, now: datetime) -> Plan:
             fresh = self._host_monitor.fresh(reports, world)
-            first = reconcile(world, listings, fresh, now)
+            ended = record_unsaved_ends(world, unsaved_ends, now)
+            first = combine(ended, reconcile(applied(world, ended), listings, fresh, now))
             if self.only_reconciles:
                 return replace(first, events=first.events + notes)
             second = decide(applied(world, first), self._offer_cache.snapshot(), now)
@@ -201,6 +204,7 @@ class ControlLoop:
             return HOLD_S
         self._resume()
         self._offer_cache.notes_committed(notes)
+        self._executor.unsaved_ends_committed(unsaved_ends, committed.world)
         self._host_monitor.committed(reports)
         self._tell(committed, listings, reports)
         self._tell_contained(committed.plan.contained)

@@ -10,7 +10,8 @@ the machine's key can settle it then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
@@ -107,6 +108,8 @@ class Executor:
         self._ending: set[IntentId] = set()
         self._unsaved: dict[IntentId, datetime] = {}
         """When each machine was ended last while nothing could be written."""
+        self._unsaved_ends: dict[IntentId, Intent] = {}
+        """Which of these ends were accepted, until the state holds it."""
         self._launching = 0
         self._idle = WakeEvent()
         self._retired = False
@@ -166,8 +169,8 @@ class Executor:
     def end_unsaved(self, world: World) -> None:
         """Machines that are owed their end are ended although nothing can be written, each once in a while.
 
-        The world is one that no commit has made durable. Nothing is recorded of the calls: ending a machine twice does
-        no harm, and once the state can be written again the next listing shows what became of it. Machines that no
+        The world is one that no commit has made durable. What the provider accepts is known here alone until the state
+        can be written again (`unsaved_ends`); ending a machine twice does no harm. Machines that no
         attempt of ours owns are left alone: whether they are ours was never written down.
         """
         now = self._clock.now()
@@ -184,6 +187,18 @@ class Executor:
             self._group.start_soon(self._terminate_unsaved, intent, intent.ref, name=f"terminate-{intent.id}")
         self._unsaved = {i: at for i, at in self._unsaved.items() if i in world.intents}
 
+    @property
+    def unsaved_ends(self) -> tuple[Intent, ...]:
+        """Ends that were accepted while nothing could be written, at most one for each machine."""
+        return tuple(self._unsaved_ends.values())
+
+    def unsaved_ends_committed(self, ends: Iterable[Intent], world: World) -> None:
+        """Forget those that the state holds now; an attempt that still lacks its machine takes it in later."""
+        for end in ends:
+            item = None if end.attempt is None else world.attempts.get(end.attempt)
+            if item is None or item.ref is not None:
+                self._unsaved_ends.pop(end.id, None)
+
     async def _terminate_unsaved(self, intent: Intent, ref: InstanceRef) -> None:
         async with self._end_turns[intent.provider]:
             detail, _ = await self._call_terminate(intent, ref)
@@ -191,6 +206,9 @@ class Executor:
         if detail:
             self._log.warning("terminate.failed", detail=detail, **fields)
         else:
+            # The first one: a provider that forgot it shows the machine in a later list.
+            accepted = replace(intent, state=IntentState.ACCEPTED, accepted_at=self._clock.now())
+            self._unsaved_ends.setdefault(intent.id, accepted)
             self._list_again(intent.provider)
             self._log.info("terminate.accepted_unsaved", **fields)
 

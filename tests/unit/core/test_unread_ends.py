@@ -14,14 +14,14 @@ from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import IntentState, terminate_intent_id
-from spotd.core.outcomes import terminate_accepted
+from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
+from spotd.core.outcomes import record_unsaved_ends, terminate_accepted
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import cancel
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
 from spotd_providers.contract.money import cost
-from spotd_providers.contract.values import InstanceState
+from spotd_providers.contract.values import InstanceId, InstanceRef, InstanceState
 from tests.unit.core.builders import MINUTE, NOW, REF, instance, listing, market, report, world_with
 
 FIRST = AttemptId(job=JobId("j1"), number=1)
@@ -190,3 +190,45 @@ def test_a_job_that_has_saved_before_bears_more_machines_of_which_nothing_is_hea
         starts = back.failed_starts
         assert back.not_before is not None
     assert back.failed_starts == allowed
+
+
+def ended_unsaved(ref: InstanceRef = REF) -> Intent:
+    return Intent(
+        id=terminate_intent_id(ref),
+        kind=IntentKind.TERMINATE,
+        provider=ref.provider,
+        key=attempt_of(world_with(AttemptState.RUNNING)).key,
+        state=IntentState.ACCEPTED,
+        created_at=NOW - 2 * MINUTE,
+        accepted_at=NOW - MINUTE,
+        attempt=FIRST,
+        ref=ref,
+    )
+
+
+def test_a_machine_that_was_ended_unsaved_bills_no_longer_and_what_it_saved_is_read_before_its_attempt_ends() -> None:
+    world = world_with(AttemptState.RUNNING)
+    since = attempt_of(world).meter.since
+    assert since is not None
+    plan = record_unsaved_ends(world, [ended_unsaved()], NOW)
+    world = applied(world, plan)
+    item = attempt_of(world)
+    assert (item.state, item.machine) == (AttemptState.RUNNING, MachineState.HALTED)
+    assert sum(c.amount for c in plan.charges) == cost(item.quote.price.total, NOW - MINUTE - since)
+    assert world.intents[END].accepted_at == NOW - MINUTE
+    assert record_unsaved_ends(world, [ended_unsaved()], NOW + MINUTE).is_empty, "once is enough"
+    at = NOW + HOUR
+    plan = reconcile(world, listing(at=at - SECOND), looked(at, checkpoints=(saved(),)), at)
+    assert not plan.contained
+    world = applied(world, plan)
+    assert [c.name for c in world.jobs[FIRST.job].checkpoints] == ["late"]
+    assert attempt_of(world).end_reason is EndReason.HOST_LOST
+    world = applied(world, reconcile(world, listing(at=at + SECOND), {}, at + 2 * SECOND))
+    assert FIRST not in world.attempts
+    assert world.jobs[FIRST.job].spent == item.meter.settled
+
+
+def test_an_end_of_another_machine_says_nothing_of_this_one() -> None:
+    other = replace(REF, instance_id=InstanceId("other"))
+    assert record_unsaved_ends(world_with(AttemptState.RUNNING), [ended_unsaved(other)], NOW).is_empty
+    assert record_unsaved_ends(replace(world_with(AttemptState.RUNNING), attempts={}), [ended_unsaved()], NOW).is_empty

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from spotd.core.ids import JobId
+from spotd.core.metering import spent
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.store import StateUnavailable
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.money import MicroUsd, cost
+from spotd_providers.contract.values import InstanceState, Loss
 from tests.unit.core.builders import job, shop_policy
 from tests.unit.daemon.rig import Rig
 
@@ -100,6 +102,58 @@ async def test_an_order_to_end_that_failed_is_repeated_although_nothing_can_be_w
             del rig.shop.always["terminate"]
             await rig.clock.sleep(timedelta(minutes=3))
             assert not rig.shop.not_gone()
+
+
+@pytest.mark.parametrize("by", ["outbid", "cancelled"])
+async def test_what_was_ended_while_nothing_could_be_written_is_not_booked_on_while_its_provider_is_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        machine = rig.attempts(name)[0]
+        if by == "cancelled":
+            await rig.cancel(name)
+        with full(rig, monkeypatch):
+            if by == "outbid":
+                await rig.clock.sleep(timedelta(minutes=10))
+                host.beat("run")
+                rig.shop.set_state(machine.key, InstanceState.PAUSED, Loss.OUTBID)
+            await rig.until(lambda: bool(rig.shop.ended_at))
+            (ended,) = rig.shop.ended_at.values()
+            for call in ("instances", "terminate", "find"):
+                rig.shop.always[call] = Unavailable("away")
+            await rig.clock.sleep(timedelta(minutes=5))
+        await rig.until(lambda: rig.database.last_error == "")
+        assert rig.attempts(name)[0].ref == machine.ref
+        await rig.clock.sleep(timedelta(hours=4))
+        booked = spent(rig.attempts(name)[0], rig.clock.now())
+        assert machine.meter.since is not None
+        assert booked <= cost(machine.meter.rate, ended - machine.meter.since + timedelta(minutes=1))
+        rig.shop.always.clear()
+        await rig.until(lambda: rig.attempts(name)[0].state is AttemptState.ENDED)
+
+
+async def test_a_machine_whose_end_was_taken_unsaved_and_forgotten_is_ended_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        await rig.cancel(name)
+        with full(rig, monkeypatch), monkeypatch.context() as patched:
+            patched.setattr(rig.shop, "_end", lambda _ref: None)
+            await rig.until(lambda: rig.shop.counts["terminate"] > 0)
+            began = rig.clock.now()
+        assert rig.shop.alive()
+        await rig.until(lambda: not rig.shop.alive(), within=timedelta(minutes=10))
+        await rig.until_state(name, JobState.CANCELLED)
+        await rig.until(lambda: rig.attempts(name)[0].state is AttemptState.ENDED)
+        (ended,) = rig.shop.ended_at.values()
+        item = rig.attempts(name)[0]
+        assert item.launched_at is not None
+        assert ended > began
+        assert spent(item, ended) >= cost(item.quote.price.total, began - item.launched_at)
 
 
 async def test_nothing_is_bought_while_nothing_can_be_written(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
