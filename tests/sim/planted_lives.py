@@ -29,6 +29,7 @@ from tests.sim.records import Records
 RESTORED = replace(ROUGH, hazards=frozenset({Hazard.RESTORED}))
 REVOKED = replace(CALM, hazards=frozenset({Hazard.REVOKED}), storm=timedelta(hours=6))
 REVOKED_LONG = replace(REVOKED, jobs=6, need=(600, 3000), paces=(240, 480))
+AWAY_AND_FULL = replace(CALM, outages_per_hour=0.3, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=12))
 SPIKED = replace(WITHIN, hazards=frozenset({Hazard.DEAR_EVERYWHERE}), job_budget=2_500_000)
 
 
@@ -97,6 +98,10 @@ def refused_and_asked_again() -> AbstractContextManager[None]:
     return patched((outcomes, "_cool_down", lambda *_: None))
 
 
+def ends_of_a_full_disk_are_forgotten() -> AbstractContextManager[None]:
+    return patched((executor.Executor, "unsaved_ends", property(lambda _self: ())))
+
+
 LIVES: Mapping[str, Bug] = {
     "use a number again after the state was restored": Bug(
         daemon=UsesNumbersAgain, rule=("launches",), shape=RESTORED, seed=1
@@ -115,6 +120,9 @@ LIVES: Mapping[str, Bug] = {
         patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=7
     ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
+    "forget what was ended on a full disk": Bug(
+        patch=ends_of_a_full_disk_are_forgotten, rule=("spending",), shape=AWAY_AND_FULL, seed=8
+    ),
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,
         rule=("launches_bounded",),
