@@ -30,6 +30,15 @@ RESTORED = replace(ROUGH, hazards=frozenset({Hazard.RESTORED}))
 REVOKED = replace(CALM, hazards=frozenset({Hazard.REVOKED}), storm=timedelta(hours=6))
 REVOKED_LONG = replace(REVOKED, jobs=6, need=(600, 3000), paces=(240, 480))
 AWAY_AND_FULL = replace(CALM, outages_per_hour=0.3, hazards=frozenset({Hazard.FULL_DISK}), storm=timedelta(hours=12))
+AWAY_AND_RESTORED = replace(
+    CALM,
+    hosts=5,
+    outages_per_hour=0.3,
+    need=(400, 1200),
+    paces=(30, 60, 120),
+    storm=timedelta(hours=16),
+    hazards=frozenset({Hazard.RESTORED, Hazard.LOST_AND_AWAY}),
+)
 SPIKED = replace(WITHIN, hazards=frozenset({Hazard.DEAR_EVERYWHERE}), job_budget=2_500_000)
 
 
@@ -51,6 +60,13 @@ class KnowsOnlyItsState(Daemon):
 
     def asked_store(self, records: Records) -> Plan:
         return recover(self.world, (), self.now, dict.fromkeys(unsent(self.world), False))
+
+
+class RenewsAnyGrant(Daemon):
+    """Permits an attempt to go on because its state does not know the next one yet."""
+
+    def is_newest(self, attempt: AttemptId) -> bool:
+        return True
 
 
 def sends_what_waited() -> AbstractContextManager[None]:
@@ -108,6 +124,9 @@ LIVES: Mapping[str, Bug] = {
     ),
     "end the machines that a restored state does not know": Bug(
         daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=3
+    ),
+    "renew the grant of an attempt that a restored state takes for the newest": Bug(
+        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED
     ),
     "buy what was cancelled while its launch waited": Bug(
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
