@@ -285,7 +285,7 @@ BUGS: Mapping[str, Bug] = {
     "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
     "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=6),
     "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=3),
-    "promise no money to running machines": Bug(patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=1),
+    "promise no money to running machines": Bug(patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=3),
     "bid above the ceiling": Bug(patch=bids_without_limit, rule=("launches",)),
     "count no machines": Bug(
         patch=machines_without_number, rule=("machines_max",), shape=replace(ROUGH, limits={"machines_max": 2})

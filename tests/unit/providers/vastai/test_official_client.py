@@ -48,8 +48,12 @@ def cloud(tmp_path: Path) -> Iterator[VastCloud]:
 
 @pytest.fixture
 def client(cloud: VastCloud, command: Path, tmp_path: Path) -> Iterator[OfficialClient]:
-    with serving(VastApi(cloud)) as served, ticking(cloud):
-        yield OfficialClient(command, served.url, cloud.api_key, tmp_path / "home")
+    with (
+        serving(VastApi(cloud)) as served,
+        ticking(cloud),
+        OfficialClient(command, served.url, cloud.api_key, tmp_path / "home") as client,
+    ):
+        yield client
 
 
 def test_the_official_client_searches_bids_lists_rebids_reads_and_destroys(
@@ -163,8 +167,11 @@ def test_the_provider_sends_what_the_official_client_sends(cloud: VastCloud, com
         ours.update(by_purpose(h.requests()))
 
     play(tmp_path / "ours", story)
-    with serving(VastApi(cloud)) as served, ticking(cloud):
-        official = OfficialClient(command, served.url, cloud.api_key, tmp_path / "home")
+    with (
+        serving(VastApi(cloud)) as served,
+        ticking(cloud),
+        OfficialClient(command, served.url, cloud.api_key, tmp_path / "home") as official,
+    ):
         (ask, *_) = official.tells("search", "offers", "-i", "--storage", "20", "-o", "dph_total", "--limit", "3000")
         made = official.tells(
             "create", "instance", str(ask["id"]), "--image", "debian:12", "--disk", "20", "--bid_price", "0.5",
