@@ -126,6 +126,11 @@ class RankedOffers:
         for number, (rules, _, group) in enumerate(groups):
             self._await(number, rules, group, 0)
 
+    @property
+    def providers(self) -> frozenset[ProviderName]:
+        """Those that have an offer which may fit."""
+        return frozenset(rules.name for rules, _, _ in self._groups)
+
     def _await(self, number: int, rules: ProviderPolicy, group: Sequence[Offer], position: int) -> None:
         if position < len(group):
             floor = group[position].gpu_price * min(rules.fee_ppm, PPM) // PPM

@@ -55,7 +55,6 @@ from spotd_providers.contract.values import ProviderName
 
 ABOVE_CEILING: Final = "above the ceiling"
 NO_CEILING: Final = "no ceiling for this GPU"
-NO_BALANCE: Final = "the balance there does not carry a useful run"
 NOT_COMPARED: Final = "ranked behind those, not compared"
 
 _WAITS_FOR_PRICE = frozenset(
@@ -75,8 +74,6 @@ class JobPlacement:
         self.catalogue = self._catalogue_of(market)
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
-        self._short = ""
-        """Why no balance carries the best that is admissible for the job being placed."""
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
@@ -143,10 +140,11 @@ class JobPlacement:
             self._wait(job, VerdictKind.COOLING, self._all_blocked(offers), until, passed_over=passed_over)
             return
         compared: defaultdict[str, int] = defaultdict(int)
-        chosen, ceiling = next(self._admissible_quotes(job, offers, compared), (None, self._ceiling(job, best)))
+        chosen, ceiling = next(self._carried_quotes(job, offers, compared), (None, self._ceiling(job, best)))
         if chosen is None or ceiling is None:
             passed_over = self._all_too_expensive(offers, compared)
-            why = (VerdictKind.BALANCE, self._short) if self._short else self._too_expensive(job, best, ceiling)
+            short = self.prepaid_guard.short
+            why = (VerdictKind.BALANCE, short) if short else self._too_expensive(job, best, ceiling)
             self._wait(job, *why, best=best, ceiling=ceiling, passed_over=passed_over)
             return
         agreed, price_max = agree(job, chosen, ceiling, self._runner_up(job, offers, chosen), self.policy)
@@ -172,7 +170,7 @@ class JobPlacement:
         The best offer by the hour may take more for one checkpoint than a budget has left.
         """
         least = traffic_of_a_run(job, chosen.offer)
-        for candidate, ceiling in self._admissible_quotes(job, offers, defaultdict(int)):
+        for candidate, ceiling in self._carried_quotes(job, offers, defaultdict(int)):
             if not least:
                 return
             traffic = traffic_of_a_run(job, candidate.offer)
@@ -227,20 +225,22 @@ class JobPlacement:
             return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next", None
         return None
 
+    def _carried_quotes(
+        self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Each of the admissible quotes that the balance at its provider carries, where that is known."""
+        admissible = partial(self._admissible_quotes, job, passed_over=passed_over)
+        return self.prepaid_guard.carried(job, offers, admissible, self.catalogue, passed_over)
+
     def _admissible_quotes(
         self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
     ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Each free quote at or under its ceiling, best first."""
         highest = highest_ceiling(job, self.policy)
-        self._short = ""
         for candidate in self.catalogue.ranked(offers, passed_over):
             ceiling = self._ceiling(job, candidate)
             if ceiling is not None and is_admissible(candidate, ceiling, job.spec.price):
-                if self.prepaid_guard.carries(job, candidate):
-                    yield candidate, ceiling
-                    continue
-                self._short = self._short or self.prepaid_guard.shortage(job, candidate)
-                passed_over[NO_BALANCE] += 1
+                yield candidate, ceiling
                 continue
             passed_over[NO_CEILING if ceiling is None else ABOVE_CEILING] += 1
             if candidate.price.total > highest * self._ranks_behind_ppm // PPM:

@@ -8,22 +8,32 @@ is old, nothing is held back: the provider itself refuses what it does not want 
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.budgets import still_to_run
+from spotd.core.candidates import RISK_PREMIUM_PPM_MAX, CandidateCatalogue, RankedOffers, RequirementKey
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot, ProviderOffers
+from spotd.core.pricing import PPM
 from spotd.core.quotes import Quote
-from spotd.core.usefulness import useful_run
+from spotd.core.usefulness import shortest_run, useful_run
 from spotd.core.words import dollar_words, quote_words
 from spotd.core.world import World
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, cost
+from spotd_jobs.spec.model import PriceLimit
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour, cost
 from spotd_providers.contract.values import ProviderName
 
 BALANCE_TTL: Final = timedelta(minutes=30)
 """An older balance is not known."""
+NO_BALANCE: Final = "the balance there does not carry a useful run"
+
+_Admitted = tuple[Quote, MicroUsdPerGpuHour]
+"""A quote at or under its ceiling, and the ceiling."""
 
 
 def current_balance(provider_offers: ProviderOffers, now: datetime) -> MicroUsd | None:
@@ -40,11 +50,22 @@ def spending_rate(item: Attempt) -> MicroUsdPerHour:
 
 
 class PrepaidGuard:
-    """The balances during one decision; `commit` is called for each launch."""
+    """The balances during one decision; `commit` is called for each launch.
+
+    What is left only becomes less meanwhile. So a walk over offers that found nothing need not be made again for the
+    next job of the same requirements, and a provider that cannot carry its cheapest offer for the shortest of useful
+    runs has none for any job of them.
+
+    Attributes:
+        short: why no balance carries the best that is admissible for the last job; empty where one does.
+    """
 
     def __init__(self, world: World, market: MarketSnapshot, now: datetime) -> None:
         self._world = world
+        self.short = ""
         self._left: dict[ProviderName, int] = {}
+        self._barren: dict[tuple[RequirementKey, PriceLimit | None], str] = {}
+        self._behind_ppm = (PPM + RISK_PREMIUM_PPM_MAX) * (PPM + world.policy.bid_headroom_ppm) // PPM
         since: dict[ProviderName, datetime] = {}
         for name, provider_offers in market.offer_cache.items():
             balance = current_balance(provider_offers, now)
@@ -59,12 +80,58 @@ class PrepaidGuard:
                 rate = MicroUsdPerHour(max(item.meter.rate, item.quote.price.total))
                 self._left[item.provider] -= cost(rate, now - began) + still_to_run(world, item, now)
 
-    def carries(self, job: Job, quote: Quote) -> bool:
-        """Whether the balance carries a useful run of this launch, or is not known."""
+    def carried(
+        self,
+        job: Job,
+        offers: RankedOffers,
+        admissible: Callable[[RankedOffers], Iterator[_Admitted]],
+        catalogue: CandidateCatalogue,
+        passed_over: defaultdict[str, int],
+    ) -> Iterator[_Admitted]:
+        """Yield what is admissible of these offers and carried by a balance, or at a provider where none is known."""
+        self.short = self._barren.get((offers.key, job.spec.price), "")
+        if self.short:
+            return
+        found = False
+        for candidate, ceiling in self._walk(job, offers, admissible, catalogue, passed_over):
+            found = True
+            yield candidate, ceiling
+        if self.short and not found:
+            self._barren[offers.key, job.spec.price] = self.short
+
+    def _walk(
+        self,
+        job: Job,
+        offers: RankedOffers,
+        admissible: Callable[[RankedOffers], Iterator[_Admitted]],
+        catalogue: CandidateCatalogue,
+        passed_over: defaultdict[str, int],
+    ) -> Iterator[_Admitted]:
+        for candidate, ceiling in admissible(offers):
+            provider = candidate.offer.provider
+            if self._carries(job, candidate):
+                yield candidate, ceiling
+                continue
+            self.short = self.short or self._shortage(job, candidate)
+            passed_over[NO_BALANCE] += 1
+            if self._is_exhausted(candidate):
+                others = offers.providers - {provider}
+                if others:
+                    wanted = replace(offers.key.resources, providers=tuple(sorted(others)))
+                    rest = catalogue.list_for(replace(offers.key, resources=wanted))
+                    yield from self._walk(job, rest, admissible, catalogue, passed_over)
+                return
+
+    def _carries(self, job: Job, quote: Quote) -> bool:
         left = self._left.get(quote.offer.provider)
         return left is None or self._needed(job, quote) <= left
 
-    def shortage(self, job: Job, quote: Quote) -> str:
+    def _is_exhausted(self, quote: Quote) -> bool:
+        """Whether no later offer of this provider costs so little that the balance carries it for any job."""
+        lowest = MicroUsdPerHour(quote.price.total * PPM // self._behind_ppm)
+        return cost(lowest, shortest_run(self._world.policy)) > self._left.get(quote.offer.provider, 0)
+
+    def _shortage(self, job: Job, quote: Quote) -> str:
         """Why the balance does not carry this launch."""
         provider = quote.offer.provider
         left, needed = max(0, self._left.get(provider, 0)), dollar_words(self._needed(job, quote))

@@ -39,3 +39,8 @@ def useful_run(job: Job, offer: Offer | None, policy: Policy) -> timedelta:
     """Return the shortest run that is worth a launch: at least as much work as there is waiting before it."""
     waiting = startup(job, offer)
     return waiting + max(policy.useful_run, waiting)
+
+
+def shortest_run(policy: Policy) -> timedelta:
+    """Return what no useful run is shorter than, whatever the job restores."""
+    return BOOT + max(policy.useful_run, BOOT)

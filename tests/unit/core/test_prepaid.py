@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,7 @@ from hypothesis import strategies as st
 from spotd.core.decide import decide
 from spotd.core.ids import JobId
 from spotd.core.market import MarketSnapshot, build_offer_index
-from spotd.core.placement import NO_BALANCE
-from spotd.core.prepaid import BALANCE_TTL, current_balance
+from spotd.core.prepaid import BALANCE_TTL, NO_BALANCE, PrepaidGuard, current_balance
 from spotd.core.states import AttemptState, JobState
 from spotd.core.usefulness import useful_run
 from spotd.core.verdicts import VerdictKind
@@ -97,6 +97,23 @@ def test_another_provider_is_taken_where_one_has_no_money_left() -> None:
     stage = replace(stage, offer_cache={**stage.offer_cache, OTHER: elsewhere})
     plan = decide(replace(waiting(), policy=policy), stage, NOW)
     assert [item.provider for item in plan.attempts.values()] == [OTHER]
+
+
+@pytest.mark.parametrize("balance", [0, RUN // 2, RUN - 1, 2 * RUN + RUN // 2])
+def test_many_jobs_walk_over_the_offers_of_an_empty_account_once(balance: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    carries = PrepaidGuard._carries
+
+    def counted(self: PrepaidGuard, *args: Any) -> bool:
+        asked.append(args)
+        return carries(self, *args)
+
+    monkeypatch.setattr(PrepaidGuard, "_carries", counted)
+    stage = market(*[offer(f"o{n}", price=400_000 + n) for n in range(500)])
+    plan = decide(waiting(*range(1, 101)), with_balance(stage, balance), NOW)
+    assert len(plan.attempts) == balance // RUN
+    assert {v.kind for v in plan.verdicts.values()} <= {VerdictKind.BALANCE, VerdictKind.PLACED}
+    assert len(asked) <= 500 + 100
 
 
 @given(st.integers(0, 10**13), st.integers(0, 60))
