@@ -31,6 +31,7 @@ from spotd.core.timeline import Anchor, dated, wants_new_date
 from spotd.core.world import World
 from spotd.daemon.commits import Decide, Points, PolicyHolder
 from spotd.daemon.crash import CrashPoint
+from spotd.daemon.hosts.reader import clock_behind, later
 from spotd.daemon.recovery_survey import NOT_DONE, require_newest, use_number
 from spotd_jobs.objects.api import StoreError, StoreUnavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, micro_usd
@@ -416,6 +417,7 @@ class Daemon:
                 for save in m.saved
                 if save.work > known and save.at <= self.true and self.acceptable(save)
             )
+        behind = self.clock_behind(item, m)
         odd = self.hostile(m) if self.hostile is not None else {}
         if "step" in odd:
             fresh = tuple(replace(one, step=odd["step"]) for one in fresh)
@@ -429,12 +431,23 @@ class Daemon:
             seq=m.seq,
             phase="run" if m.seq >= 0 else "",
             resumed_from=_name_of(m.task.resume_at) if m.task.resume_at and m.seq >= 0 else None,
-            alive_at=None if m.alive_at is None else min(m.alive_at, self.now),
-            exit_at=m.exit_at,
+            alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
+            exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),
             checkpoints=fresh,
             exit_cause=m.exit_cause,
             exit_code=m.task.exit_code if m.exit_cause is m.task.cause is ExitCause.FINISHED else None,
         )
+
+    def clock_behind(self, item: Attempt, m: Machine) -> timedelta:
+        """By how much the host's clock, which is right, is behind at least by the dates of this process.
+
+        What arrives after a silence is written when it is over.
+        """
+        known = self.process.clocks_behind
+        if m.alive_at is not None and m.seq > item.heartbeat_seq:
+            written = max([m.alive_at, *(over for _, over in m.quiet_spans[-1:])])
+            known[item.id] = clock_behind(written, item.read_at)
+        return known.get(item.id, timedelta(0))
 
     def writes_fail(self) -> bool:
         """Whether the store took no writes when it was tried last, or has taken them for too short a time."""

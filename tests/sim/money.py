@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 
 from spotd.core.attempts import Attempt
+from spotd.core.billing import GAP
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import JobState
 from spotd_providers.contract.money import MicroUsdPerHour, cost
@@ -21,6 +22,8 @@ from tests.sim.run import Result
 UNIT = timedelta(minutes=1)
 """What a marketplace bills at least for; the books may be off by so much for each attempt."""
 HOUR = timedelta(hours=1)
+UNREAD = frozenset({Hazard.SLEEP, Hazard.FULL_DISK, Hazard.ONE_SIDED, Hazard.READ_ONLY, Hazard.SILENCE})
+"""With one of these a heartbeat may be read long after it was written."""
 
 
 def job_of(key: AttemptKey) -> JobId:
@@ -159,7 +162,10 @@ def above_ceiling(result: Result) -> Iterator[str]:
 
 
 def ambiguous_cost(result: Result) -> Iterator[str]:
-    """R8. A lost answer costs at most time-out, window and reaping at its price, where nothing else went wrong."""
+    """R8. A lost answer costs at most time-out, window and reaping at its price, where nothing else went wrong.
+
+    Unless its attempt uses the machine all the same: then it is booked.
+    """
     if result.shape.outages_per_hour or result.shape.kills_per_hour or result.shape.crash_rate:
         return
     if result.daemon.told.restored or any(c.revoked is not None for c in result.clouds):
@@ -174,6 +180,18 @@ def ambiguous_cost(result: Result) -> Iterator[str]:
             allowed = cost(MicroUsdPerHour(effective(m.bid, cloud, m.task.disk_gb)), span)
             if not counted and m.key not in cloud.forgot and m.billed > allowed and not stormy_ends(cloud):
                 yield f"{m.key} was lost and cost {m.billed}, allowed are {allowed}"
+            for item in of_key if not result.shape.hazards & UNREAD else ():
+                yield from hardly_booked(result, item, m, cloud)
+
+
+def hardly_booked(result: Result, item: Attempt, m: Machine, cloud: Cloud) -> Iterator[str]:
+    """What an attempt used by its heartbeats alone is booked up to the last of them, whatever clock dates them."""
+    if not works_unlisted(item, cloud) or m.alive_at is None or item.ended_at is None:
+        return
+    used = min(m.alive_at, item.ended_at) - m.born - GAP - 3 * result.daemon.pace
+    booked = booked_by_attempt(result)[item.id]
+    if booked < cost(item.quote.price.total, max(timedelta(0), used)):
+        yield f"{m.key} was used for {used} by its heartbeats and is booked at {booked}"
 
 
 def works_unlisted(item: Attempt, cloud: Cloud) -> bool:

@@ -139,6 +139,8 @@ class Process:
         )
         self.listings: Mapping[ProviderName, Listing] = {}
         """What the newest cycle decides on."""
+        self.clocks_behind: dict[AttemptId, timedelta] = {}
+        """Of each host, what its newest heartbeat shows at least."""
 
     def begin(self) -> None:
         self._task = self.loop.create_task(self._run())

@@ -55,6 +55,7 @@ def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, 
         StoreError
     """
     data = _get(objects, view, object_keys.heartbeat_key(attempt.id), HEARTBEAT_BYTES_MAX, "heartbeat", at)
+    before, view.heartbeat_read_at = view.heartbeat_read_at, at
     if data is None:
         return
     try:
@@ -64,6 +65,8 @@ def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, 
         return
     if view.heartbeat is None or heartbeat.seq > view.heartbeat.seq:
         view.heartbeat_at = at
+        # The first read of a process goes by what the process before has read.
+        view.written_after = before or (attempt.read_at if heartbeat.seq > attempt.heartbeat_seq else None)
     view.heartbeat = heartbeat
     view.transfers.take(heartbeat)
     if heartbeat.exit is not None:

@@ -39,6 +39,10 @@ class HostReader:
     heartbeat: Heartbeat | None = None
     heartbeat_at: datetime | None = None
     """When it was read for the first time."""
+    heartbeat_read_at: datetime | None = None
+    """When the newest heartbeat was last asked for."""
+    written_after: datetime | None = None
+    """A read at this instant did not find the newest heartbeat yet."""
     transfers: TransferMeter = field(default_factory=TransferMeter)
     exit: Exit | None = None
     exit_at: datetime | None = None

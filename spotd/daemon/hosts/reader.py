@@ -106,6 +106,7 @@ def report_of(
     heartbeat, ended = view.heartbeat, None if view.behind or view.lacks_outputs else view.exit
     outputs = view.outputs or OutputsSeen()
     notice = heartbeat.notice if heartbeat is not None else None
+    behind = timedelta(0) if heartbeat is None else clock_behind(virtual(heartbeat.at), view.written_after)
     return HostStatus(
         attempt=attempt.id,
         read_at=at,
@@ -128,13 +129,25 @@ def report_of(
         notice_at=None if notice is None else _near(virtual(notice.at), at) if notice.at is not None else at,
         notes=tuple(view.notes),
         fallbacks=tuple(view.fallbacks),
-        alive_at=None if heartbeat is None else virtual(heartbeat.at),
-        exit_at=None if view.exit_at is None else virtual(view.exit_at),
+        alive_at=None if heartbeat is None else later(virtual(heartbeat.at), behind, at),
+        exit_at=None if view.exit_at is None else later(virtual(view.exit_at), behind, at),
         script_began_at=None if heartbeat is None else _script_began(heartbeat, at=at, virtual=virtual),
         stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
         restored_bytes=heartbeat.restore.bytes_done if heartbeat is not None and heartbeat.restore is not None else 0,
     )
+
+
+def clock_behind(stated: datetime, written_after: datetime | None) -> timedelta:
+    """Return by how much at least the clock of a host is behind that dates its newest heartbeat so."""
+    return timedelta(0) if written_after is None else max(timedelta(0), written_after - stated)
+
+
+def later(stated: datetime, behind: timedelta, at: datetime) -> datetime:
+    """Return the instant that a host whose clock is behind states, no later than the read where it is moved."""
+    if not behind:
+        return stated
+    return at if stated > at - behind else stated + behind
 
 
 def _near(stated: datetime, at: datetime) -> datetime:

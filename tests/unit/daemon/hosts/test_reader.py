@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.states import AttemptState
 from spotd.core.world import World
 from spotd.daemon.hosts.monitor import HostMonitor
+from spotd.daemon.hosts.reader import later
 from spotd_jobs.objects.folder import FolderStore
 from tests.unit.core.builders import NOW, world_with
 from tests.unit.daemon.host import Host, text
@@ -236,3 +237,51 @@ async def test_the_instants_of_its_host_come_with_a_report(host_monitor: HostMon
     assert (await look(host_monitor)).alive_at == NOW - timedelta(minutes=3)
     host.exit()
     assert (await look(host_monitor)).exit_at == NOW
+
+
+HOUR_BEHIND = timedelta(hours=1)
+
+
+async def test_a_host_whose_clock_is_behind_lived_when_it_was_not_read_yet(objects: FolderStore, host: Host) -> None:
+    clock = Still()
+    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    clock.at = first = NOW + HOUR_BEHIND
+    host.beat("run", at=text(NOW))
+    assert (await look(host_monitor)).alive_at == NOW, "nothing shows yet whose clock it is"
+    clock.at = first + timedelta(minutes=5)
+    host.beat("run", at=text(NOW + timedelta(minutes=5)))
+    assert (await look(host_monitor)).alive_at == first
+    assert (await look(host_monitor)).alive_at == first, "a read without news changes nothing"
+    host.exit()
+    assert (await look(host_monitor)).exit_at == first - timedelta(minutes=5)
+
+
+async def test_a_restarted_daemon_goes_by_the_last_read_before(objects: FolderStore, host: Host) -> None:
+    clock = Still()
+    clock.at = first = NOW + HOUR_BEHIND
+    host.beat("run", at=text(NOW))
+    (item,) = WORLD.attempts.values()
+    read = replace(WORLD, attempts={ATTEMPT: replace(item, heartbeat_seq=0, read_at=first)})
+    clock.at = first + timedelta(minutes=5)
+    again = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    assert (await look(again, read)).alive_at == NOW, "the heartbeat is older than that read"
+    host.beat("run", at=text(NOW + timedelta(minutes=5)))
+    again = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    assert (await look(again, read)).alive_at == first
+
+
+async def test_what_a_host_dates_by_a_right_clock_stays(objects: FolderStore, host: Host) -> None:
+    clock = Still()
+    host_monitor = HostMonitor(objects, clock=clock, wall=clock, log=Log(), inline=True)
+    host.beat("run", at=text(NOW))
+    await look(host_monitor)
+    clock.at = NOW + timedelta(hours=5)
+    host.beat("run", at=text(NOW + timedelta(minutes=1)))
+    assert (await look(host_monitor)).alive_at == NOW + timedelta(minutes=1), "it was read long after it was written"
+
+
+@pytest.mark.parametrize("stated", [NOW - timedelta(days=20_000), NOW, datetime.max.replace(tzinfo=UTC)])
+def test_no_stated_instant_is_moved_beyond_the_read(stated: datetime) -> None:
+    for behind in (timedelta(seconds=1), timedelta(days=20_000), NOW - datetime.min.replace(tzinfo=UTC)):
+        assert later(stated, behind, NOW) <= NOW
+    assert later(stated, timedelta(0), NOW) == stated
