@@ -88,6 +88,17 @@ def dollars(usd: float | None) -> str:
     return text if usd is None else f"<${text[1:]}" if text.startswith("<") else f"${text}"
 
 
+def compared_text(costs: Mapping[str, Any], usd: float) -> str:
+    """Return a figure against on-demand; nothing where no on-demand price is known for anything that was spent."""
+    uncompared = costs.get("uncompared_usd", 0)
+    return NOTHING if uncompared and uncompared >= costs["spent_usd"] else money(usd)
+
+
+def on_demand_text(costs: Mapping[str, Any]) -> str:
+    """Return what on-demand would have cost, without what was spent where that price is not known."""
+    return compared_text(costs, costs["on_demand_usd"] - costs.get("uncompared_usd", 0))
+
+
 def price(usd_h: float | None) -> str:
     """Return a price per hour, fine enough to distinguish cheap machines."""
     if usd_h is None:

@@ -278,14 +278,15 @@ class Reads:
 
     def totals(self) -> Totals:
         """Return what all jobs together cost, as far as it is booked."""
-        amount, on_demand = func.sum(DAY_COSTS.c.amount), func.sum(DAY_COSTS.c.on_demand)
-        spent, compared = self._connection.execute(select(amount, on_demand)).one()
+        columns = (DAY_COSTS.c.amount, DAY_COSTS.c.on_demand, DAY_COSTS.c.uncompared)
+        spent, compared, uncompared = self._connection.execute(select(*map(func.sum, columns))).one()
         sums = select(func.count(), func.sum(JOBS.c.recoveries), func.sum(JOBS.c.lost))
         count, recoveries, lost = self._connection.execute(sums).one()
         return Totals(
             jobs=int(count),
             spent=MicroUsd(int(spent or 0)),
             on_demand=MicroUsd(int(compared or 0)),
+            uncompared=MicroUsd(int(uncompared or 0)),
             recoveries=int(recoveries or 0),
             lost=duration_in(int(lost or 0)),
         )

@@ -147,5 +147,6 @@ class Totals:
     jobs: int
     spent: MicroUsd
     on_demand: MicroUsd
+    uncompared: MicroUsd
     recoveries: int
     lost: timedelta

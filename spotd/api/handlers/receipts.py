@@ -73,6 +73,7 @@ class ReceiptHandlers:
             spent_usd=sum(r["spent_usd"] for r in receipts),
             on_demand_usd=sum(r["on_demand_usd"] for r in receipts),
             saved_usd=sum(r["saved_usd"] for r in receipts),
+            uncompared_usd=sum(r["uncompared_usd"] for r in receipts),
             recoveries=sum(r["recoveries"] for r in receipts),
             lost_s=sum(r["lost_s"] for r in receipts),
             budgets=budget_responses(self._context.world(), now),
@@ -87,12 +88,14 @@ class ReceiptHandlers:
         running = world.attempts.values()
         paid = totals.spent + sum(spent(a, now) - a.meter.settled for a in running)
         compared = totals.on_demand + sum(on_demand_spent(a, now) - a.on_demand_settled for a in running)
+        unknown = sum(spent(a, now) - a.meter.settled for a in running if a.quote.on_demand is None)
         return CostResponse(
             receipts=receipts,
             more=totals.jobs - len(receipts),
             spent_usd=as_usd(paid),
             on_demand_usd=as_usd(compared),
             saved_usd=as_usd(compared - paid),
+            uncompared_usd=as_usd(totals.uncompared + unknown),
             recoveries=totals.recoveries,
             lost_s=totals.lost.total_seconds(),
             budgets=budget_responses(world, now),

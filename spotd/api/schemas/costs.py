@@ -163,7 +163,8 @@ class CalibrationResponse(TypedDict):
 class CostResponse(TypedDict):
     """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets.
 
-    Of many jobs only the newest have a receipt here; the sums hold the `more` others, too.
+    Of many jobs only the newest have a receipt here; the sums hold the `more` others, too. `uncompared_usd` of
+    `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
     """
 
     receipts: list[ReceiptResponse]
@@ -171,6 +172,7 @@ class CostResponse(TypedDict):
     spent_usd: float
     on_demand_usd: float
     saved_usd: float
+    uncompared_usd: float
     recoveries: int
     lost_s: float
     budgets: list[BudgetResponse]

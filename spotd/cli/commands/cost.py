@@ -14,11 +14,13 @@ from spotd.cli.table import show as show_table
 from spotd.cli.words import (
     NOTHING,
     clean,
+    compared_text,
     count,
     dollars,
     gpu_text,
     local_text,
     money,
+    on_demand_text,
     price,
     size_text,
     span_text,
@@ -38,13 +40,18 @@ if TYPE_CHECKING:
         ReceiptResponse,
     )
 
+
+def _attempt_on_demand(line: AttemptCostResponse) -> str:
+    return NOTHING if line["on_demand_usd_h"] is None else money(line["on_demand_usd"])
+
+
 _JOB_COLUMNS: Sequence[Column[ReceiptResponse]] = (
     Column("ID", lambda receipt: receipt["id"]),
     Column("NAME", lambda receipt: receipt["name"], least=8),
     Column("STATE", lambda receipt: state_cell(receipt["state"])),
     Column("SPENT", lambda receipt: money(receipt["spent_usd"]), right=True),
-    Column("ON-DEMAND", lambda receipt: money(receipt["on_demand_usd"]), right=True),
-    Column("SAVED", lambda receipt: money(receipt["saved_usd"]), right=True),
+    Column("ON-DEMAND", on_demand_text, right=True),
+    Column("SAVED", lambda receipt: compared_text(receipt, receipt["saved_usd"]), right=True),
     Column("RECOV", lambda receipt: str(receipt["recoveries"]), right=True),
     Column("LOST", lambda receipt: span_text(receipt["lost_s"]), right=True),
 )
@@ -57,7 +64,7 @@ _ATTEMPT_COLUMNS: Sequence[Column[AttemptCostResponse]] = (
     Column("RAN", lambda line: span_text(line["seconds"]), right=True),
     Column("$/H", lambda line: price(line["effective_usd_h"]), right=True),
     Column("SPENT", lambda line: money(line["spent_usd"]), right=True),
-    Column("ON-DEMAND", lambda line: money(line["on_demand_usd"]), right=True),
+    Column("ON-DEMAND", _attempt_on_demand, right=True),
     Column("END", lambda line: line["reason"] or ("runs" if line["ended_at"] is None else NOTHING), least=8),
 )
 
@@ -75,10 +82,8 @@ _GROUP_COLUMNS: Sequence[Column[CostGroupResponse]] = (
     Column("BOOKED", lambda group: money(group["booked_usd"]), right=True, drop=3),
     Column("BILLS", lambda group: _signed(group["corrected_usd"]), right=True, drop=3),
     Column("SPENT", lambda group: money(group["spent_usd"]), right=True),
-    Column(
-        "ON-DEMAND", lambda group: _known(group, group["on_demand_usd"] - group["uncompared_usd"]), right=True, drop=2
-    ),
-    Column("SAVED", lambda group: _known(group, group["saved_usd"]), right=True, drop=1),
+    Column("ON-DEMAND", on_demand_text, right=True, drop=2),
+    Column("SAVED", lambda group: compared_text(group, group["saved_usd"]), right=True, drop=1),
 )
 _GROUPINGS: Final = ("job", "day", "provider", "gpu", "host")
 _SUMS: Final = (
@@ -136,8 +141,7 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
             older = count(shape["more"], "older job")
             stdout.line(f"{older} not shown, but in the total: spotctl cost JOB")
         stdout.line(
-            f"total: spent {dollars(shape['spent_usd'])}, on demand {dollars(shape['on_demand_usd'])}, "
-            f"saved {dollars(shape['saved_usd'])}{_percent(shape['saved_usd'], shape['on_demand_usd'])}, "
+            f"total: spent {dollars(shape['spent_usd'])}, {_total_compared(shape)}"
             f"{count(shape['recoveries'], 'recovery')}, {_minutes(shape['lost_s'])} lost"
         )
     for stray in shape.get("strays", []):
@@ -188,11 +192,6 @@ def _signed(usd: float) -> str:
     return f"+{money(usd)}" if usd > 0 else money(usd) if usd else NOTHING
 
 
-def _known(group: CostGroupResponse, usd: float) -> str:
-    """Return what is known against on-demand; nothing where no on-demand price is."""
-    return NOTHING if group["uncompared_usd"] and group["uncompared_usd"] == group["spent_usd"] else money(usd)
-
-
 def _show_receipt(receipt: ReceiptResponse) -> None:
     """Print the receipt of one job."""
     facts = [
@@ -227,6 +226,16 @@ def _compared(receipt: ReceiptResponse) -> list[tuple[str, str]]:
         ("on demand", f"{dollars(on_demand)} for the same hours on the same hardware{known}"),
         ("saved", f"{dollars(saved)}{_percent(saved, on_demand)}"),
     ]
+
+
+def _total_compared(shape: CostResponse) -> str:
+    """Return what on-demand would have cost and what was saved, as far as that is known."""
+    uncompared = shape.get("uncompared_usd", 0)
+    on_demand, saved = shape["on_demand_usd"] - uncompared, shape["saved_usd"]
+    if uncompared and on_demand <= 0:
+        return ""
+    part = f" ({dollars(uncompared)} of it with no known on-demand price)" if uncompared else ""
+    return f"on demand {dollars(on_demand)}, saved {dollars(saved)}{_percent(saved, on_demand)}{part}, "
 
 
 def _free_text(line: AttemptCostResponse) -> str:

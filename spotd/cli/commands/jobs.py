@@ -14,6 +14,7 @@ from spotd.cli.table import show as show_table
 from spotd.cli.words import (
     NOTHING,
     clean,
+    compared_text,
     dollars,
     gpu_text,
     local_text,
@@ -45,7 +46,7 @@ def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
         Column("WHERE", where_text, least=6),
         Column("$/H", lambda job: _rate_text(job["effective_usd_h"]), right=True),
         Column("SPENT", lambda job: money(job["spent_usd"]), right=True),
-        Column("SAVED", lambda job: money(job["saved_usd"]), right=True, drop=1),
+        Column("SAVED", lambda job: compared_text(job, job["saved_usd"]), right=True, drop=1),
         Column("RECOV", lambda job: str(job["recoveries"]), right=True, drop=2),
         Column("CKPT", _checkpoint_text, least=5),
         Column("AGE", lambda job: short_span(seconds_between(job["submitted_at"], now) or 0), right=True),

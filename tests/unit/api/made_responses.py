@@ -357,6 +357,7 @@ def cost(*receipts: ReceiptResponse) -> CostResponse:
         "spent_usd": sum(r["spent_usd"] for r in receipts),
         "on_demand_usd": sum(r["on_demand_usd"] for r in receipts),
         "saved_usd": sum(r["saved_usd"] for r in receipts),
+        "uncompared_usd": sum(r["uncompared_usd"] for r in receipts),
         "recoveries": sum(r["recoveries"] for r in receipts),
         "lost_s": sum(r["lost_s"] for r in receipts),
         "budgets": [],

@@ -302,3 +302,19 @@ def test_a_prepaid_balance_is_shown_with_how_long_it_lasts(ctl: Ctl) -> None:
     assert aws[where[0] : where[1]].split() == ["-", "-"]
     ctl.place.answers("health.providers", [made_responses.provider(name="aws")])
     assert "BALANCE" not in ctl("providers").out
+
+
+def test_of_savings_that_cannot_be_known_nothing_is_said(ctl: Ctl) -> None:
+    unknown = made_responses.receipt(on_demand_usd=4.62, saved_usd=0.0, uncompared_usd=4.62)
+    ctl.place.answers("receipts.cost", made_responses.cost(unknown))
+    _, row, _, total = ctl("cost").out.splitlines()
+    assert row.split()[3:6] == ["4.62", "-", "-"]
+    assert total == "total: spent $4.62, 1 recovery, 6.2 minutes lost"
+    one = ctl("cost", "llama-lora").out
+    assert "on demand:  not known: nothing is said of savings\n" in one
+    assert "saved:" not in one
+    ctl.place.answers("receipts.cost", made_responses.cost(unknown, made_responses.receipt()))
+    assert ctl("cost").out.splitlines()[-1] == (
+        "total: spent $9.24, on demand $7.80, saved $3.18 (41 %) ($4.62 of it with no known on-demand price), "
+        "2 recoveries, 12.4 minutes lost"
+    )
