@@ -19,7 +19,7 @@ from spotd.core.budgets import still_to_run
 from spotd.core.candidates import RISK_PREMIUM_PPM_MAX, CandidateCatalogue, RankedOffers, RequirementKey
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot, ProviderOffers
-from spotd.core.pricing import PPM
+from spotd.core.pricing import PPM, repriced, usual_bid
 from spotd.core.quotes import Quote
 from spotd.core.usefulness import shortest_run, useful_run
 from spotd.core.words import dollar_words, quote_words
@@ -146,4 +146,8 @@ class PrepaidGuard:
             self._left[quote.offer.provider] -= self._needed(job, quote)
 
     def _needed(self, job: Job, quote: Quote) -> MicroUsd:
-        return cost(quote.price.total, useful_run(job, quote.offer, self._world.policy))
+        """Return what a useful run costs at the price that is agreed if nothing limits it."""
+        policy, offer = self._world.policy, quote.offer
+        bid = usual_bid(offer, policy.bid_headroom_ppm)
+        total = quote.price.total if bid <= quote.price.gpu else repriced(quote, bid).price.total
+        return cost(total, useful_run(job, offer, policy))

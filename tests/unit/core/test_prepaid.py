@@ -57,6 +57,15 @@ def test_a_balance_that_is_just_enough_launches() -> None:
     assert decide(waiting(), with_balance(market(offer()), RUN), NOW).attempts
 
 
+def test_a_bid_is_carried_as_it_would_be_placed() -> None:
+    bid = market(offer(pays_bid=True))
+    policy = shop_policy(bid_headroom_ppm=100_000)
+    world = replace(waiting(), policy=policy)
+    needed = cost(MicroUsdPerHour(440_000), useful_run(job(), offer(), policy))
+    assert not decide(world, with_balance(bid, needed - 1), NOW).attempts
+    assert decide(world, with_balance(bid, needed), NOW).attempts
+
+
 @pytest.mark.parametrize(
     ("balance", "age"),
     [(None, MINUTE), (0, BALANCE_TTL + MINUTE), (0, -MINUTE)],
