@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from spotd.core.attempts import Attempt
 from spotd.core.backoff import LAUNCHES_PER_HOUR_MAX
 from spotd.core.ids import JobId
-from spotd.core.states import EndReason
+from spotd.core.states import EndReason, JobState
 from spotd_jobs.spec.model import JobSpec
+from spotd_providers.contract.money import cost
 from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT
 from tests.sim.money import job_of
@@ -25,6 +26,8 @@ MACHINES_IN_VAIN = 12
 """In any hour of a job that never starts, once it has failed for an hour."""
 ROWS_AN_HOUR = 1_500
 COOLDOWNS = 200
+USEFUL_MAX = 3 * BOOT + timedelta(minutes=20)
+"""How long a machine must run at the most to have been worth its start."""
 
 
 def launches_bounded(result: Result) -> Iterator[str]:
@@ -112,10 +115,24 @@ def rows_bounded(result: Result) -> Iterator[str]:
             yield f"{len(rows)} {what} are open at the end"
 
 
+def waits_for_a_lower_price(result: Result, job: JobId) -> bool:
+    """Whether so little of the job's budget is left that no host of the calm could do useful work for it.
+
+    A price that is a bit lower would do, so that its budget has not ended it.
+    """
+    held = result.daemon.world.jobs.get(job)
+    if held is None or held.state is not JobState.QUEUED or held.budget is None:
+        return False
+    lowest = min(host.offer.gpu_price for cloud in result.clouds for host in cloud.hosts)
+    return held.budget - held.spent < cost(lowest, USEFUL_MAX)
+
+
 def late(result: Result) -> Iterator[str]:
     """Liveness: with the faults gone, all jobs are done within three times what they need one after the other."""
     if result.daemon.world.policy.budget_day is not None:
         return  # a budget holds jobs back until midnight, which is not lateness
+    if any(waits_for_a_lower_price(result, job) for job in result.submitted):
+        return
     rounds = max((rounds_of(result, gpus) for gpus in wanted(result)), default=0)
     slots = result.daemon.world.policy.machines_max
     rounds = max(rounds, -(-len(result.submitted) // slots))

@@ -13,7 +13,7 @@ from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.states import EndReason, JobState
 from spotd_providers.contract.values import AttemptKey
-from tests.sim.bounds import late, launches_bounded, rows_bounded
+from tests.sim.bounds import late, launches_bounded, rows_bounded, waits_for_a_lower_price
 from tests.sim.daemon import CALL_TIMEOUT
 from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT, Machine
@@ -217,6 +217,8 @@ def jobs_lost(result: Result) -> Iterator[str]:
         if identity in daemon.told.lost_jobs:
             continue
         end = daemon.done.get(identity)
+        if end is None and waits_for_a_lower_price(result, identity):
+            continue
         if end is None:
             yield f"{identity} never ended: {daemon.world.jobs[identity].state}"
             continue
