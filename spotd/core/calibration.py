@@ -75,14 +75,15 @@ def calibration(machines: Sequence[BilledMachine], fee_ppm: int) -> Calibration:
     low, high = measured - spread, measured + spread
     words = f"the bills of {count} machines make it x{_factor(measured)}, between x{_factor(low)} and x{_factor(high)}"
     suggested = None
+    rounded = -(-measured // _STEP_PPM) * _STEP_PPM
     if spread > SPREAD_MAX_PPM:
         words += ": too uncertain to suggest anything"
     elif not _LEAST_PPM <= measured <= _MOST_PPM:
         words += ": no fee is like that, so something else differs"
-    elif low <= fee_ppm <= high:
+    elif low <= fee_ppm <= high or fee_ppm == rounded:
         words += f"; x{_factor(fee_ppm)} is in force and agrees"
     else:
-        suggested = -(-measured // _STEP_PPM) * _STEP_PPM
+        suggested = rounded
         words += f"; x{_factor(fee_ppm)} is in force"
     return Calibration(
         machines=count,

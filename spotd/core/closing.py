@@ -16,6 +16,7 @@ from spotd_providers.contract.money import MicroUsd
 _TAKEN: Final = frozenset({EndReason.PREEMPTED, EndReason.OUTBID})
 _HOUR: Final = timedelta(hours=1)
 _MINUTE: Final = timedelta(minutes=1)
+_SECOND: Final = timedelta(seconds=1)
 
 
 def with_run(totals: RunTotals, item: Attempt, reason: EndReason, now: datetime) -> RunTotals:
@@ -90,11 +91,13 @@ def _money_words(spent: MicroUsd, on_demand: MicroUsd, uncompared: MicroUsd) -> 
 
 
 def _span(span: timedelta) -> str:
-    """Return `31.4 h`, `14 min` or `40 s`."""
+    """Return `31.4 h`, `14 min` or `40 s`; what is not nothing is never shown as that."""
     if span >= 2 * _HOUR:
         return f"{span / _HOUR:.1f} h"
     if span >= 2 * _MINUTE:
         return f"{round(span / _MINUTE)} min"
+    if timedelta(0) < span < _SECOND:
+        return "less than 1 s"
     return f"{round(span.total_seconds())} s"
 
 

@@ -30,6 +30,8 @@ from spotd_providers.contract.values import ProviderName
 
 BALANCE_TTL: Final = timedelta(minutes=30)
 """An older balance is not known."""
+_MADE_WITHIN: Final = timedelta(seconds=30)
+"""A decision has its instant first and takes its snapshot of the market then: a balance may be so much newer."""
 NO_BALANCE: Final = "the balance there does not carry a useful run"
 
 _Admitted = tuple[Quote, MicroUsdPerGpuHour]
@@ -39,7 +41,7 @@ _Admitted = tuple[Quote, MicroUsdPerGpuHour]
 def current_balance(provider_offers: ProviderOffers, now: datetime) -> MicroUsd | None:
     """Return the balance that the provider stated, while that is current."""
     at = provider_offers.balance_at
-    if at is None or not timedelta(0) <= now - at <= BALANCE_TTL:
+    if at is None or not -_MADE_WITHIN <= now - at <= BALANCE_TTL:
         return None
     return provider_offers.balance
 

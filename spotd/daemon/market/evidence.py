@@ -62,6 +62,10 @@ class Evidence:
         """Return the newest balance that the provider stated, and when."""
         return self._stated.get(provider)
 
+    def forget_balance(self, provider: ProviderName) -> None:
+        """Forget what was stated with another key."""
+        self._stated.pop(provider, None)
+
     def key_taken(self, provider: ProviderName, at: datetime) -> None:
         """Record an answer that the provider gives to its own users only, or that it was given another key."""
         self._key_at[provider] = at

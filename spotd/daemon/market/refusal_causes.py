@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import anyio
@@ -47,7 +48,9 @@ class CauseWatch:
         """Ask about what is awaited."""
         if self._is_fresh:
             # What was wrong with the account may have been set right in the config that it was opened with.
+            # It may be another account, too, whose balance is not known yet.
             self._offer_cache.evidence.key_taken(self._provider.name, self._clock.now())
+            self._offer_cache.evidence.forget_balance(self._provider.name)
             self._is_fresh = False
         wait = await self.ask()
         return Pause(seconds=real_seconds_at_least(self._clock, wait, real_s=ASK_FLOOR_REAL_S))
@@ -55,18 +58,29 @@ class CauseWatch:
     async def ask(self) -> timedelta:
         """Ask once about each cause that is awaited. Returns the pause until the next time."""
         awaited = self._offer_cache.evidence.awaited.get(self._provider.name, frozenset())
-        wait = ASK_EVERY
+        is_awaited = CooldownEnd.CREDIT in awaited
+        try:
+            if CooldownEnd.KEY in awaited:
+                await self._in_time(self._ask_with_key)
+            if is_awaited or self._is_balance_due():
+                await self._in_time(partial(self._ask_for_balance, is_awaited=is_awaited))
+        except RateLimited as exc:
+            return max(ASK_EVERY, min(exc.retry_after, REST_MAX))
+        return ASK_EVERY
+
+    async def _in_time(self, question: Callable[[], Awaitable[None]]) -> None:
+        """Ask this; a question without an answer is no reason not to ask the next.
+
+        Raises:
+            RateLimited: the provider is to be asked nothing more for now.
+        """
         try:
             with anyio.move_on_after(ASK_DEADLINE_S):
-                if CooldownEnd.CREDIT in awaited or self._is_balance_due():
-                    await self._ask_for_balance(is_awaited=CooldownEnd.CREDIT in awaited)
-                if CooldownEnd.KEY in awaited:
-                    await self._ask_with_key()
-        except RateLimited as exc:
-            wait = max(wait, min(exc.retry_after, REST_MAX))
+                await question()
+        except RateLimited:
+            raise
         except ProviderError:
             pass  # the cause lasts, or the provider is away, of which its poller speaks
-        return wait
 
     def _is_balance_due(self) -> bool:
         """Whether to ask although no refusal waits for it: at the first time, then seldom, or where a job waits."""

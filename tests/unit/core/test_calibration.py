@@ -93,3 +93,13 @@ def test_whatever_is_billed_makes_a_sentence(rows: list[tuple[int, int]], fee_pp
     found = calibration([machine(bare, billed) for bare, billed in rows], fee_ppm)
     assert found.sentence
     assert found.billed == sum(billed for _, billed in rows)
+
+
+def test_what_is_in_force_to_the_hundredth_is_not_suggested_again() -> None:
+    """1.0945 is rounded up to the 1.10 that the config holds."""
+    found = calibration(bills(1.0945, 40, noise=0.001), 1_100_000)
+    assert found.measured_ppm is not None
+    assert found.spread_ppm is not None
+    assert found.measured_ppm + found.spread_ppm < 1_100_000
+    assert found.suggested_ppm is None
+    assert found.sentence.endswith("x1.100 is in force and agrees")

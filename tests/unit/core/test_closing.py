@@ -63,6 +63,10 @@ LINES = {
         (RunTotals(), 500_000, 1_000_000, 0, NEVER),
         "its command never ran, $0.50 instead of $1.00 on demand: saved 50 %",
     ),
+    "it ran for less than a second": (
+        (replace(SHORT, ran=timedelta(milliseconds=400)), 1_000_000, 1_000_000, 1, timedelta(milliseconds=300)),
+        "ran less than 1 s on 1 host, $1.00 as on demand, 1 other loss, less than 1 s repeated",
+    ),
     "nothing happened": ((RunTotals(), 0, 0, 0, NEVER), ""),
     "very many hosts": (
         (RunTotals(ran=timedelta(hours=9), hosts=hosts(HOSTS_MAX)), 1_000_000, 2_000_000, 0, NEVER),

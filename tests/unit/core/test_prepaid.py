@@ -77,6 +77,13 @@ def test_a_balance_that_is_not_known_now_changes_nothing(balance: int | None, ag
     assert current_balance(with_balance(stage, balance, age).offer_cache[SHOP], NOW) is None
 
 
+def test_a_balance_that_comes_while_a_decision_is_made_holds_in_it() -> None:
+    """The decision has its instant before it takes its snapshot of the market."""
+    stage = market(offer())
+    plan = decide(waiting(), with_balance(stage, 0, timedelta(seconds=-3)), NOW)
+    assert plan.verdicts[JOB].kind is VerdictKind.BALANCE
+
+
 def test_what_is_launched_in_one_decision_shares_the_balance() -> None:
     offers = [offer(f"o{n}") for n in range(4)]
     plan = decide(waiting(1, 2, 3, 4), with_balance(market(*offers), 2 * RUN + RUN // 2), NOW)

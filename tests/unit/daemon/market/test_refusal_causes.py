@@ -8,10 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from spotd.core.cooldowns import CooldownEnd
 from spotd.core.jobs import Job
+from spotd.daemon.market import refusal_causes
 from spotd.daemon.market.evidence import Evidence
 from spotd.daemon.market.offer_cache import OfferCache
 from spotd.daemon.market.refusal_causes import CauseWatch
@@ -176,6 +178,46 @@ async def test_a_provider_that_does_not_say_is_asked_again_within_minutes(error:
     shop.always["balance"] = error
     watch = CauseWatch(shop, offer_cache=offer_cache, clock=clock, ask_again=lambda: None)
     assert timedelta(seconds=30) <= await watch.ask() <= timedelta(minutes=5)
+
+
+@pytest.mark.parametrize("error", [RateLimited("slow down", retry_after=timedelta(minutes=1)), AuthFailed("no")])
+async def test_the_key_is_tried_although_the_balance_is_not_stated(error: ProviderError) -> None:
+    clock, offer_cache = VirtualClock(), OfferCache(WakeEvent())
+    shop = Prepaid(clock)
+    offer_cache.open(shop.name)
+    offer_cache.evidence.awaited = {SHOP: frozenset({CooldownEnd.KEY})}
+    offer_cache.evidence.waits_for_balance = True
+    shop.always["balance"] = error
+    shop.always["instances"] = AuthFailed("the key was revoked")
+    asked: list[bool] = []
+    watch = CauseWatch(shop, offer_cache=offer_cache, clock=clock, ask_again=lambda: asked.append(True))
+    await watch.ask()
+    del shop.always["instances"]
+    await watch.ask()
+    assert asked == [True]
+
+
+async def test_the_key_is_tried_although_the_balance_is_never_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refusal_causes, "ASK_DEADLINE_S", 0.05)
+    clock, offer_cache = VirtualClock(), OfferCache(WakeEvent())
+    shop = Prepaid(clock)
+    offer_cache.open(shop.name)
+    offer_cache.evidence.awaited = {SHOP: frozenset({CooldownEnd.KEY})}
+    monkeypatch.setattr(shop, "balance", anyio.sleep_forever)
+    await CauseWatch(shop, offer_cache=offer_cache, clock=clock, ask_again=lambda: None).ask()
+    assert shop.counts["instances"] == 1
+
+
+async def test_the_balance_of_a_former_key_holds_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, offer_cache = VirtualClock(), OfferCache(WakeEvent())
+    shop = Prepaid(clock)
+    offer_cache.open(shop.name)
+    offer_cache.evidence.balance_stated(SHOP, Balance(available=MicroUsd(0)), clock.now())
+    shop.always["balance"] = AuthFailed("this key may not read the account")
+    await CauseWatch(shop, offer_cache=offer_cache, clock=clock, ask_again=lambda: None).reconcile_once()
+    assert offer_cache.snapshot().offer_cache[SHOP].balance is None
 
 
 def test_a_balance_counts_as_risen_only_when_it_has() -> None:
