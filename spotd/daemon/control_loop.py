@@ -181,7 +181,11 @@ class ControlLoop:
         closely, self._closely = self._closely, frozenset()
         reports = await self._host_monitor.read_hosts(self.state.world, closely) if self.state is not None else {}
 
+        before: World | None = None
+
         def think(world: World, now: datetime) -> Plan:
+            nonlocal before
+            before = world
             fresh = self._host_monitor.fresh(reports, world)
             ended = record_unsaved_ends(world, unsaved_ends, now)
             first = combine(ended, reconcile(applied(world, ended), listings, fresh, now))
@@ -204,7 +208,7 @@ class ControlLoop:
             return HOLD_S
         self._resume()
         self._offer_cache.notes_committed(notes)
-        self._executor.unsaved_ends_committed(unsaved_ends, committed.world)
+        self._executor.unsaved_ends_committed(unsaved_ends, before or committed.world)
         self._host_monitor.committed(reports)
         self._tell(committed, listings, reports)
         self._tell_contained(committed.plan.contained)

@@ -192,10 +192,10 @@ class Executor:
         """Ends that were accepted while nothing could be written, at most one for each machine."""
         return tuple(self._unsaved_ends.values())
 
-    def unsaved_ends_committed(self, ends: Iterable[Intent], world: World) -> None:
-        """Forget those that the state holds now; an attempt that still lacks its machine takes it in later."""
+    def unsaved_ends_committed(self, ends: Iterable[Intent], before: World) -> None:
+        """Forget those that the state holds now; an attempt that lacked its machine before takes it in later."""
         for end in ends:
-            item = None if end.attempt is None else world.attempts.get(end.attempt)
+            item = None if end.attempt is None else before.attempts.get(end.attempt)
             if item is None or item.ref is not None:
                 self._unsaved_ends.pop(end.id, None)
 

@@ -14,9 +14,9 @@ from spotd.core.ids import JobId
 from spotd.core.metering import spent
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.store import StateUnavailable
-from spotd_providers.contract.errors import Unavailable
+from spotd_providers.contract.errors import OutcomeUnknown, Unavailable
 from spotd_providers.contract.money import MicroUsd, cost
-from spotd_providers.contract.values import InstanceState, Loss
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
 from tests.unit.core.builders import job, shop_policy
 from tests.unit.daemon.rig import Rig
 
@@ -132,6 +132,32 @@ async def test_what_was_ended_while_nothing_could_be_written_is_not_booked_on_wh
         assert booked <= cost(machine.meter.rate, ended - machine.meter.since + timedelta(minutes=1))
         rig.shop.always.clear()
         await rig.until(lambda: rig.attempts(name)[0].state is AttemptState.ENDED)
+
+
+async def test_a_machine_that_became_known_and_was_ended_unsaved_is_booked_up_to_its_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state learns of the machine in the cycle that follows the outage, of a list from before its end."""
+    async with rig.running():
+        rig.shop.faults["launch"].append(OutcomeUnknown("the line broke", key=AttemptKey("")))
+        rig.shop.always["instances"] = rig.shop.always["find"] = Unavailable("away")
+        name = await rig.submit()
+        await rig.until(lambda: bool(rig.shop.alive()))
+        await rig.until(lambda: any(a.outcome_unknown for a in rig.attempts(name)))
+        await rig.cancel(name)
+        with full(rig, monkeypatch):
+            rig.shop.always.clear()
+            await rig.until(lambda: rig.shop.counts["terminate"] > 0)
+            for call in ("instances", "terminate", "find"):
+                rig.shop.always[call] = Unavailable("away")
+            await rig.clock.sleep(timedelta(minutes=5))
+            (ended,) = rig.shop.ended_at.values()
+        await rig.until(lambda: rig.database.last_error == "")
+        await rig.clock.sleep(timedelta(hours=4))
+        (item,) = rig.attempts(name)
+        assert item.ref is not None
+        booked = spent(item, rig.clock.now())
+        assert booked <= cost(item.quote.price.total, ended - item.intended_at + timedelta(minutes=1))
 
 
 async def test_a_machine_whose_end_was_taken_unsaved_and_forgotten_is_ended_again(
