@@ -171,7 +171,7 @@ class HostMonitor:
         """Return all that one host wrote until now, apart from the reads of all; `None` if no read can understand it.
 
         Raises:
-            StoreUnavailable: the store does not answer.
+            StoreError: the store does not answer, or refuses to read what no host wrote, too.
         """
         pass_ = _Pass(self._clock.now(), self._wall.now(), _speed(self._clock))
         try:
@@ -179,6 +179,9 @@ class HostMonitor:
         except StoreUnavailable:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever the host wrote, its owner must be able to give it up
+            # Where the store refuses what no host can write, too, it is not this host's doing, and nothing is known.
+            next(iter(self._objects.list(object_keys.launches_prefix(job.id))), None)
+            self._objects.head(object_keys.launch_key(job.id, attempt.id.number))
             self._log.warning("host.not_readable", attempt=attempt.key, error=str(exc)[:500], exc_info=exc)
             return None
 

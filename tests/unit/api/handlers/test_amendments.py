@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -12,7 +12,7 @@ from spotd.api.requests import BudgetChange
 from spotd.core.ids import JobId
 from spotd.core.states import JobState
 from spotd.daemon.hosts import monitor
-from spotd_jobs.objects.api import StoreUnavailable
+from spotd_jobs.objects.api import ObjectInfo, StoreError, StoreUnavailable
 from spotd_providers.contract.errors import AuthFailed
 from tests.unit.core.builders import job
 from tests.unit.daemon.host import Host
@@ -121,6 +121,43 @@ async def test_no_machine_is_given_up_while_what_it_saved_last_cannot_be_read(
         assert rig.attempts(name)[0].state.counts
         await rig.handlers().amendments.forget(rig.attempts(name)[0].key)
         assert rig.job(name).state is JobState.RECOVERING
+
+
+@pytest.mark.parametrize("call", ["list", "get"])
+async def test_no_machine_is_given_up_while_the_store_refuses_the_daemon_all_that_it_asks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise StoreError("the bucket refuses: HTTP 403 AccessDenied")
+
+    def key_is_revoked(host: Host) -> None:
+        host.checkpoint("step-1")
+        for refused in ("get", "head") if call != "list" else ("list", "list_after"):
+            revoked.setattr(rig.objects, refused, refuses)
+
+    async with rig.ready():
+        name = await rig.submit()
+        with monkeypatch.context() as revoked, pytest.raises(ApiUnavailable, match="403"):
+            await given_up(rig, name, last=key_is_revoked)
+        await rig.handlers().amendments.forget(rig.attempts(name)[0].key)
+        assert [c.name for c in rig.job(name).checkpoints] == ["step-1"]
+
+
+async def test_a_machine_of_whose_writing_no_list_can_be_read_is_given_up_all_the_same(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = rig.objects.list
+
+    def odd_names(prefix: str) -> Iterator[ObjectInfo]:
+        if "/attempts/" in prefix:
+            raise StoreError("the bucket gave an answer that cannot be read")
+        return whole(prefix)
+
+    async with rig.ready():
+        name = await rig.submit()
+        await given_up(rig, name, last=lambda _host: monkeypatch.setattr(rig.objects, "list", odd_names))
+        assert rig.job(name).state is JobState.RECOVERING
+        assert "host.not_readable" in rig.log.events()
 
 
 async def test_a_machine_whose_host_wrote_what_cannot_be_read_is_given_up_all_the_same(
