@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
+from heapq import nlargest
 from typing import Final
 
 from spotd.core.attempts import Attempt
@@ -72,7 +72,7 @@ def require_newest(objects: ObjectStore, attempt: AttemptId) -> None:
     """
     later = _numbers_after(objects, attempt.job, attempt.number)
     if later:
-        raise NumberUsed(f"attempt {max(later)} of this job was launched after attempt {attempt.number}")
+        raise NumberUsed(f"attempt {max(later)} of job {attempt.job} was launched after attempt {attempt.number}")
 
 
 class RecoverySurvey:
@@ -121,7 +121,7 @@ class RecoverySurvey:
         world = await self._commits.world()
         now = self._clock.now()
         found, unsent = await self._threads.run(
-            lambda: (survey_all(self._objects, world, now), unsent_launches(self._objects, world)),
+            lambda: (survey_all(self._objects, world, now, self._read), unsent_launches(self._objects, world)),
             deadline_s=DEADLINE_S,
         )
         if found or unsent:
@@ -132,6 +132,15 @@ class RecoverySurvey:
             if found:
                 self._log.warning("survey.recovered", jobs=sorted(committed.plan.jobs))
         self.done = True
+
+    def _read(self, objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
+        try:
+            return _read(objects, attempt, job, now)
+        except StoreError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever one host wrote, the daemon must begin
+            self._log.warning("host.not_readable", attempt=attempt.key, error=str(exc)[:500], exc_info=exc)
+            return None
 
 
 def _read(objects: ObjectStore, attempt: Attempt, job: Job, now: datetime) -> HostStatus | None:
@@ -198,12 +207,11 @@ def _unknown(objects: ObjectStore, job: Job) -> list[Unknown]:
 
 
 def _numbers_after(objects: ObjectStore, job: JobId, known: int) -> set[int]:
-    """Return the numbers above this one that were used."""
-    names = (
-        info.key.rpartition("/")[2].removesuffix(".json")
-        for info in islice(objects.list(object_keys.launches_prefix(job)), RECORDS_MAX)
-    )
-    return {int(name) for name in names if name.isascii() and name.isdecimal() and int(name) > known}
+    """Return the numbers above this one that were used, of very many the highest: the newest one may compute."""
+    listed = objects.list(object_keys.launches_prefix(job))
+    names = (info.key.rpartition("/")[2].removesuffix(".json") for info in listed)
+    numbers = (int(name) for name in names if name.isascii() and name.isdecimal())
+    return set(nlargest(RECORDS_MAX, (number for number in numbers if number > known)))
 
 
 def _record(objects: ObjectStore, job: JobId, number: int) -> LaunchRecord | None:

@@ -12,7 +12,7 @@ import pytest
 from spotd.api.requests import JobQuery
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import AttemptState, EndReason, JobState
-from spotd.daemon import object_keys
+from spotd.daemon import object_keys, recovery_survey
 from spotd.daemon.recovery_survey import NOT_DONE, RecoverySurvey
 from spotd.store import Store
 from spotd_jobs.objects.api import StoreUnavailable
@@ -263,6 +263,35 @@ async def test_an_attempt_after_which_a_restored_state_does_not_know_another_is_
         assert (await rig.grant_writer.reconcile_once()).error, "whether it is the newest is not known"
     assert "attempt 3" in (await rig.grant_writer.reconcile_once()).error
     assert rig.objects.head(object_keys.grant_key(older.id)) is None
+
+
+async def test_of_more_launches_than_are_taken_in_the_newest_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_survey, "RECORDS_MAX", 1)
+    rig, name = await two_more_attempts(World(tmp_path))
+    await rig.control_loop.adopt()
+    error = (await rig.grant_writer.reconcile_once()).error
+    assert "attempt 3" in error
+    assert f"job {name}" in error
+    await surveyor(rig).run()
+    assert rig.job(name).attempts_made == 3
+    assert [a.id.number for a in rig.attempts(name) if a.state.counts] == [3]
+
+
+async def test_a_host_whose_writing_cannot_be_read_does_not_keep_the_daemon_from_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise OverflowError("a number that is none")
+
+    rig, name = await two_more_attempts(World(tmp_path))
+    monkeypatch.setattr(recovery_survey, "read_host", breaks)
+    found = surveyor(rig)
+    await found.run()
+    assert found.done
+    assert [a.id.number for a in rig.attempts(name) if a.state.counts] == [3]
+    assert "host.not_readable" in rig.log.events()
 
 
 async def test_the_newest_attempt_goes_on_once_the_store_shows_that_it_is(
