@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timedelta
 from enum import StrEnum
@@ -121,6 +121,14 @@ def sums_of(charge: Charge) -> CostSums:
         fee=charge.fee,
         free=MicroUsd(-amount) if charge.part is ChargePart.CREDIT else NOTHING,
         corrected=amount if charge.part is ChargePart.BILL else NOTHING,
+    )
+
+
+def added_up(sums: Sequence[CostSums]) -> CostSums:
+    """Return the sum of all; field by field, since there may be very many."""
+    nothing = CostSums()
+    return CostSums(
+        **{f.name: sum((getattr(one, f.name) for one in sums), start=getattr(nothing, f.name)) for f in fields(nothing)}
     )
 
 

@@ -290,6 +290,8 @@ class JobPlacement:
             replace(self.builder.job(job.id), attempts_made=number, rate_low=MicroUsdPerHour(rate_low))
         )
         sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
+        if self.prepaid_guard.short:
+            sentence += f", since {self.prepaid_guard.short}"
         self.builder.move_job(job.id, JobState.PROVISIONING, sentence)
         self.builder.event(
             "attempt.intended",

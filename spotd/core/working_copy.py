@@ -7,7 +7,7 @@ the core stays a function from values to values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -206,11 +206,8 @@ class WorkingCopy:
     def close_job(self, job: JobId) -> None:
         """Sum the job up in its last event, once it is final and all its attempts have ended."""
         item = self.job(job)
-        if not item.state.is_final or any(i.job == job for i in self._open_ids()):
+        own = [i for i in self._world.attempts.keys() | self._attempts.keys() if i.job == job]
+        if not item.state.is_final or any(self.attempt(i).state is not AttemptState.ENDED for i in own):
             return
         if words := closing_words_of(item):
             self.event("job.closed", words, job=job, spent_microusd=item.spent, on_demand_microusd=item.on_demand)
-
-    def _open_ids(self) -> Iterator[AttemptId]:
-        merged = self._world.attempts.keys() | self._attempts.keys()
-        return (i for i in merged if self.attempt(i).state is not AttemptState.ENDED)

@@ -12,10 +12,10 @@ from spotd.api.handlers.context import HandlerContext
 from spotd.api.schemas.costs import CalibrationResponse, CostGroupResponse, LedgerResponse
 from spotd.core.attempts import Attempt
 from spotd.core.calibration import BilledMachine, calibration
-from spotd.core.charges import CostSums
+from spotd.core.charges import CostSums, added_up
 from spotd.core.metering import unsettled_sums
 from spotd.core.pricing import PPM
-from spotd.store import CostGroup, CostGrouping
+from spotd.store import CostGroup, CostGrouping, Reads
 from spotd_providers.contract.money import as_usd
 from spotd_providers.contract.values import Power, ProviderName
 
@@ -35,17 +35,7 @@ class LedgerHandlers:
     async def groups(self, by: CostGrouping) -> LedgerResponse:
         """Return the sums of each group and of all, from two statements however much there is."""
         now = self._context.clock.now()
-        booked, running = await self._context.read(lambda reads: (reads.cost_groups(by), reads.open_attempts()))
-        found = {group.key: group for group in booked}
-        for item, name in running:
-            _add_running(found, by, item, name, now)
-        groups = _in_order(found.values(), by)
-        total = _together("total", groups, by)
-        return LedgerResponse(
-            by=by.value,
-            groups=[_response(group) for group in groups],
-            total=_response(total),
-        )
+        return await self._context.read(lambda reads: _ledger(reads, by, now))
 
     async def calibrations(self) -> list[CalibrationResponse]:
         """Return what the bills of each provider say of its fee, or why nothing can be said."""
@@ -77,6 +67,15 @@ class LedgerHandlers:
         provider = self._context.providers[name].provider
         power = None if provider is None else provider.capabilities.get(Power.BILLING)
         return "" if power is None or power.available else power.reason
+
+
+def _ledger(reads: Reads, by: CostGrouping, now: datetime) -> LedgerResponse:
+    found = {group.key: group for group in reads.cost_groups(by)}
+    for item, name in reads.open_attempts():
+        _add_running(found, by, item, name, now)
+    groups = _in_order(found.values(), by)
+    total = _together("total", groups, by)
+    return LedgerResponse(by=by.value, groups=[_response(group) for group in groups], total=_response(total))
 
 
 def _add_running(found: dict[str, CostGroup], by: CostGrouping, item: Attempt, name: str, now: datetime) -> None:
@@ -112,7 +111,7 @@ def _in_order(found: Iterable[CostGroup], by: CostGrouping) -> list[CostGroup]:
 
 def _together(key: str, groups: Sequence[CostGroup], by: CostGrouping) -> CostGroup:
     attempts = None if by is CostGrouping.DAY else sum(group.attempts or 0 for group in groups)
-    return CostGroup(key=key, attempts=attempts, sums=sum((group.sums for group in groups), start=CostSums()))
+    return CostGroup(key=key, attempts=attempts, sums=added_up([group.sums for group in groups]))
 
 
 def _response(group: CostGroup) -> CostGroupResponse:

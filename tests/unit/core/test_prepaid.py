@@ -113,6 +113,8 @@ def test_another_provider_is_taken_where_one_has_no_money_left() -> None:
     stage = replace(stage, offer_cache={**stage.offer_cache, OTHER: elsewhere})
     plan = decide(replace(waiting(), policy=policy), stage, NOW)
     assert [item.provider for item in plan.attempts.values()] == [OTHER]
+    sentence = plan.verdicts[JOB].sentence
+    assert "the best that fits now, since the balance at shop leaves $0.00 for a launch" in sentence
 
 
 @pytest.mark.parametrize("balance", [0, RUN // 2, RUN - 1, 2 * RUN + RUN // 2])

@@ -169,6 +169,30 @@ async def test_very_many_groups_end_with_one_of_the_others(tmp_path: Path, monke
     assert sum(micro(group)["spent"] for group in some["groups"]) == micro(some["total"])["spent"]
 
 
+async def test_groups_are_added_up_where_they_are_read_and_not_in_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = [False]
+    added: list[bool] = []
+    read, in_order = Store.read, ledger._in_order
+
+    def noted_read(*args: Any) -> Any:
+        reading[0] = True
+        try:
+            return read(*args)
+        finally:
+            reading[0] = False
+
+    def noted(*args: Any) -> Any:
+        added.append(reading[0])
+        return in_order(*args)
+
+    monkeypatch.setattr(Store, "read", noted_read)
+    monkeypatch.setattr(ledger, "_in_order", noted)
+    await answer(tmp_path, 1, CostGrouping.JOB)
+    assert added == [True]
+
+
 def test_what_nothing_is_added_up_by_is_refused() -> None:
     request = Request({"type": "http", "query_string": b"by=colour"})
     with pytest.raises(Invalid, match="colour"):
