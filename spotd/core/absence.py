@@ -107,6 +107,16 @@ def is_missing_for_long(builder: PlanBuilder, item: Attempt, listing: Listing) -
     return False
 
 
+def is_missing_twice(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
+    """Whether two lists lack the machine of an unanswered launch: one may lack a row, and its host may be mute."""
+    if item.missing_since is None:
+        builder.put_attempt(replace(item, missing_since=listing.at))
+    elif listing.at > item.missing_since:
+        return True
+    builder.list_again(item.provider)
+    return False
+
+
 def proves_absence(builder: PlanBuilder, item: Attempt, listing: Listing) -> bool:
     """Whether absence from this listing says anything about the attempt's machine."""
     rules = builder.policy.providers.get(item.provider)

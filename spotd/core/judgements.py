@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from spotd.core.absence import is_missing_for_long, proves_absence, settle_until_missing
+from spotd.core.absence import is_missing_for_long, is_missing_twice, proves_absence, settle_until_missing
 from spotd.core.attempts import Attempt
 from spotd.core.billing import charge_unseen, last_lived
 from spotd.core.billing_limits import lease_and_save
@@ -22,8 +21,6 @@ from spotd.core.states import AttemptState, EndReason
 from spotd.core.timeouts import watch_timeouts
 from spotd_providers.contract.values import Instance, Listing, Loss
 
-SUPERSEDED_WITHIN: Final = timedelta(seconds=30)
-"""A host that could not be asked has read by then that its grant is superseded; it reads the grant every 15 s."""
 _LOSS_REASONS: Final[Mapping[Loss, EndReason]] = {
     Loss.PREEMPTED: EndReason.PREEMPTED,
     Loss.OUTBID: EndReason.OUTBID,
@@ -86,6 +83,8 @@ def _observed(case: Case) -> Observed:
     item, listing, mine = case.item, case.listing, case.mine
     absent = listing is not None and listing.complete and mine is None and proves_absence(case.builder, item, listing)
     if not item.state.counts:
+        if absent and listing is not None and item.end_reason is EndReason.LAUNCH_UNKNOWN:
+            absent = is_missing_for_long(case.builder, item, listing)
         return Observed.ABSENT if absent else Observed.NOTHING if mine is None else Observed.LISTED
     if mine is not None and mine.market not in {None, item.quote.offer.market}:
         return Observed.OTHER_MARKET
@@ -93,6 +92,8 @@ def _observed(case: Case) -> Observed:
         absent = False  # its host lives, so the launch took effect, whatever the lists lack
     elif absent and listing is not None and item.ref is None and case.evidence.hosts_cannot_write:
         absent = is_missing_for_long(case.builder, item, listing)
+    elif absent and listing is not None and item.ref is None and item.heartbeat_seen_at is None:
+        absent = is_missing_twice(case.builder, item, listing)
     halted = mine is not None and mine.state in STOPPED
     absent = absent and not case.is_held
     if (halted or absent) and case.report is not None and case.report.liveness_check:
@@ -173,9 +174,6 @@ def watch_unlisted(case: Case) -> None:
     if _is_unanswerable(case):
         why = f"{item.provider} does not answer; the job goes on elsewhere, and the machine is ended when it is found"
         case.end(EndReason.LAUNCH_UNKNOWN, why)
-        job, read_at = case.builder.job(item.id.job), case.builder.now + SUPERSEDED_WITHIN
-        case.builder.put_job(replace(job, not_before=max(job.not_before or read_at, read_at)))
-        case.builder.wake(read_at)
     else:
         watch_clocks(case)
 
@@ -202,8 +200,8 @@ def _is_unanswerable(case: Case) -> bool:
     """Whether a machine that may have been launched could by now neither give a sign of life nor go on without one.
 
     Its provider, or the part of it that was asked to sell it, has been away since its answer was lost. A machine that
-    lives would have given a sign of life; one that does not starts no more, once the grant that it would read is
-    superseded.
+    lives would have given a sign of life, without which its grant is not renewed; one that does not starts no more,
+    once the grant that it would read is superseded.
     """
     builder, item, listing = case.builder, case.item, case.listing
     intent = builder.launch_order(item)

@@ -20,7 +20,7 @@ from spotd.core.checkpoints import Checkpoint
 from spotd.core.disk import disk_gb_for
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState
+from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.invariants import check
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
@@ -248,6 +248,11 @@ class Daemon:
         self.life += 1
         self.up = False
         self.process.end()
+        for cloud in self.clouds.values():
+            for m in cloud.machines.values():
+                order = self.world.intents.get(terminate_intent_id(m.ref))
+                if order is not None and order.accepted_at is None:
+                    m.end_taken = None  # the answer was given to a process that ended before it wrote it down
         self.died()
 
     def soon(self, span: timedelta, action: Callable[[], None]) -> None:
@@ -498,6 +503,8 @@ class Daemon:
                 m.leased_until = min(m.leased_until, self.true + GRANT_READ_EVERY)
                 continue
             if item.stop is None and not self.is_newest(item.id):
+                continue
+            if item.state is AttemptState.INTENDED and item.heartbeat_seen_at is None:
                 continue
             m.leased_until = self.true + self.world.policy.lease + GRANT_READ_EVERY
             m.stop_ordered = m.stop_ordered or item.state is AttemptState.STOPPING

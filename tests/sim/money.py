@@ -100,6 +100,7 @@ def spending(result: Result) -> Iterator[str]:
         if back and Hazard.CLOCK_STEPS in result.shape.hazards:
             # By a clock that is behind, a former life bought it in the future: it is booked from when it is found.
             may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), learnt(cloud, back[-1], m.born) - m.born)
+        may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), ran_as_stray(m, cloud, result.ended_at))
         off = booked[item.id] - m.billed
         if abs(off) > may:
             yield f"{m.key} was billed {m.billed} and booked {booked[item.id]}, which may differ by {may}"
@@ -112,6 +113,17 @@ def spending(result: Result) -> Iterator[str]:
         item = result.daemon.attempts_ever[identity]
         if amount > 0 and identity not in known:
             yield f"{item.key} is booked at {amount} and has no machine"
+
+
+def ran_as_stray(m: Machine, cloud: Cloud, end: datetime) -> timedelta:
+    """For how long it ran on after its provider had taken and forgotten its end, and a wrong list had lacked it.
+
+    Both together prove an end. When it is listed again it belongs to no attempt: its cost is told as a stray machine's.
+    """
+    if m.key not in cloud.forgot or m.ended_by_us is None:
+        return timedelta(0)
+    lacked = next((at for at in m.lacking if at > m.ended_by_us), None)
+    return timedelta(0) if lacked is None else max(timedelta(0), (m.died or end) - lacked)
 
 
 def booked_unseen(result: Result, item: Attempt, m: Machine, cloud: Cloud, booked: int) -> Iterator[str]:

@@ -240,11 +240,15 @@ def jobs_lost(result: Result) -> Iterator[str]:
 
 
 def mute_to_the_last(result: Result, job: Job) -> bool:
-    """Whether the job saved nothing on any machine, and as many as it may try in a row could not be heard."""
+    """Whether the job saved nothing on any machine, and as many as it may try in a row could not be heard.
+
+    While spotd's own computer sleeps none is heard.
+    """
     made = result.daemon.attempts_of.get(job.id, {}).values()
     had = [m for item in sorted(made, key=lambda a: a.id.number) for m in machines_of(result, item.key)]
     last = had[-job.spec.retry_starts :]
-    return not any(m.saved for m in had) and all(m.dumb or m.quiet_spans for m in last)
+    asleep = Hazard.SLEEP in result.shape.hazards
+    return not any(m.saved for m in had) and all(m.dumb or m.quiet_spans or asleep for m in last)
 
 
 def cancels_lost(result: Result) -> Iterator[str]:

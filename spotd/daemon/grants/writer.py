@@ -146,8 +146,10 @@ class GrantWriter:
             if attempt.end_reason is EndReason.FLOODED:
                 return partial(self._withdraw, attempt)
             return partial(self._supersede, attempt, job, policy)
-        if not attempt.state.counts or (attempt.state is AttemptState.INTENDED and not attempt.outcome_unknown):
+        if not attempt.state.counts:
             return None
+        if attempt.state is AttemptState.INTENDED and attempt.heartbeat_seen_at is None and attempt.stop is None:
+            return None  # when its machine must have ended, if there is one, is known by its first grant alone
         if last is not None and last.orders == order_of(attempt):
             age = self._wall.now() - last.at
             if timedelta(0) <= age < renew_after:

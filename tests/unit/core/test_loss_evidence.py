@@ -334,7 +334,7 @@ def test_a_launch_that_lists_lack_for_as_long_as_they_may_lag_never_took_effect(
     watch = Watch(world_with(AttemptState.INTENDED))
     watch.unheard, watch.store_takes_no_writes = {1}, takes_no_writes
     lag = watch.world.policy.providers[SHOP].reconcile_window
-    watch.run(lag + timedelta(seconds=30) if takes_no_writes else timedelta(seconds=10))
+    watch.run(lag + timedelta(seconds=30) if takes_no_writes else timedelta(seconds=20))
     assert watch.alive == set()
     reasons = {item.end_reason for plan in watch.plans for item in plan.attempts.values()}
     assert EndReason.NEVER_LAUNCHED in reasons

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from spotd.core.applied import applied
 from spotd.core.attempts import MachineState
 from spotd.core.decide import decide
-from spotd.core.host_status import ExitCause
+from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import IntentKind, IntentState
 from spotd.core.interruption_credit import machines_in_use
-from spotd.core.judgements import SUPERSEDED_WITHIN
 from spotd.core.metering import spent
 from spotd.core.outcomes import after_restart, launch_unknown
 from spotd.core.plan import Plan
@@ -146,10 +145,7 @@ def test_a_job_whose_launch_got_no_answer_goes_on_elsewhere_when_its_provider_st
             other: replace(market(replace(offer("x"), provider=other), at=late).offer_cache[SHOP], provider=other)
         },
     )
-    assert not decide(world, cheap, late + SUPERSEDED_WITHIN - timedelta(seconds=1)).intents, (
-        "it may read its superseded grant so late"
-    )
-    placed = decide(world, cheap, late + SUPERSEDED_WITHIN)
+    placed = decide(world, cheap, late + timedelta(seconds=30))
     assert [t.provider for t in placed.intents.values() if t.kind is IntentKind.LAUNCH] == [other]
     found = reconcile(
         applied(world, placed), listing(instance(InstanceState.RUNNING), at=late + MINUTE), {}, late + MINUTE
@@ -180,5 +176,37 @@ def test_a_launch_that_was_given_up_without_an_answer_holds_no_slot() -> None:
     looked = {i: replace(r, read_at=late) for i, r in report().items()}
     world = applied(world, reconcile(world, {}, looked, late))
     assert machines_in_use(world, late) == 0
-    later = late + SUPERSEDED_WITHIN
-    assert decide(world, market(offer("o2"), at=later), later).attempts, "its job goes on, although one machine is all"
+    assert decide(world, market(offer("o2"), at=late), late).attempts, "its job goes on, although one machine is all"
+
+
+def read_at(when: datetime) -> dict[AttemptId, HostStatus]:
+    """Return what a full read of a host that wrote nothing showed then."""
+    return {i: replace(r, read_at=when) for i, r in report().items()}
+
+
+def test_one_list_that_lacks_a_machine_whose_launch_has_no_answer_is_no_reason_for_another_one() -> None:
+    at = NOW + WINDOW + MINUTE
+    first = reconcile(lost_launch(), listing(at=at), read_at(at), at)
+    world = applied(lost_launch(), first)
+    assert world.attempts[FIRST].state is AttemptState.INTENDED
+    assert SHOP in first.list_again
+    at += timedelta(seconds=12)
+    seen = reconcile(world, listing(instance(InstanceState.RUNNING), at=at), read_at(at), at)
+    assert seen.attempts[FIRST].state is AttemptState.STARTING, "its row was lacking, and its host could not write"
+    never = reconcile(world, listing(at=at), read_at(at), at)
+    assert never.attempts[FIRST].end_reason is EndReason.NEVER_LAUNCHED
+
+
+def test_a_machine_of_a_launch_that_was_given_up_is_not_gone_because_the_first_list_lacks_it() -> None:
+    at = NOW + WINDOW + PATIENCE
+    world = applied(lost_launch(), reconcile(lost_launch(), {}, read_at(at), at))
+    assert world.attempts[FIRST].end_reason is EndReason.LAUNCH_UNKNOWN
+    at += MINUTE
+    world = applied(world, reconcile(world, listing(at=at), {}, at))
+    assert world.attempts[FIRST].machine is MachineState.EXPECTED
+    back = at + MINUTE
+    found = reconcile(world, listing(instance(InstanceState.RUNNING), at=back), {}, back)
+    assert [t.kind for t in found.intents.values() if t.state is IntentState.OPEN] == [IntentKind.TERMINATE]
+    assert spent(found.attempts[FIRST], back) > 0
+    gone = reconcile(world, listing(at=at + WINDOW), {}, at + WINDOW)
+    assert gone.attempts[FIRST].machine is MachineState.GONE

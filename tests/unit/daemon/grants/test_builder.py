@@ -309,3 +309,16 @@ async def test_leases_go_on_while_the_wall_clock_is_set_back(desk: Desk) -> None
     desk.wall.at -= timedelta(hours=2)
     await grant_writer.controller.run_once()
     assert desk.read().issued_at > first, "no host takes a grant for new that was issued earlier"
+
+
+async def test_a_launch_without_an_answer_is_renewed_only_once_its_host_is_heard(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    unanswered = replace(desk.attempt, state=AttemptState.INTENDED, outcome_unknown=True, heartbeat_seen_at=None)
+    grant_writer = desk.grant_writer()
+    grant_writer.update(replace(desk.world, attempts={desk.identity: unanswered}))
+    await grant_writer.controller.run_once()
+    assert desk.objects.head(object_keys.grant_key(desk.identity)) is None
+    heard = replace(unanswered, heartbeat_seen_at=NOW)
+    grant_writer.update(replace(desk.world, attempts={desk.identity: heard}))
+    await grant_writer.controller.run_once()
+    assert desk.objects.head(object_keys.grant_key(desk.identity)) is not None
