@@ -11,6 +11,7 @@ from typing import Final
 
 from spotd.core.absence import settle_until_missing
 from spotd.core.attempts import Attempt, MachineState, StopOrder
+from spotd.core.billing import charge_unseen, last_lived
 from spotd.core.host_reports import last_sign_of_life
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
@@ -39,6 +40,8 @@ def watch_timeouts(
         if report is not None and report.liveness_check:
             builder.read_in_full(attempt_id)
         else:
+            if item.ref is None and item.heartbeat_seen_at is not None:
+                charge_unseen(builder, attempt_id, last_lived(item.heartbeat_seen_at, report))
             settle_until_missing(builder, item)
             builder.end_attempt(attempt_id, reason, detail)
 
@@ -50,7 +53,7 @@ def watch_timeouts(
         return
     if item.stop is not None:
         builder.wake(item.stop.deadline)
-    if report is None or item.launched_at is None:
+    if report is None or (item.launched_at is None and item.heartbeat_seen_at is None):
         return
     if item.heartbeat_seen_at is not None:
         seen_at = last_sign_of_life(item.heartbeat_seen_at, report)
@@ -61,7 +64,7 @@ def watch_timeouts(
             silent_at = seen_at + builder.policy.silence_max
             builder.wake(next((at for at in (silent_at, lost_at) if at > builder.now), lost_at))
         _list_when_late(builder, item, seen_at)
-    elif rules is not None:
+    elif rules is not None and item.launched_at is not None:
         late_at = start_deadline(builder, item, rules, evidence, item.launched_at)
         if builder.now >= late_at:
             end(EndReason.PROVISION_TIMEOUT)

@@ -210,3 +210,22 @@ def test_a_machine_of_a_launch_that_was_given_up_is_not_gone_because_the_first_l
     assert spent(found.attempts[FIRST], back) > 0
     gone = reconcile(world, listing(at=at + WINDOW), {}, at + WINDOW)
     assert gone.attempts[FIRST].machine is MachineState.GONE
+
+
+def test_a_machine_that_was_heard_and_is_silent_for_long_is_given_up_although_its_provider_stays_away() -> None:
+    world = lost_launch(timedelta(hours=10))
+    spoke = NOW - timedelta(hours=9)
+    speaks = {i: replace(r, seq=9, phase="run", alive_at=spoke) for i, r in read_at(spoke).items()}
+    world = applied(world, reconcile(world, {}, speaks, spoke))
+    assert world.attempts[FIRST].heartbeat_seen_at == spoke
+    limit = world.policy.silence_limit
+    early = spoke + limit - MINUTE
+    silent = {i: replace(r, seq=9, alive_at=spoke) for i, r in read_at(early).items()}
+    world = applied(world, reconcile(world, {}, silent, early))
+    assert world.attempts[FIRST].state is AttemptState.INTENDED
+    late = spoke + limit + MINUTE
+    silent = {i: replace(r, seq=9, alive_at=spoke) for i, r in read_at(late).items()}
+    plan = reconcile(world, {}, silent, late)
+    assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
+    assert spent(plan.attempts[FIRST], late) == -(-400_000 * 61 // 60), "to a minute after its last sign of life"
+    assert plan.jobs[FIRST.job].state is JobState.RECOVERING
