@@ -54,7 +54,7 @@ def held_back(
             if large:  # `why` shows one that a list lacks now and then: an event each time would be too many
                 _note_missing(builder, item, f"{len(missing)} of {len(tracked)} machines")
         item = builder.attempt(item.id)
-        if not evidence.confirm_absence(item, listing, large=large):
+        if not evidence.confirm_absence(item, listing):
             held.add(item.id)
             _list_when_it_decides(builder, item, listing, evidence)
     return frozenset(held)

@@ -94,8 +94,11 @@ class LossEvidence:
         """Whether the checkpoint store is known to take nothing that hosts write."""
         return bool(self._shared) or any(report.store_takes_no_writes for report in self._reports.values())
 
-    def confirm_absence(self, item: Attempt, listing: Listing, *, large: bool) -> bool:
-        """Whether the machine that this complete list lacks is gone."""
+    def confirm_absence(self, item: Attempt, listing: Listing) -> bool:
+        """Whether the machine that this complete list lacks is gone: of a silent host two lists lack it.
+
+        One list may lack a row, and a host that lives may be unable to write for a while.
+        """
         missing = listing.at - (item.missing_since or listing.at)
         sign = self.sign(item)
         if sign is None:
@@ -104,7 +107,7 @@ class LossEvidence:
             return False
         if self.is_shared(item):
             return missing >= list_lag(self._builder, item)
-        return not large or missing > timedelta(0)
+        return missing > timedelta(0)
 
     def patience(self, item: Attempt, mine: Instance | None, listing: Listing | None) -> timedelta:
         """How long a silence is accepted while its provider does not report that the machine is gone."""

@@ -188,6 +188,8 @@ class Weather:
         world = self.daemon.world
         if not self.is_calm or world.jobs or world.intents or world.attempts:
             return False
+        if any(cloud.active and cloud.revoked is None for cloud in self.clouds):
+            return False  # of a job that a restored state has never heard of
         known = self.submitted.keys() - self.daemon.told.lost_jobs
         return len(known) == self.shape.jobs and (self.twin is None or self.twin.finished())
 

@@ -369,3 +369,16 @@ def test_a_machine_that_is_gone_is_replaced_in_an_outage_as_well() -> None:
     gone = machines(watch.world, 4, state=InstanceState.GONE, loss=Loss.PREEMPTED)
     watch.run(MINUTE, *machines(watch.world, 1, 2, 3), *gone)
     assert watch.alive == {1, 2, 3}
+
+
+def test_one_list_that_lacks_a_silent_machine_ends_it_only_if_the_next_one_lacks_it_as_well() -> None:
+    watch = Watch(fleet(4))
+    every, others = machines(watch.world, 1, 2, 3, 4), machines(watch.world, 1, 2, 3)
+    watch.silent = {4: watch.now}
+    watch.run(timedelta(minutes=5), *every)
+    watch.run(timedelta(seconds=10), *others)
+    assert SHOP in watch.plans[-1].list_again
+    watch.run(timedelta(minutes=1), *every)
+    assert watch.alive == {1, 2, 3, 4}, "one list lacked its row, and nothing that it wrote could arrive"
+    watch.run(timedelta(seconds=20), *others)
+    assert watch.alive == {1, 2, 3}
