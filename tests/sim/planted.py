@@ -291,7 +291,7 @@ BUGS: Mapping[str, Bug] = {
         patch=machines_without_number, rule=("machines_max",), shape=replace(ROUGH, limits={"machines_max": 2})
     ),
     "repeat a launch under its key": Bug(patch=asks_again_in_the_same_words, rule=("launches",)),
-    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=2),
+    "launch what is under way": Bug(patch=launches_twice, rule=("launches",), seed=26),
     "end a machine only once": Bug(patch=ends_once, rule=("doubles", "forgotten_machines")),
     "forget at the start what was owed": Bug(
         patch=forgets_what_it_owed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)

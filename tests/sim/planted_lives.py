@@ -130,10 +130,10 @@ LIVES: Mapping[str, Bug] = {
         daemon=UsesNumbersAgain, rule=("launches",), shape=RESTORED, seed=1
     ),
     "end the machines that a restored state does not know": Bug(
-        daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=3
+        daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=12
     ),
     "renew the grant of an attempt that a restored state takes for the newest": Bug(
-        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED
+        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=92
     ),
     "buy what was cancelled while its launch waited": Bug(
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
@@ -143,14 +143,14 @@ LIVES: Mapping[str, Bug] = {
     ),
     "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3),
     "give up a machine without a last full read of its host": Bug(
-        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=7
+        patch=given_up_unread, rule=("resumes",), shape=REVOKED_LONG, seed=19
     ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "forget what was ended on a full disk": Bug(
         patch=ends_of_a_full_disk_are_forgotten, rule=("spending",), shape=AWAY_AND_FULL, seed=8
     ),
     "take the clock of a host for a right one": Bug(
-        patch=dates_of_hosts_as_they_are, rule=("ambiguous_cost",), shape=CLOCKS_DIFFER, seed=8
+        patch=dates_of_hosts_as_they_are, rule=("ambiguous_cost",), shape=CLOCKS_DIFFER, seed=20
     ),
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,
