@@ -39,7 +39,8 @@ def test_dstack_bids_reaches_and_ends_machines(tmp_path: Path) -> None:
 
     assert told["first"]["reached"] == {"host": "203.0.113.42", "port": 20000}
     assert told["row"] == {"label": "spotd-lab-7f3a-1", "is_bid": True}
-    assert said == [f"hello from {first.contract_id}"]
+    # Its shell may get to write that the command was killed, before it is killed itself.
+    assert said[0] == f"hello from {first.contract_id}"
     resp, left = told["taken"]
     assert ("no_such_ask" in json.loads(resp)["msg"], left) == (True, None)
     # A second end of the same machine is no error to it, and a machine that is gone is `null`.
