@@ -1,0 +1,1 @@
+"""Policies: when a job waits, uses spot or pays for on-demand. Pure functions of one observation."""
