@@ -50,6 +50,7 @@ _NO_SETBACK: Final = frozenset(
         EndReason.CANCELLED,
         EndReason.OVER_BUDGET,
         EndReason.BUDGET_PAUSED,
+        EndReason.WINDOW_CLOSED,
         EndReason.FORGOTTEN,
         EndReason.NOT_SENT,
         EndReason.QUARANTINED,

@@ -21,6 +21,7 @@ from spotd.core.placement import JobPlacement
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import guarded, in_words
+from spotd.core.schedule.opening import closing_words, enforce_windows
 from spotd.core.states import JobState
 from spotd.core.verdicts import Verdict, VerdictKind
 from spotd.core.words import quote_words, witness_words
@@ -38,6 +39,7 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     enforcement = Enforcement(builder, world, budget_guard)
     enforcement.enforce_budgets()
     enforcement.enforce_ceilings()
+    enforce_windows(builder, world)
     for job in _serving_order(world.jobs.values()):
         if builder.job(job.id).state.is_final:
             continue  # quarantined by a former step, or over
@@ -63,8 +65,8 @@ def _explain_running(placement: JobPlacement, job: Job) -> None:
 
 
 def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
-    doubt = witness_words(item, placement.policy, placement.now)
-    return f"{job.reason}; agreed at {quote_words(item.quote)}" + (f"; {doubt}" if doubt else "")
+    notes = (closing_words(job, item, placement.now), witness_words(item, placement.policy, placement.now))
+    return "; ".join([job.reason, f"agreed at {quote_words(item.quote)}", *(note for note in notes if note)])
 
 
 def _serving_order(jobs: Iterable[Job]) -> list[Job]:

@@ -39,6 +39,7 @@ from spotd.core.pricing import PPM
 from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, in_words
 from spotd.core.quotes import Quote
+from spotd.core.schedule.turn import WAITS_FOR_ITS_TURN, Turns
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.verdicts import PassedOver, Verdict, VerdictKind
 from spotd.core.words import (
@@ -74,6 +75,7 @@ class JobPlacement:
         self.catalogue = self._catalogue_of(market)
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
+        self.turns = Turns(builder, world)
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
@@ -197,6 +199,8 @@ class JobPlacement:
 
     def _gate(self, job: Job) -> tuple[VerdictKind, str, datetime | None] | None:
         """Return what keeps any machine from being used for this job, whatever it costs, and until when."""
+        if (turn := self.turns.wait(job)) is not None:
+            return turn
         if self.policy.launches_paused:
             return VerdictKind.PAUSED, self.policy.launches_paused, None
         if pause := self.catalogue.pause():
@@ -340,7 +344,7 @@ class JobPlacement:
             job.state is JobState.RECOVERING and kind is not VerdictKind.ABOVE_CEILING
         ):
             state = JobState.WAITING_PRICE
-        elif job.state is JobState.RECOVERING:
+        elif job.state is JobState.RECOVERING and kind not in WAITS_FOR_ITS_TURN:
             return
         else:
             state = JobState.QUEUED

@@ -171,6 +171,7 @@ class EndReason(StrEnum):
     NEVER_LAUNCHED = "never_launched"
     OVER_BUDGET = "over_budget"
     BUDGET_PAUSED = "budget_paused"
+    WINDOW_CLOSED = "window_closed"
     PRICE_ROSE = "price_rose"
     CANCELLED = "cancelled"
     LEASE_EXPIRED = "lease_expired"
@@ -234,6 +235,7 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     # Whether it can go on at all with what is left is decided where offers are known.
     EndReason.OVER_BUDGET: EndTraits(JobState.QUEUED, "the job's budget is used up: {detail}"),
     EndReason.BUDGET_PAUSED: EndTraits(JobState.QUEUED, "stopped until there is budget again: {detail}"),
+    EndReason.WINDOW_CLOSED: EndTraits(JobState.QUEUED, "its window ends: {detail}"),
     EndReason.PRICE_ROSE: EndTraits(
         JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
     ),

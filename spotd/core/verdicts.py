@@ -32,6 +32,7 @@ class VerdictKind(StrEnum):
     LAUNCH_LIMIT = "launch_limit"
     PAUSED = "paused"
     RECONCILING = "reconciling"
+    WINDOW = "window"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,17 @@ from typing import Any, Final
 
 from spotd_jobs.spec import units
 from spotd_jobs.spec.fields import Convert, Table, bounded, choice, env_name, fraction, integer, kind, shown, text
-from spotd_jobs.spec.model import CheckpointPolicy, GpuAlternative, JobSpec, MarketChoice, MetricBest, Resources
+from spotd_jobs.spec.model import (
+    CheckpointPolicy,
+    GpuAlternative,
+    JobSpec,
+    MarketChoice,
+    MetricBest,
+    Resources,
+    Schedule,
+)
 from spotd_jobs.spec.problems import BadValue, nearest
+from spotd_jobs.spec.windows import parse_window, parse_zone, window_words
 
 STOP_SIGNALS: Final = frozenset(
     {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT", "SIGXCPU"}
@@ -261,6 +270,10 @@ KEYS: Final = (
     JobKey("checkpoint.stop_grace", _one(_span()), "--stop-grace", "SPAN", "Time to save after that, say 90s."),
     JobKey("schedule.priority", _one(integer(least=-1000, most=1000, example="priority = 0")),
            "--priority", "N", "-1000 to 1000.", type=int, field="priority"),
+    JobKey("schedule.windows", _many(parse_window, 'windows = ["Mon-Fri 22:00-08:00"]', least=1, most=32, lone=True),
+           "--window", "SPAN", "Run only then, say 'Mon-Fri 22:00-08:00'; may be repeated.", repeated=True,
+           show=lambda spec: [window_words(one) for one in spec.schedule.windows]),
+    JobKey("schedule.timezone", _one(parse_zone), "--timezone", "ZONE", "Time zone of the windows, say Europe/Kyiv."),
     JobKey("retry.errors", _one(integer(least=0, most=100, example="errors = 1")),
            "--retries", "N", "Tries after failures of the job's own code.", type=int, field="retry_errors"),
     JobKey("retry.starts", _one(integer(least=1, most=100, example="starts = 5")),
@@ -278,7 +291,7 @@ FLAGS: Final = {key.path: key.flag for key in KEYS if key.flag}
 """The flag of each key that has one."""
 
 
-_PARTS: Final = {"": JobSpec, "resources": Resources, "checkpoint": CheckpointPolicy}
+_PARTS: Final = {"": JobSpec, "resources": Resources, "checkpoint": CheckpointPolicy, "schedule": Schedule}
 
 
 def _model_place(key: JobKey) -> tuple[int, int]:

@@ -77,6 +77,33 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A span of each week, by the clocks of the job's time zone.
+
+    Attributes:
+        days: on which it begins; 0 is Monday.
+        start_min, end_min: minutes after midnight; an end that is not after the start is one of the next day.
+    """
+
+    days: tuple[int, ...]
+    start_min: int
+    end_min: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When a job may run, and which others come first.
+
+    Attributes:
+        windows: it runs in these only; at any time where there are none.
+        timezone: whose clocks the windows mean.
+    """
+
+    windows: tuple[Window, ...] = ()
+    timezone: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Everything about a job that does not change while it runs.
 
@@ -103,6 +130,7 @@ class JobSpec:
     price: PriceLimit | None = None
     job_budget: int | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    schedule: Schedule = field(default_factory=Schedule)
     priority: int = 0
     retry_errors: int = 1
     retry_starts: int = 5

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from spotd_jobs.spec.fields import Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
-from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, Resources
+from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, Resources, Schedule
 from spotd_jobs.spec.problems import Problem, SpecError
+from spotd_jobs.spec.windows import WINDOW_HINT, ZONE_HINT
 
 _TABLES: Final = {key.path.rpartition(".")[0] for key in FILE_ORDER}
 KNOWN: Final[Mapping[str, frozenset[str]]] = {
@@ -27,8 +28,6 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
 
 NOT_YET: Final[Mapping[str, str]] = {
     "schedule.deadline": "remove it; a job runs until it is done or its budget is spent",
-    "schedule.windows": "remove it; a job runs at any hour that its price limit allows",
-    "schedule.timezone": "remove it; it only matters for windows",
     "schedule.after": "remove it and submit this job when the other one has succeeded",
     "schedule.max_duration": "remove it; [budget] job limits what the job may cost",
     "watchdog": "remove the table; a stalled job is not noticed by itself for now",
@@ -68,7 +67,12 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         raise SpecError(source, problems)
     if own.get("workdir") is not None:
         own["workdir"] = _absolute(own["workdir"], base)
-    return JobSpec(**own, resources=Resources(**parts["resources"]), checkpoint=CheckpointPolicy(**parts["checkpoint"]))
+    return JobSpec(
+        **own,
+        resources=Resources(**parts["resources"]),
+        checkpoint=CheckpointPolicy(**parts["checkpoint"]),
+        schedule=Schedule(**parts["schedule"]),
+    )
 
 
 def _refuse_contradictions(tables: Mapping[str, Table], own: Mapping[str, Any]) -> None:
@@ -86,6 +90,11 @@ def _refuse_contradictions(tables: Mapping[str, Table], own: Mapping[str, Any]) 
         resources.report("gpu_count", "cannot stand beside gpu", hint)
     if "best" in checkpoint and "metric" not in checkpoint:
         checkpoint.report("best", "says of no metric which value is the best", 'name it: metric = "eval_loss"')
+    schedule = tables["schedule"]
+    if "windows" in schedule and "timezone" not in schedule:
+        schedule.report("timezone", "is missing, and windows are times of its clocks", ZONE_HINT)
+    elif "timezone" in schedule and "windows" not in schedule:
+        schedule.report("timezone", "has no windows that it is for", f"remove it, or {WINDOW_HINT}")
 
 
 def _absolute(workdir: str, base: Path | None) -> str:
