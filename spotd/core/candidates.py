@@ -21,6 +21,7 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope, cooling_until
+from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
 from spotd.core.policy import Policy, ProviderPolicy
@@ -340,14 +341,6 @@ def _last_error(rules: ProviderPolicy, at: datetime | None, error: str, now: dat
         age = int((now - at).total_seconds())
         return f"prices are {age} s old" + (f": {error}" if error else "")
     return ""
-
-
-def resolve_gpu(name: str) -> frozenset[str]:
-    """Canonical names a user's spelling stands for; an unknown one stands for itself."""
-    try:
-        return gpus.resolve(name)
-    except gpus.UnknownGpu:
-        return frozenset({name})
 
 
 def mismatch(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool) -> str:

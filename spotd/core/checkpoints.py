@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 OF_ANOTHER_JOB: Final = 0
@@ -19,6 +19,7 @@ class Checkpoint:
         sha256: of the manifest's bytes.
         metric: what the job measured with it, where the job names a metric and the checkpoint holds it.
         pinned: its owner keeps it, whatever `keep` is.
+        worked: the work in it, as time on a machine of speed 1.0, where the job's owner states how much there is.
         host: where it was written, if the provider names hosts.
         proven_by: the attempt that resumed from it and got further.
         doubted_by: attempts that resumed from it and failed without getting further, oldest first.
@@ -36,6 +37,7 @@ class Checkpoint:
     host: str = ""
     proven_by: int | None = None
     doubted_by: tuple[int, ...] = ()
+    worked: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from spotd.core.ids import AttemptId
 from spotd.core.lineage import with_progress
 from spotd.core.outputs import note_outputs, pin_outputs
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.remaining_work import with_pace, with_work
 from spotd.core.retention import note_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.traffic import meter_outputs, meter_traffic
@@ -43,7 +44,9 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     note_fallbacks(builder, attempt_id, report.fallbacks)
     if report.checkpoints:
         job = builder.job(attempt_id.job)
-        builder.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, report.checkpoints)))
+        resumed = replace(item, resumed_from=item.resumed_from or report.resumed_from)
+        fresh = with_work(job, resumed, report.checkpoints, builder.now)
+        builder.put_job(replace(job, checkpoints=with_fresh(job, attempt_id.number, fresh)))
         for checkpoint in report.checkpoints:
             if checkpoint.manifest_key in report.unannounced:
                 continue
@@ -89,7 +92,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     meter_traffic(builder, attempt_id, report)
     item = builder.attempt(attempt_id)
     if report.checkpoints:
-        job = builder.job(attempt_id.job)
+        job = with_pace(builder.job(attempt_id.job), item, report.checkpoints, builder.now)
         builder.put_job(with_progress(job, item, builder.now))
     if report.notice_at is not None:
         note_notice(builder, attempt_id, report.notice_at)

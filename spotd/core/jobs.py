@@ -35,6 +35,17 @@ class RunTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaceSample:
+    """How many steps one attempt made, by its checkpoints, in how much time of its command."""
+
+    attempt: int
+    gpu: str
+    gpu_count: int
+    steps: int
+    span: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """What was in the store of a job's outputs when the end of the attempt that succeeded was read.
 
@@ -67,6 +78,7 @@ class Job:
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended; what has no known on-demand price counts as its own cost.
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
+        paces: of its newest attempts, oldest first, one for each.
         outputs: what the attempt that succeeded left, `None` before one has.
     """
 
@@ -99,6 +111,7 @@ class Job:
     rate_low: MicroUsdPerHour | None = None
     disk_gb_seen: int = 0
     totals: RunTotals = field(default_factory=RunTotals)
+    paces: tuple[PaceSample, ...] = ()
 
     @property
     def budget(self) -> MicroUsd | None:

@@ -161,6 +161,9 @@ def _way(hint: Any) -> tuple[_Convert | None, _Convert | None]:
         return str, hint
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return to_json, lambda text: from_json(hint, text)
+    if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
+        adapter = _adapter(hint)
+        return lambda value: adapter.dump_json(value).decode(), adapter.validate_json
     if get_origin(hint) is tuple:
         return compact, lambda text: tuple(json.loads(text))
     if get_origin(hint) is Mapping:

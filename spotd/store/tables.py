@@ -104,6 +104,8 @@ class JobRow(Base, table=True):
     """Names, in JSON."""
     totals_preemptions: int = _zero()
     totals_uncompared: int = _zero()
+    paces: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
+    """What its attempts showed, in JSON."""
 
 
 class AttemptRow(Base, table=True):
@@ -193,6 +195,7 @@ class CheckpointRow(Base, table=True):
     proven_by: int | None = _big(nullable=True)
     doubted_by: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
     """Numbers of attempts, in JSON."""
+    worked: int | None = _big(nullable=True)
 
 
 class IntentRow(Base, table=True):

@@ -218,6 +218,29 @@ class Table:
                 pairs.append((name, content))
         return tuple(sorted(pairs))
 
+    def take_numbers(
+        self, key: str, *, least: float, most: float, count_max: int, name_pattern: str, example: str
+    ) -> tuple[tuple[str, float], ...]:
+        """Return a table of numbers within bounds as sorted pairs."""
+        value = self._data.get(key, {})
+        if not isinstance(value, Mapping):
+            self.report(key, f"must be a table, not {kind(value)}", f"write {example}")
+            return ()
+        if len(value) > count_max:
+            self.report(key, f"has more than {count_max} entries", "name only what the job may run on")
+            return ()
+        pairs = []
+        for name, number in value.items():
+            if not re.fullmatch(name_pattern, name):
+                self.report((key, name), f"{shown(name)} is not a name that can stand here", f"write {example}")
+            elif isinstance(number, bool) or not isinstance(number, int | float):
+                self.report((key, name), f"must be a number, not {kind(number)}", f"write {example}")
+            elif not least <= number <= most:  # a NaN is within no bounds
+                self.report((key, name), f"{shown(number)} is not between {least:g} and {most:g}", f"write {example}")
+            else:
+                pairs.append((name, float(number)))
+        return tuple(sorted(pairs))
+
     def table(self, key: str, *, example: str) -> Table:
         """Return the table below `key`; an empty one if it is absent or, with a problem kept, no table."""
         value = self._data.get(key, {})

@@ -14,11 +14,13 @@ from spotd_jobs.spec.fields import Convert, Table, bounded, choice, env_name, fr
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     GpuAlternative,
+    GpuSpeed,
     JobSpec,
     MarketChoice,
     MetricBest,
     Resources,
     Schedule,
+    Work,
 )
 from spotd_jobs.spec.problems import BadValue, nearest
 from spotd_jobs.spec.windows import parse_window, parse_zone, window_words
@@ -32,6 +34,11 @@ _NAME_PATTERN: Final = r"[a-z0-9][a-z0-9._-]{0,62}"
 _WORD_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _GPU: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*?)\s*(?::\s*(?P<count>[^:]*?)\s*)?")
 GPU_HINT: Final = 'write gpu = ["H100:1", "A100-80GB:1"]: a name, and after a colon how many in one machine'
+_GPU_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}"
+SPEED_EXAMPLE: Final = "[speed] with H100 = 1.0 and A100-80GB = 0.42 below it"
+STEPS_MAX: Final = 10**12
+SPEED_MIN: Final = 0.001
+SPEED_MAX: Final = 1000.0
 _COUNT_MAX: Final = 16
 _RUN: Final = 'run = "python train.py" or run = ["python", "train.py"]'
 _IMAGE: Final = 'image = "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"'
@@ -168,6 +175,13 @@ def _gpu(value: object) -> GpuAlternative:
     return GpuAlternative(name=match["name"], count=int(count))
 
 
+def _speeds(table: Table, key: str) -> tuple[GpuSpeed, ...]:
+    found = table.take_numbers(
+        key, least=SPEED_MIN, most=SPEED_MAX, count_max=64, name_pattern=_GPU_NAME, example=SPEED_EXAMPLE
+    )
+    return tuple(GpuSpeed(name=name, ppm=round(speed * units.MICRO)) for name, speed in found)
+
+
 def _cuda(value: object) -> str:
     hint = 'write min_cuda = "12.4", in quotes'
     if not isinstance(value, str):
@@ -278,12 +292,17 @@ KEYS: Final = (
            "--retries", "N", "Tries after failures of the job's own code.", type=int, field="retry_errors"),
     JobKey("retry.starts", _one(integer(least=1, most=100, example="starts = 5")),
            "--starts", "N", "Failed starts in a row that end the job; 5 unless given.", type=int, field="retry_starts"),
+    JobKey("work.time", _one(_span(least=timedelta(seconds=1), most=units.DURATION_MAX, words="1s and 3650d")),
+           "--work-time", "SPAN", "How long it works in all at speed 1.0, say 24h."),
+    JobKey("work.steps", _one(integer(least=1, most=STEPS_MAX, example="steps = 100000")),
+           "--work-steps", "N", "How many steps it makes in all.", type=int),
     JobKey("run", _one(_run), "the command behind --", missing=f"write {_RUN}",
            show=lambda spec: spec.run[2] if spec.run[:2] == _SHELL and len(spec.run) == 3 else list(spec.run)),
     JobKey("env", lambda table, key: table.take_env(key, count_max=256, length_max=32_768), "--env",
            show=lambda spec: dict(spec.env)),
     JobKey("secrets", _many(env_name, 'secrets = ["WANDB_API_KEY"]'), "--secret"),
     JobKey("checkpoint.settle", _one(_span())),
+    JobKey("speed", _speeds, show=lambda spec: {one.name: one.ppm / units.MICRO for one in spec.speed}),
 )  # fmt: skip
 """In the order in which `spotctl submit --help` lists the flags."""
 
@@ -291,7 +310,13 @@ FLAGS: Final = {key.path: key.flag for key in KEYS if key.flag}
 """The flag of each key that has one."""
 
 
-_PARTS: Final = {"": JobSpec, "resources": Resources, "checkpoint": CheckpointPolicy, "schedule": Schedule}
+_PARTS: Final = {
+    "": JobSpec,
+    "resources": Resources,
+    "checkpoint": CheckpointPolicy,
+    "schedule": Schedule,
+    "work": Work,
+}
 
 
 def _model_place(key: JobKey) -> tuple[int, int]:

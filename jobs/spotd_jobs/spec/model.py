@@ -104,6 +104,27 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """How much there is to do, where the job's owner knows it.
+
+    Attributes:
+        time: for how long the command works in all on a machine of speed 1.0.
+        steps: how many steps it makes in all; its checkpoints show how many of them are done.
+    """
+
+    time: timedelta | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpeed:
+    """How much of the job one GPU of this name does per hour, relative to one of speed 1.0, in millionths."""
+
+    name: str
+    ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Everything about a job that does not change while it runs.
 
@@ -134,3 +155,5 @@ class JobSpec:
     priority: int = 0
     retry_errors: int = 1
     retry_starts: int = 5
+    work: Work = field(default_factory=Work)
+    speed: tuple[GpuSpeed, ...] = ()

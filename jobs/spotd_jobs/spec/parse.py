@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from spotd_jobs.spec.fields import Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
-from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, Resources, Schedule
+from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, Resources, Schedule, Work
 from spotd_jobs.spec.problems import Problem, SpecError
 from spotd_jobs.spec.windows import WINDOW_HINT, ZONE_HINT
 
@@ -31,7 +31,6 @@ NOT_YET: Final[Mapping[str, str]] = {
     "schedule.after": "remove it and submit this job when the other one has succeeded",
     "schedule.max_duration": "remove it; [budget] job limits what the job may cost",
     "watchdog": "remove the table; a stalled job is not noticed by itself for now",
-    "speed": "remove the table; machines are ranked by effective price for now",
 }
 """Keys of the job file that are not built yet, with what to do meanwhile."""
 
@@ -72,6 +71,7 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         resources=Resources(**parts["resources"]),
         checkpoint=CheckpointPolicy(**parts["checkpoint"]),
         schedule=Schedule(**parts["schedule"]),
+        work=Work(**parts["work"]),
     )
 
 

@@ -20,10 +20,11 @@ from spotd.api.handlers.render import (
 from spotd.api.requests import JobRequest
 from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
-from spotd.core.candidates import CandidateCatalogue, requirement_key, resolve_gpu
+from spotd.core.candidates import CandidateCatalogue, requirement_key
 from spotd.core.ceilings import ceiling_for, is_admissible
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
+from spotd.core.gpu_names import resolve_gpu
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot

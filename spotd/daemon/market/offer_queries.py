@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from spotd.core.candidates import resolve_gpu
 from spotd.core.disk import disk_gb_for
+from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job
 from spotd.core.states import JobState
 from spotd.core.world import World

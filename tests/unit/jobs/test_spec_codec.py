@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd_jobs.spec.codec import SpecDocumentError, spec_from_json, spec_to_json
-from spotd_jobs.spec.model import CheckpointPolicy, GpuAlternative, JobSpec, MarketChoice, PriceLimit, Resources
+from spotd_jobs.spec.model import (
+    CheckpointPolicy,
+    GpuAlternative,
+    GpuSpeed,
+    JobSpec,
+    MarketChoice,
+    PriceLimit,
+    Resources,
+    Work,
+)
 
 WORDS = st.text(min_size=1, max_size=10)
 COUNTS = st.integers(0, 10**9)
@@ -43,6 +52,8 @@ SPECS = st.builds(
     retry_starts=COUNTS,
     checkpoint=st.builds(CheckpointPolicy, every=st.none() | DURATIONS, settle=DURATIONS, stop_grace=DURATIONS),
     priority=st.integers(-1000, 1000),
+    work=st.builds(Work, time=st.none() | DURATIONS, steps=st.none() | COUNTS),
+    speed=tuples(st.builds(GpuSpeed, name=WORDS, ppm=COUNTS)),
 )
 SPEC = JobSpec(name="j", run=("true",), image="busybox", env=(("A", "1"),), price=PriceLimit(per_gpu_hour=1))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import tomllib
@@ -16,10 +17,12 @@ from spotd_jobs.spec.files import read_toml
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     GpuAlternative,
+    GpuSpeed,
     JobSpec,
     MarketChoice,
     PriceLimit,
     Resources,
+    Work,
 )
 from spotd_jobs.spec.parse import KNOWN, NOT_YET, merge, parse_job
 from spotd_jobs.spec.problems import Problem, SpecError
@@ -59,6 +62,12 @@ priority = -3
 [retry]
 errors = 2
 starts = 7
+[work]
+time = "24h"
+steps = 100000
+[speed]
+H100 = 1.0
+A100-80GB = 0.42
 """
 LEAST: Mapping[str, Any] = {"name": "j", "run": "true", "image": "busybox", "resources": {"gpu": "H100"}}
 
@@ -113,6 +122,8 @@ def test_the_whole_job_file_is_understood() -> None:
         priority=-3,
         retry_errors=2,
         retry_starts=7,
+        work=Work(time=timedelta(hours=24), steps=100_000),
+        speed=(GpuSpeed(name="A100-80GB", ppm=420_000), GpuSpeed(name="H100", ppm=1_000_000)),
     )
 
 
@@ -221,6 +232,18 @@ BAD: list[Any] = [
     pytest.param({"budget": {"job": float("inf")}}, "budget.job", "inf is not", "write dollars", id="endless budget"),
     pytest.param({"checkpoint": {"path": "../up"}}, "checkpoint.path", "must not hold ..", "$SPOTD", id="path up"),
     pytest.param({"checkpoint": {"path": "/"}}, "checkpoint.path", "more than checkpoints", "$SPOTD", id="path root"),
+    pytest.param({"work": {"time": "0s"}}, "work.time", "between 1s and 3650d", "bounds", id="work 0"),
+    pytest.param({"work": {"steps": 0}}, "work.steps", "not between 1 and", "steps = 100000", id="steps 0"),
+    pytest.param({"work": {"steps": 1e300}}, "work.steps", "whole number", "steps = 100000", id="steps float"),
+    pytest.param({"speed": 2}, "speed", "must be a table, not a number", "H100 = 1.0", id="speed no table"),
+    pytest.param({"speed": {"H100": 0}}, "speed.H100", "not between 0.001 and 1000", "H100 = 1.0", id="speed 0"),
+    pytest.param({"speed": {"H100": -1}}, "speed.H100", "not between 0.001", "H100 = 1.0", id="speed negative"),
+    pytest.param({"speed": {"H100": math.nan}}, "speed.H100", "nan is not between", "H100 = 1.0", id="speed nan"),
+    pytest.param({"speed": {"H100": 1e308}}, "speed.H100", "not between", "H100 = 1.0", id="speed huge"),
+    pytest.param({"speed": {"H100": 10**400}}, "speed.H100", "not between", "H100 = 1.0", id="speed beyond float"),
+    pytest.param({"speed": {"H100": True}}, "speed.H100", "must be a number", "H100 = 1.0", id="speed bool"),
+    pytest.param({"speed": {"": 1}}, 'speed.""', "not a name", "H100 = 1.0", id="speed no name"),
+    pytest.param({"speed": {f"G{n}": 1 for n in range(65)}}, "speed", "more than 64", "name only", id="speeds"),
     pytest.param({"checkpoint": {"every": 15}}, "checkpoint.every", "15 has no unit of time", '"15m"', id="every"),
     pytest.param({"checkpoint": {"every": "0s"}}, "checkpoint.every", "between 1ms and 7d", "bounds", id="every 0"),
     pytest.param({"checkpoint": {"keep": 0}}, "checkpoint.keep", "0 is not between", "keep = 3", id="keep none"),

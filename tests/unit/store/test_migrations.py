@@ -113,8 +113,8 @@ NEXT = """
     from alembic import op
     import sqlalchemy as sa
 
-    revision = "0002"
-    down_revision = "0001"
+    revision = "next"
+    down_revision = "{head}"
 
     def upgrade():
         op.add_column("jobs", sa.Column("colour", sa.Text(), nullable=True))
@@ -126,8 +126,8 @@ NEXT = """
 def next_version(folder: Path, body: str = "") -> Schema:
     """A schema one step ahead of this one."""
     folder.mkdir(parents=True)
-    (folder / "r0002_next.py").write_text(dedent(NEXT).format(body=body))
-    return Schema(revisions=(*BUNDLED.revisions, "0002"), folders=(*BUNDLED.folders, folder))
+    (folder / "next_one.py").write_text(dedent(NEXT).format(body=body, head=BUNDLED.head))
+    return Schema(revisions=(*BUNDLED.revisions, "next"), folders=(*BUNDLED.folders, folder))
 
 
 def content(path: Path) -> str:
