@@ -11,7 +11,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache, lru_cache
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -28,7 +28,11 @@ class SpecDocumentError(ValueError):
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
     """Plain JSON data from which `spec_from_json` makes an equal value. Of secrets, a spec has only names."""
-    return {"schema": SCHEMA, **json.loads(json.dumps(dataclasses.asdict(spec), default=format_duration))}
+    return {"schema": SCHEMA, **json.loads(json.dumps(dataclasses.asdict(spec), default=_as_text))}
+
+
+def _as_text(value: datetime | timedelta) -> str:
+    return value.isoformat() if isinstance(value, datetime) else format_duration(value)
 
 
 def spec_from_json(document: Mapping[str, Any]) -> JobSpec:
@@ -77,6 +81,8 @@ def _decoder(hint: Any) -> _Decode:
         return _dataclass_decoder(hint)
     if hint is timedelta:
         return _duration
+    if hint is datetime:
+        return _instant
     if hint is float:
         return _number
     if isinstance(hint, type) and issubclass(hint, StrEnum):
@@ -99,6 +105,16 @@ def _duration(value: Any) -> timedelta:
         return _remembered(value)
     except UnitError as exc:
         raise _Unclear(str(exc)) from exc
+
+
+def _instant(value: Any) -> datetime:
+    try:
+        at = datetime.fromisoformat(value)
+    except (TypeError, ValueError) as exc:
+        raise _strange(value) from exc
+    if at.tzinfo is None:
+        raise _strange(value)
+    return at
 
 
 def _number(value: Any) -> float:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from spotd_jobs.spec import units
+from spotd_jobs.spec.deadlines import deadline_words, parse_deadline
 from spotd_jobs.spec.fields import Convert, Table, bounded, choice, env_name, fraction, integer, kind, shown, text
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
@@ -18,6 +19,7 @@ from spotd_jobs.spec.model import (
     JobSpec,
     MarketChoice,
     MetricBest,
+    PolicyName,
     Resources,
     Schedule,
     Work,
@@ -284,6 +286,14 @@ KEYS: Final = (
     JobKey("checkpoint.stop_grace", _one(_span()), "--stop-grace", "SPAN", "Time to save after that, say 90s."),
     JobKey("schedule.priority", _one(integer(least=-1000, most=1000, example="priority = 0")),
            "--priority", "N", "-1000 to 1000.", type=int, field="priority"),
+    JobKey("schedule.deadline", _one(parse_deadline),
+           "--deadline", "WHEN", "Be done by then: 36h from now, or an instant with its zone.",
+           show=lambda spec: deadline_words(spec.schedule.deadline)),
+    JobKey("schedule.max_duration",
+           _one(_span(least=timedelta(minutes=1), most=units.DURATION_MAX, words="1m and 3650d")),
+           "--max-duration", "SPAN", "End it once its command ran so long, on all machines together."),
+    JobKey("schedule.policy", _one(choice(PolicyName)),
+           "--policy", "NAME", "How it meets its deadline; slack-pacing unless given."),
     JobKey("schedule.windows", _many(parse_window, 'windows = ["Mon-Fri 22:00-08:00"]', least=1, most=32, lone=True),
            "--window", "SPAN", "Run only then, say 'Mon-Fri 22:00-08:00'; may be repeated.", repeated=True,
            show=lambda spec: [window_words(one) for one in spec.schedule.windows]),

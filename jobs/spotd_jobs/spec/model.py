@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 
@@ -90,6 +90,28 @@ class Window:
     end_min: int
 
 
+class PolicyName(StrEnum):
+    """When a job waits, uses spot or pays for on-demand; the rules are in `spotd.core.policies`."""
+
+    CEILING = "ceiling"
+    GREEDY = "greedy"
+    UNIFORM_PROGRESS = "uniform-progress"
+    UNIFORM_PROGRESS_EAGER = "uniform-progress-eager"
+    SLACK_RESERVE = "slack-reserve"
+    SLACK_RESERVE_TENTH = "slack-reserve-tenth"
+    SLACK_PACING = "slack-pacing"
+    ON_DEMAND = "on-demand"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """By when a job is to be done: exactly one of the two is set."""
+
+    span: timedelta | None = None
+    """From its submission on, or from its newest retry."""
+    at: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """When a job may run, and which others come first.
@@ -97,10 +119,16 @@ class Schedule:
     Attributes:
         windows: it runs in these only; at any time where there are none.
         timezone: whose clocks the windows mean.
+        deadline: it ends then, done or not.
+        max_duration: its command runs for so long at most, on all machines together.
+        policy: absent: `slack-pacing` with a deadline, else `ceiling`.
     """
 
     windows: tuple[Window, ...] = ()
     timezone: str | None = None
+    deadline: Deadline | None = None
+    max_duration: timedelta | None = None
+    policy: PolicyName | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Every problem is reported, not only the first, each with its full key and a way out. Unknown keys are refused with the
 nearest known one; keys that the job file will have one day are refused as not available yet, never ignored, because a
-deadline that is silently dropped is worse than one that is refused.
+key that is silently dropped is worse than one that is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from spotd_jobs.spec.deadlines import DEADLINE_HINT
 from spotd_jobs.spec.fields import Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
-from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, Resources, Schedule, Work
+from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, PolicyName, Resources, Schedule, Work
 from spotd_jobs.spec.problems import Problem, SpecError
 from spotd_jobs.spec.windows import WINDOW_HINT, ZONE_HINT
 
@@ -27,9 +28,7 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
 """Every key a job file may hold, by table."""
 
 NOT_YET: Final[Mapping[str, str]] = {
-    "schedule.deadline": "remove it; a job runs until it is done or its budget is spent",
     "schedule.after": "remove it and submit this job when the other one has succeeded",
-    "schedule.max_duration": "remove it; [budget] job limits what the job may cost",
     "watchdog": "remove the table; a stalled job is not noticed by itself for now",
 }
 """Keys of the job file that are not built yet, with what to do meanwhile."""
@@ -61,7 +60,7 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
             part, field = key.place
             parts[part][field] = key.read(tables[name], last)
     own = parts[""]
-    _refuse_contradictions(tables, own)
+    _refuse_contradictions(tables, parts)
     if problems:
         raise SpecError(source, problems)
     if own.get("workdir") is not None:
@@ -75,8 +74,9 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
     )
 
 
-def _refuse_contradictions(tables: Mapping[str, Table], own: Mapping[str, Any]) -> None:
+def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapping[str, Any]]) -> None:
     """Report keys that need or exclude each other."""
+    own = parts[""]
     for name in sorted({*own.get("secrets", ())} & {name for name, _ in own.get("env", ())}):
         tables[""].report("secrets", f"{name} is also in env, where everybody can read it", "remove it from env")
     resources, checkpoint = tables["resources"], tables["checkpoint"]
@@ -90,7 +90,9 @@ def _refuse_contradictions(tables: Mapping[str, Table], own: Mapping[str, Any]) 
         resources.report("gpu_count", "cannot stand beside gpu", hint)
     if "best" in checkpoint and "metric" not in checkpoint:
         checkpoint.report("best", "says of no metric which value is the best", 'name it: metric = "eval_loss"')
-    schedule = tables["schedule"]
+    schedule, policy = tables["schedule"], parts["schedule"].get("policy")
+    if policy not in {None, PolicyName.CEILING} and "deadline" not in schedule:
+        schedule.report("policy", f"{policy} decides about a deadline, and there is none", DEADLINE_HINT)
     if "windows" in schedule and "timezone" not in schedule:
         schedule.report("timezone", "is missing, and windows are times of its clocks", ZONE_HINT)
     elif "timezone" in schedule and "windows" not in schedule:

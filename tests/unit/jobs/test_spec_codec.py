@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from spotd_jobs.spec.codec import SpecDocumentError, spec_from_json, spec_to_json
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
+    Deadline,
     GpuAlternative,
     GpuSpeed,
     JobSpec,
     MarketChoice,
+    PolicyName,
     PriceLimit,
     Resources,
+    Schedule,
     Work,
 )
 
@@ -52,6 +55,14 @@ SPECS = st.builds(
     retry_starts=COUNTS,
     checkpoint=st.builds(CheckpointPolicy, every=st.none() | DURATIONS, settle=DURATIONS, stop_grace=DURATIONS),
     priority=st.integers(-1000, 1000),
+    schedule=st.builds(
+        Schedule,
+        deadline=st.none()
+        | st.builds(Deadline, span=DURATIONS)
+        | st.builds(Deadline, at=st.datetimes(timezones=st.just(UTC))),
+        max_duration=st.none() | DURATIONS,
+        policy=st.none() | st.sampled_from(PolicyName),
+    ),
     work=st.builds(Work, time=st.none() | DURATIONS, steps=st.none() | COUNTS),
     speed=tuples(st.builds(GpuSpeed, name=WORDS, ppm=COUNTS)),
 )
