@@ -51,6 +51,8 @@ _NO_SETBACK: Final = frozenset(
         EndReason.OVER_BUDGET,
         EndReason.BUDGET_PAUSED,
         EndReason.WINDOW_CLOSED,
+        EndReason.DEADLINE_PASSED,
+        EndReason.MAX_DURATION,
         EndReason.FORGOTTEN,
         EndReason.NOT_SENT,
         EndReason.QUARANTINED,

@@ -14,6 +14,7 @@ from functools import partial
 
 from spotd.core.attempts import Attempt
 from spotd.core.budgets import BudgetGuard
+from spotd.core.deadlines.expiry import enforce_deadlines
 from spotd.core.enforcement import Enforcement
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
@@ -40,6 +41,7 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     enforcement.enforce_budgets()
     enforcement.enforce_ceilings()
     enforce_windows(builder, world)
+    enforce_deadlines(builder, world)
     for job in _serving_order(world.jobs.values()):
         if builder.job(job.id).state.is_final:
             continue  # quarantined by a former step, or over

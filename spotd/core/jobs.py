@@ -46,6 +46,28 @@ class PaceSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """What a job with a deadline or a longest duration remembers from one decision to the next.
+
+    Attributes:
+        counted_from: since when its deadline is counted, where it was retried; else since its submission.
+        ran_before: how long its command had run at its newest retry.
+        up_since: since when a spot machine can be had, or is held, without a break; `None` while none can.
+        past_up, past_runs: how long, and how often, that was so before.
+        losses: of its recoveries those that have ended such a run already.
+        is_slipping: its owner was warned that the deadline may not be met.
+    """
+
+    counted_from: datetime | None = None
+    ran_before: timedelta = timedelta(0)
+    up_since: datetime | None = None
+    past_up: timedelta = timedelta(0)
+    past_runs: int = 0
+    losses: int = 0
+    is_slipping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """What was in the store of a job's outputs when the end of the attempt that succeeded was read.
 
@@ -111,6 +133,7 @@ class Job:
     rate_low: MicroUsdPerHour | None = None
     disk_gb_seen: int = 0
     totals: RunTotals = field(default_factory=RunTotals)
+    pacing: Pacing = field(default_factory=Pacing)
     paces: tuple[PaceSample, ...] = ()
 
     @property

@@ -26,6 +26,7 @@ from spotd.core.candidates import (
     requirement_key,
 )
 from spotd.core.ceilings import agree, ceiling_for, highest_ceiling, is_admissible, total_ceiling
+from spotd.core.deadlines.expiry import words_of_expiry
 from spotd.core.disk import disk_gb_for
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
@@ -120,6 +121,10 @@ class JobPlacement:
         return CandidateCatalogue(market, world.policy, world.cooldowns, self.now, attempts=world.attempts.values())
 
     def _place(self, job: Job) -> None:
+        if over := words_of_expiry(job, self.now):
+            self.builder.move_job(job.id, JobState.EXPIRED, over)
+            self._wait(job, VerdictKind.DEADLINE, over)
+            return
         used_up = ""
         if job.budget is not None:
             used_up = self.budget_guard.is_hopeless(job, plausible_rates(self.catalogue, job, self.policy))

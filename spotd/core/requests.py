@@ -8,7 +8,7 @@ from typing import Final
 
 from spotd.core.attempts import Attempt, StopOrder
 from spotd.core.ids import JobId
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, Pacing
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
@@ -125,6 +125,7 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
             cancel_requested=False,
             ended_at=None,
             exit_code=None,
+            pacing=Pacing(counted_from=now, ran_before=job.totals.ran, losses=job.recoveries),
         )
     )
     although = ", although it had succeeded" if job.state is JobState.SUCCEEDED else ""

@@ -172,6 +172,8 @@ class EndReason(StrEnum):
     OVER_BUDGET = "over_budget"
     BUDGET_PAUSED = "budget_paused"
     WINDOW_CLOSED = "window_closed"
+    DEADLINE_PASSED = "deadline_passed"
+    MAX_DURATION = "max_duration"
     PRICE_ROSE = "price_rose"
     CANCELLED = "cancelled"
     LEASE_EXPIRED = "lease_expired"
@@ -236,6 +238,8 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.OVER_BUDGET: EndTraits(JobState.QUEUED, "the job's budget is used up: {detail}"),
     EndReason.BUDGET_PAUSED: EndTraits(JobState.QUEUED, "stopped until there is budget again: {detail}"),
     EndReason.WINDOW_CLOSED: EndTraits(JobState.QUEUED, "its window ends: {detail}"),
+    EndReason.DEADLINE_PASSED: EndTraits(JobState.EXPIRED, "its deadline has passed: {detail}"),
+    EndReason.MAX_DURATION: EndTraits(JobState.EXPIRED, "it ran for as long as it may: {detail}"),
     EndReason.PRICE_ROSE: EndTraits(
         JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
     ),

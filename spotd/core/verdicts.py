@@ -33,6 +33,8 @@ class VerdictKind(StrEnum):
     PAUSED = "paused"
     RECONCILING = "reconciling"
     WINDOW = "window"
+    DEADLINE = "deadline"
+    PACED = "paced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,13 @@ class JobRow(Base, table=True):
     """Names, in JSON."""
     totals_preemptions: int = _zero()
     totals_uncompared: int = _zero()
+    pacing_counted_from: int | None = _big(nullable=True)
+    pacing_ran_before: int = _zero()
+    pacing_up_since: int | None = _big(nullable=True)
+    pacing_past_up: int = _zero()
+    pacing_past_runs: int = _zero()
+    pacing_losses: int = _zero()
+    pacing_is_slipping: bool = Field(sa_column=Column(Boolean, nullable=False, server_default=false()))
     paces: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
     """What its attempts showed, in JSON."""
 

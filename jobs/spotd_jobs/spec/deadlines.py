@@ -45,7 +45,7 @@ def parse_deadline(value: object) -> Deadline:
 
 def _checked(at: datetime, written: str) -> datetime:
     if at.tzinfo is None:
-        raise BadValue(f"{shown(written)} has no time zone, and could be any of 26 hours", hint=DEADLINE_HINT)
+        raise BadValue(f"{shown(written)} has no time zone", hint=DEADLINE_HINT)
     try:
         at = at.astimezone(UTC)
     except OverflowError as exc:

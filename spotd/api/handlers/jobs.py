@@ -8,6 +8,7 @@ from typing import Final
 
 from spotd.api.errors import ApiUnavailable, OverBudget, StateConflict
 from spotd.api.handlers.context import HandlerContext, get_job
+from spotd.api.handlers.deadlines import require_due_later
 from spotd.api.handlers.listing_anomalies import notes_of
 from spotd.api.handlers.render import (
     event_response,
@@ -204,7 +205,8 @@ class JobHandlers:
             anyway: also where it succeeded, or where its machine reported so.
 
         Raises:
-            StateConflict: it is not final, or succeeded and `anyway` is not set, or its secrets are gone.
+            StateConflict: it is not final, or succeeded and `anyway` is not set, or its secrets are gone, or it was
+                due at an instant that has passed.
             ApiUnavailable: the checkpoint store does not answer.
             OverBudget: what is left of its budget buys nothing of use.
         """
@@ -215,6 +217,7 @@ class JobHandlers:
         if job.state is JobState.SUCCEEDED and not anyway:
             hint = f"spotctl retry --anyway {job_id} runs it again all the same, from its newest checkpoint"
             raise StateConflict(f"{job.name} succeeded", hint=hint)
+        require_due_later(job, self._context.clock.now())
         self._require_secrets(job)
         context = self._context
         # The state may be older than the store, which is asked at a start only about jobs that were not over.

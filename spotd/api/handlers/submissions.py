@@ -12,6 +12,7 @@ from pathlib import Path
 
 from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
 from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.deadlines import require_future
 from spotd.api.handlers.jobs import JobHandlers, require_free_name
 from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec
 from spotd.api.handlers.resume_source import find_resume_source, resume_source_response
@@ -45,6 +46,7 @@ class SubmissionHandlers:
             NotFound: there is no such job or checkpoint to resume from.
         """
         spec = self._spec(draft)
+        require_future(spec, self._context.clock.now())
         source = await find_resume_source(self._context, resume_from)
         if source is None:
             return self._outlook(spec)
@@ -107,6 +109,7 @@ class SubmissionHandlers:
         """
         context = self._context
         spec = self._spec(submission.draft)
+        require_future(spec, context.clock.now())
         _require_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
         source = await find_resume_source(context, submission.resume_from)

@@ -324,15 +324,15 @@ def test_waiting_in_json_prints_the_job_once_it_ended(ctl: Ctl, job_file: Path) 
             id="wrong unit",
         ),
         pytest.param(
-            ("[price]", '[schedule]\ndeadline = "36h"\n[price]'),
-            "error: train.toml:8: schedule.deadline: not available yet\n"
-            "  hint: remove it; a job runs until it is done or its budget is spent\n",
-            id="key of a later version",
+            ("[price]", '[schedule]\ndeadline = "36"\n[price]'),
+            'error: train.toml:8: schedule.deadline: "36" has no unit of time\n'
+            '  hint: write deadline = "36h", or an instant with its zone: deadline = 2026-11-24T08:00:00+02:00\n',
+            id="deadline without a unit",
         ),
         pytest.param(
-            ("[price]", "[schedule]\ndeadline = 2026-11-30T00:00:00Z\n[price]"),
-            "error: train.toml:8: schedule.deadline: not available yet\n"
-            "  hint: remove it; a job runs until it is done or its budget is spent\n",
+            ("[price]", "[schedule]\ndeadline = 2026-11-30T00:00:00\n[price]"),
+            'error: train.toml:8: schedule.deadline: "2026-11-30T00:00:00" has no time zone\n'
+            '  hint: write deadline = "36h", or an instant with its zone: deadline = 2026-11-24T08:00:00+02:00\n',
             id="a date",
         ),
         pytest.param(

@@ -312,7 +312,7 @@ def test_a_key_of_a_later_version_is_refused_as_not_available_yet(path: str) -> 
 
 
 def test_every_problem_is_reported_and_located() -> None:
-    text = FULL.replace('"100GB"', "100").replace("priority = -3", 'prio = 1\ndeadline = "1h"').replace("2.40", "nan")
+    text = FULL.replace('"100GB"', "100").replace("priority = -3", 'prio = 1\ndeadline = "1"').replace("2.40", "nan")
     with pytest.raises(SpecError) as caught:
         parse_job(tomllib.loads(text), "train.toml")
     located = caught.value.located(text)

@@ -1,0 +1,41 @@
+"""Which deadlines are refused when a job is submitted or retried."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from spotd.api.errors import Invalid, StateConflict
+from spotd.core.deadlines.due import due_words
+from spotd.core.jobs import Job
+from spotd.core.words import span_words
+from spotd_jobs.spec.model import JobSpec
+from spotd_jobs.spec.problems import Problem
+
+KEY = "schedule.deadline"
+
+
+def require_future(spec: JobSpec, now: datetime) -> None:
+    """Check that an instant by which the job is to be done has not passed.
+
+    Raises:
+        Invalid: it has.
+    """
+    deadline = spec.schedule.deadline
+    if deadline is None or deadline.at is None or deadline.at > now:
+        return
+    passed = f"{due_words(deadline.at)} passed {span_words(now - deadline.at)} ago"
+    problem = Problem(key=KEY, message=passed, hint='write a later instant, or a span from now: deadline = "36h"')
+    raise Invalid("the deadline of the job has passed", problems=(problem,))
+
+
+def require_due_later(job: Job, now: datetime) -> None:
+    """Check that a job which is to be tried again is not due at an instant that has passed.
+
+    Raises:
+        StateConflict: it is.
+    """
+    deadline = job.spec.schedule.deadline
+    if deadline is None or deadline.at is None or deadline.at > now:
+        return
+    hint = f"submit it again with a later deadline and --resume-from {job.id}"
+    raise StateConflict(f"{job.name} was due {due_words(deadline.at)}, which has passed", hint=hint)

@@ -1,0 +1,80 @@
+"""When a job is over, done or not: its deadline has passed, or its command ran for as long as it may.
+
+Its machine is ordered to save and stop at that instant, and the job has expired once it has. What it saved is kept, and
+`spotctl retry` goes on from there. A machine whose command has ended and that only uploads is left to finish, for no
+longer than any save.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from spotd.core.attempts import Attempt
+from spotd.core.deadlines.due import due_at, due_words, duration_left
+from spotd.core.jobs import Job
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.quarantine import contain
+from spotd.core.requests import stop_attempt
+from spotd.core.states import EndReason
+from spotd.core.words import span_words
+from spotd.core.world import World
+
+_ENDS_ITSELF: Final = frozenset({"upload", "done"})
+"""Phases of a host whose command has ended."""
+
+
+def words_of_expiry(job: Job, now: datetime) -> str:
+    """Why a job without a machine is over; empty while it is not."""
+    schedule = job.spec.schedule
+    if schedule.deadline is None and schedule.max_duration is None:
+        return ""
+    due, left = due_at(job), duration_left(job, None, now)
+    if due is not None and due <= now:
+        return _sentence(EndReason.DEADLINE_PASSED, _deadline_detail(due), job)
+    if left is not None and left <= timedelta(0):
+        return _sentence(EndReason.MAX_DURATION, _duration_detail(job), job)
+    return ""
+
+
+def enforce_deadlines(builder: PlanBuilder, world: World) -> None:
+    """Order each machine to save and stop whose job is over."""
+    for item in sorted(world.attempts.values(), key=lambda a: (a.id.job, a.id.number)):
+        schedule = world.jobs[item.id.job].spec.schedule
+        if item.state.counts and (schedule.deadline is not None or schedule.max_duration is not None):
+            contain(builder, item.id.job, partial(_enforce, builder, item), "its deadline cannot be judged")
+
+
+def _enforce(builder: PlanBuilder, item: Attempt) -> None:
+    job, now = builder.job(item.id.job), builder.now
+    if builder.attempt(item.id).stop is not None or not builder.attempt(item.id).state.counts:
+        return
+    due, left = due_at(job), duration_left(job, item, now)
+    patience = builder.policy.save_limit if item.phase in _ENDS_ITSELF else timedelta(0)
+    if due is not None and due + patience <= now:
+        stop_attempt(builder, item, EndReason.DEADLINE_PASSED, _detail(_deadline_detail(due), job))
+    elif left is not None and left + patience <= timedelta(0):
+        stop_attempt(builder, item, EndReason.MAX_DURATION, _detail(_duration_detail(job), job))
+    else:
+        if due is not None:
+            builder.wake(due + patience)
+        if left is not None and item.running_at is not None:
+            builder.wake(now + left + patience)
+
+
+def _deadline_detail(due: datetime) -> str:
+    return f"it was due {due_words(due)}"
+
+
+def _duration_detail(job: Job) -> str:
+    limit = job.spec.schedule.max_duration or timedelta(0)
+    return f"max_duration is {span_words(limit)}"
+
+
+def _detail(why: str, job: Job) -> str:
+    return f"{why}; its checkpoints are kept, and spotctl retry {job.name} goes on from the newest"
+
+
+def _sentence(reason: EndReason, why: str, job: Job) -> str:
+    return reason.sentence(_detail(why, job))
