@@ -7,7 +7,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from spotd.core.charges import NOTHING, Meter
+from spotd.core.freshness import Freshness
 from spotd.core.ids import AttemptId
+from spotd.core.progress import Watch
 from spotd.core.quotes import Quote
 from spotd.core.states import AttemptState, EndReason
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
@@ -67,6 +69,8 @@ class Attempt:
         traffic_since, traffic_spent: when it uploaded last, and what then was left of the debt of its uploads.
         bill_tries: how often the provider's own bill was asked for after the end; -1 once it was compared.
         billed: what that bill says, once it was believed.
+        watch: what is known of its progress, where its job is watched.
+        freshness: how old its newest checkpoint is, where its job states how often it saves.
     """
 
     id: AttemptId
@@ -107,6 +111,8 @@ class Attempt:
     billed: MicroUsd | None = None
     account: str = ""
     """At the provider; empty where it does not state one."""
+    watch: Watch | None = None
+    freshness: Freshness | None = None
 
     @property
     def provider(self) -> ProviderName:

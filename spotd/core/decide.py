@@ -25,6 +25,7 @@ from spotd.core.quarantine import guarded, in_words
 from spotd.core.schedule.opening import closing_words, enforce_windows
 from spotd.core.states import JobState
 from spotd.core.verdicts import Verdict, VerdictKind
+from spotd.core.watchdog import late_words
 from spotd.core.words import quote_words, witness_words
 from spotd.core.world import World
 
@@ -42,6 +43,7 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     enforcement.enforce_ceilings()
     enforce_windows(builder, world)
     enforce_deadlines(builder, world)
+    enforcement.enforce_progress()
     for job in _serving_order(world.jobs.values()):
         if builder.job(job.id).state.is_final:
             continue  # quarantined by a former step, or over
@@ -67,7 +69,11 @@ def _explain_running(placement: JobPlacement, job: Job) -> None:
 
 
 def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
-    notes = (closing_words(job, item, placement.now), witness_words(item, placement.policy, placement.now))
+    notes = (
+        closing_words(job, item, placement.now),
+        witness_words(item, placement.policy, placement.now),
+        late_words(item.freshness, job.checkpoints[0].name if job.checkpoints else "", placement.now),
+    )
     return "; ".join([job.reason, f"agreed at {quote_words(item.quote)}", *(note for note in notes if note)])
 
 

@@ -16,6 +16,7 @@ from spotd.core.ids import JobId
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import contain
 from spotd.core.requests import SAVES_NO_MORE, stop_attempt, without_save
+from spotd.core.stalls import stall_words
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
@@ -46,6 +47,19 @@ class Enforcement:
         over = words_over_ceiling(self.builder, item)
         if over:
             stop_attempt(self.builder, item, EndReason.PRICE_ROSE, over)
+
+    def enforce_progress(self) -> None:
+        """Stop each machine on which its job gets nowhere, where its owner wants that watched."""
+        for item in self._running():
+            if item.watch is not None:
+                contain(
+                    self.builder, item.id.job, partial(self._enforce_progress, item), "its progress cannot be judged"
+                )
+
+    def _enforce_progress(self, item: Attempt) -> None:
+        words = stall_words(item, self.world.jobs[item.id.job])
+        if words:
+            stop_attempt(self.builder, item, EndReason.STALLED, words)
 
     def enforce_budgets(self) -> None:
         """Stop each machine that a budget carries no longer, and buy nothing more on a budget that is used up."""

@@ -18,6 +18,7 @@ from spotd.core.remaining_work import with_pace, with_work
 from spotd.core.retention import note_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.traffic import meter_outputs, meter_traffic
+from spotd.core.watchdog import note_freshness, note_progress
 
 _RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
 _EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
@@ -94,6 +95,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     if report.checkpoints:
         job = with_pace(builder.job(attempt_id.job), item, report.checkpoints, builder.now)
         builder.put_job(with_progress(job, item, builder.now))
+    note_progress(builder, attempt_id, report, is_new=moved)
     if report.notice_at is not None:
         note_notice(builder, attempt_id, report.notice_at)
     _extend_stop(builder, attempt_id, report)
@@ -102,6 +104,7 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
         if item.state is AttemptState.INTENDED and item.ref is None:
             return  # the machine speaks before its launch was answered; its listing will name it
         _running(builder, attempt_id)
+    note_freshness(builder, attempt_id, report, is_new=moved)
 
 
 def _extend_stop(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> None:

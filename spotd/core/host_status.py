@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from spotd.core.checkpoints import Checkpoint, FallbackRestore
 from spotd.core.ids import AttemptId
+from spotd.core.progress import HostSample
 
 
 class ExitCause(StrEnum):
@@ -79,3 +80,7 @@ class HostStatus:
     uploads: Mapping[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
     restored_bytes: int = 0
+    up: timedelta | None = None
+    """For how long the host has run when it wrote its newest heartbeat, by its own steady clock."""
+    sample: HostSample | None = None
+    """What that heartbeat states of progress; only where the job is watched."""

@@ -102,6 +102,7 @@ class Job:
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
         paces: of its newest attempts, oldest first, one for each.
         outputs: what the attempt that succeeded left, `None` before one has.
+        stalls: machines in a row on which the watchdog saw no progress.
     """
 
     id: JobId
@@ -135,6 +136,7 @@ class Job:
     totals: RunTotals = field(default_factory=RunTotals)
     pacing: Pacing = field(default_factory=Pacing)
     paces: tuple[PaceSample, ...] = ()
+    stalls: int = 0
 
     @property
     def budget(self) -> MicroUsd | None:

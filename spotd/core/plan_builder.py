@@ -21,6 +21,7 @@ from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent
 from spotd.core.interruption_credit import taken_by_provider_until
 from spotd.core.jobs import Job
 from spotd.core.metering import booked_back, settled, with_correction
+from spotd.core.stalls import stalls_after, words_after
 from spotd.core.states import (
     AttemptState,
     Blame,
@@ -247,6 +248,7 @@ class PlanBuilder(WorkingCopy):
         errors = job.errors + (1 if reason in _COUNTED else 0)
         image_errors = job.image_errors + 1 if reason is EndReason.IMAGE_ERROR else 0
         back = setback(job, item, reason, self.now)
+        stalls = stalls_after(job, item) if reason is EndReason.STALLED else job.stalls
         state = traits.next_state
         if job.cancel_requested and state is not JobState.SUCCEEDED:
             state, sentence = JobState.CANCELLED, EndReason.CANCELLED.traits.sentence
@@ -254,6 +256,10 @@ class PlanBuilder(WorkingCopy):
             left = job.spec.retry_errors - errors + 1
             state = JobState.RECOVERING if left > 0 else JobState.FAILED
             sentence += f"; {left} of {job.spec.retry_errors} retries left" if left > 0 else "; no retry is left"
+        elif reason is EndReason.STALLED:
+            is_over, words = words_after(job, stalls)
+            state = JobState.FAILED if is_over else JobState.RECOVERING
+            sentence += words
         elif image_errors >= self.policy.image_errors_max:
             state = JobState.FAILED
             sentence += f"; it failed on {image_errors} machines in a row"
@@ -270,6 +276,7 @@ class PlanBuilder(WorkingCopy):
             sentence,
             errors=errors,
             image_errors=image_errors,
+            stalls=stalls,
             idle_launches=back.idle_launches,
             failed_starts=back.failed_starts,
             not_before=back.not_before,

@@ -121,6 +121,7 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
             image_errors=0,
             idle_launches=0,
             failed_starts=0,
+            stalls=0,
             not_before=None,
             cancel_requested=False,
             ended_at=None,

@@ -187,6 +187,7 @@ class EndReason(StrEnum):
     NOT_SENT = "not_sent"
     LAUNCH_UNKNOWN = "launch_unknown"
     QUARANTINED = "quarantined"
+    STALLED = "stalled"
 
     @property
     def traits(self) -> EndTraits:
@@ -278,6 +279,10 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.NOT_SENT: EndTraits(JobState.RECOVERING, "the launch was not made: {detail}"),
     EndReason.LAUNCH_UNKNOWN: EndTraits(
         JobState.RECOVERING, "it could not be learned whether the launch took effect: {detail}"
+    ),
+    # Whether it moves, or has failed, is decided by `[watchdog]` and by how often it has stalled.
+    EndReason.STALLED: EndTraits(
+        JobState.RECOVERING, "the job made no progress: {detail}", is_recovery=True, blame=Blame.HOST
     ),
     EndReason.QUARANTINED: EndTraits(JobState.FAILED, "spotd could not go on with it safely: {detail}"),
 }

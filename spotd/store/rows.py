@@ -34,7 +34,7 @@ ATTEMPT: Final = RowMap(
     Attempt,
     names=_ID | _REF,
     words=("phase", "end_detail", "account"),
-    nested_json=("stop",),
+    nested_json=("stop", "watch", "freshness"),
     without=("quote",),
 )
 CHECKPOINT: Final = RowMap(Checkpoint, words=("host",))

@@ -113,6 +113,7 @@ class JobRow(Base, table=True):
     pacing_is_slipping: bool = Field(sa_column=Column(Boolean, nullable=False, server_default=false()))
     paces: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
     """What its attempts showed, in JSON."""
+    stalls: int = _zero()
 
 
 class AttemptRow(Base, table=True):
@@ -180,6 +181,8 @@ class AttemptRow(Base, table=True):
     bill_tries: int = _zero()
     billed: int | None = _big(nullable=True)
     account: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
+    watch: str | None = _text(nullable=True)
+    freshness: str | None = _text(nullable=True)
 
 
 class CheckpointRow(Base, table=True):

@@ -29,6 +29,7 @@ from spotd_jobs.runner.restore import Restored, RestoreRun
 from spotd_jobs.runner.shutdown import TICK_S, ShutdownWatch, Stop, Wakeups
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.runner.upload import Progress
+from spotd_jobs.runner.watching import ProgressMeter
 from spotd_jobs.wire.client.clocks import CLOCK, steady
 from spotd_jobs.wire.client.console import clean, log_line, reason_of
 from spotd_jobs.wire.client.files import DiskFull, folder_lock_path, free_bytes, is_full, lock, remove, write_whole
@@ -91,6 +92,8 @@ class AttemptRun:
         path = grant.checkpoint.get("path")
         default = os.path.join(home, "checkpoints")
         self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, path)) if path else default
+        self._status.progress = ProgressMeter(lambda: self._logs.printed, self._checkpoint_dir)
+        self._status.watch_s = grant.watch_s
         self._mark = binascii.hexlify(os.urandom(12)).decode()
         self._uploader: CheckpointUploader | None = None
         self._restored: Restored | None = None
@@ -246,6 +249,7 @@ class AttemptRun:
     def _tick(self, seconds: float = TICK_S) -> Stop | None:
         self._wakeups.sleep(seconds)
         self._status.grant_issued_at = self._keeper.grant.issued_at_text
+        self._status.watch_s = self._keeper.grant.watch_s
         stop = self._shutdown_watch.poll()
         if self._shutdown_watch.wants_checkpoint and self._uploader is not None:
             self._shutdown_watch.wants_checkpoint = False

@@ -57,6 +57,8 @@ class RunnerGrant:
         self.checkpoint = raw["spec"]["checkpoint"]
         self.stop_grace_s = float(self.checkpoint.get("stop_grace_s") or 0.0)
         self.transfer = raw.get("transfer") or {}
+        watch_s = raw["spec"].get("watch_s")
+        self.watch_s = float(watch_s) if watch_s else None
         self.stop = (raw.get("orders") or {}).get("stop")
         self.checkpoint_order = int((raw.get("orders") or {}).get("checkpoint") or 0)
 

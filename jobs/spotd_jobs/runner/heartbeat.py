@@ -25,7 +25,7 @@ NAME = "heartbeat.json"
 _DISK_LOW_MB = 1000
 _SOON_S = 1.0
 MARKER_BYTES_MAX = 4096
-_NO_NEWS = frozenset({"seq", "at", "up_s", "grant_issued_at", "gpus", "host"})
+_NO_NEWS = frozenset({"seq", "at", "up_s", "grant_issued_at", "gpus", "host", "progress"})
 _PROGRESS_HEARTBEATS = 4
 """How far a transfer has come is news only so seldom."""
 _FIGURES_HEARTBEATS = 20
@@ -46,6 +46,8 @@ class Status:
         self.restore: Any = None
         self.grant_issued_at = ""
         self.began = process_began()
+        self.progress: Any = None
+        self.watch_s: float | None = None
 
 
 class HeartbeatWriter:
@@ -116,7 +118,7 @@ class HeartbeatWriter:
     def _put_liveness_marker(self, document: dict[str, Any]) -> None:
         """Comes after what it announces is stored: a reader that sees the new size finds the news."""
         stored = self._store.events.stored
-        report = json.dumps([stored, _news_of(document, self._every_s())])
+        report = json.dumps([stored, _news_of(document, self._every_s(), self._status.watch_s)])
         if report != self._last_report:
             self._last_report = report
             self._news += 1
@@ -127,6 +129,10 @@ class HeartbeatWriter:
         host = host_figures(self._home)
         self._watch_disk(host["disk_free_mb"])
         restore = status.restore
+        gpus = self._gpus.read()
+        asked = {}
+        if status.watch_s and status.progress is not None:
+            asked["progress"] = status.progress.read(gpus, runs=status.phase == "run")
         return self._store.document(
             seq=self._store.numbers.take(),
             boot=status.boot,
@@ -143,10 +149,11 @@ class HeartbeatWriter:
             restore=None
             if restore is None or restore.name is None
             else {"name": restore.name, "bytes_done": restore.done, "bytes_total": restore.total},
-            gpus=self._gpus.read(),
+            gpus=gpus,
             host=host,
             notice=status.notice,
             exit=status.exit,
+            **asked,
         )
 
     def _upload(self, uploader: Any) -> dict[str, Any]:
@@ -168,7 +175,7 @@ class HeartbeatWriter:
         self._disk_was_low = low
 
 
-def _news_of(document: dict[str, Any], every_s: float) -> dict[str, Any]:
+def _news_of(document: dict[str, Any], every_s: float, watch_s: float | None = None) -> dict[str, Any]:
     """Return what of a heartbeat is worth reading it for."""
     news = {name: value for name, value in document.items() if name not in _NO_NEWS}
     for name in ("upload", "restore"):
@@ -178,6 +185,8 @@ def _news_of(document: dict[str, Any], every_s: float) -> dict[str, Any]:
         news[name] = transfer
     if document["gpus"]:
         news["gpus"] = int(steady() / (_FIGURES_HEARTBEATS * every_s))
+    if watch_s and "progress" in document:
+        news["progress"] = int(steady() / watch_s)
     return news
 
 

@@ -35,6 +35,8 @@ class LogShipper:
         self._reader, self.pipe = os.pipe()
         self._waiting = bytearray()
         self._left_out = 0
+        self.printed = 0
+        """Bytes that the job has printed so far."""
         self._change = threading.Condition()
         self._in_flight = False
         self._at_end = False
@@ -78,6 +80,7 @@ class LogShipper:
             if not block:
                 self._eof.set()
                 return
+            self.printed += len(block)
             self._take(block)
 
     def _take(self, block: bytes) -> None:

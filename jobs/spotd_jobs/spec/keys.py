@@ -22,6 +22,8 @@ from spotd_jobs.spec.model import (
     PolicyName,
     Resources,
     Schedule,
+    StallAction,
+    WatchdogPolicy,
     Work,
 )
 from spotd_jobs.spec.problems import BadValue, nearest
@@ -230,6 +232,7 @@ def _megabytes(size: int | None) -> str | None:
 
 
 _SIZE_MB: Final = bounded(units.parse_size_mb, least=1, most=100_000_000, words="1MB and 100TB")
+_WATCHED: Final = _span(least=timedelta(seconds=1), most=7 * _DAY, words="1s and 7d")
 _SIZE_GB: Final = bounded(units.parse_size_gb, least=1, most=100_000, words="1GB and 100TB")
 
 KEYS: Final = (
@@ -306,6 +309,15 @@ KEYS: Final = (
            "--work-time", "SPAN", "How long it works in all at speed 1.0, say 24h."),
     JobKey("work.steps", _one(integer(least=1, most=STEPS_MAX, example="steps = 100000")),
            "--work-steps", "N", "How many steps it makes in all.", type=int),
+    JobKey("watchdog.min_gpu_util", _one(integer(least=1, most=100, example="min_gpu_util = 5")),
+           "--min-gpu-util", "PERCENT", "Use of the busiest GPU below which the job counts as stalled.", type=int),
+    JobKey("watchdog.window", _one(_WATCHED), "--gpu-window", "SPAN", "For so long below it; 20m unless given.",
+           show=lambda spec: spec.watchdog.min_gpu_util and units.format_duration(spec.watchdog.window)),
+    JobKey("watchdog.no_progress", _one(_WATCHED),
+           "--no-progress", "SPAN", "Stalled without new output, step or checkpoint for so long, say 1h."),
+    JobKey("watchdog.action", _one(choice(StallAction)),
+           "--on-stall", "ACTION", "move or stop; it saves first, and moves unless given.",
+           show=lambda spec: spec.watchdog.action.value if spec.watchdog.is_on else None),
     JobKey("run", _one(_run), "the command behind --", missing=f"write {_RUN}",
            show=lambda spec: spec.run[2] if spec.run[:2] == _SHELL and len(spec.run) == 3 else list(spec.run)),
     JobKey("env", lambda table, key: table.take_env(key, count_max=256, length_max=32_768), "--env",
@@ -326,6 +338,7 @@ _PARTS: Final = {
     "checkpoint": CheckpointPolicy,
     "schedule": Schedule,
     "work": Work,
+    "watchdog": WatchdogPolicy,
 }
 
 

@@ -76,6 +76,32 @@ class CheckpointPolicy:
     stop_grace: timedelta = timedelta(seconds=90)
 
 
+class StallAction(StrEnum):
+    """What happens to a job that makes no progress, once it has saved."""
+
+    MOVE = "move"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchdogPolicy:
+    """When a job counts as stalled. Nothing is watched while neither limit is given.
+
+    Attributes:
+        min_gpu_util: percent; the busiest GPU below it for the whole `window` means a stall.
+        no_progress: without a new line of output, step or checkpoint for so long, it is one, too.
+    """
+
+    min_gpu_util: int | None = None
+    window: timedelta = timedelta(minutes=20)
+    no_progress: timedelta | None = None
+    action: StallAction = StallAction.MOVE
+
+    @property
+    def is_on(self) -> bool:
+        return self.min_gpu_util is not None or self.no_progress is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A span of each week, by the clocks of the job's time zone.
@@ -185,3 +211,4 @@ class JobSpec:
     retry_starts: int = 5
     work: Work = field(default_factory=Work)
     speed: tuple[GpuSpeed, ...] = ()
+    watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from spotd_jobs.spec.deadlines import DEADLINE_HINT
 from spotd_jobs.spec.fields import Table
 from spotd_jobs.spec.keys import FILE_ORDER, GPU_HINT
-from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, PolicyName, Resources, Schedule, Work
+from spotd_jobs.spec.model import CheckpointPolicy, JobSpec, PolicyName, Resources, Schedule, WatchdogPolicy, Work
 from spotd_jobs.spec.problems import Problem, SpecError
 from spotd_jobs.spec.windows import WINDOW_HINT, ZONE_HINT
 
@@ -29,7 +29,6 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
 
 NOT_YET: Final[Mapping[str, str]] = {
     "schedule.after": "remove it and submit this job when the other one has succeeded",
-    "watchdog": "remove the table; a stalled job is not noticed by itself for now",
 }
 """Keys of the job file that are not built yet, with what to do meanwhile."""
 
@@ -71,6 +70,7 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         checkpoint=CheckpointPolicy(**parts["checkpoint"]),
         schedule=Schedule(**parts["schedule"]),
         work=Work(**parts["work"]),
+        watchdog=WatchdogPolicy(**parts["watchdog"]),
     )
 
 
@@ -97,6 +97,11 @@ def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapp
         schedule.report("timezone", "is missing, and windows are times of its clocks", ZONE_HINT)
     elif "timezone" in schedule and "windows" not in schedule:
         schedule.report("timezone", "has no windows that it is for", f"remove it, or {WINDOW_HINT}")
+    watchdog = tables["watchdog"]
+    if "window" in watchdog and "min_gpu_util" not in watchdog:
+        watchdog.report("window", "is the time for which no limit is given", "add min_gpu_util = 5, or remove it")
+    elif "action" in watchdog and "min_gpu_util" not in watchdog and "no_progress" not in watchdog:
+        watchdog.report("action", "follows on nothing", 'add min_gpu_util = 5 or no_progress = "1h", or remove it')
 
 
 def _absolute(workdir: str, base: Path | None) -> str:
@@ -159,3 +164,5 @@ def _refuse_foreign_keys(data: Mapping[str, Any], problems: list[Problem]) -> No
         holder = data.get(table) if table else data
         if isinstance(holder, Mapping) and key in holder:
             problems.append(Problem(key=path, message="not available yet", hint=hint))
+    if data.get("watchdog") == {}:
+        problems.append(Problem(key="watchdog", message="watches nothing", hint='add no_progress = "1h", or remove it'))

@@ -143,13 +143,18 @@ class CheckpointRules(WireModel):
 
 
 class RunSpec(WireModel):
-    """What to run. `run` is an argv; `setup` a shell text."""
+    """What to run. `run` is an argv; `setup` a shell text.
+
+    Attributes:
+        watch_s: how often the heartbeat's `progress` is news; `None`: it is not wanted.
+    """
 
     run: Annotated[list[Text], Field(min_length=1)]
     setup: Text | None = None
     env: dict[EnvName, Text] = Field(default_factory=dict)
     outputs: list[Text] = Field(default_factory=list)
     checkpoint: CheckpointRules = CheckpointRules()
+    watch_s: PositiveSeconds | None = None
 
 
 class TransferRules(WireModel):

@@ -140,6 +140,22 @@ class HostFigures(WireModel):
     disk_free_mb: WholeMegabytes
 
 
+class ProgressFigures(WireModel):
+    """What shows whether the command gets on; each figure only rises while one runner runs.
+
+    Attributes:
+        printed: bytes of its output.
+        writes: how many heartbeats found its checkpoint folder changed.
+        gpu_s: for how long the use of a GPU was read while it ran; `None` where no figure was to be had.
+        gpu_busy_s: the use of the busiest GPU, summed over that time: a minute at 50 % is 30 s.
+    """
+
+    printed: Count
+    writes: Count
+    gpu_s: Seconds | None
+    gpu_busy_s: Seconds | None
+
+
 class NoticeSeen(WireModel):
     """An early warning that reached the host. `at` is when the machine goes, where that was announced."""
 
@@ -187,6 +203,8 @@ class Heartbeat(WireModel):
     host: HostFigures
     notice: NoticeSeen | None
     exit: Exit | None
+    progress: ProgressFigures | None = None
+    """Only where the grant asks for it."""
 
 
 class EventKind(StrEnum):

@@ -13,6 +13,7 @@ import anyio
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
 from spotd.api.schemas.health import CheckResponse, DoctorResponse
+from spotd.core.watchdog import late_words
 from spotd.daemon.install import other_account_words
 from spotd.daemon.market.guarded import guarded
 from spotd.daemon.market.provider_entry import ProviderEntry
@@ -79,6 +80,7 @@ class DoctorHandlers:
         rows = [
             row_of("daemon", f"job {job.name}", job.reason, ok=False, hint=f"spotctl retry {job.name}") for job in jobs
         ]
+        rows.extend(self._late_rows())
         rows.extend(
             row_of("daemon", one.subject, one.error, ok=False, hint="everything else goes on; report this with the log")
             for one in sorted(context.control_loop.contained, key=lambda one: one.subject)
@@ -86,6 +88,19 @@ class DoctorHandlers:
         rows.extend(row_of("daemon", "silent hosts", why, ok=False) for why in context.control_loop.shared_silence)
         if context.control_loop.held:
             rows.append(row_of("daemon", "decisions", f"none are made: {context.control_loop.held}", ok=False))
+        return rows
+
+    def _late_rows(self) -> list[CheckResponse]:
+        """Return the jobs whose checkpoints have fallen behind."""
+        state, now = self._context.control_loop.state, self._context.clock.now()
+        rows = []
+        for item in () if state is None else state.world.attempts.values():
+            job = None if state is None else state.world.jobs.get(item.id.job)
+            newest = job.checkpoints[0].name if job is not None and job.checkpoints else ""
+            words = late_words(item.freshness, newest, now) if item.state.counts else ""
+            if words and job is not None:
+                hint = f"spotctl logs {job.name} may show why; a loss would repeat all of it"
+                rows.append(row_of("daemon", f"job {job.name}", words, ok=True, hint=hint))
         return rows
 
     async def _history_row(self) -> CheckResponse:

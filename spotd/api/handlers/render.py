@@ -19,6 +19,7 @@ from spotd.core.metering import on_demand_spent, spent
 from spotd.core.pricing import gpu_price_limit, repriced, usual_bid
 from spotd.core.quotes import PriceBreakdown, Quote
 from spotd.core.verdicts import Verdict
+from spotd.core.watchdog import late_words
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.store import AttemptView, EventView, JobView
@@ -94,7 +95,7 @@ def job_response(
     hosts: HostMonitor,
 ) -> JobResponse:
     """Return the job object. In a list, `attempts` are those that have not ended."""
-    machine = next((a for a in view.open if a.state.counts), None)
+    machine, shown = next((a for a in view.open if a.state.counts), None), tuple(attempts)
     spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
     gpu, count = _gpu_of(view, machine)
     moving = None if machine is None else hosts.transfer(machine.id)
@@ -108,7 +109,7 @@ def job_response(
         gpu=gpu,
         gpu_count=count,
         attempt=view.attempts_made,
-        attempts=[attempt_response(item, now) for item in attempts],
+        attempts=[attempt_response(item, now) for item in shown],
         effective_usd_h=None if machine is None else as_usd(machine.price),
         spent_usd=as_usd(spent_by_now),
         on_demand_usd=as_usd(compared),
@@ -124,7 +125,13 @@ def job_response(
         gpus=[] if machine is None else gpu_responses(hosts, machine.id),
         uncompared_usd=as_usd(view.uncompared_at(now)),
         summary=view.closing_words(now),
+        checkpoint_late=_late_words(view, shown, now),
     )
+
+
+def _late_words(view: JobView, attempts: Iterable[Attempt], now: datetime) -> str:
+    newest = "" if view.checkpoint is None else view.checkpoint.name
+    return next((late_words(item.freshness, newest, now) for item in attempts if item.state.counts), "")
 
 
 def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int]:

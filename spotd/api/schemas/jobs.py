@@ -92,6 +92,7 @@ class JobResponse(TypedDict):
     `gpus` is empty without a machine, and where its image has no `nvidia-smi`.
     `uncompared_usd` of `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
     `summary` is one sentence about how long it ran, where, and what that cost and saved; empty before its end.
+    `checkpoint_late` states for how long nothing was saved, while that is longer than `[checkpoint] every` allows.
     """
 
     id: str
@@ -119,6 +120,7 @@ class JobResponse(TypedDict):
     gpus: list[GpuResponse]
     uncompared_usd: float
     summary: str
+    checkpoint_late: str
 
 
 class JobDetailResponse(TypedDict):

@@ -114,7 +114,9 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
 
 
 def warning_of(job: JobResponse) -> str:
-    """Return what is wrong with a job that succeeded, which its reason holds behind how its command ended."""
+    """Return what is wrong with a job: its checkpoints are late, or, behind how it ended, what it could not store."""
+    if late := job.get("checkpoint_late", ""):
+        return late
     return job["reason"].partition("; ")[2] if job["state"] == "SUCCEEDED" else ""
 
 
@@ -137,6 +139,8 @@ def _checkpoint_text(job: JobResponse) -> str:
     """Return the step of the newest checkpoint, or its name where no step is known, and what is on its way now."""
     newest, moving = job["checkpoint"], job["transfer"]
     text = NOTHING if newest is None else newest["name"] if newest["step"] is None else str(newest["step"])
+    if job.get("checkpoint_late", ""):
+        text += " late"
     return text if moving is None else f"{text} {_moving_text(moving)}"
 
 
@@ -210,6 +214,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("saved", _saved_text(job)),
         ("recoveries", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
         ("checkpoint", _newest_text(job)),
+        ("late", job.get("checkpoint_late", "")),
         ("transfer", _transfer_text(job["transfer"])),
         ("phase", detail["phase"]),
         ("submitted", local_text(job["submitted_at"])),

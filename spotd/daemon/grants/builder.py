@@ -22,6 +22,7 @@ from spotd.core.checkpoints import FallbackRestore
 from spotd.core.ids import AttemptId
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
+from spotd.core.stalls import watch_every
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint, CrashPoints
 from spotd.daemon.grants.restore_points import RestorePoints
@@ -229,7 +230,7 @@ class GrantBuilder:
             return self._issued_last
 
     def _run_spec(self, spec: JobSpec) -> RunSpec:
-        rules = spec.checkpoint
+        rules, watched = spec.checkpoint, watch_every(spec.watchdog)
         return RunSpec(
             run=list(spec.run),
             setup=spec.setup,
@@ -243,6 +244,7 @@ class GrantBuilder:
                 stop_signal=rules.stop_signal,
                 stop_grace_s=self._real(rules.stop_grace, floor_s=GRACE_FLOOR_S),
             ),
+            watch_s=None if watched is None else self._real(watched, floor_s=HEARTBEAT_FLOOR_S),
         )
 
     def _real(self, duration: timedelta, *, floor_s: float) -> float:

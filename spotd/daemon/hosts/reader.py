@@ -15,6 +15,7 @@ from typing import Final
 from spotd.core.attempts import Attempt
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.jobs import Job
+from spotd.core.progress import HostSample
 from spotd.daemon.hosts.events import read_events, read_heartbeat
 from spotd.daemon.hosts.host_reader import HostReader, RealToVirtual
 from spotd.daemon.hosts.limits import HostShare
@@ -135,6 +136,34 @@ def report_of(
         stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
         restored_bytes=heartbeat.restore.bytes_done if heartbeat is not None and heartbeat.restore is not None else 0,
+        up=None if heartbeat is None else _virtual_span(heartbeat, heartbeat.up_s, virtual),
+        sample=None if heartbeat is None else _sample_of(heartbeat, virtual),
+    )
+
+
+def _virtual_span(heartbeat: Heartbeat, seconds: float, virtual: RealToVirtual) -> timedelta:
+    """Return the daemon's span of so many seconds on the host."""
+    return max(timedelta(0), virtual(heartbeat.at) - virtual(heartbeat.at - timedelta(seconds=seconds)))
+
+
+def _sample_of(heartbeat: Heartbeat, virtual: RealToVirtual) -> HostSample | None:
+    """Return what the heartbeat states of progress, if its job is watched."""
+    stated, seen = heartbeat.progress, heartbeat.seen
+    if stated is None:
+        return None
+
+    def span(seconds: float | None) -> timedelta | None:
+        return None if seconds is None else _virtual_span(heartbeat, seconds, virtual)
+
+    return HostSample(
+        boot=heartbeat.boot,
+        up=_virtual_span(heartbeat, heartbeat.up_s, virtual),
+        phase=heartbeat.phase.value,
+        printed=stated.printed,
+        writes=stated.writes,
+        seen="" if seen is None else f"{seen.name}:{seen.step}:{seen.at.isoformat()}",
+        gpu_time=span(stated.gpu_s),
+        gpu_busy=span(stated.gpu_busy_s),
     )
 
 

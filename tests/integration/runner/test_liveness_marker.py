@@ -10,6 +10,7 @@ import pytest
 
 from spotd_jobs.runner.heartbeat import MARKER_BYTES_MAX, HeartbeatWriter, Status
 from spotd_jobs.runner.store import RunnerStore
+from spotd_jobs.runner.watching import ProgressMeter
 from spotd_jobs.wire.client.sinks import SinkDenied, SinkError
 from spotd_jobs.wire.fields import LIVENESS_PREFIX, liveness_marker_name
 from spotd_jobs.wire.grant import LivenessMarker, UploadMethod
@@ -165,3 +166,30 @@ def _unchanged_over_beats(path: Path) -> int:
 
     until(beats, "more beats")
     return size if path.stat().st_size == size else 0
+
+
+def test_progress_is_stated_and_is_news_only_where_the_grant_asks_for_it(desk: Desk, tmp_path: Path) -> None:
+    printed, folder = [0], tmp_path / "checkpoints"
+    folder.mkdir()
+    desk.status.progress = ProgressMeter(lambda: printed[0], str(folder))
+    desk.status.phase = "run"
+    figures: list[dict[str, Any]] = [{"util_pct": 40.0}, {"util_pct": None}, {"util_pct": 80.0}]
+    desk.heartbeat._gpus.read = lambda: figures  # type: ignore[method-assign]  # this machine has none
+    assert "progress" not in desk.heartbeat._document()
+    desk.status.watch_s = 1e9
+    first = desk.beat()
+    printed[0] = 7
+    (folder / "tmp-1").write_bytes(b"half")
+    assert desk.beat() == first
+    stated = desk.heartbeat._document()["progress"]
+    assert (stated["printed"], stated["writes"]) == (7, 1)
+    assert stated["gpu_busy_s"] == pytest.approx(0.8 * stated["gpu_s"], abs=0.002)
+    desk.status.watch_s = 1e-9
+    assert desk.beat() != first
+
+
+def test_a_machine_without_figures_states_none(tmp_path: Path) -> None:
+    meter = ProgressMeter(lambda: 0, str(tmp_path / "missing"))
+    for rows in ([], [{"util_pct": None}]):
+        assert meter.read(rows, runs=True) == {"printed": 0, "writes": 0, "gpu_s": None, "gpu_busy_s": None}
+    assert meter.read([{"util_pct": 5.0}], runs=False)["gpu_s"] is None

@@ -107,6 +107,7 @@ def job(**given: Any) -> JobResponse:
         "gpus": [],
         "uncompared_usd": 0.0,
         "summary": "",
+        "checkpoint_late": "",
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
