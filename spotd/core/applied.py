@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from spotd.core.charges import Spending
 from spotd.core.plan import Plan
+from spotd.core.records import with_records
 from spotd.core.states import AttemptState
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd
@@ -19,6 +20,7 @@ def combine(first: Plan, second: Plan) -> Plan:
         attempts={**first.attempts, **second.attempts},
         intents={**first.intents, **second.intents},
         cooldowns=first.cooldowns + second.cooldowns,
+        experience={**first.experience, **second.experience},
         charges=first.charges + second.charges,
         events=first.events + second.events,
         verdicts={**first.verdicts, **second.verdicts},
@@ -47,6 +49,7 @@ def applied(world: World, plan: Plan) -> World:
         attempts=attempts,
         intents={i: t for i, t in {**world.intents, **plan.intents}.items() if t.is_open},
         cooldowns=world.cooldowns + plan.cooldowns,
+        experience=with_records(world.experience, plan.experience),
         spending=Spending(by_day=by_day),
         unreadable=tuple(row for row in world.unreadable if row not in plan.sealed),
     )

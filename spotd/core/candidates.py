@@ -12,156 +12,31 @@ offer cache no longer holds the offer. Offers without a host are pools (a type i
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.cooldowns import EVERYWHERE, Cooldown, CooldownScope, cooling_until
+from spotd.core.expected_cost import Costing
 from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
 from spotd.core.policy import Policy, ProviderPolicy
-from spotd.core.pricing import PPM, Needs, needs_of, quote, total_per_hour, usual_bid
+from spotd.core.pricing import quote
 from spotd.core.quotes import Quote
+from spotd.core.ranked_offers import RankedOffers, RequirementKey, requirement_key
+from spotd.core.records import NO_EXPERIENCE, Experience
 from spotd.core.states import AttemptState
-from spotd.core.verdicts import PassedOver
-from spotd_jobs.spec.model import MarketChoice, Resources
+from spotd_jobs.spec.model import Resources
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import (
-    CAPACITY_SCORE_MAX,
     HostId,
-    Interruption,
-    Market,
     Offer,
     ProviderName,
 )
-
-SCARCITY_PPM_PER_POINT: Final = 5_000
-"""What a point of capacity is worth in price. A pool that refuses costs seconds, but one that is scarce is taken away
-sooner: another loss every ten hours costs a quarter of an hour, some two or three percent of the price."""
-SCARCITY_PPM_MAX: Final = SCARCITY_PPM_PER_POINT * (CAPACITY_SCORE_MAX - 1)
-TOO_LITTLE_DISK: Final = "too little disk"
-MINUTES_LOST: Final = 22
-"""What a loss costs in machine time: starting again, and half of a usual checkpoint interval."""
-HAZARD_PPM_MAX: Final = 100_000
-"""No prior counts as more than a loss every ten hours."""
-RISK_PREMIUM_PPM_MAX: Final = SCARCITY_PPM_MAX + HAZARD_PPM_MAX * MINUTES_LOST // 60
-_INTERRUPTION_ORDER: Final[Mapping[Interruption, int]] = {
-    Interruption.NEVER: 0,
-    Interruption.NOTICE: 1,
-    Interruption.SUDDEN: 2,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequirementKey:
-    """What of a job decides which offers fit and what they cost it."""
-
-    resources: Resources
-    needs: Needs
-
-
-def requirement_key(job: Job, policy: Policy) -> RequirementKey:
-    return RequirementKey(resources=job.spec.resources, needs=needs_of(job, policy))
-
-
-def scarcity_ppm(offer: Offer) -> int:
-    """How much worse this offer ranks because its provider is not sure that it can be had; 0 without a score."""
-    if offer.capacity_score is None:
-        return 0
-    return SCARCITY_PPM_PER_POINT * max(0, min(CAPACITY_SCORE_MAX - offer.capacity_score, CAPACITY_SCORE_MAX - 1))
-
-
-def risk_premium_ppm(offer: Offer) -> int:
-    """How much worse this offer ranks than its price, for what its provider says of it."""
-    hazard = max(0, min(offer.hazard_ppm or 0, HAZARD_PPM_MAX))
-    return scarcity_ppm(offer) + hazard * MINUTES_LOST // 60
-
-
-def ranked_total(offer: Offer, needs: Needs, fee_ppm: int, headroom_ppm: int) -> int:
-    """Return what the whole machine counts as per hour: what would be agreed for it, raised by its risk premium."""
-    gpu_price = usual_bid(offer, headroom_ppm) if offer.pays_bid else offer.gpu_price
-    total = total_per_hour(offer, needs, fee_ppm, gpu_price)
-    if offer.capacity_score is None and offer.hazard_ppm is None:
-        return total
-    return total + total * risk_premium_ppm(offer) // PPM
-
-
-class RankedOffers:
-    """The offers that fit one requirement key, best first, found only as far as they are asked for.
-
-    Best is cheapest by what would be agreed, a bid with its headroom, where one that is scarce or often lost counts as
-    a little more than it is (`risk_premium_ppm`). Offers are sorted by the price of the GPU part, which no total can
-    undercut. So the best is certain as soon as it is at most the lowest GPU part not yet read, and most of a
-    market is never priced at all.
-    """
-
-    def __init__(
-        self,
-        key: RequirementKey,
-        groups: Sequence[tuple[ProviderPolicy, bool, Sequence[Offer]]],
-        mismatches: Counter[str],
-        headroom_ppm: int,
-    ) -> None:
-        self.key = key
-        self._headroom_ppm = headroom_ppm
-        self.entries: list[Offer] = []
-        self.mismatches = mismatches
-        self.quotes: dict[int, Quote] = {}
-        self.summaries: dict[tuple[object, ...], PassedOver] = {}
-        """Why all of them were passed over, by how far they were read and what was compared."""
-        self.read = 0
-        """How many offers were compared with the requirements so far."""
-        self.walked = 0
-        """Entries before this one were taken or cooling for every job of the key."""
-        self.blocked: Counter[str] = Counter()
-        """Why, and how many of them."""
-        self._groups = groups
-        self._next: list[tuple[int, int, int]] = []
-        self._priced: list[tuple[int, int, str, str, Offer]] = []
-        for number, (rules, _, group) in enumerate(groups):
-            self._await(number, rules, group, 0)
-
-    @property
-    def providers(self) -> frozenset[ProviderName]:
-        """Those that have an offer which may fit."""
-        return frozenset(rules.name for rules, _, _ in self._groups)
-
-    def _await(self, number: int, rules: ProviderPolicy, group: Sequence[Offer], position: int) -> None:
-        if position < len(group):
-            floor = group[position].gpu_price * min(rules.fee_ppm, PPM) // PPM
-            heapq.heappush(self._next, (floor, number, position))
-
-    def at(self, index: int) -> Offer | None:
-        """Return the offer of this rank, or `None` past the last that fits."""
-        while len(self.entries) <= index:
-            if not self._find_one():
-                return None
-        return self.entries[index]
-
-    def _find_one(self) -> bool:
-        while self._next and (not self._priced or self._priced[0][0] >= self._next[0][0]):
-            _, number, position = heapq.heappop(self._next)
-            rules, sells_spot, group = self._groups[number]
-            self._await(number, rules, group, position + 1)
-            offer = group[position]
-            self.read += 1
-            problem = mismatch(offer, self.key.resources, self.key.needs.disk_gb, sells_spot=sells_spot)
-            if problem:
-                self.mismatches[problem] += 1
-                continue
-            rank = _INTERRUPTION_ORDER[offer.interruption]
-            ranked = ranked_total(offer, self.key.needs, rules.fee_ppm, self._headroom_ppm)
-            heapq.heappush(self._priced, (ranked, rank, offer.provider, offer.offer_id, offer))
-        if not self._priced:
-            return False
-        self.entries.append(heapq.heappop(self._priced)[4])
-        return True
 
 
 class CandidateCatalogue:
@@ -175,8 +50,12 @@ class CandidateCatalogue:
         now: datetime,
         *,
         attempts: Iterable[Attempt],
+        experience: Experience = NO_EXPERIENCE,
     ) -> None:
+        attempts = tuple(attempts)
         self._policy = policy
+        self.costing = Costing.of(policy, experience, attempts, now)
+        self._by_price = Costing.of(policy, NO_EXPERIENCE, (), now) if experience else self.costing
         self._now = now
         self._lists: dict[RequirementKey, RankedOffers] = {}
         self._gpu_sets: dict[str, frozenset[str]] = {}
@@ -233,7 +112,16 @@ class CandidateCatalogue:
                     groups.append((rules, provider_offers.sells_spot, group))
                 else:
                     mismatches["another GPU or count"] += len(group)
-        return RankedOffers(key, groups, mismatches, self._policy.bid_headroom_ppm)
+        costing = self._by_price if key.terms is None else self.costing
+        return RankedOffers(key, groups, mismatches, self._policy.bid_headroom_ppm, costing)
+
+    def by_price(self, offers: RankedOffers) -> RankedOffers:
+        """Return the same offers as they rank by price, and by the little that their providers state of them."""
+        return self.list_for(replace(offers.key, terms=None))
+
+    def key_of(self, job: Job) -> RequirementKey:
+        """Return what of the job decides which offers fit, what they cost it and how they rank."""
+        return requirement_key(job, self._policy, self.costing.terms_of(job))
 
     def _fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         if wanted.gpu:
@@ -270,8 +158,7 @@ class CandidateCatalogue:
 
     def ranked_total(self, offers: RankedOffers, offer: Offer) -> int:
         """By how much this offer ranks among those of the key."""
-        fee_ppm = self._policy.providers[offer.provider].fee_ppm
-        return ranked_total(offer, offers.key.needs, fee_ppm, self._policy.bid_headroom_ppm)
+        return offers.ranked_total(offer, self._policy.providers[offer.provider].fee_ppm)
 
     def first_free(self, offers: RankedOffers) -> Quote | None:
         """Return the best quote that is neither cooling nor taken; move the shared mark past what is blocked."""
@@ -341,40 +228,3 @@ def _last_error(rules: ProviderPolicy, at: datetime | None, error: str, now: dat
         age = int((now - at).total_seconds())
         return f"prices are {age} s old" + (f": {error}" if error else "")
     return ""
-
-
-def mismatch(offer: Offer, wanted: Resources, disk_gb: int, *, sells_spot: bool) -> str:
-    """Why this offer cannot carry the job, apart from its GPU and price; empty if it can."""
-    if offer.market is not Market.SPOT and (
-        wanted.market is MarketChoice.SPOT or (wanted.market is None and sells_spot)
-    ):
-        return "not a spot offer"
-    if wanted.market is MarketChoice.ON_DEMAND and offer.market is not Market.ON_DEMAND:
-        return "not an on-demand offer"
-    if wanted.min_vram_mb is not None and (offer.gpu_vram_mb or 0) < wanted.min_vram_mb:
-        return "too little GPU memory"
-    if offer.disk_gb_max is not None and offer.disk_gb_max < disk_gb:
-        return TOO_LITTLE_DISK
-    if wanted.cpus is not None and (offer.cpus or 0) < wanted.cpus:
-        return "too few CPUs"
-    if wanted.memory_mb is not None and (offer.memory_mb or 0) < wanted.memory_mb:
-        return "too little memory"
-    if (
-        wanted.min_cuda is not None
-        and offer.cuda_max is not None
-        and _version(offer.cuda_max) < _version(wanted.min_cuda)
-    ):
-        return "CUDA too old"
-    if wanted.min_reliability is not None and (offer.reliability or 1.0) < wanted.min_reliability:
-        return "not reliable enough"
-    if wanted.regions and not any(_in_region(offer.region, region) for region in wanted.regions):
-        return "another region"
-    return ""
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdecimal() else 0 for part in text.split("."))
-
-
-def _in_region(offered: str, asked: str) -> bool:
-    return asked.casefold() in offered.casefold()

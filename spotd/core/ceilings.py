@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from spotd.core.candidates import risk_premium_ppm
+from collections.abc import Iterator
+
 from spotd.core.jobs import Job
+from spotd.core.machine_speed import Kind
 from spotd.core.policy import Policy
-from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, repriced, usual_bid
+from spotd.core.pricing import gpu_price_limit, gpu_price_within, repriced, usual_bid
 from spotd.core.quotes import Quote
+from spotd.core.ranked_offers import RankedOffers
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, per_gpu, whole_machine
 from spotd_providers.contract.values import Market
@@ -36,6 +39,14 @@ def is_admissible(candidate: Quote, ceiling: MicroUsdPerGpuHour | None, limit: P
     return candidate.price.total <= total_ceiling(ceiling, candidate.offer.gpu_count, limit)
 
 
+def ceilings_of_kinds(job: Job, offers: RankedOffers, policy: Policy) -> Iterator[tuple[Kind, int]]:
+    """Yield the ceiling of a whole machine of each kind, where the speed of machines is known for the job."""
+    if offers.terms.speeds.is_known:
+        for kind in offers.kinds:
+            ceiling = ceiling_for(*kind, job.spec.price, policy)
+            yield kind, 0 if ceiling is None else total_ceiling(ceiling, kind[1], job.spec.price)
+
+
 def highest_ceiling(job: Job, policy: Policy) -> int:
     """Return what no machine that the job accepts costs more than, whatever its GPU."""
     price = job.spec.price
@@ -52,7 +63,7 @@ def agree(
 ) -> tuple[Quote, MicroUsdPerHour]:
     """Return what to bid or at most to pay for the GPU part, and the quote at that price where we pay what we bid.
 
-    A bid is no higher than leaves this offer the best choice beside the next best, whose rank is given.
+    A bid is no higher than leaves this offer the best choice beside the next best: up to `next_best` for the machine.
     """
     offer = chosen.offer
     allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
@@ -63,6 +74,6 @@ def agree(
         return chosen, MicroUsdPerHour(max(limit, offer.gpu_price))
     wanted = min(limit, usual_bid(offer, policy.bid_headroom_ppm))
     if next_best is not None:
-        wanted = min(wanted, gpu_price_within(chosen, next_best * PPM // (PPM + risk_premium_ppm(offer))))
+        wanted = min(wanted, gpu_price_within(chosen, next_best))
     bid = MicroUsdPerHour(max(offer.gpu_price, wanted))
     return repriced(chosen, bid), bid

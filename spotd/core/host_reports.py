@@ -11,6 +11,7 @@ from spotd.core.billing import charge_unseen, prove_by_report, start_billing, st
 from spotd.core.bounds import notice_within
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId
+from spotd.core.learning import learn_from_start
 from spotd.core.lineage import with_progress
 from spotd.core.outputs import note_outputs, pin_outputs
 from spotd.core.plan_builder import PlanBuilder
@@ -132,6 +133,7 @@ def _running(builder: PlanBuilder, attempt_id: AttemptId) -> None:
     builder.put_attempt(replace(item, state=AttemptState.RUNNING, running_at=builder.now))
     resumed = f", from checkpoint {item.resumed_from}" if item.resumed_from else ""
     job = builder.job(attempt_id.job)
+    learn_from_start(builder, item, job.spec.image)
     offer = item.quote.offer
     builder.event("attempt.running", f"the command runs{resumed}", attempt=attempt_id)
     if job.state in {JobState.PROVISIONING, JobState.STARTING}:

@@ -19,15 +19,12 @@ from spotd.core.backoff import pause_left
 from spotd.core.billing_limits import lease_and_save
 from spotd.core.budgets import BudgetGuard, traffic_of_a_run
 from spotd.core.candidates import (
-    RISK_PREMIUM_PPM_MAX,
-    TOO_LITTLE_DISK,
     CandidateCatalogue,
-    RankedOffers,
-    requirement_key,
 )
-from spotd.core.ceilings import agree, ceiling_for, highest_ceiling, is_admissible, total_ceiling
+from spotd.core.ceilings import agree, ceiling_for, ceilings_of_kinds, highest_ceiling, is_admissible
 from spotd.core.deadlines.expiry import words_of_expiry
 from spotd.core.disk import disk_gb_for
+from spotd.core.expected_cost import total_at
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
 from spotd.core.interruption_credit import is_left_to_provider, machines_in_use
@@ -36,28 +33,26 @@ from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot, ProviderOffers
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.prepaid import PrepaidGuard
-from spotd.core.pricing import PPM
 from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, in_words
 from spotd.core.quotes import Quote
+from spotd.core.ranked_offers import TOO_LITTLE_DISK, RankedOffers
 from spotd.core.schedule.turn import WAITS_FOR_ITS_TURN, Turns
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.verdicts import PassedOver, Verdict, VerdictKind
+from spotd.core.why_not import all_blocked, all_too_expensive, nothing_fits, too_expensive
 from spotd.core.words import (
     most_frequent_first,
-    passed_over_words,
     per_gpu_words,
     quote_words,
     span_words,
-    wanted_words,
 )
 from spotd.core.world import World
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import ProviderName
 
 ABOVE_CEILING: Final = "above the ceiling"
 NO_CEILING: Final = "no ceiling for this GPU"
-NOT_COMPARED: Final = "ranked behind those, not compared"
 
 _WAITS_FOR_PRICE = frozenset(
     {VerdictKind.ABOVE_CEILING, VerdictKind.NO_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS}
@@ -83,8 +78,6 @@ class JobPlacement:
             self.attempts_by_job[attempt.id.job].append(attempt)
         self.machines = machines_in_use(world, self.now)
         self.launches = 0
-        self._ranks_behind_ppm = (PPM + RISK_PREMIUM_PPM_MAX) * (PPM + world.policy.bid_headroom_ppm) // PPM
-        """How far behind its price an offer may rank at most."""
 
     def place(self, job: Job) -> None:
         """Place one job. Offers that make this raise are left out; a job that raises without them is at fault."""
@@ -109,7 +102,7 @@ class JobPlacement:
 
         def survey() -> None:
             catalogue = self._catalogue_of(MarketSnapshot(offer_cache=offer_cache))
-            offers = catalogue.list_for(requirement_key(job, self.policy))
+            offers = catalogue.list_for(catalogue.key_of(job))
             for candidate in catalogue.ranked(offers):
                 ceiling = self._ceiling(job, candidate) or MicroUsdPerGpuHour(0)
                 agree(job, candidate, ceiling, candidate.price.total, self.policy)
@@ -118,7 +111,14 @@ class JobPlacement:
 
     def _catalogue_of(self, market: MarketSnapshot) -> CandidateCatalogue:
         world = self.world
-        return CandidateCatalogue(market, world.policy, world.cooldowns, self.now, attempts=world.attempts.values())
+        return CandidateCatalogue(
+            market,
+            world.policy,
+            world.cooldowns,
+            self.now,
+            attempts=world.attempts.values(),
+            experience=world.experience,
+        )
 
     def _place(self, job: Job) -> None:
         if over := words_of_expiry(job, self.now):
@@ -127,7 +127,7 @@ class JobPlacement:
             return
         used_up = ""
         if job.budget is not None:
-            used_up = self.budget_guard.is_hopeless(job, plausible_rates(self.catalogue, job, self.policy))
+            used_up = self.budget_guard.is_hopeless(job, plausible_rates(self.catalogue, job))
         if used_up:
             sentence = f"the job's budget is used up: {used_up}; spotctl budget {job.name} +USD, then spotctl retry"
             self.builder.move_job(job.id, JobState.EXPIRED, sentence)
@@ -139,19 +139,21 @@ class JobPlacement:
             return
         offers, best = self._free_offers(job)
         if not offers.entries:
-            self._wait(job, *self._nothing_fits(job, offers), passed_over=most_frequent_first(offers.mismatches))
+            self._wait(
+                job, *nothing_fits(self.catalogue, job, offers), passed_over=most_frequent_first(offers.mismatches)
+            )
             return
         if best is None:
             passed_over = most_frequent_first(offers.mismatches + offers.blocked)
             until = self.catalogue.free_at(offers)
-            self._wait(job, VerdictKind.COOLING, self._all_blocked(offers), until, passed_over=passed_over)
+            self._wait(job, VerdictKind.COOLING, all_blocked(self.catalogue, offers), until, passed_over=passed_over)
             return
         compared: defaultdict[str, int] = defaultdict(int)
         chosen, ceiling = next(self._carried_quotes(job, offers, compared), (None, self._ceiling(job, best)))
         if chosen is None or ceiling is None:
-            passed_over = self._all_too_expensive(offers, compared)
+            passed_over = all_too_expensive(self.catalogue, offers, compared)
             short = self.prepaid_guard.short
-            why = (VerdictKind.BALANCE, short) if short else self._too_expensive(job, best, ceiling)
+            why = (VerdictKind.BALANCE, short) if short else too_expensive(job, offers, best, ceiling)
             self._wait(job, *why, best=best, ceiling=ceiling, passed_over=passed_over)
             return
         agreed, price_max = agree(job, chosen, ceiling, self._runner_up(job, offers, chosen), self.policy)
@@ -159,7 +161,7 @@ class JobPlacement:
         if refusal is None:
             self._launch(job, agreed, ceiling, price_max)
             return
-        for other, accepted in self._with_less_traffic(job, offers, chosen):
+        for other, accepted in self._needing_less(job, offers, chosen):
             agreed, price_max = agree(job, other, accepted, None, self.policy)
             if self.budget_guard.refusal(job, agreed) is None:
                 self._launch(job, agreed, accepted, price_max)
@@ -168,6 +170,22 @@ class JobPlacement:
 
     def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
         return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
+
+    def _needing_less(
+        self, job: Job, offers: RankedOffers, chosen: Quote
+    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Other offers under their ceiling that need less of a budget than the best one.
+
+        The best by expected cost may be a fast machine, of which a budget carries no useful run although it carries one
+        of a slow machine. Then what is cheapest by the hour comes first, as if nothing else were known.
+        """
+        if not offers.is_by_price:
+            offers = self.catalogue.by_price(offers)
+            cheapest = next(self._carried_quotes(job, offers, defaultdict(int)), None)
+            if cheapest is not None:
+                yield cheapest
+                chosen = cheapest[0]
+        yield from self._with_less_traffic(job, offers, chosen)
 
     def _with_less_traffic(
         self, job: Job, offers: RankedOffers, chosen: Quote
@@ -190,7 +208,7 @@ class JobPlacement:
 
         Where no disk can hold the newest checkpoint, one is enough that holds an older one: the runner takes that.
         """
-        key = requirement_key(job, self.policy)
+        key = self.catalogue.key_of(job)
         offers = self.catalogue.list_for(key)
         best = self.catalogue.first_free(offers)
         if offers.entries or not offers.mismatches[TOO_LITTLE_DISK] or not job.checkpoints:
@@ -245,18 +263,18 @@ class JobPlacement:
         self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
     ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Each free quote at or under its ceiling, best first."""
-        highest = highest_ceiling(job, self.policy)
+        limit = offers.highest_rank(highest_ceiling(job, self.policy), ceilings_of_kinds(job, offers, self.policy))
         for candidate in self.catalogue.ranked(offers, passed_over):
             ceiling = self._ceiling(job, candidate)
             if ceiling is not None and is_admissible(candidate, ceiling, job.spec.price):
                 yield candidate, ceiling
                 continue
             passed_over[NO_CEILING if ceiling is None else ABOVE_CEILING] += 1
-            if candidate.price.total > highest * self._ranks_behind_ppm // PPM:
+            if offers.least_rank(candidate) > limit:
                 return  # no later one is admissible either, however much it ranks behind its price
 
     def _runner_up(self, job: Job, offers: RankedOffers, chosen: Quote) -> int | None:
-        """Return what the next best machine under its ceiling counts as per hour, where we pay what we bid."""
+        """Return up to which price it ranks before the next best machine, where we pay what we bid."""
         if not chosen.offer.pays_bid:
             return None
         walk = iter(self.catalogue.ranked(offers))
@@ -265,8 +283,8 @@ class JobPlacement:
                 break
         for candidate in walk:
             if is_admissible(candidate, self._ceiling(job, candidate), job.spec.price):
-                return self.catalogue.ranked_total(offers, candidate.offer)
-            if candidate.price.total > chosen.price.total * self._ranks_behind_ppm // PPM:
+                return total_at(self.catalogue.ranked_total(offers, candidate.offer), offers.expect(chosen.offer))
+            if offers.least_rank(candidate) > offers.highest_rank(chosen.price.total):
                 return None  # none that follows could limit the bid
         return None
 
@@ -355,45 +373,3 @@ class JobPlacement:
             state = JobState.QUEUED
         if state is not job.state:
             self.builder.move_job(job.id, state, sentence)
-
-    def _nothing_fits(self, job: Job, offers: RankedOffers) -> tuple[VerdictKind, str]:
-        silent = "; ".join(f"{name}: {why}" for name, why in sorted(self.catalogue.silent.items()))
-        silent = f" ({silent})" if silent else ""
-        if self.catalogue.size == 0:
-            return VerdictKind.NO_OFFERS, f"no provider shows offers now{silent}"
-        why = f"none of {self.catalogue.size} offers fits {wanted_words(job.spec.resources)}"
-        return VerdictKind.NO_MATCH, f"{why}: {passed_over_words(offers.mismatches)}{silent}"
-
-    def _all_blocked(self, offers: RankedOffers) -> str:
-        reasons = sorted({self.catalogue.blocked(offer) for offer in offers.entries})
-        return f"all {len(offers.entries)} offers that fit are out for now: {'; '.join(reasons)}"
-
-    def _all_too_expensive(self, offers: RankedOffers, compared: Mapping[str, int]) -> PassedOver:
-        """Return why each offer is not taken; those that rank behind the last one compared are not read at all.
-
-        Many jobs of the same requirements pass over the same offers, so the sums are made once.
-        """
-        known = (offers.walked, offers.read, *compared.items())
-        found = offers.summaries.get(known)
-        if found is None:
-            counts = offers.mismatches + offers.blocked
-            counts.update(compared)
-            unread = self.catalogue.size - counts.total()
-            if unread > 0:
-                counts[NOT_COMPARED] = unread
-            found = offers.summaries[known] = most_frequent_first(counts)
-        return found
-
-    def _too_expensive(self, job: Job, best: Quote, ceiling: MicroUsdPerGpuHour | None) -> tuple[VerdictKind, str]:
-        offer = best.offer
-        if ceiling is None:
-            return (
-                VerdictKind.NO_CEILING,
-                f"no ceiling for {offer.gpu}: give max_price in the job or set [ceilings] in the config",
-            )
-        allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
-        over = as_usd(per_gpu(MicroUsdPerHour(best.price.total - allowed), offer.gpu_count))
-        return (
-            VerdictKind.ABOVE_CEILING,
-            f"the cheapest, {quote_words(best)}, is ${over:.4f} above the ceiling of {per_gpu_words(ceiling)}",
-        )

@@ -12,6 +12,7 @@ from spotd.core.cooldowns import Cooldown
 from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent
 from spotd.core.jobs import Job
+from spotd.core.records import Experience
 from spotd.core.verdicts import Verdict
 from spotd.core.world import UnreadableRow
 from spotd_providers.contract.values import ProviderName
@@ -50,6 +51,8 @@ class Plan:
     attempts: Mapping[AttemptId, Attempt] = field(default_factory=dict)
     intents: Mapping[IntentId, Intent] = field(default_factory=dict)
     cooldowns: tuple[Cooldown, ...] = ()
+    experience: Experience = field(default_factory=dict)
+    """A record of nothing is forgotten."""
     charges: tuple[Charge, ...] = ()
     events: tuple[Event, ...] = ()
     verdicts: Mapping[JobId, Verdict] = field(default_factory=dict)
@@ -68,4 +71,4 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         rows = self.jobs or self.attempts or self.intents or self.cooldowns or self.charges or self.events
-        return not (rows or self.sealed)
+        return not (rows or self.sealed or self.experience)

@@ -20,6 +20,7 @@ from spotd.core.ids import AttemptId
 from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent_id
 from spotd.core.interruption_credit import taken_by_provider_until
 from spotd.core.jobs import Job
+from spotd.core.learning import learn_from_end
 from spotd.core.metering import booked_back, settled, with_correction
 from spotd.core.stalls import stalls_after, words_after
 from spotd.core.states import (
@@ -202,6 +203,7 @@ class PlanBuilder(WorkingCopy):
         )
         self.put_attempt(item)
         self.event(f"attempt.{reason.value}", sentence, attempt=attempt, reason=reason.value)
+        learn_from_end(self, item, reason, suspects_job=self._suspects_job(item))
         self._blame(item, traits.blame, sentence)
         source = lineage.source_of(self.job(attempt.job), item)
         self._move_job_on(item, reason, sentence)

@@ -16,11 +16,12 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.budgets import still_to_run
-from spotd.core.candidates import RISK_PREMIUM_PPM_MAX, CandidateCatalogue, RankedOffers, RequirementKey
+from spotd.core.candidates import CandidateCatalogue
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot, ProviderOffers
-from spotd.core.pricing import PPM, repriced, usual_bid
+from spotd.core.pricing import repriced, usual_bid
 from spotd.core.quotes import Quote
+from spotd.core.ranked_offers import RankedOffers, RequirementKey
 from spotd.core.usefulness import shortest_run, useful_run
 from spotd.core.words import dollar_words, quote_words
 from spotd.core.world import World
@@ -67,7 +68,6 @@ class PrepaidGuard:
         self.short = ""
         self._left: dict[ProviderName, int] = {}
         self._barren: dict[tuple[RequirementKey, PriceLimit | None], str] = {}
-        self._behind_ppm = (PPM + RISK_PREMIUM_PPM_MAX) * (PPM + world.policy.bid_headroom_ppm) // PPM
         since: dict[ProviderName, datetime] = {}
         for name, provider_offers in market.offer_cache.items():
             balance = current_balance(provider_offers, now)
@@ -116,7 +116,7 @@ class PrepaidGuard:
                 continue
             self.short = self.short or self._shortage(job, candidate)
             passed_over[NO_BALANCE] += 1
-            if self._is_exhausted(candidate):
+            if self._is_exhausted(offers, candidate):
                 others = offers.providers - {provider}
                 if others:
                     wanted = replace(offers.key.resources, providers=tuple(sorted(others)))
@@ -128,9 +128,9 @@ class PrepaidGuard:
         left = self._left.get(quote.offer.provider)
         return left is None or self._needed(job, quote) <= left
 
-    def _is_exhausted(self, quote: Quote) -> bool:
+    def _is_exhausted(self, offers: RankedOffers, quote: Quote) -> bool:
         """Whether no later offer of this provider costs so little that the balance carries it for any job."""
-        lowest = MicroUsdPerHour(quote.price.total * PPM // self._behind_ppm)
+        lowest = MicroUsdPerHour(offers.lowest_total_from(quote))
         return cost(lowest, shortest_run(self._world.policy)) > self._left.get(quote.offer.provider, 0)
 
     def _shortage(self, job: Job, quote: Quote) -> str:

@@ -51,12 +51,12 @@ def needs_of(job: Job, policy: Policy) -> Needs:
     stay = max(policy.expected_stay, timedelta(minutes=1))
     return Needs(
         disk_gb=disk_gb_for(job),
-        upload_bytes_per_hour=per_hour(size, _interval(job)) if size else 0,
+        upload_bytes_per_hour=per_hour(size, checkpoint_interval(job)) if size else 0,
         restore_bytes_per_hour=per_hour(size + bytes_within(job.code_bytes), stay),
     )
 
 
-def _interval(job: Job) -> timedelta:
+def checkpoint_interval(job: Job) -> timedelta:
     """How often the job saves: as it states, or oftener where its newest attempt did; a quarter of it at the least.
 
     The instants are the host's own, which must not make a job unaffordable everywhere.
@@ -78,6 +78,11 @@ def storage_per_hour(offer: Offer, disk_gb: int) -> MicroUsdPerHour:
 
 def _traffic(bytes_per_hour: int, price: MicroUsdPerGb) -> MicroUsdPerHour:
     return MicroUsdPerHour(hourly_within(_up(bytes_per_hour * price, GB)))
+
+
+def restore_per_hour(offer: Offer, needs: Needs) -> MicroUsdPerHour:
+    """Return what the one restore in each usual stay costs per hour."""
+    return _traffic(needs.restore_bytes_per_hour, offer.download_price)
 
 
 def usual_bid(offer: Offer, headroom_ppm: int) -> MicroUsdPerHour:

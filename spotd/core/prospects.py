@@ -6,10 +6,9 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core.budgets import BudgetGuard
-from spotd.core.candidates import CandidateCatalogue, requirement_key
+from spotd.core.candidates import CandidateCatalogue
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
-from spotd.core.policy import Policy
 from spotd.core.world import World
 
 PLAUSIBLE_PERCENT: Final = 75
@@ -18,17 +17,20 @@ UNKNOWN_DROP: Final = 8
 """Where the price of this moment is all that is known, it may be so many times what is usual."""
 
 
-def plausible_rates(catalogue: CandidateCatalogue, job: Job, policy: Policy) -> list[int]:
+def plausible_rates(catalogue: CandidateCatalogue, job: Job) -> list[int]:
     """Whole machines per hour: a bit below what is asked now, was asked lately, and was paid for this job before.
 
     Offers that cool down or were taken a moment ago count, since they come back.
     """
-    offers = catalogue.list_for(requirement_key(job, policy))
+    offers = catalogue.list_for(catalogue.key_of(job))
     known: list[int] = [*catalogue.lows(job.spec.resources)]
     if job.rate_low is not None:
         known.append(job.rate_low)
     if offers.at(0) is not None:
-        now = catalogue.quote_at(offers, 0).price.total
+        best = catalogue.quote_at(offers, 0)
+        now: int = best.price.total
+        if not offers.is_by_price:
+            now = min(now, offers.lowest_total_from(best))  # the best need not be the cheapest
         known.append(now if known else now // UNKNOWN_DROP)
     return [rate * PLAUSIBLE_PERCENT // 100 for rate in known]
 
@@ -37,5 +39,6 @@ def used_up(world: World, market: MarketSnapshot, job: Job, now: datetime, *, un
     """Why the next decision would end this job for its budget, were it queued; empty if it would not."""
     if job.budget is None:
         return ""
-    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
-    return BudgetGuard(world, now).is_hopeless(job, plausible_rates(catalogue, job, world.policy), unspent=unspent)
+    attempts, experience = world.attempts.values(), world.experience
+    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=attempts, experience=experience)
+    return BudgetGuard(world, now).is_hopeless(job, plausible_rates(catalogue, job), unspent=unspent)

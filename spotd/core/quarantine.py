@@ -197,6 +197,7 @@ def _part(plan: Plan, wanted: Callable[[JobId | None], bool]) -> Plan:
         attempts={i: item for i, item in plan.attempts.items() if wanted(i.job)},
         intents={i: t for i, t in plan.intents.items() if wanted(None if t.attempt is None else t.attempt.job)},
         cooldowns=plan.cooldowns if wanted(None) else (),
+        experience=plan.experience if wanted(None) else {},
         charges=tuple(c for c in plan.charges if wanted(c.attempt.job)),
         events=tuple(e for e in plan.events if wanted(e.job)),
     )

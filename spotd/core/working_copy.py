@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from spotd.core.attempts import Attempt
@@ -20,6 +20,7 @@ from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent, launch_intent_id, terminate_intent_id
 from spotd.core.jobs import Job
 from spotd.core.plan import Contained, Event, Plan
+from spotd.core.records import Experience, Record, RecordId, added
 from spotd.core.states import (
     AttemptState,
     JobState,
@@ -49,6 +50,7 @@ class WorkingCopy:
         self._attempts: dict[AttemptId, Attempt] = {}
         self._intents: dict[IntentId, Intent] = {}
         self._cooldowns: list[Cooldown] = []
+        self._learnt: dict[RecordId, Record] = {}
         self._charges: list[Charge] = []
         self._events: list[Event] = []
         self._wake_at: datetime | None = None
@@ -66,6 +68,7 @@ class WorkingCopy:
             attempts=_changed(self._attempts, self._world.attempts),
             intents=_changed(self._intents, self._world.intents),
             cooldowns=tuple(self._cooldowns),
+            experience=_changed(self._learnt, self._world.experience),
             charges=tuple(self._charges),
             events=tuple(self._events),
             wake_at=self._wake_at,
@@ -91,6 +94,16 @@ class WorkingCopy:
             self._wake_at, self._list_again, self._full_reads = wake_at, set(again), set(closer)
             return exc
         return None
+
+    @property
+    def experience(self) -> Experience:
+        """What was known before, with what this adds."""
+        return {**self._world.experience, **self._learnt} if self._learnt else self._world.experience
+
+    def learn(self, identity: RecordId, count: int, span: timedelta) -> None:
+        """Add so many events, in millionths, and so much time to a record."""
+        known = self._learnt.get(identity) or self._world.experience.get(identity)
+        self._put(self._learnt, identity, added(known, identity, count, span, self.now))
 
     def note_contained(self, subject: str, error: str) -> None:
         self._contained.append(Contained(subject=subject, error=error))

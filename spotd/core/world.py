@@ -12,6 +12,7 @@ from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
+from spotd.core.records import Experience
 from spotd.core.states import InvariantBroken
 from spotd_providers.contract.values import AttemptKey, InstanceRef
 
@@ -48,6 +49,7 @@ class World:
     attempts: Mapping[AttemptId, Attempt]
     intents: Mapping[IntentId, Intent]
     cooldowns: tuple[Cooldown, ...] = ()
+    experience: Experience = field(default_factory=dict)
     spending: Spending = field(default_factory=Spending)
     unreadable: tuple[UnreadableRow, ...] = ()
 

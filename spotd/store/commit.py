@@ -21,11 +21,12 @@ from spotd.core.world import UnreadableRow
 from spotd.store import rows
 from spotd.store.charges import append_charges
 from spotd.store.columns import instant_out, words_out
+from spotd.store.experience import delete_records
 from spotd.store.mapping import Columns
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.row_cache import RowCache
 from spotd.store.rules import StoredRows, check_plan
-from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, EVENTS, INTENTS, JOBS
+from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, EVENTS, EXPERIENCE, INTENTS, JOBS
 from spotd.store.world import chunks, load_checkpoints
 
 _FINAL_JOBS: Final = sorted(state.value for state in JobState if state.is_final)
@@ -61,6 +62,7 @@ def _write(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoi
     at_point(StorePoint.INTENTS)
     _upsert(connection, COOLDOWNS, [rows.COOLDOWN.out(cooldown) for cooldown in _longest(plan.cooldowns)])
     _forget_cooldowns(connection, plan.cooldowns)
+    _write_experience(connection, memory, plan)
     at_point(StorePoint.COOLDOWNS)
     append_charges(connection, plan.charges)
     at_point(StorePoint.CHARGES)
@@ -139,6 +141,15 @@ def _forget_cooldowns(connection: Connection, fresh: Sequence[Cooldown]) -> None
     if known:
         limit = instant_out(min(known) - 2 * COOLDOWNS_REMEMBERED)
         connection.execute(delete(COOLDOWNS).where(COOLDOWNS.c.until < limit))
+
+
+def _write_experience(connection: Connection, memory: RowCache, plan: Plan) -> None:
+    if not plan.experience:
+        return
+    memory.experience = None
+    kept = [one for one in plan.experience.values() if one.count or one.span]
+    _upsert(connection, EXPERIENCE, [rows.RECORD.out(one) for one in kept])
+    delete_records(connection, [one for one in plan.experience.values() if not (one.count or one.span)])
 
 
 def _longest(cooldowns: Sequence[Cooldown]) -> list[Cooldown]:

@@ -28,6 +28,7 @@ from spotd.core.plan import Event
 from spotd.core.states import JobState
 from spotd.store import rows
 from spotd.store.columns import instant_in, instant_out
+from spotd.store.experience import forget_faded
 from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META
 from spotd.store.world import chunks
 
@@ -124,6 +125,7 @@ def forget_settled(connection: Connection, now: datetime, rules: Folding) -> int
         or_(INTENTS.c.attempt_job.is_(None), INTENTS.c.attempt_job.in_(ended)),
     )
     count = connection.execute(delete(COOLDOWNS).where(COOLDOWNS.c.until < past)).rowcount
+    count += forget_faded(connection, now)
     return count + connection.execute(delete(INTENTS).where(settled)).rowcount
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Job
 from spotd.core.quotes import Quote
+from spotd.core.records import Experience
 from spotd.store import rows
 from spotd.store.mapping import to_json
 from spotd.store.views import JobView
@@ -29,12 +30,14 @@ class RowCache:
     specs: dict[JobId, tuple[str, JobSpec]] = field(default_factory=dict)
     quotes: dict[AttemptId, tuple[str, Quote]] = field(default_factory=dict)
     lists: dict[Hashable, tuple[JobView, ...]] = field(default_factory=dict)
+    experience: Experience | None = None
 
     def forget(self) -> None:
         self.jobs.clear()
         self.specs.clear()
         self.quotes.clear()
         self.lists.clear()
+        self.experience = None
 
     def listed(self, asked: Hashable, read: Callable[[], tuple[JobView, ...]]) -> tuple[JobView, ...]:
         """Return the same lines until anything is written: a person's screen asks more often than a job changes."""

@@ -19,6 +19,7 @@ from spotd.core.intents import Intent
 from spotd.core.jobs import Job
 from spotd.core.plan import Event
 from spotd.core.quotes import Quote
+from spotd.core.records import Record
 from spotd.core.states import InvariantBroken
 from spotd.store.mapping import Columns, Row, RowMap, compact, from_json
 from spotd.store.views import AttemptView, JobView
@@ -40,6 +41,7 @@ ATTEMPT: Final = RowMap(
 CHECKPOINT: Final = RowMap(Checkpoint, words=("host",))
 INTENT: Final = RowMap(Intent, names=_REF, words=("error", "account"))
 COOLDOWN: Final = RowMap(Cooldown, words=("reason",))
+RECORD: Final = RowMap(Record, names={"id.kind": "kind", "id.provider": "provider", "id.subject": "subject"})
 CHARGE: Final = RowMap(Charge, names={"attempt.job": "job_id", "attempt.number": "attempt"})
 EVENT: Final = RowMap(Event, names={"job": "job_id"}, words=("message",))
 COST_SUMS: Final = RowMap(CostSums)

@@ -65,6 +65,7 @@ class Tx(Reads):
 
     def fold(self, now: datetime, rules: Folding) -> int:
         """Fold one piece of old events and forget what nothing asks for any more; return how many rows are gone."""
+        self._memory.experience = None
         return forget_settled(self._connection, now, rules) + fold(self._connection, now, rules)
 
     def set_meta(self, key: str, value: str) -> None:

@@ -246,6 +246,19 @@ class CooldownRow(Base, table=True):
     ends: str = Field(sa_column=Column(Text, nullable=False, server_default="time"))
 
 
+class ExperienceRow(Base, table=True):
+    """A record of what was seen of a provider, pool, host or image."""
+
+    __tablename__ = "experience"
+
+    kind: str = _text(primary_key=True)
+    provider: str = _text(primary_key=True)
+    subject: str = _text(primary_key=True)
+    count: int = _big()
+    span: int = _big()
+    at: int = _big(index=True)
+
+
 class ChargeRecord(Base, table=True):
     """Append-only; `charges.append_charges` keeps two of one attempt from beginning at one instant."""
 
@@ -338,6 +351,7 @@ ATTEMPTS: Final = _table(AttemptRow)
 CHECKPOINTS: Final = _table(CheckpointRow)
 INTENTS: Final = _table(IntentRow)
 COOLDOWNS: Final = _table(CooldownRow)
+EXPERIENCE: Final = _table(ExperienceRow)
 CHARGES: Final = _table(ChargeRecord)
 ATTEMPT_COSTS: Final = _table(AttemptCostRow)
 DAY_COSTS: Final = _table(DayCostRow)

@@ -19,10 +19,12 @@ from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent, IntentState
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
+from spotd.core.records import Experience
 from spotd.core.states import AttemptState, JobState
 from spotd.core.world import UnreadableRow, World
 from spotd.store import rows
 from spotd.store.columns import instant_out
+from spotd.store.experience import load_experience
 from spotd.store.readable import ROW_ERRORS, error_words, kept
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, DAY_COSTS, INTENTS, JOBS
@@ -78,6 +80,7 @@ def load_world(connection: Connection, memory: RowCache, policy: Policy, now: da
         attempts=attempts,
         intents=_intents(connection),
         cooldowns=_cooldowns(connection, now),
+        experience=_experience(connection, memory),
         spending=_spending(connection, now),
         unreadable=tuple(unreadable),
     )
@@ -145,6 +148,12 @@ def _intents(connection: Connection) -> dict[IntentId, Intent]:
 def _cooldowns(connection: Connection, now: datetime) -> tuple[Cooldown, ...]:
     after = {"after": instant_out(now - COOLDOWNS_REMEMBERED)}
     return tuple(kept(rows.COOLDOWN.read, rows.fetch(connection, _COOLDOWNS_AFTER, after)))
+
+
+def _experience(connection: Connection, memory: RowCache) -> Experience:
+    if memory.experience is None:
+        memory.experience = load_experience(connection)
+    return memory.experience
 
 
 def _spending(connection: Connection, now: datetime) -> Spending:

@@ -11,12 +11,10 @@ from typing import Any
 from spotd.core import billing, billing_limits, outcomes, placement
 from spotd.core import forget as forgetting
 from spotd.core.attempts import Attempt
-from spotd.core.candidates import requirement_key
 from spotd.core.ids import AttemptId
 from spotd.core.intents import IntentState, launch_intent_id
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
-from spotd.core.policy import Policy
 from spotd.core.recovery import recover, unsent
 from spotd.core.world import World
 from spotd.daemon import executor
@@ -85,8 +83,8 @@ def sends_what_waited() -> AbstractContextManager[None]:
 
 
 def prices_of_this_moment() -> AbstractContextManager[None]:
-    def wrong(catalogue: Any, job: Job, policy: Policy) -> list[int]:
-        offers = catalogue.list_for(requirement_key(job, policy))
+    def wrong(catalogue: Any, job: Job) -> list[int]:
+        offers = catalogue.list_for(catalogue.key_of(job))
         return [] if offers.at(0) is None else [catalogue.quote_at(offers, 0).price.total]
 
     return patched((placement, "plausible_rates", wrong))

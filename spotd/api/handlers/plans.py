@@ -20,7 +20,7 @@ from spotd.api.handlers.render import (
 from spotd.api.requests import JobRequest
 from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
-from spotd.core.candidates import CandidateCatalogue, requirement_key
+from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for, is_admissible
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
@@ -119,8 +119,10 @@ def outlook(
     job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
-    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=world.attempts.values())
-    offers = catalogue.list_for(requirement_key(job, world.policy))
+    catalogue = CandidateCatalogue(
+        market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
+    )
+    offers = catalogue.list_for(catalogue.key_of(job))
     request_counts: Counter[str] = Counter(offers.mismatches)
     fitting: list[tuple[Quote, str]] = []
     others: list[tuple[Quote, str]] = []

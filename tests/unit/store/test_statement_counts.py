@@ -97,7 +97,7 @@ WORK: dict[str, tuple[int, Callable[[Store], object]]] = {
     "find by beginning": (6, asking(lambda r: r.jobs_meant_by("j0"))),
     "costs": (1, asking(lambda r: costs_by_job(r))),
     "counts": (1, asking(lambda r: r.counts_by_state())),
-    "world from nothing": (7, cold_world),
+    "world from nothing": (8, cold_world),
     "world when nothing changed": (5, the_world),
     "commit of a change to every job": (5 + 6, change_every_job),
     "the same from nothing": (7 + 6, change_from_nothing),

@@ -1,0 +1,217 @@
+"""How many losses per machine hour are to be expected of an offer: gamma-Poisson, from coarse to fine.
+
+Theory. Losses in so many machine hours are Poisson; a gamma prior of mean m and weight of K hours makes the mean after
+n losses in H hours
+
+    (m K + n) / (K + H)
+
+which is m without evidence and n / H with much. The prior of each level is the estimate of the coarser one, made of
+what was seen outside the finer one, so that nothing counts twice: the other providers in this market (spot or
+on-demand), the provider elsewhere, and then the host, or the pool where hosts have no names. What the provider itself
+states is the prior where it is higher. So one loss on a host says little where its provider has shown a hundred quiet
+hours, and a provider without any record counts like the others. The provider's own hours of the week then raise or
+lower the result: losses seen in the parts of the week that come next, against those that were to be expected there,
+each with `TIME_PRIOR` events of weight, and by no more than `TIME_FACTOR_MAX`.
+
+Ends that are ours (done, cancelled, over budget, moved) add hours and no loss: they are censored. So do the machines
+that run now, whose hours count up to this moment.
+
+Rankings begin from a prior of 0: where nothing was ever lost, nothing is added, and offers rank by price alone. Advice
+on checkpoints must not trust a machine because nothing is known of it, and begins from one loss in the usual stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from spotd.core.attempts import Attempt
+from spotd.core.metering import metered_until
+from spotd.core.records import ONE, Experience, Record, RecordId, RecordKind, faded
+from spotd_providers.contract.values import Market, Offer, ProviderName
+
+PPM: Final = 1_000_000
+PRIOR_WEIGHT: Final = timedelta(hours=24)
+"""K: machine hours after which a level's own evidence counts as much as its prior."""
+HAZARD_PPM_MAX: Final = 1_000_000
+"""No machine counts as lost more often than every hour."""
+STATED_PPM_MAX: Final = 100_000
+"""No provider's own figure counts as more than a loss every ten hours."""
+SLOT_HOURS: Final = 3
+SLOTS: Final = 7 * 24 // SLOT_HOURS
+AHEAD_SLOTS: Final = 2
+"""The hazard of the next hours counts, those of a usual stay."""
+TIME_PRIOR: Final = 3 * ONE
+TIME_FACTOR_MAX: Final = 3
+_HOUR: Final = timedelta(hours=1)
+_TICK: Final = timedelta(microseconds=1)
+_NOTHING: Final = (0, timedelta(0))
+
+_Evidence = tuple[int, timedelta]
+
+
+def slot_of(at: datetime) -> int:
+    """Return the part of the week, in UTC, that holds this instant."""
+    local = at.astimezone(UTC)
+    return (local.weekday() * 24 + local.hour) // SLOT_HOURS
+
+
+def loss_records(offer: Offer) -> tuple[RecordId, ...]:
+    """Return the records to which a loss of a machine of this offer is added: provider, pool and, if named, host."""
+    market, provider = offer.market.value, offer.provider
+    found = (
+        RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=provider, subject=market),
+        RecordId(kind=RecordKind.LOSSES_POOL, provider=provider, subject=f"{market} {offer.pool}"),
+    )
+    if offer.host_id is None:
+        return found
+    return (*found, RecordId(kind=RecordKind.LOSSES_HOST, provider=provider, subject=f"{market} {offer.host_id}"))
+
+
+def time_subject(market: Market, slot: int) -> str:
+    return f"{market.value} {slot}"
+
+
+def exposure(item: Attempt, now: datetime) -> tuple[datetime, datetime] | None:
+    """Return from when to when the attempt had a machine, as far as that is proved; `None` where it had none."""
+    if item.launched_at is None:
+        return None
+    until = metered_until(item.meter, min(now, item.ended_at or now))
+    return (item.launched_at, until) if until > item.launched_at else None
+
+
+class Hazards:
+    """The losses per machine hour that are to be expected of offers, in one decision.
+
+    Args:
+        prior_ppm: losses in a million machine hours where nothing is known, on the spot market.
+    """
+
+    def __init__(
+        self, experience: Experience, now: datetime, attempts: Iterable[Attempt] = (), *, prior_ppm: int = 0
+    ) -> None:
+        self._experience = experience
+        self._now = now
+        self._prior_ppm = prior_ppm
+        self._running: dict[RecordId, timedelta] = {}
+        self._evidence: dict[RecordId, _Evidence] = {}
+        self._others: dict[RecordId, int] = {}
+        self._factors: dict[tuple[ProviderName, Market], int] = {}
+        self._offers: dict[tuple[ProviderName, Market, str, str | None, int], int] = {}
+        if experience:
+            self._take_running(attempts)
+
+    def _take_running(self, attempts: Iterable[Attempt]) -> None:
+        for item in attempts:
+            span = exposure(item, self._now) if item.state.counts else None
+            if span is not None:
+                for identity in loss_records(item.quote.offer):
+                    self._running[identity] = self._running.get(identity, timedelta(0)) + (span[1] - span[0])
+
+    def of(self, offer: Offer) -> int:
+        """Return the losses in a million hours of a machine of this offer."""
+        stated = max(0, min(offer.hazard_ppm or 0, STATED_PPM_MAX))
+        if not self._experience and not self._prior_ppm:
+            return stated
+        key = (offer.provider, offer.market, str(offer.pool), offer.host_id, stated)
+        found = self._offers.get(key)
+        if found is None:
+            found = self._offers[key] = self._estimate(offer, stated)
+        return found
+
+    def _estimate(self, offer: Offer, stated: int) -> int:
+        records = loss_records(offer)
+        estimate = self._finest(records[0], records[-1], stated)
+        return min(HAZARD_PPM_MAX, estimate * self._time_factor(offer.provider, offer.market) // PPM)
+
+    def _finest(self, of_provider: RecordId, finest: RecordId | None, stated: int) -> int:
+        """Return the estimate of a host or pool at a provider, or of one that was never seen."""
+        prior = max(stated, self._of_others(of_provider))
+        if finest is None:
+            return _posterior(prior, self._seen(of_provider))
+        own = self._seen(finest)
+        return _posterior(_posterior(prior, _without(self._seen(of_provider), own)), own)
+
+    def evidence_of(self, offer: Offer) -> tuple[int, timedelta]:
+        """Return the losses, in millionths, and machine hours at this offer's provider in its market."""
+        return self._seen(loss_records(offer)[0])
+
+    def _of_others(self, of_provider: RecordId) -> int:
+        """Return the estimate of the other providers in the same market."""
+        found = self._others.get(of_provider)
+        if found is None:
+            known = {i for i in (*self._experience, *self._running) if i.kind is RecordKind.LOSSES_PROVIDER}
+            others = [
+                self._seen(i) for i in sorted(known, key=str) if i != of_provider and i.subject == of_provider.subject
+            ]
+            total = (sum(count for count, _ in others), sum((span for _, span in others), timedelta(0)))
+            prior = self._prior_ppm if of_provider.subject == Market.SPOT.value else 0
+            found = self._others[of_provider] = _posterior(prior, total)
+        return found
+
+    def _time_factor(self, provider: ProviderName, market: Market) -> int:
+        """Return by how much the coming hours of the week differ from this provider's others, in millionths."""
+        found = self._factors.get((provider, market))
+        if found is None:
+            found = self._factors[provider, market] = self._factor(provider, market)
+        return found
+
+    def _factor(self, provider: ProviderName, market: Market) -> int:
+        own = RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=provider, subject=market.value)
+        count, span = self._seen(own)
+        if not count or not span:
+            return PPM
+        first = slot_of(self._now)
+        losses, expected = 0, 0
+        for slot in {(first + n) % SLOTS for n in range(AHEAD_SLOTS)}:
+            subject = time_subject(market, slot)
+            seen = self._seen(RecordId(kind=RecordKind.LOSSES_TIME, provider=provider, subject=subject))
+            losses += seen[0]
+            expected += count * (seen[1] // _TICK) // (span // _TICK)
+        factor = (TIME_PRIOR + losses) * PPM // (TIME_PRIOR + expected)
+        return max(PPM // TIME_FACTOR_MAX, min(factor, TIME_FACTOR_MAX * PPM))
+
+    def _seen(self, identity: RecordId) -> _Evidence:
+        """Return losses and hours of this record as of now, with those of machines that run."""
+        found = self._evidence.get(identity)
+        if found is None:
+            record: Record | None = self._experience.get(identity)
+            count, span = _NOTHING
+            if record is not None:
+                record = faded(record, self._now)
+                count, span = record.count, record.span
+            found = self._evidence[identity] = (count, span + self._running.get(identity, timedelta(0)))
+        return found
+
+    def highest(self) -> int:
+        """Return what the hazard of no offer exceeds, whatever its provider states."""
+        if not self._experience and not self._prior_ppm:
+            return STATED_PPM_MAX
+        known = {*self._experience, *self._running}
+        of_providers = {
+            RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=provider, subject=market.value)
+            for provider in {i.provider for i in known} | {ProviderName("")}
+            for market in Market
+        }
+        found = [self._finest(one, None, STATED_PPM_MAX) for one in of_providers]
+        for one in known:
+            if one.kind in {RecordKind.LOSSES_POOL, RecordKind.LOSSES_HOST}:
+                subject = one.subject.partition(" ")[0]
+                of_provider = RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=one.provider, subject=subject)
+                found.append(self._finest(of_provider, one, STATED_PPM_MAX))
+        factors = [self._time_factor(one.provider, Market(one.subject)) for one in of_providers]
+        return min(HAZARD_PPM_MAX, max(found) * max([PPM, *factors]) // PPM + 1)
+
+
+def _without(whole: _Evidence, part: _Evidence) -> _Evidence:
+    """Return what was seen elsewhere; the parts of a sum fade alike, but for roundings."""
+    return max(0, whole[0] - part[0]), max(timedelta(0), whole[1] - part[1])
+
+
+def _posterior(prior_ppm: int, evidence: _Evidence) -> int:
+    """Return the mean of the gamma distribution after this evidence, in losses in a million hours, rounded up."""
+    count, span = evidence
+    weight, hours = PRIOR_WEIGHT // _TICK, span // _TICK
+    # count is in millionths of a loss, so that count per hour is losses in a million hours.
+    return -(-(prior_ppm * weight + count * (_HOUR // _TICK)) // (weight + hours))
