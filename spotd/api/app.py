@@ -20,7 +20,7 @@ from starlette.routing import Route
 from spotd.api.errors import ApiRefusal, ApiUnavailable, Invalid, RefusalCode
 from spotd.api.handlers import Handlers
 from spotd.api.parameters import (
-    read_anyway,
+    read_array,
     read_budget_change,
     read_cost_grouping,
     read_draft,
@@ -33,6 +33,7 @@ from spotd.api.parameters import (
     read_names,
     read_price_query,
     read_resume_from,
+    read_retry,
     read_secrets,
     read_sha256,
     read_spans,
@@ -168,9 +169,9 @@ class _Api:
 
     @_serving("POST", "/v1/plan")
     async def plan(self, request: Request) -> Response:
-        body = await read_json(request, {"draft", "resume_from"})
-        draft, resume_from = read_draft(body), read_resume_from(body)
-        plan = await self._ask(lambda: self._handlers.submissions.plan(draft, resume_from), limit_s=PATIENT_S)
+        body = await read_json(request, {"draft", "resume_from", "array"})
+        draft, resume_from, array = read_draft(body), read_resume_from(body), read_array(body)
+        plan = await self._ask(lambda: self._handlers.submissions.plan(draft, resume_from, array), limit_s=PATIENT_S)
         return self._reply({"plan": plan})
 
     @_serving("GET", "/v1/code/{sha256}")
@@ -207,13 +208,14 @@ class _Api:
 
     @_serving("POST", "/v1/jobs")
     async def submit(self, request: Request) -> Response:
-        body = await read_json(request, {"draft", "code_sha256", "secrets", "resume_from"})
+        body = await read_json(request, {"draft", "code_sha256", "secrets", "resume_from", "array"})
         code = body.get("code_sha256")
         submission = Submission(
             draft=read_draft(body),
             code_sha256=None if code is None else read_sha256(code),
             secrets=read_secrets(body),
             resume_from=read_resume_from(body),
+            array=read_array(body),
         )
         detail = await self._ask(lambda: self._handlers.submissions.submit(submission))
         return self._reply(detail, status=201)
@@ -235,12 +237,20 @@ class _Api:
 
     @_serving("POST", "/v1/jobs/{ref}/cancel")
     async def cancel(self, request: Request) -> Response:
+        """Cancel a job, or each job of an array."""
         ref = request.path_params["ref"]
+        array = await self._ask(lambda: self._handlers.arrays.cancel(ref))
+        if array is not None:
+            return self._reply({"array": array})
         return self._reply({"job": await self._ask(lambda: self._handlers.jobs.cancel(ref))})
 
     @_serving("POST", "/v1/jobs/{ref}/retry")
     async def retry(self, request: Request) -> Response:
-        ref, anyway = request.path_params["ref"], read_anyway(request)
+        """Queue a job again, or some of the jobs of an array."""
+        ref, (anyway, start) = request.path_params["ref"], read_retry(request)
+        array = await self._ask(lambda: self._handlers.arrays.retry(ref, start=start), limit_s=PATIENT_S)
+        if array is not None:
+            return self._reply({"array": array})
         return self._reply({"job": await self._ask(lambda: self._handlers.jobs.retry(ref, anyway=anyway))})
 
     @_serving("POST", "/v1/jobs/{ref}/budget")

@@ -16,6 +16,7 @@ from spotd.api.responses import BodyTooLong
 from spotd.api.timestamps import utc_instant
 from spotd.core.states import JobState
 from spotd.store import CostGrouping
+from spotd_jobs.spec.arrays import INDEX_MAX
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money
 from spotd_providers.contract.values import Market
@@ -155,14 +156,8 @@ def _flag(request: Request, name: str) -> bool:
     return text == "1"
 
 
-def read_anyway(request: Request) -> bool:
-    """Whether a job is to be queued again although it succeeded."""
-    without_unknown(request, ("anyway",))
-    return _flag(request, "anyway")
-
-
 def read_job_query(request: Request) -> JobQuery:
-    without_unknown(request, ("state", "active", "limit"))
+    without_unknown(request, ("state", "active", "limit", "array"))
     limit = _count(request, "limit", 1000, least=1)
     states = request.query_params.getlist("state")
     for state in states:
@@ -172,7 +167,22 @@ def read_job_query(request: Request) -> JobQuery:
         states=frozenset(states),
         active_only=_flag(request, "active"),
         limit=1000 if limit is None else limit,
+        array=request.query_params.get("array", ""),
     )
+
+
+def read_array(body: Mapping[str, Any]) -> str:
+    """Return the indexes of an array; empty for one job."""
+    text = body.get("array") or ""
+    if not isinstance(text, str):
+        raise Invalid("array is a text such as 0-15")
+    return text
+
+
+def read_retry(request: Request) -> tuple[bool, int]:
+    """Return whether also a job that succeeded is meant, and from which index of an array on."""
+    without_unknown(request, ("anyway", "start"))
+    return _flag(request, "anyway"), _count(request, "start", 0, most=INDEX_MAX + 1) or 0
 
 
 def read_cost_grouping(request: Request) -> CostGrouping | None:

@@ -33,12 +33,14 @@ class Submission:
         code_sha256: of a code archive that `put_code` stored, `None` for a job without a workdir.
         secrets: values by name; they go to the secret store and nowhere else.
         resume_from: `JOB` or `JOB:CHECKPOINT` of another job to begin from, empty to begin afresh.
+        array: indexes of an array of such jobs, as in `0-15%4`; empty for one job.
     """
 
     draft: JobRequest
     code_sha256: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str = ""
+    array: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class JobQuery:
     """Which jobs `ls` shows: none of the filters means all. Jobs that are not final are never cut off by `limit`."""
 
     states: frozenset[str] = frozenset()
+    array: str = ""
+    """Only jobs of this array, by its id or name."""
     active_only: bool = False
     limit: int = 1000
 

@@ -29,8 +29,8 @@ class Daemon:
     def status(self) -> Json:
         return self._transport.json("GET", "/v1/status")
 
-    def plan(self, draft: Mapping[str, Any], *, resume_from: str = "") -> Json:
-        body = {"draft": draft, "resume_from": resume_from}
+    def plan(self, draft: Mapping[str, Any], *, resume_from: str = "", array: str = "") -> Json:
+        body = {"draft": draft, "resume_from": resume_from, "array": array}
         return self._transport.json("POST", "/v1/plan", body=body, timeout_s=PATIENT_S)
 
     def has_code(self, sha256: str) -> bool:
@@ -40,9 +40,21 @@ class Daemon:
         return self._transport.upload(f"/v1/code/{sha256}", content, size)
 
     def submit(
-        self, draft: Mapping[str, Any], *, code_sha256: str | None, secrets: Mapping[str, str], resume_from: str = ""
+        self,
+        draft: Mapping[str, Any],
+        *,
+        code_sha256: str | None,
+        secrets: Mapping[str, str],
+        resume_from: str = "",
+        array: str = "",
     ) -> Json:
-        body = {"draft": draft, "code_sha256": code_sha256, "secrets": secrets, "resume_from": resume_from}
+        body = {
+            "draft": draft,
+            "code_sha256": code_sha256,
+            "secrets": secrets,
+            "resume_from": resume_from,
+            "array": array,
+        }
         return self._transport.json("POST", "/v1/jobs", body=body)
 
     def jobs_bytes(self, query: Query) -> bytes:
@@ -64,8 +76,9 @@ class Daemon:
     def cancel(self, ref: str) -> Json:
         return self._transport.json("POST", _job(ref, "cancel"))
 
-    def retry(self, ref: str, *, anyway: bool = False) -> Json:
-        return self._transport.json("POST", _job(ref, "retry"), query={"anyway": 1} if anyway else None)
+    def retry(self, ref: str, *, anyway: bool = False, start: int = 0) -> Json:
+        query: Query = {**({"anyway": 1} if anyway else {}), **({"start": start} if start else {})}
+        return self._transport.json("POST", _job(ref, "retry"), query=query, timeout_s=PATIENT_S)
 
     def set_budget(self, ref: str, budget: str) -> Json:
         return self._transport.json("POST", _job(ref, "budget"), body={"budget": budget})

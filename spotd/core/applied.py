@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from spotd.core.charges import Spending
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.records import with_records
 from spotd.core.states import AttemptState
-from spotd.core.world import World
+from spotd.core.world import PastJob, World, awaited, past_job
 from spotd_providers.contract.money import MicroUsd
 
 
@@ -43,13 +46,21 @@ def applied(world: World, plan: Plan) -> World:
     by_day = dict(world.spending.by_day)
     for charge in plan.charges:
         by_day[charge.day] = MicroUsd(by_day.get(charge.day, 0) + charge.amount)
+    merged_jobs = {**world.jobs, **plan.jobs}
+    jobs = {i: j for i, j in merged_jobs.items() if not j.state.is_final or i in with_attempts}
     return replace(
         world,
-        jobs={i: j for i, j in {**world.jobs, **plan.jobs}.items() if not j.state.is_final or i in with_attempts},
+        jobs=jobs,
         attempts=attempts,
         intents={i: t for i, t in {**world.intents, **plan.intents}.items() if t.is_open},
         cooldowns=world.cooldowns + plan.cooldowns,
         experience=with_records(world.experience, plan.experience),
         spending=Spending(by_day=by_day),
         unreadable=tuple(row for row in world.unreadable if row not in plan.sealed),
+        past=_past(world, plan, jobs),
     )
+
+
+def _past(world: World, plan: Plan, jobs: Mapping[JobId, Job]) -> dict[JobId, PastJob]:
+    over = {**world.past, **{i: past_job(job) for i, job in plan.jobs.items() if job.state.is_final}}
+    return {i: over[i] for i in awaited(jobs.values()) if i in over and i not in jobs}

@@ -26,7 +26,7 @@ def disk_gb_for(job: Job, checkpoint_bytes: int | None = None) -> int:
     """Return what to ask for, when the newest checkpoint, or one of so many bytes, is to be restored."""
     newest = job.checkpoints[0].bytes if job.checkpoints else 0
     stored = bytes_within(newest if checkpoint_bytes is None else checkpoint_bytes)
-    stored += CODE_COPIES * bytes_within(job.code_bytes)
+    stored += CODE_COPIES * bytes_within(job.code_bytes) + bytes_within(job.input_bytes)
     restored = 0 if stored == 0 else -(-stored * (100 + MARGIN_PERCENT) // (100 * GB))
     return max(job.spec.resources.disk_gb, restored, job.disk_gb_seen)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from spotd.core.chain import ArrayTask, Chain
 from spotd.core.charges import NOTHING
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
@@ -103,6 +104,8 @@ class Job:
         paces: of its newest attempts, oldest first, one for each.
         outputs: what the attempt that succeeded left, `None` before one has.
         stalls: machines in a row on which the watchdog saw no progress.
+        chain: the jobs that come before it, `None` where none do.
+        array: its place among the jobs of one submission, `None` for one that came alone.
     """
 
     id: JobId
@@ -137,6 +140,18 @@ class Job:
     pacing: Pacing = field(default_factory=Pacing)
     paces: tuple[PaceSample, ...] = ()
     stalls: int = 0
+    chain: Chain | None = None
+    array: ArrayTask | None = None
+
+    @property
+    def delivered_bytes(self) -> int:
+        """What each of its machines fetches before it works, apart from a checkpoint: code and inputs."""
+        return self.code_bytes + self.input_bytes
+
+    @property
+    def input_bytes(self) -> int:
+        """How large the outputs of other jobs are that it reads."""
+        return 0 if self.chain is None else sum(one.bytes for one in self.chain.inputs or ())
 
     @property
     def budget(self) -> MicroUsd | None:

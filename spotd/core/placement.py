@@ -125,6 +125,7 @@ class JobPlacement:
             self.builder.move_job(job.id, JobState.EXPIRED, over)
             self._wait(job, VerdictKind.DEADLINE, over)
             return
+        job = self.turns.with_inputs(job)
         used_up = ""
         if job.budget is not None:
             used_up = self.budget_guard.is_hopeless(job, plausible_rates(self.catalogue, job))
@@ -332,6 +333,7 @@ class JobPlacement:
         self.catalogue.take(agreed.offer)
         self.budget_guard.commit(job, agreed)
         self.prepaid_guard.commit(job, agreed)
+        self.turns.note_launch(job)
         self.machines += 1
         self.launches += 1
         self.verdicts[job.id] = Verdict(
@@ -363,6 +365,7 @@ class JobPlacement:
         )
         if self.builder.job(job.id).state.is_final:
             return
+        self.turns.note_wait(job, sentence)
         if kind in _WAITS_FOR_PRICE and not (
             job.state is JobState.RECOVERING and kind is not VerdictKind.ABOVE_CEILING
         ):

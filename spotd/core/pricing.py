@@ -52,7 +52,7 @@ def needs_of(job: Job, policy: Policy) -> Needs:
     return Needs(
         disk_gb=disk_gb_for(job),
         upload_bytes_per_hour=per_hour(size, checkpoint_interval(job)) if size else 0,
-        restore_bytes_per_hour=per_hour(size + bytes_within(job.code_bytes), stay),
+        restore_bytes_per_hour=per_hour(size + bytes_within(job.delivered_bytes), stay),
     )
 
 
@@ -191,7 +191,7 @@ def save_cost(job: Job, offer: Offer) -> MicroUsd:
 def restore_cost(job: Job, offer: Offer) -> MicroUsd:
     """Return what a new machine of this offer downloads before it works."""
     newest = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
-    return traffic_cost(offer, 0, newest + bytes_within(job.code_bytes))
+    return traffic_cost(offer, 0, newest + bytes_within(job.delivered_bytes))
 
 
 def halted_rate(agreed: Quote) -> MicroUsdPerHour:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -19,12 +20,18 @@ from spotd_providers.contract.money import MicroUsd
 
 def submit(world: World, job: Job, now: datetime) -> Plan:
     """Queue the job."""
-    if job.id in world.jobs:
-        raise InvariantBroken(f"job id {job.id} is taken")
+    return submit_all(world, [job], now)
+
+
+def submit_all(world: World, jobs: Iterable[Job], now: datetime) -> Plan:
+    """Queue all of these jobs, or none."""
     builder = PlanBuilder(world, now)
-    builder.put_job(job)
-    begins = f", to begin from checkpoint {job.checkpoints[0].name} of another job" if job.checkpoints else ""
-    builder.event("job.submitted", f"{job.name} is queued{begins}", job=job.id, name=job.name)
+    for job in jobs:
+        if job.id in world.jobs:
+            raise InvariantBroken(f"job id {job.id} is taken")
+        builder.put_job(job)
+        begins = f", to begin from checkpoint {job.checkpoints[0].name} of another job" if job.checkpoints else ""
+        builder.event("job.submitted", f"{job.name} is queued{begins}", job=job.id, name=job.name)
     return builder.plan()
 
 
@@ -79,18 +86,27 @@ def _may_have_run(item: Attempt, now: datetime) -> bool:
 
 def cancel(world: World, job_id: JobId, now: datetime) -> Plan:
     """End the job as soon as its machine has saved; at once where it has none. A final job stays as it is."""
+    return cancel_all(world, [job_id], now)
+
+
+def cancel_all(world: World, job_ids: Iterable[JobId], now: datetime) -> Plan:
+    """Do the same for each of these jobs."""
     builder = PlanBuilder(world, now)
-    job = builder.job(job_id)
-    if job.state.is_final or job.cancel_requested:
-        return builder.plan()
-    builder.put_job(replace(job, cancel_requested=True))
-    counting = next((a for a in world.attempts_of(job_id) if a.state.counts), None)
-    if counting is None:
-        builder.move_job(job_id, JobState.CANCELLED, EndReason.CANCELLED.traits.sentence)
-        return builder.plan()
-    builder.move_job(job_id, JobState.CANCELLING, "cancelled: the machine saves and stops")
-    stop_attempt(builder, counting, EndReason.CANCELLED, "")
+    counting = {item.id.job: item for item in world.attempts.values() if item.state.counts}
+    for job_id in job_ids:
+        _cancel(builder, builder.job(job_id), counting.get(job_id))
     return builder.plan()
+
+
+def _cancel(builder: PlanBuilder, job: Job, counting: Attempt | None) -> None:
+    if job.state.is_final or job.cancel_requested:
+        return
+    builder.put_job(replace(job, cancel_requested=True))
+    if counting is None:
+        builder.move_job(job.id, JobState.CANCELLED, EndReason.CANCELLED.traits.sentence)
+        return
+    builder.move_job(job.id, JobState.CANCELLING, "cancelled: the machine saves and stops")
+    stop_attempt(builder, counting, EndReason.CANCELLED, "")
 
 
 def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
@@ -127,6 +143,7 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
             ended_at=None,
             exit_code=None,
             pacing=Pacing(counted_from=now, ran_before=job.totals.ran, losses=job.recoveries),
+            chain=None if job.chain is None else replace(job.chain, inputs=None),
         )
     )
     although = ", although it had succeeded" if job.state is JobState.SUCCEEDED else ""

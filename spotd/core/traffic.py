@@ -76,7 +76,7 @@ def _restored(item: Attempt, job: Job, report: HostStatus) -> int:
     size = max((saved.bytes for saved in offered), default=0)
     done = next((saved.bytes for saved in offered if saved.name == (report.resumed_from or item.resumed_from)), 0)
     moved = max(done, min(report.restored_bytes, size))
-    return moved + (job.code_bytes if item.heartbeat_seen_at is not None else 0)
+    return moved + (bytes_within(job.delivered_bytes) if item.heartbeat_seen_at is not None else 0)
 
 
 def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) -> None:

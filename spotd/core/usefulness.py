@@ -27,7 +27,7 @@ def restore_time(job: Job, offer: Offer | None) -> timedelta:
     if stated is not None and 0 < stated < _MBPS_MAX:
         # Half of what is stated: it is shared, and measured on a good day.
         rate = max(rate, min(RESTORE_BYTES_PER_S_MAX, int(stated * _BYTES_PER_MBIT / 2)))
-    return timedelta(seconds=(bytes_within(newest) + bytes_within(job.code_bytes)) // rate)
+    return timedelta(seconds=(bytes_within(newest) + bytes_within(job.delivered_bytes)) // rate)
 
 
 def startup(job: Job, offer: Offer | None) -> timedelta:

@@ -35,6 +35,8 @@ class VerdictKind(StrEnum):
     WINDOW = "window"
     DEADLINE = "deadline"
     PACED = "paced"
+    AFTER = "after"
+    ARRAY = "array"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

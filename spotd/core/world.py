@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spotd.core.attempts import Attempt
@@ -10,10 +10,10 @@ from spotd.core.charges import Spending
 from spotd.core.cooldowns import Cooldown
 from spotd.core.ids import AttemptId, IntentId, JobId
 from spotd.core.intents import Intent
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, Outputs
 from spotd.core.policy import Policy
 from spotd.core.records import Experience
-from spotd.core.states import InvariantBroken
+from spotd.core.states import InvariantBroken, JobState
 from spotd_providers.contract.values import AttemptKey, InstanceRef
 
 
@@ -34,6 +34,17 @@ class UnreadableRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastJob:
+    """As much of a job that is over as others that wait for it have to know."""
+
+    id: JobId
+    name: str
+    state: JobState
+    reason: str
+    outputs: Outputs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Everything the core needs to decide.
 
@@ -42,6 +53,7 @@ class World:
         attempts: those that have not ended.
         intents: the open ones.
         unreadable: rows that are part of no other field, since they cannot be understood.
+        past: jobs that are over and that others of the world wait for.
     """
 
     policy: Policy
@@ -52,6 +64,7 @@ class World:
     experience: Experience = field(default_factory=dict)
     spending: Spending = field(default_factory=Spending)
     unreadable: tuple[UnreadableRow, ...] = ()
+    past: Mapping[JobId, PastJob] = field(default_factory=dict)
 
     def with_job(self, job: Job) -> World:
         """Return the world with this job, which may be over and no part of it."""
@@ -66,3 +79,18 @@ class World:
         if len(found) > 1:
             raise InvariantBroken(f"job {job} has {len(found)} attempts that count")
         return found[0] if found else None
+
+
+def past_job(job: Job) -> PastJob:
+    """Return what is to be known of a job that is over."""
+    return PastJob(id=job.id, name=job.name, state=job.state, reason=job.reason, outputs=job.outputs)
+
+
+def awaited(jobs: Iterable[Job]) -> set[JobId]:
+    """Return which jobs these wait for."""
+    return {
+        before
+        for job in jobs
+        if job.chain is not None and job.chain.inputs is None and not job.state.is_final
+        for before in job.chain.after
+    }

@@ -23,17 +23,17 @@ from spotd.core.plan import Event
 from spotd.core.policy import Policy
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.states import AttemptState, JobState
-from spotd.core.world import UnreadableRow, World
+from spotd.core.world import PastJob, UnreadableRow, World
 from spotd.store import rows
-from spotd.store.columns import duration_in, instant_out
+from spotd.store.columns import duration_in, instant_in, instant_out
 from spotd.store.engine import DatabasePlace
 from spotd.store.errors import StoreCorrupt
 from spotd.store.mapping import Row
 from spotd.store.readable import ROW_ERRORS, kept, set_aside
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS, META
-from spotd.store.views import AttemptView, CostGroup, CostGrouping, EventView, JobView, MachineView, Totals
-from spotd.store.world import chunks, load_checkpoints, load_world
+from spotd.store.views import ArrayView, AttemptView, CostGroup, CostGrouping, EventView, JobView, MachineView, Totals
+from spotd.store.world import chunks, load_checkpoints, load_past, load_world
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, ProviderName
 
@@ -43,7 +43,7 @@ _LAST_CHARACTER: Final = chr(sys.maxunicode)
 _ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
 _NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
 _OPEN_INTENT: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
-_IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes"})
+_IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes", "chain"})
 _OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
 _PLAIN_NUMBERS: Final = (
     "submitted_at",
@@ -113,6 +113,24 @@ class Reads:
             return ()
         named = or_(JOBS.c.id == text, JOBS.c.id == _newest_named(text), _active_named(text))
         return self._list(named) or self._list(_begins_with(text), limit=AMBIGUOUS_MAX)
+
+    def array_meant_by(self, text: str) -> ArrayView | None:
+        """Return the array of this id, else the newest of this name; `None` where there is none."""
+        for column in (JOBS.c.array_id, JOBS.c.array_name):
+            query = select(JOBS.c.array_id, JOBS.c.submitted_at).where(column == text)
+            row = self._connection.execute(query.order_by(*_NEWEST_FIRST).limit(1)).one_or_none()
+            if row is not None:
+                return ArrayView(id=JobId(row.array_id), submitted_at=instant_in(row.submitted_at))
+        return None
+
+    def array_jobs(self, array: JobId) -> tuple[JobView, ...]:
+        """Return the jobs of this array, in the order of their indexes."""
+        found = self._list(JOBS.c.array_id == array)
+        return tuple(sorted(found, key=lambda view: 0 if view.array is None else view.array.index))
+
+    def past_jobs(self, ids: Iterable[JobId]) -> Mapping[JobId, PastJob]:
+        """Return those of these jobs that are over, as others that wait for them see them."""
+        return {i: past for i, past in load_past(self._connection, ids).items() if past.state.is_final}
 
     def active_named(self, name: str) -> tuple[JobView, ...]:
         """Return the jobs of this name that are not final, newest first."""

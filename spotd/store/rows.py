@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select
@@ -21,6 +21,7 @@ from spotd.core.plan import Event
 from spotd.core.quotes import Quote
 from spotd.core.records import Record
 from spotd.core.states import InvariantBroken
+from spotd.core.world import PastJob
 from spotd.store.mapping import Columns, Row, RowMap, compact, from_json
 from spotd.store.views import AttemptView, JobView
 from spotd_jobs.spec.codec import spec_from_json, spec_to_json
@@ -30,7 +31,8 @@ from spotd_providers.contract.values import InstanceId, InstanceRef, ProviderNam
 _ID: Final = {"id.job": "job_id", "id.number": "number"}
 _REF: Final = {"ref.instance_id": "ref_id"}
 
-JOB: Final = RowMap(Job, words=("reason", "outputs.problem"), without=("spec", "checkpoints"))
+JOB: Final = RowMap(Job, words=("reason", "outputs.problem"), nested_json=("chain",), without=("spec", "checkpoints"))
+PAST_JOB: Final = RowMap(PastJob, words=("reason", "outputs.problem"))
 ATTEMPT: Final = RowMap(
     Attempt,
     names=_ID | _REF,
@@ -67,7 +69,9 @@ def spec_out(spec: JobSpec) -> str:
     return compact(spec_to_json(spec))
 
 
+@lru_cache(maxsize=64)
 def spec_in(text: str) -> JobSpec:
+    """Return the value of a stored spec; the jobs of an array share one."""
     return spec_from_json(json.loads(text))
 
 

@@ -114,6 +114,13 @@ class JobRow(Base, table=True):
     paces: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
     """What its attempts showed, in JSON."""
     stalls: int = _zero()
+    chain: str | None = _text(nullable=True)
+    """The jobs that come before it, in JSON."""
+    array_id: str | None = _text(nullable=True, index=True)
+    array_name: str | None = _text(nullable=True, index=True)
+    array_index: int | None = _big(nullable=True)
+    array_count: int | None = _big(nullable=True)
+    array_at_once: int | None = _big(nullable=True)
 
 
 class AttemptRow(Base, table=True):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from spotd.core.chain import ArrayTask
 from spotd.core.charges import CostSums, Meter
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.closing import closing_words
@@ -76,6 +77,7 @@ class JobView:
     checkpoint: Checkpoint | None
     outputs: Outputs | None = None
     totals: RunTotals = field(default_factory=RunTotals)
+    array: ArrayTask | None = None
 
     def uncompared_at(self, now: datetime) -> MicroUsd:
         """Return what of the cost has no known on-demand price."""
@@ -96,6 +98,14 @@ class JobView:
     def on_demand_at(self, now: datetime) -> MicroUsd:
         """Return what the same time would have cost on-demand."""
         return MicroUsd(self.on_demand_settled + sum(a.on_demand_at(now) for a in self.open))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayView:
+    """An array, by its id."""
+
+    id: JobId
+    submitted_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

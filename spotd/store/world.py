@@ -21,7 +21,7 @@ from spotd.core.jobs import Job
 from spotd.core.policy import Policy
 from spotd.core.records import Experience
 from spotd.core.states import AttemptState, JobState
-from spotd.core.world import UnreadableRow, World
+from spotd.core.world import PastJob, UnreadableRow, World, awaited
 from spotd.store import rows
 from spotd.store.columns import instant_out
 from spotd.store.experience import load_experience
@@ -38,6 +38,10 @@ _NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptStat
 _OPEN: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
 _IN_WORLD: Final = or_(
     JOBS.c.state.in_(_ACTIVE), JOBS.c.id.in_(select(ATTEMPTS.c.job_id).where(ATTEMPTS.c.state.in_(_NOT_ENDED)))
+)
+
+_OF_PAST: Final = tuple(
+    c for c in JOBS.c if c.name in {"id", "name", "state", "reason"} or c.name.startswith("outputs_")
 )
 
 # Built once: each pass of the control loop reads the world, and to build a statement costs more than to run it.
@@ -74,6 +78,7 @@ def load_world(connection: Connection, memory: RowCache, policy: Policy, now: da
         error = "the row of its job cannot be understood"
         unreadable.append(UnreadableRow(job=orphan.job, attempt=orphan.number, error=error, key=item.key, ref=item.ref))
     memory.keep_only(set(jobs), set(attempts))
+    past = [before for before in awaited(jobs.values()) if before not in jobs]
     return World(
         policy=policy,
         jobs=jobs,
@@ -83,7 +88,17 @@ def load_world(connection: Connection, memory: RowCache, policy: Policy, now: da
         experience=_experience(connection, memory),
         spending=_spending(connection, now),
         unreadable=tuple(unreadable),
+        past=load_past(connection, past) if past else {},
     )
+
+
+def load_past(connection: Connection, ids: Iterable[JobId]) -> dict[JobId, PastJob]:
+    """Return what is known of jobs that others wait for; of those that cannot be understood, nothing."""
+    found: dict[JobId, PastJob] = {}
+    for some in chunks(ids):
+        query = select(*_OF_PAST).where(JOBS.c.id.in_(some))
+        found.update((past.id, past) for past in kept(rows.PAST_JOB.read, rows.fetch(connection, query)))
+    return found
 
 
 def _jobs(connection: Connection, memory: RowCache, unreadable: list[UnreadableRow]) -> dict[JobId, Job]:

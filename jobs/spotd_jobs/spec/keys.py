@@ -300,6 +300,8 @@ KEYS: Final = (
     JobKey("schedule.windows", _many(parse_window, 'windows = ["Mon-Fri 22:00-08:00"]', least=1, most=32, lone=True),
            "--window", "SPAN", "Run only then, say 'Mon-Fri 22:00-08:00'; may be repeated.", repeated=True,
            show=lambda spec: [window_words(one) for one in spec.schedule.windows]),
+    JobKey("schedule.after", _words('after = ["prep-data"]'),
+           "--after", "JOB", "Run after this job has succeeded; may be repeated.", repeated=True),
     JobKey("schedule.timezone", _one(parse_zone), "--timezone", "ZONE", "Time zone of the windows, say Europe/Kyiv."),
     JobKey("retry.errors", _one(integer(least=0, most=100, example="errors = 1")),
            "--retries", "N", "Tries after failures of the job's own code.", type=int, field="retry_errors"),

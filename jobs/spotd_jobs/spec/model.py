@@ -148,6 +148,7 @@ class Schedule:
         deadline: it ends then, done or not.
         max_duration: its command runs for so long at most, on all machines together.
         policy: absent: `slack-pacing` with a deadline, else `ceiling`.
+        after: names or ids of jobs that must have succeeded before.
     """
 
     windows: tuple[Window, ...] = ()
@@ -155,6 +156,7 @@ class Schedule:
     deadline: Deadline | None = None
     max_duration: timedelta | None = None
     policy: PolicyName | None = None
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,7 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
 }
 """Every key a job file may hold, by table."""
 
-NOT_YET: Final[Mapping[str, str]] = {
-    "schedule.after": "remove it and submit this job when the other one has succeeded",
-}
+NOT_YET: Final[Mapping[str, str]] = {}
 """Keys of the job file that are not built yet, with what to do meanwhile."""
 
 _HOMES: Final = {key: f"{table}.{key}" if table else key for table, keys in KNOWN.items() for key in sorted(keys)}

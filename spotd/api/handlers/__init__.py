@@ -10,6 +10,7 @@ A job reference (`ref`) is an id, a name or a unique prefix of an id; `job_refs.
 from __future__ import annotations
 
 from spotd.api.handlers.amendments import AmendmentHandlers
+from spotd.api.handlers.arrays import ArrayHandlers
 from spotd.api.handlers.checkpoints import CheckpointHandlers
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.doctor import DoctorHandlers
@@ -32,6 +33,7 @@ class Handlers:
     def __init__(self, context: HandlerContext) -> None:
         self.context = context
         self.jobs = JobHandlers(context)
+        self.arrays = ArrayHandlers(context, self.jobs)
         self.submissions = SubmissionHandlers(context, self.jobs)
         self.amendments = AmendmentHandlers(context, self.jobs)
         self.checkpoints = CheckpointHandlers(context)

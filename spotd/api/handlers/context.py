@@ -122,6 +122,10 @@ class HandlerContext:
         """
         return await self.read(lambda reads: find_job(reads, ref))
 
+    async def find_array(self, ref: str) -> JobId | None:
+        """Return the id of the array that a user means, `None` where a job is meant, or nothing."""
+        return await self.read(lambda reads: find_array(reads, ref))
+
     @property
     def why_paused(self) -> str:
         """Return why nothing may be launched now, in a sentence; empty while launches are allowed."""
@@ -155,8 +159,26 @@ def get_job(reads: Reads, job_id: JobId, world: World | None = None) -> Job:
     return job
 
 
+def find_array(reads: Reads, ref: str) -> JobId | None:
+    """Return the id of the array that the reference means; a job of that id, or that goes on, is meant first."""
+    array = reads.array_meant_by(ref)
+    if array is None:
+        return None
+    views = [view for view in reads.jobs_meant_by(ref) if ref in {view.id, view.name}]
+    if any(view.id == ref or not view.state.is_final or view.submitted_at > array.submitted_at for view in views):
+        return None
+    return array.id
+
+
 def find_job(reads: Reads, ref: str) -> JobId:
-    """Return the one job that the reference means by the API's rule, reading only jobs that could be it."""
+    """Return the one job that the reference means by the API's rule, reading only jobs that could be it.
+
+    Raises:
+        NotFound, Ambiguous
+    """
+    if find_array(reads, ref) is not None:
+        hint = f"spotctl ls --array {ref} lists them; cancel, retry and cost take the whole array"
+        raise NotFound(f"{ref} is an array, and this takes one of its jobs", hint=hint)
     heads = [
         JobHead(id=view.id, name=view.name, is_final=view.state.is_final, order=view.submitted_at.timestamp())
         for view in reads.jobs_meant_by(ref)

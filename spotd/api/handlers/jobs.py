@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from spotd.api.errors import ApiUnavailable, OverBudget, StateConflict
-from spotd.api.handlers.context import HandlerContext, get_job
+from spotd.api.errors import ApiUnavailable, NotFound, OverBudget, StateConflict
+from spotd.api.handlers.context import HandlerContext, find_array, get_job
 from spotd.api.handlers.deadlines import require_due_later
 from spotd.api.handlers.listing_anomalies import notes_of
 from spotd.api.handlers.render import (
@@ -29,6 +30,7 @@ from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.prospects import used_up
+from spotd.core.schedule.after import readers
 from spotd.core.states import JobState
 from spotd.core.world import UnreadableRow, World
 from spotd.daemon.crash import CrashPoint
@@ -59,10 +61,10 @@ class JobHandlers:
 
     async def page(self, query: JobQuery) -> JobPageResponse:
         def work(reads: Reads) -> JobPageResponse:
-            active = reads.jobs(active=True)
-            views = list(active)
             more = False
-            if not query.active_only:
+            active = () if query.array else reads.jobs(active=True)
+            views = _jobs_of_array(reads, query) if query.array else list(active)
+            if not query.active_only and not query.array:
                 room = max(0, query.limit - len(active))
                 ended = reads.ended_jobs(limit=room + 1)
                 more = len(ended) > room
@@ -226,7 +228,8 @@ class JobHandlers:
         )
 
         def decide(_reads: Reads, world: World, now: datetime) -> Plan:
-            require_free_name([(j.id, j.state) for j in world.jobs.values() if j.name == job.name], job.name)
+            require_free_names(world, {job.name})
+            _require_no_readers(world, job)
             newest = world.jobs.get(job_id, job)
             self._refuse_used_up(world, newest, now)
             return recovery.retry(replace(world, jobs={**world.jobs, job_id: newest}), newest, survey, now)
@@ -258,20 +261,51 @@ class JobHandlers:
         return await self._context.read(lambda reads: self._response(reads, job_id, reads.attempts_of(job_id)))
 
 
+def _jobs_of_array(reads: Reads, query: JobQuery) -> list[JobView]:
+    """Return the jobs of an array in the order of their indexes."""
+    array = find_array(reads, query.array)
+    if array is None:
+        raise NotFound(f"there is no array {query.array}", hint="spotctl ls")
+    return [view for view in reads.array_jobs(array) if not (query.active_only and view.state.is_final)]
+
+
 def _aside_words(row: UnreadableRow) -> str:
     whose = "this job" if row.attempt is None else f"attempt {row.attempt}"
     return f"{whose}: its row in the state cannot be understood ({row.error})"
 
 
-def require_free_name(known: list[tuple[JobId, JobState]], name: str) -> None:
-    """Check that no unfinished job has the name.
+def require_free_names(world: World, names: Collection[str], array: str = "") -> None:
+    """Check that no unfinished job has one of the names, and no unfinished array.
+
+    Args:
+        array: the name of the array that jobs of these names would be.
 
     Raises:
         StateConflict: one has.
     """
-    for job_id, state in known:
-        if not state.is_final:
+    for job in world.jobs.values():
+        if job.state.is_final:
+            continue
+        if job.name in names or job.name == array:
             raise StateConflict(
-                f"a job named {name} is {state.value} already ({job_id})",
-                hint=f"wait for it, cancel it (spotctl cancel {job_id}), or give this one another name",
+                f"a job named {job.name} is {job.state.value} already ({job.id})",
+                hint=f"wait for it, cancel it (spotctl cancel {job.id}), or give this one another name",
             )
+        if job.array is not None and job.array.name in {array, *names}:
+            raise StateConflict(
+                f"an array named {job.array.name} has not ended yet ({job.array.id})",
+                hint=f"wait for it, cancel it (spotctl cancel {job.array.id}), or give this one another name",
+            )
+
+
+def _require_no_readers(world: World, job: Job) -> None:
+    """Check that no job that goes on reads outputs that a new run of this one would replace.
+
+    Raises:
+        StateConflict: one does.
+    """
+    for reader in readers(world.jobs.values(), job.id):
+        raise StateConflict(
+            f"{reader.name} ({reader.id}) is {reader.state.value} and reads the outputs of {job.name}",
+            hint=f"wait for it, or spotctl cancel {reader.id}",
+        )

@@ -22,6 +22,7 @@ from spotd.api.schemas.plans import PlanResponse
 from spotd.core.applied import applied
 from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for, is_admissible
+from spotd.core.chain import Chain
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.gpu_names import resolve_gpu
@@ -113,10 +114,16 @@ def budget_problem(spec: JobSpec, world: World, market: MarketSnapshot, now: dat
 
 
 def outlook(
-    spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...] = ()
+    spec: JobSpec,
+    world: World,
+    market: MarketSnapshot,
+    now: datetime,
+    checkpoints: tuple[Checkpoint, ...] = (),
+    *,
+    chain: Chain | None = None,
 ) -> PlanResponse:
     """Return the decision that would follow if this job were queued now, with these checkpoints to begin from."""
-    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
+    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints, chain=chain)
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
     catalogue = CandidateCatalogue(

@@ -47,9 +47,11 @@ class ReceiptHandlers:
         self._context = context
 
     async def cost(self, ref: str | None) -> CostResponse:
-        """Return the receipt of one job, or of all."""
-        wanted = None if ref is None else await self._context.find(ref)
+        """Return the receipt of one job, or of all, or of an array."""
         now = self._context.clock.now()
+        if ref is not None and (array := await self._context.find_array(ref)) is not None:
+            return await self._of_array(array, now)
+        wanted = None if ref is None else await self._context.find(ref)
 
         def work(reads: Reads) -> tuple[list[ReceiptResponse], Totals | None, tuple[Intent, ...]]:
             if wanted is None:
@@ -78,6 +80,29 @@ class ReceiptHandlers:
             lost_s=sum(r["lost_s"] for r in receipts),
             budgets=budget_responses(self._context.world(), now),
             strays=_strays(strays, now),
+        )
+
+    async def _of_array(self, array: JobId, now: datetime) -> CostResponse:
+        """Return the receipts of those jobs of the array that cost most, with the sums of all."""
+
+        def work(reads: Reads) -> tuple[tuple[JobView, ...], list[ReceiptResponse]]:
+            views = reads.array_jobs(array)
+            most = sorted(views, key=lambda view: (-view.spent_at(now), view.id))[:RECEIPTS_MAX]
+            return views, _receipts(reads, sorted(most, key=lambda view: view.id), now)
+
+        views, receipts = await self._context.read(work)
+        paid, compared = sum(view.spent_at(now) for view in views), sum(view.on_demand_at(now) for view in views)
+        return CostResponse(
+            receipts=receipts,
+            more=len(views) - len(receipts),
+            spent_usd=as_usd(paid),
+            on_demand_usd=as_usd(compared),
+            saved_usd=as_usd(compared - paid),
+            uncompared_usd=as_usd(sum(view.uncompared_at(now) for view in views)),
+            recoveries=sum(view.recoveries for view in views),
+            lost_s=sum(view.lost.total_seconds() for view in views),
+            budgets=budget_responses(self._context.world(), now),
+            strays=[],
         )
 
     def _of_many(

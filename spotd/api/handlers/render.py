@@ -6,12 +6,20 @@ import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from spotd.api.schemas.jobs import AttemptResponse, CheckpointResponse, GpuResponse, JobResponse, TransferResponse
+from spotd.api.schemas.jobs import (
+    ArrayTaskResponse,
+    AttemptResponse,
+    CheckpointResponse,
+    GpuResponse,
+    JobResponse,
+    TransferResponse,
+)
 from spotd.api.schemas.plans import PassedOverResponse
 from spotd.api.schemas.prices import BreakdownResponse, PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
 from spotd.api.timestamps import utc_text
 from spotd.core.attempts import Attempt
+from spotd.core.chain import ArrayTask
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import AttemptId
 from spotd.core.market import MarketSnapshot, ProviderOffers
@@ -126,12 +134,17 @@ def job_response(
         uncompared_usd=as_usd(view.uncompared_at(now)),
         summary=view.closing_words(now),
         checkpoint_late=_late_words(view, shown, now),
+        array=None if view.array is None else _array_response(view.array),
     )
 
 
 def _late_words(view: JobView, attempts: Iterable[Attempt], now: datetime) -> str:
     newest = "" if view.checkpoint is None else view.checkpoint.name
     return next((late_words(item.freshness, newest, now) for item in attempts if item.state.counts), "")
+
+
+def _array_response(task: ArrayTask) -> ArrayTaskResponse:
+    return ArrayTaskResponse(id=task.id, name=task.name, index=task.index, count=task.count, at_once=task.at_once)
 
 
 def _gpu_of(view: JobView, machine: AttemptView | None) -> tuple[str | None, int]:

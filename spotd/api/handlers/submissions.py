@@ -5,30 +5,35 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
+from spotd.api.handlers.chains import find_chain
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.deadlines import require_future
-from spotd.api.handlers.jobs import JobHandlers, require_free_name
+from spotd.api.handlers.jobs import JobHandlers, require_free_names
 from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec
 from spotd.api.handlers.resume_source import find_resume_source, resume_source_response
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse
 from spotd.core import requests
+from spotd.core.chain import ArrayTask, Chain
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
+from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint
 from spotd.store import Reads
+from spotd_jobs.spec.arrays import ArrayIndexes, parse_array, task_names
 from spotd_jobs.spec.model import JobSpec
-from spotd_jobs.spec.problems import Problem
+from spotd_jobs.spec.problems import BadValue, Problem
 
 
 class SubmissionHandlers:
@@ -38,7 +43,7 @@ class SubmissionHandlers:
         self._context = context
         self._jobs = jobs
 
-    async def plan(self, draft: JobRequest, resume_from: str = "") -> PlanResponse:
+    async def plan(self, draft: JobRequest, resume_from: str = "", array: str = "") -> PlanResponse:
         """Show what submitting would do; change nothing.
 
         Raises:
@@ -47,12 +52,18 @@ class SubmissionHandlers:
         """
         spec = self._spec(draft)
         require_future(spec, self._context.clock.now())
+        tasks = _tasks(spec, array)
+        world = self._context.world()
+        names = (spec.name,) if tasks is None else tasks.names
+        chain = await self._context.read(lambda reads: find_chain(reads, spec.schedule.after, names, spec.name))
+        if chain is not None:
+            over = await self._context.read(lambda reads: reads.past_jobs(chain.after))
+            world = replace(world, past={**world.past, **over})
         source = await find_resume_source(self._context, resume_from)
         if source is None:
-            return self._outlook(spec)
-        world = self._context.world()
+            return self._outlook(spec, world, chain)
         taken = await self._context.read(lambda reads: source.checkpoints(reads, world))
-        plan = self._outlook(spec, taken)
+        plan = self._outlook(spec, world, chain, taken)
         plan["resume_from"] = resume_source_response(source, taken[0])
         return plan
 
@@ -60,9 +71,11 @@ class SubmissionHandlers:
         known = frozenset(self._context.providers)
         return read_spec(draft, self._context.offer_cache.snapshot(), known)
 
-    def _outlook(self, spec: JobSpec, checkpoints: tuple[Checkpoint, ...] = ()) -> PlanResponse:
+    def _outlook(
+        self, spec: JobSpec, world: World, chain: Chain | None, checkpoints: tuple[Checkpoint, ...] = ()
+    ) -> PlanResponse:
         now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
-        return outlook(spec, self._context.world(), market, now, checkpoints)
+        return outlook(spec, world, market, now, checkpoints, chain=chain)
 
     async def has_code(self, sha256: str) -> bool:
         """Return whether the object store holds this archive already."""
@@ -116,34 +129,43 @@ class SubmissionHandlers:
         problem = budget_problem(spec, context.world(), context.offer_cache.snapshot(), context.clock.now())
         if problem:
             raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
-        job_id = await self._free_id(spec.name)
-        context.secrets.write(job_id, submission.secrets)
+        tasks = _tasks(spec, submission.array)
+        ids, array_id = await self._free_ids(spec, tasks)
+        # Writing one for each of ten thousand jobs takes a while.
+        await context.stored(lambda: context.secrets.write_all(ids, submission.secrets))
 
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
-            require_free_name([(j.id, j.state) for j in world.jobs.values() if j.name == spec.name], spec.name)
-            job = new_job(job_id, spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
+            names = [spec.name] if tasks is None else list(tasks.names)
+            require_free_names(world, set(names), "" if tasks is None else spec.name)
+            chain = find_chain(reads, spec.schedule.after, tuple(names), spec.name)
+            job = new_job(ids[0], spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
+            job = replace(job, chain=chain)
             if source is not None:
                 job = replace(job, checkpoints=source.checkpoints(reads, world))
-            return requests.submit(world, job, now)
+            jobs = [job] if tasks is None else tasks.of(job, ids, array_id)
+            return requests.submit_all(world, jobs, now)
 
         try:
             await context.commit(decide, (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT))
         except Exception:
             # Nothing was written. A cancellation proves no such thing: it leaves the values for the job that may be.
-            context.secrets.remove(job_id)
+            for job_id in ids:
+                context.secrets.remove(job_id)
             raise
-        context.log.info("job.submitted", job=job_id, name=spec.name)
-        return await self._jobs.detail(job_id)
+        context.log.info("job.submitted", job=ids[0], name=spec.name, jobs=1 if tasks is None else len(tasks.names))
+        return await self._jobs.detail(ids[0])
 
-    async def _free_id(self, name: str) -> JobId:
-        """Return an id that no job has, after a check that the name is free."""
+    async def _free_ids(self, spec: JobSpec, tasks: _Tasks | None) -> tuple[list[JobId], JobId]:
+        """Return an id that no job has for each of the new ones, and one for their array."""
+        names = {spec.name} if tasks is None else set(tasks.names)
 
-        def work(reads: Reads) -> JobId:
-            require_free_name([(view.id, view.state) for view in reads.active_named(name)], name)
-            job_id = self._context.ids.new()
-            while reads.job(job_id) is not None:
-                job_id = self._context.ids.new()
-            return job_id
+        def work(reads: Reads) -> tuple[list[JobId], JobId]:
+            require_free_names(self._context.world(), names, "" if tasks is None else spec.name)
+            ids = [self._context.ids.new() for _ in range(len(names) + (tasks is not None))]
+            while taken := reads.names_of(ids):
+                ids = [self._context.ids.new() if job_id in taken else job_id for job_id in ids]
+            ids.sort()  # they are served in the order of their indexes
+            return ids[: len(names)], ids[-1]
 
         return await self._context.read(work)
 
@@ -160,6 +182,37 @@ class SubmissionHandlers:
         if found is None:
             raise Invalid("the code of this job was not sent before it was submitted", hint="submit it again")
         return found.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tasks:
+    """The jobs that an array is to have."""
+
+    array: ArrayIndexes
+    names: tuple[str, ...]
+
+    def of(self, first: Job, ids: Sequence[JobId], array_id: JobId) -> list[Job]:
+        """Return the jobs, each as the first but for its name and place."""
+        place = partial(ArrayTask, id=array_id, name=first.name, count=len(self.names), at_once=self.array.at_once)
+        return [
+            replace(first, id=job_id, name=name, array=place(index=index))
+            for job_id, name, index in zip(ids, self.names, self.array.indexes, strict=True)
+        ]
+
+
+def _tasks(spec: JobSpec, text: str) -> _Tasks | None:
+    """Return the jobs of an array, `None` for one job.
+
+    Raises:
+        Invalid: it is no array, or one that is too large.
+    """
+    if not text:
+        return None
+    try:
+        array = parse_array(text)
+        return _Tasks(array=array, names=task_names(spec.name, array))
+    except BadValue as exc:
+        raise Invalid(str(exc), hint=exc.hint) from exc
 
 
 def _require_secrets(spec: JobSpec, submission: Submission) -> None:

@@ -84,6 +84,34 @@ class AttemptResponse(TypedDict):
     on_demand_usd: float
 
 
+class ArrayTaskResponse(TypedDict):
+    """The place of a job in its array; `at_once` is null where any number of them may run at one time."""
+
+    id: str
+    name: str
+    index: int
+    count: int
+    at_once: int | None
+
+
+class ArrayResponse(TypedDict):
+    """An array as a whole.
+
+    Attributes:
+        states: how many of its jobs are in each state.
+        retried, refusals, next_index: of a retry: how many were queued again, why some were not, and where to go on.
+    """
+
+    id: str
+    name: str
+    jobs: int
+    states: dict[str, int]
+    spent_usd: float
+    retried: int
+    refusals: list[str]
+    next_index: int | None
+
+
 class JobResponse(TypedDict):
     """The JSON job object. `provider` to `effective_usd_h` are those of the machine it has now, null without one.
 
@@ -93,6 +121,7 @@ class JobResponse(TypedDict):
     `uncompared_usd` of `spent_usd` was paid for hosts with no known on-demand price; it is in `on_demand_usd` as it is.
     `summary` is one sentence about how long it ran, where, and what that cost and saved; empty before its end.
     `checkpoint_late` states for how long nothing was saved, while that is longer than `[checkpoint] every` allows.
+    `array` is null for a job that was not submitted with `--array`.
     """
 
     id: str
@@ -121,6 +150,7 @@ class JobResponse(TypedDict):
     uncompared_usd: float
     summary: str
     checkpoint_late: str
+    array: ArrayTaskResponse | None
 
 
 class JobDetailResponse(TypedDict):

@@ -129,7 +129,7 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
         return
     if show_data(shape, output):
         return
-    if ref is not None and shape["receipts"]:
+    if ref is not None and len(shape["receipts"]) == 1:
         _show_receipt(shape["receipts"][0])
         return
     if not shape["receipts"]:
@@ -138,8 +138,8 @@ def cost(ctx: click.Context, *, ref: str | None, by: str | None, calibrate: bool
         show_table(_JOB_COLUMNS, shape["receipts"])
         stdout.line("")
         if shape.get("more", 0):
-            older = count(shape["more"], "older job")
-            stdout.line(f"{older} not shown, but in the total: spotctl cost JOB")
+            others = count(shape["more"], "older job" if ref is None else "job")
+            stdout.line(f"{others} not shown, but in the total: spotctl cost JOB")
         stdout.line(
             f"total: spent {dollars(shape['spent_usd'])}, {_total_compared(shape)}"
             f"{count(shape['recoveries'], 'recovery')}, {_minutes(shape['lost_s'])} lost"

@@ -15,6 +15,7 @@ from spotd.cli.words import (
     NOTHING,
     clean,
     compared_text,
+    count,
     dollars,
     gpu_text,
     local_text,
@@ -27,9 +28,17 @@ from spotd.cli.words import (
     where_text,
 )
 from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonRefused
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.jobs import AttemptResponse, GpuResponse, JobDetailResponse, JobResponse, TransferResponse
+    from spotd.api.schemas.jobs import (
+        ArrayResponse,
+        AttemptResponse,
+        GpuResponse,
+        JobDetailResponse,
+        JobResponse,
+        TransferResponse,
+    )
     from spotd.api.schemas.plans import WhyResponse
     from spotd.api.schemas.prices import PollResponse, QuoteResponse
 
@@ -90,10 +99,13 @@ def _began(attempt: AttemptResponse) -> str:
     show_default=True,
     help="At most so many ended jobs.",
 )
+@click.option("--array", default="", metavar="ARRAY", help="The jobs of this array, each on a line of its own.")
 @output(TABLE, JSON, ID)
-def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> None:
-    """List jobs, newest first."""
+def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, output: str) -> None:
+    """List jobs, newest first; the jobs of an array are one line."""
     query: dict[str, Any] = {"limit": limit, "active": int(active), "state": [state.upper() for state in states]}
+    if array:
+        query["array"] = array
     if output == JSON:
         stdout.document_bytes(Daemon().jobs_bytes(query))
         return
@@ -106,7 +118,12 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, output: str) -> Non
     if not jobs:
         stderr.note("no job matches" if active or states else "no jobs; queue one with spotctl submit")
         return
-    show_table(ls_columns(answer["now"]), jobs)
+    lines = jobs
+    if not array and any(job["array"] is not None for job in jobs):
+        from spotd.cli.arrays import with_arrays_as_one
+
+        lines = with_arrays_as_one(jobs)
+    show_table(ls_columns(answer["now"]), lines)
     for job, words in [(job, words) for job in jobs if (words := warning_of(job))][:WARNINGS_MAX]:
         stderr.warning(f"{job['name']} ({job['id']}): {words}")
     if answer["more"]:
@@ -322,15 +339,34 @@ def cancel(*, ref: str, yes: bool, output: str) -> int | None:
     """Stop a job and destroy its machine. Its checkpoints stay, and `spotctl retry` goes on from them."""
     daemon = Daemon()
     if not yes and stderr.can_ask():
-        job: JobResponse = daemon.job(ref)["job"]
-        if job["provider"] is not None and not stderr.ask(f"stop {clean(job['name'])} on {clean(where_text(job))}?"):
+        ref, question = _cancel_question(daemon, ref)
+        if question and not stderr.ask(question):
             from spotd.cli.codes import ExitCode
 
             stderr.note("nothing was cancelled")
             return ExitCode.INTERRUPTED
-        ref = job["id"]
     _changed(daemon.cancel(ref), output)
     return None
+
+
+def _cancel_question(daemon: Daemon, ref: str) -> tuple[str, str]:
+    """Return what is cancelled, by its id, and what to ask before; nothing where no machine stops."""
+    try:
+        job: JobResponse = daemon.job(ref)["job"]
+    except DaemonRefused as exc:
+        if exc.code != "not_found":
+            raise
+        jobs: list[JobResponse] = daemon.jobs({"array": ref, "active": 1})["jobs"]
+        machines = sum(job["provider"] is not None for job in jobs)
+        question = f"stop {count(len(jobs), 'job')} of {clean(ref)}, {machines} of them on a machine?"
+        return ref, question if machines else ""
+    on_machine = job["provider"] is not None
+    return job["id"], f"stop {clean(job['name'])} on {clean(where_text(job))}?" if on_machine else ""
+
+
+def _array_words(array: ArrayResponse) -> str:
+    states = ", ".join(f"{many} {state}" for state, many in sorted(array["states"].items()))
+    return clean(f"{array['name']} ({array['id']}), {count(array['jobs'], 'job')}: {states}")
 
 
 @click.command()
@@ -339,10 +375,23 @@ def cancel(*, ref: str, yes: bool, output: str) -> int | None:
 @output(TABLE, JSON, ID)
 def retry(*, ref: str, anyway: bool, output: str) -> None:
     """Queue a job again that failed, expired or was cancelled; it resumes from its newest checkpoint."""
-    _changed(Daemon().retry(ref, anyway=anyway), output)
+    daemon = Daemon()
+    answer = daemon.retry(ref, anyway=anyway)
+    while (array := answer.get("array")) is not None:
+        for refusal in array["refusals"]:
+            stderr.warning(refusal)
+        if array["next_index"] is None:
+            break
+        answer = daemon.retry(ref, anyway=anyway, start=array["next_index"])
+    _changed(answer, output)
 
 
 def _changed(answer: Mapping[str, Any], output: str) -> None:
+    array: ArrayResponse | None = answer.get("array")
+    if array is not None:
+        if not show_data(answer, output, [array["id"]]):
+            stdout.line(_array_words(array))
+        return
     job: JobResponse = answer["job"]
     if not show_data(answer, output, [job["id"]]):
         stdout.line(clean(f"{job['name']} ({job['id']}) is {job['state']}: {job['reason']}"))

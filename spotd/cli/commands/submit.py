@@ -22,7 +22,9 @@ from spotd.cli.words import count, price, size_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 from spotd.client.transport import Json
+from spotd_jobs.spec.arrays import parse_array
 from spotd_jobs.spec.keys import FLAGS, KEYS
+from spotd_jobs.spec.problems import BadValue
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import JobResponse
@@ -70,6 +72,7 @@ def _job_options(function: F) -> F:
     "--include", multiple=True, metavar="PATH", help="Send this file of the workdir although it may be a key."
 )
 @click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
+@click.option("--array", default="", metavar="INDEXES", help="One job for each index, say 0-15 or 0-99%4.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan and a check of what would be packed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--no-wait-price", is_flag=True, help="Exit 3 instead of queueing if nothing is under the ceiling now.")
@@ -85,14 +88,17 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
     spotctl submit train.toml --max-price 1.80 -- python train.py --lr 3e-4
     spotctl submit --gpu H100 --max-price 2.40 --image IMAGE --workdir . -- python train.py
     """
+    if given["wait"] and given["array"]:
+        raise click.UsageError("--wait follows one job, and --array makes many", ctx)
     if given["wait"] and given["detach"]:
         raise click.UsageError("--wait and --detach exclude each other", ctx)
     draft = read_draft(file, _flags(ctx, given))
     draft = _with_secrets(draft, given["secret"])
     draft.check()
+    array = _checked_array(given["array"])
     daemon = Daemon()
     resume_from: str = given["resume_from"]
-    answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from))
+    answer = _asked(draft, lambda: daemon.plan(draft.as_json(), resume_from=resume_from, array=array))
     plan: PlanResponse = answer["plan"]
     if given["include"] and plan["workdir"] is None:
         raise CommandFailed(
@@ -116,8 +122,23 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         stderr.note("nothing was submitted")
         return ExitCode.INTERRUPTED
     code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]), given["include"])
-    job = _submitted(daemon, draft, code, secrets, resume_from)
+    job = _submitted(daemon, draft, code, secrets, resume_from, array)
     return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
+
+
+def _checked_array(text: str) -> str:
+    """Return the indexes of an array as they were given.
+
+    Raises:
+        CommandFailed: they are none, or too many.
+    """
+    if text:
+        try:
+            count_text = count(len(parse_array(text).indexes), "job")
+        except BadValue as exc:
+            raise CommandFailed(f"--array: {exc}", code=ExitCode.USAGE, hint=exc.hint) from exc
+        stderr.note(f"an array of {count_text}; each sees its index as SPOTD_ARRAY_INDEX")
+    return text
 
 
 def _flags(ctx: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,10 +240,10 @@ class _Watched(io.BytesIO):
 
 
 def _submitted(
-    daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str], resume_from: str
+    daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str], resume_from: str, array: str
 ) -> JobResponse:
     def call() -> Json:
-        return daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets, resume_from=resume_from)
+        return daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets, resume_from=resume_from, array=array)
 
     try:
         answer = _asked(draft, call)
@@ -234,14 +255,16 @@ def _submitted(
 
 def _after(daemon: Daemon, job: JobResponse, output: str, *, wait: bool, detach: bool) -> int:
     """Print the id and, where that was asked for, wait for the job."""
+    task = job["array"]
+    name = job["id"] if task is None else task["id"]
     if output == JSON and not wait:
         stdout.document(daemon.job(job["id"]))
     elif output != JSON:
-        stdout.line(job["id"])
+        stdout.line(name)
     if not wait:
         if output == TABLE and not detach:
-            for command in ("why", "logs -f", "cancel"):
-                stderr.line(f"  spotctl {command} {job['id']}")
+            for command in ("why", "logs -f", "cancel") if task is None else ("ls --array", "cost", "cancel"):
+                stderr.line(f"  spotctl {command} {name}")
         return ExitCode.OK
     printer = TextPrinter(raw=False) if output == TABLE else _Quiet(raw=False)
     code = follow_to_end(daemon, job["id"], {}, printer)

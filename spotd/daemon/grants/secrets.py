@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from spotd.core.ids import JobId
@@ -43,6 +43,16 @@ class SecretFiles:
             os.fsync(file.fileno())
         draft.replace(path)
         self._crash(CrashPoint.AFTER_WRITE_SECRETS)
+
+    def write_all(self, jobs: Sequence[JobId], values: Mapping[str, str]) -> None:
+        """Write the same values for each of these jobs, on the disk only once."""
+        self.write(jobs[0], values)
+        if not values:
+            return
+        for job in jobs[1:]:
+            path = self._path(job)
+            path.unlink(missing_ok=True)
+            path.hardlink_to(self._path(jobs[0]))
 
     def read(self, job: JobId, names: Collection[str]) -> dict[str, str]:
         """Return the values of these names.

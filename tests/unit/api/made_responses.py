@@ -108,6 +108,7 @@ def job(**given: Any) -> JobResponse:
         "uncompared_usd": 0.0,
         "summary": "",
         "checkpoint_late": "",
+        "array": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
