@@ -137,7 +137,7 @@ LIVES: Mapping[str, Bug] = {
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
     ),
     "end a job for the price of a moment": Bug(
-        patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=1
+        patch=prices_of_this_moment, rule=("expired_too_soon",), shape=SPIKED, seed=6
     ),
     "take what was given up for ended": Bug(patch=given_up_is_over, rule=("doubles",), shape=REVOKED, seed=3),
     "give up a machine without a last full read of its host": Bug(
