@@ -51,6 +51,7 @@ _NO_SETBACK: Final = frozenset(
         EndReason.OVER_BUDGET,
         EndReason.BUDGET_PAUSED,
         EndReason.WINDOW_CLOSED,
+        EndReason.MIGRATED,
         EndReason.DEADLINE_PASSED,
         EndReason.MAX_DURATION,
         EndReason.FORGOTTEN,

@@ -49,14 +49,17 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
             continue  # quarantined by a former step, or over
         if job.state.may_be_placed:
             placement.place(job)
-        elif (error := builder.attempted(partial(_explain_running, placement, job))) is not None:
+            continue
+        item = next((a for a in placement.attempts_by_job[job.id] if a.state.counts), None)
+        if not placement.pacer.keep_pace(job, item):
+            continue
+        if (error := builder.attempted(partial(_explain_running, placement, job, item))) is not None:
             builder.note_contained(f"the verdict on job {job.id}", in_words(error))
     builder.wake(min([now + world.policy.recheck_every, *placement.catalogue.waits]))
     return replace(builder.plan(), verdicts=placement.verdicts)
 
 
-def _explain_running(placement: JobPlacement, job: Job) -> None:
-    item = next((a for a in placement.attempts_by_job[job.id] if a.state.counts), None)
+def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) -> None:
     stopping = job.state is JobState.CANCELLING or (item is not None and item.stop is not None)
     placement.verdicts[job.id] = Verdict(
         job=job.id,
@@ -70,6 +73,7 @@ def _explain_running(placement: JobPlacement, job: Job) -> None:
 
 def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
     notes = (
+        placement.pacer.words(job),
         closing_words(job, item, placement.now),
         witness_words(item, placement.policy, placement.now),
         late_words(item.freshness, job.checkpoints[0].name if job.checkpoints else "", placement.now),

@@ -23,6 +23,7 @@ from spotd.core.candidates import (
 )
 from spotd.core.ceilings import agree, ceiling_for, ceilings_of_kinds, highest_ceiling, is_admissible
 from spotd.core.deadlines.expiry import words_of_expiry
+from spotd.core.deadlines.pacer import Pacer
 from spotd.core.disk import disk_gb_for
 from spotd.core.expected_cost import total_at
 from spotd.core.ids import AttemptId, JobId
@@ -55,7 +56,13 @@ ABOVE_CEILING: Final = "above the ceiling"
 NO_CEILING: Final = "no ceiling for this GPU"
 
 _WAITS_FOR_PRICE = frozenset(
-    {VerdictKind.ABOVE_CEILING, VerdictKind.NO_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS}
+    {
+        VerdictKind.ABOVE_CEILING,
+        VerdictKind.NO_CEILING,
+        VerdictKind.NO_MATCH,
+        VerdictKind.NO_OFFERS,
+        VerdictKind.PACED,
+    }
 )
 
 
@@ -72,6 +79,7 @@ class JobPlacement:
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
         self.turns = Turns(builder, world)
+        self.pacer = Pacer(builder, world, self.quotes, lambda job: self._free_offers(job)[1], budget_guard)
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
@@ -134,10 +142,14 @@ class JobPlacement:
             self.builder.move_job(job.id, JobState.EXPIRED, sentence)
             self._wait(job, VerdictKind.BUDGET_JOB, sentence)
             return
-        gate = self._gate(job)
+        paced, gate = self.pacer.paced(job), self._gate(job)
         if gate is not None:
             self._wait(job, *gate)
             return
+        if paced is None:
+            self._wait(job, VerdictKind.PACED, self.pacer.reason)
+            return
+        job = paced
         offers, best = self._free_offers(job)
         if not offers.entries:
             self._wait(
@@ -253,6 +265,10 @@ class JobPlacement:
             return VerdictKind.LAUNCH_LIMIT, f"{self.launches} launches at once are enough; its turn comes next", None
         return None
 
+    def quotes(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
+        """Each of the quotes that would be admitted for this job now, but for its budgets, best first."""
+        return self._carried_quotes(job, self._free_offers(job)[0], defaultdict(int))
+
     def _carried_quotes(
         self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
     ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
@@ -320,6 +336,7 @@ class JobPlacement:
         sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"
+        sentence = self.pacer.joined(sentence, job)
         self.builder.move_job(job.id, JobState.PROVISIONING, sentence)
         self.builder.event(
             "attempt.intended",
@@ -353,21 +370,22 @@ class JobPlacement:
         ceiling: MicroUsdPerGpuHour | None = None,
         passed_over: PassedOver = (),
     ) -> None:
+        is_over = self.builder.job(job.id).state.is_final
         self.verdicts[job.id] = Verdict(
             job=job.id,
             kind=kind,
-            sentence=sentence,
+            sentence=sentence if is_over else self.pacer.joined(sentence, job),
             at=self.now,
             best=best,
             ceiling=ceiling,
             passed_over=passed_over,
             until=until,
         )
-        if self.builder.job(job.id).state.is_final:
+        if is_over:
             return
         self.turns.note_wait(job, sentence)
         if kind in _WAITS_FOR_PRICE and not (
-            job.state is JobState.RECOVERING and kind is not VerdictKind.ABOVE_CEILING
+            job.state is JobState.RECOVERING and kind not in {VerdictKind.ABOVE_CEILING, VerdictKind.PACED}
         ):
             state = JobState.WAITING_PRICE
         elif job.state is JobState.RECOVERING and kind not in WAITS_FOR_ITS_TURN:

@@ -173,6 +173,7 @@ class EndReason(StrEnum):
     BUDGET_PAUSED = "budget_paused"
     WINDOW_CLOSED = "window_closed"
     DEADLINE_PASSED = "deadline_passed"
+    MIGRATED = "migrated"
     MAX_DURATION = "max_duration"
     PRICE_ROSE = "price_rose"
     CANCELLED = "cancelled"
@@ -239,6 +240,7 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.OVER_BUDGET: EndTraits(JobState.QUEUED, "the job's budget is used up: {detail}"),
     EndReason.BUDGET_PAUSED: EndTraits(JobState.QUEUED, "stopped until there is budget again: {detail}"),
     EndReason.WINDOW_CLOSED: EndTraits(JobState.QUEUED, "its window ends: {detail}"),
+    EndReason.MIGRATED: EndTraits(JobState.RECOVERING, "the job moves to another machine: {detail}"),
     EndReason.DEADLINE_PASSED: EndTraits(JobState.EXPIRED, "its deadline has passed: {detail}"),
     EndReason.MAX_DURATION: EndTraits(JobState.EXPIRED, "it ran for as long as it may: {detail}"),
     EndReason.PRICE_ROSE: EndTraits(

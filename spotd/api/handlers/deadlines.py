@@ -6,6 +6,7 @@ from datetime import datetime
 
 from spotd.api.errors import Invalid, StateConflict
 from spotd.core.deadlines.due import due_words
+from spotd.core.deadlines.feasible import Infeasible
 from spotd.core.jobs import Job
 from spotd.core.words import span_words
 from spotd_jobs.spec.model import JobSpec
@@ -26,6 +27,17 @@ def require_future(spec: JobSpec, now: datetime) -> None:
     passed = f"{due_words(deadline.at)} passed {span_words(now - deadline.at)} ago"
     problem = Problem(key=KEY, message=passed, hint='write a later instant, or a span from now: deadline = "36h"')
     raise Invalid("the deadline of the job has passed", problems=(problem,))
+
+
+def require_feasible(problem: Infeasible | None) -> None:
+    """Check that nothing proves that the job cannot be done in time.
+
+    Raises:
+        Invalid: with the figures.
+    """
+    if problem is not None:
+        row = Problem(key=problem.key, message=problem.why, hint=problem.hint)
+        raise Invalid("the job cannot be done in time", problems=(row,))
 
 
 def require_due_later(job: Job, now: datetime) -> None:

@@ -24,6 +24,7 @@ from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for, is_admissible
 from spotd.core.chain import Chain
 from spotd.core.checkpoints import Checkpoint
+from spotd.core.deadlines.feasible import Infeasible, deadline_warnings, infeasible
 from spotd.core.decide import decide
 from spotd.core.gpu_names import resolve_gpu
 from spotd.core.ids import JobId
@@ -113,6 +114,22 @@ def budget_problem(spec: JobSpec, world: World, market: MarketSnapshot, now: dat
     return used_up(world, market, job, now, unspent=True)
 
 
+def schedule_problem(
+    spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...]
+) -> Infeasible | None:
+    """Return which key of the schedule can never be met; `None` where each may."""
+    if spec.schedule.deadline is None and spec.schedule.max_duration is None:
+        return None
+    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
+    catalogue = CandidateCatalogue(
+        market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
+    )
+    offers = catalogue.list_for(catalogue.key_of(job))
+    while offers.at(len(offers.entries)) is not None:
+        pass  # each call finds one more
+    return infeasible(job, offers.entries, now)
+
+
 def outlook(
     spec: JobSpec,
     world: World,
@@ -171,7 +188,7 @@ def outlook(
         fits=bool(fitting),
         verdict_kind=kind.value,
         verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
-        warnings=_warnings(spec, fitting, others),
+        warnings=[*_warnings(spec, fitting, others), *deadline_warnings(job)],
     )
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
 from spotd.api.handlers.chains import find_chain
 from spotd.api.handlers.context import HandlerContext
-from spotd.api.handlers.deadlines import require_future
+from spotd.api.handlers.deadlines import require_feasible, require_future
 from spotd.api.handlers.jobs import JobHandlers, require_free_names
-from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec
+from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec, schedule_problem
 from spotd.api.handlers.resume_source import find_resume_source, resume_source_response
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
@@ -75,6 +75,7 @@ class SubmissionHandlers:
         self, spec: JobSpec, world: World, chain: Chain | None, checkpoints: tuple[Checkpoint, ...] = ()
     ) -> PlanResponse:
         now, market = self._context.clock.now(), self._context.offer_cache.snapshot()
+        require_feasible(schedule_problem(spec, world, market, now, checkpoints))
         return outlook(spec, world, market, now, checkpoints, chain=chain)
 
     async def has_code(self, sha256: str) -> bool:
@@ -126,7 +127,10 @@ class SubmissionHandlers:
         _require_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
         source = await find_resume_source(context, submission.resume_from)
-        problem = budget_problem(spec, context.world(), context.offer_cache.snapshot(), context.clock.now())
+        world, market, now = context.world(), context.offer_cache.snapshot(), context.clock.now()
+        taken = () if source is None else await context.read(lambda reads: source.checkpoints(reads, world))
+        require_feasible(schedule_problem(spec, world, market, now, taken))
+        problem = budget_problem(spec, world, market, now)
         if problem:
             raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
         tasks = _tasks(spec, submission.array)

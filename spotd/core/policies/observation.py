@@ -66,6 +66,7 @@ class Observation:
         pending_s: how long the held machine still starts.
         unsaved_s: work that is lost when the held machine is lost.
         keeps_work: nothing is ever lost, as published simulators assume.
+        save_every_s: how long after its start a machine has saved for the first time, where work can be lost.
         margin_steps: how many steps of time the shield keeps beside its own.
     """
 
@@ -83,6 +84,7 @@ class Observation:
     pending_s: int = 0
     unsaved_s: int = 0
     keeps_work: bool = True
+    save_every_s: int = 0
     margin_steps: int = 0
 
     @property

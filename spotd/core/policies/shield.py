@@ -7,8 +7,9 @@ kept works for `g - pending` and is gone then; one that is launched works for `g
 job that could be in time at its start is in time at its end, whatever the policy inside chooses. A machine that is
 already on on-demand, and a start that was not feasible, always lead to on-demand.
 
-Where a preemption loses work, the worst step gains nothing and loses what is not saved. The boot time that counts here
-is an upper quantile of the measured ones.
+Where a preemption loses work, the worst step gains nothing and loses what is not saved. A spot machine that would have
+to be left before its first save is not launched at all: it would only cost. The boot time that counts here is an upper
+quantile of the measured ones.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ def is_safe(seen: Observation, chosen: Choice) -> bool:
     if chosen.action is Action.WAIT:
         return seen.steps_for(at_risk, start) <= left - 2
     startup = seen.pending_s if is_kept else start
-    gain = max(0, seen.step_s - startup) if seen.keeps_work else 0
-    return seen.steps_for(at_risk - gain, start) <= left - (1 if is_kept else 2)
+    if seen.keeps_work:
+        return seen.steps_for(at_risk - max(0, seen.step_s - startup), start) <= left - (1 if is_kept else 2)
+    until_saved = 0 if is_kept else seen.overhead_s + seen.save_every_s
+    return seen.steps_for(at_risk, start + until_saved) <= left - (1 if is_kept else 2)
 
 
 def forced_words(seen: Observation) -> str:

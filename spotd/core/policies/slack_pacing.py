@@ -47,7 +47,7 @@ def slack_pacing(seen: Observation) -> Choice:
     if seen.left_s is None or seen.on_demand is None:
         return ceiling(seen)
     held = seen.held_spot()
-    if held is not None and held.price < seen.on_demand:
+    if held is not None:
         return spot(held, "spot is up")
     worth = sorted((z for z in seen.zones if z.is_up and z.price < seen.on_demand), key=cheapest_first)
     slack, kept = slack_s(seen), reserve_s(seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -51,3 +52,70 @@ async def test_a_job_with_a_span_is_retried_and_has_all_of_it_again(rig: Rig) ->
         before = rig.clock.now()
         await rig.until_state(job, JobState.EXPIRED)
         assert rig.clock.now() - before >= timedelta(minutes=9, seconds=59)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words", "hint"),
+    [
+        (
+            {"schedule": {"deadline": "20h"}, "work": {"time": "24h"}},
+            "schedule.deadline",
+            "24 h 0 min of work on 1 x RTX_4090, the fastest that fits, take 24 h 3 min with the start, and until then",
+            "the earliest deadline that can be met is 2026-03-03 12:0",
+        ),
+        (
+            {"schedule": {"deadline": "9h"}, "work": {"time": "24h"}, "speed": {"RTX_4090": 2.0}},
+            "schedule.deadline",
+            "12 h 0 min of work on 1 x RTX_4090",
+            "2026-03-03 00:0",
+        ),
+        (
+            {"schedule": {"max_duration": "10h"}, "work": {"time": "24h"}},
+            "schedule.max_duration",
+            "max_duration is 10 h 0 min, and there are 24 h 0 min of work on 1 x RTX_4090",
+            "raise it",
+        ),
+        (
+            {
+                "schedule": {"deadline": "40h", "windows": ["00:00-08:00"], "timezone": "UTC"},
+                "work": {"time": "20h"},
+            },
+            "schedule.deadline",
+            "within its windows",
+            "wider windows",
+        ),
+    ],
+)
+async def test_what_cannot_be_met_is_refused_with_figures(
+    rig: Rig, changes: dict[str, Any], key: str, words: str, hint: str
+) -> None:
+    async with rig.ready():
+        submissions = rig.handlers().submissions
+        for call in (submissions.plan(draft(**changes)), submissions.submit(Submission(draft=draft(**changes)))):
+            with pytest.raises(Invalid) as caught:
+                await call
+            [problem] = caught.value.problems
+            assert problem.key == key
+            assert words in problem.message
+            assert hint in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schedule": {"deadline": "9h"}}, "[work] says neither time nor steps"),
+        ({"schedule": {"deadline": "9h"}, "work": {"time": "8h"}}, 'its market is not "auto"'),
+    ],
+)
+async def test_a_plan_warns_of_what_weakens_a_deadline(rig: Rig, changes: dict[str, Any], words: str) -> None:
+    async with rig.ready():
+        assert words in (await rig.handlers().submissions.plan(draft(**changes)))["warnings"][0]
+
+
+async def test_a_budget_of_zero_is_refused(rig: Rig) -> None:
+    async with rig.ready():
+        request = draft(budget={"job": 0}, schedule={"deadline": "9h"}, work={"time": "8h"})
+        with pytest.raises(Invalid) as caught:
+            await rig.handlers().submissions.submit(Submission(draft=request))
+        [problem] = caught.value.problems
+        assert (problem.key, problem.message) == ("budget.job", "must be above 0")

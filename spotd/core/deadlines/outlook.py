@@ -1,0 +1,191 @@
+"""What a policy is asked about one job with a deadline: work and time left, and what spot and on-demand cost now.
+
+Work is counted on the on-demand machine that would be used, since the deadline must be met on that one. Only work in a
+checkpoint is safe from a preemption; a job that never saved may lose all of it at any time, and is judged so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Final
+
+from spotd.core.attempts import Attempt
+from spotd.core.deadlines.due import due_at, due_words
+from spotd.core.deadlines.open_time import time_until
+from spotd.core.experience.starts import usual_start
+from spotd.core.jobs import Job
+from spotd.core.policies.observation import Action, Observation, Zone, hours_words
+from spotd.core.policy import Policy
+from spotd.core.quotes import Quote
+from spotd.core.remaining_work import RemainingWork, remaining_work, time_on, unsaved_work
+from spotd.core.usefulness import restore_time, startup
+from spotd.core.world import World
+from spotd_jobs.spec.model import GpuAlternative, MarketChoice
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour
+from spotd_providers.contract.values import Market, Offer
+
+SAVES_WITHIN: Final = timedelta(minutes=15)
+"""How often a job saves that does not say so."""
+LOSS_MARGIN: Final = 2
+"""Steps until the loss of a machine is known, and the next one asked for."""
+LEAST_SHARE: Final = 50
+"""A job that goes on has at least such a part of its work left, whatever its estimate says."""
+COMPARED_MAX: Final = 20
+"""So many on-demand machines are compared for one that is fast enough."""
+_SPAN_MAX_S: Final = 10**10
+SPOT_ZONE: Final = "spot"
+
+Quotes = Callable[[Job], Iterator[tuple[Quote, MicroUsdPerGpuHour]]]
+"""The quotes that a job would be admitted to now, best first, each with its ceiling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """One job with a deadline, as it stands now.
+
+    Attributes:
+        seen: what a policy is asked.
+        spot, on_demand: the machines that it would get.
+    """
+
+    seen: Observation
+    due: datetime
+    spot: Quote | None = None
+    on_demand: Quote | None = None
+
+    def words(self, now: datetime) -> str:
+        """`due 2026-11-24 08:00 UTC, in 20.0 h; 14.8 h of work are left`."""
+        left = hours_words((self.due - now).total_seconds())
+        return f"due {due_words(self.due)}, in {left}; {hours_words(self.seen.work_s)} of work are left"
+
+    @property
+    def slack_s(self) -> int:
+        """Time that may still be lost: nothing is to be started while a machine is held."""
+        seen = self.seen
+        start = seen.overhead_s if seen.holds is Action.WAIT else seen.pending_s
+        return (seen.left_s or 0) - seen.work_s - start
+
+
+def on_market(job: Job, market: MarketChoice, kind: Offer | None = None) -> Job:
+    """Return the job as if it accepted this market only, and this kind of machine where one is given."""
+    wanted = replace(job.spec.resources, market=market)
+    if kind is not None:
+        wanted = replace(wanted, gpu=(GpuAlternative(name=kind.gpu, count=kind.gpu_count),))
+    return replace(job, spec=replace(job.spec, resources=wanted))
+
+
+def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes: Quotes | None) -> Outlook | None:
+    """Return what is known of the job now; `None` where it has no deadline or its work is not known.
+
+    Args:
+        item: the machine that it has.
+        quotes: of the market; without them neither spot nor on-demand can be had.
+    """
+    due, work, policy = due_at(job), remaining_work(job), world.policy
+    if due is None or work is None:
+        return None
+    left = time_until(due, job.spec.schedule, now)
+    spot = None if quotes is None else next((q for q, _ in quotes(on_market(job, MarketChoice.SPOT))), None)
+    demand = None if quotes is None else _fast_enough(job, work, quotes, left, world)
+    held = None if item is None else item.quote
+    if held is not None and held.offer.market is Market.ON_DEMAND:
+        demand = held
+    machine = demand or held or spot
+    offer = None if machine is None else machine.offer
+    unsaved = timedelta(0) if item is None else unsaved_work(job, item, now)
+    kept = replace(work, time=max(timedelta(0), work.time - unsaved))
+    whole = max(work.time, job.spec.work.time or work.time)
+    task_s = _seconds(_on(job, replace(work, time=whole), offer))
+    holds, pending = _held(job, item, world, now)
+    up = _zone(job, spot, held if holds is Action.SPOT else None, policy, now)
+    seen = Observation(
+        task_s=task_s,
+        work_s=max(_seconds(_on(job, kept, offer)), task_s // LEAST_SHARE),
+        elapsed_s=_seconds(now - (job.pacing.counted_from or job.submitted_at)),
+        left_s=math.floor(max(-_SPAN_MAX_S, min(_SPAN_MAX_S, left.total_seconds()))),
+        step_s=max(1, _seconds(policy.recheck_every)),
+        overhead_s=_seconds(usual_overhead(job, offer, world)),
+        overhead_max_s=_seconds(careful_overhead(job, offer, world)),
+        zones=(up,),
+        on_demand=None if demand is None else demand.price.total,
+        holds=holds,
+        held_zone=SPOT_ZONE if holds is Action.SPOT else "",
+        pending_s=pending,
+        unsaved_s=_seconds(_on(job, replace(work, time=unsaved), offer)),
+        keeps_work=False,
+        save_every_s=_seconds(job.spec.checkpoint.every or SAVES_WITHIN),
+        margin_steps=LOSS_MARGIN,
+    )
+    return Outlook(seen=seen, due=due, spot=spot, on_demand=demand)
+
+
+def usual_overhead(job: Job, offer: Offer | None, world: World) -> timedelta:
+    """Return what a restart usually costs: the start, and half of the time between two checkpoints."""
+    return start_time(job, offer, world) + (job.spec.checkpoint.every or SAVES_WITHIN) / 2
+
+
+def careful_overhead(job: Job, offer: Offer | None, world: World) -> timedelta:
+    """Return what a change to another machine may cost: a save, a start that fails, and one that takes twice as long.
+
+    A machine that does not come up is given up after its provider's time for a start.
+    """
+    save = job.spec.checkpoint.stop_grace + world.policy.save_allowance
+    rules = None if offer is None else world.policy.providers.get(offer.provider)
+    fails = timedelta(0) if rules is None else rules.provision_timeout
+    return save + fails + 2 * start_time(job, offer, world)
+
+
+def start_time(job: Job, offer: Offer | None, world: World) -> timedelta:
+    """Return how long a start takes: as those of the same image at this provider did, or a careful prior."""
+    if offer is None:
+        return startup(job, offer)
+    return max(usual_start(world.experience, offer.provider, job.spec.image), restore_time(job, offer))
+
+
+def _fast_enough(job: Job, work: RemainingWork, quotes: Quotes, left: timedelta, world: World) -> Quote | None:
+    """Return the best on-demand machine on which the job is in time, else the fastest."""
+    fastest: tuple[timedelta, Quote] | None = None
+    for quote, _ in islice(quotes(on_market(job, MarketChoice.ON_DEMAND)), COMPARED_MAX):
+        needed = _on(job, work, quote.offer) + careful_overhead(job, quote.offer, world)
+        if needed <= left:
+            return quote
+        if fastest is None or needed < fastest[0]:
+            fastest = needed, quote
+    return None if fastest is None else fastest[1]
+
+
+def _zone(job: Job, spot: Quote | None, held: Quote | None, policy: Policy, now: datetime) -> Zone:
+    """Return the spot market as one zone: a job takes the best machine of it, wherever that is."""
+    quote = held or spot
+    if quote is None:
+        return Zone(name=SPOT_ZONE, is_up=False, price=MicroUsdPerHour(0), **_past(job))
+    since = job.pacing.up_since
+    age = timedelta(0) if since is None else max(timedelta(0), now - since)
+    up = _seconds(age + policy.recheck_every)
+    return Zone(name=SPOT_ZONE, is_up=True, price=quote.price.total, up_s=up, **_past(job))
+
+
+def _past(job: Job) -> dict[str, int]:
+    return {"past_up_s": _seconds(job.pacing.past_up), "past_runs": job.pacing.past_runs}
+
+
+def _held(job: Job, item: Attempt | None, world: World, now: datetime) -> tuple[Action, int]:
+    if item is None:
+        return Action.WAIT, 0
+    action = Action.SPOT if item.quote.offer.market is Market.SPOT else Action.ON_DEMAND
+    if item.running_at is not None:
+        return action, 0
+    began = item.launched_at or item.intended_at
+    return action, _seconds(start_time(job, item.quote.offer, world) - (now - began))
+
+
+def _on(job: Job, work: RemainingWork, offer: Offer | None) -> timedelta:
+    return work.time if offer is None else time_on(job, work, offer.gpu, offer.gpu_count)
+
+
+def _seconds(span: timedelta) -> int:
+    return math.ceil(max(0.0, min(_SPAN_MAX_S, span.total_seconds())))

@@ -1,0 +1,189 @@
+"""Which market a job with a deadline uses now, and when it changes from one to the other.
+
+Theory. A job whose market is `auto` follows its policy, inside the shield: it waits, takes spot, or pays for on-demand.
+A machine of the other market is ordered to save and stop, and the next decision finds the job without a machine and
+asks again: nothing but the policy says what it gets then, so a change needs no plan that could be left half done. A job
+with another market, or whose work is not known, is placed as without a deadline, which then can only warn and end it.
+Ceilings and budgets hold whatever the deadline needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from spotd.core.attempts import Attempt
+from spotd.core.budgets import BudgetGuard
+from spotd.core.deadlines.due import due_at, due_words
+from spotd.core.deadlines.outlook import Outlook, Quotes, on_market, outlook
+from spotd.core.deadlines.spot_runs import with_spot
+from spotd.core.ids import JobId
+from spotd.core.jobs import Job, Pacing
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.policies.library import WITH_DEADLINE, choose
+from spotd.core.policies.observation import Action, Choice, hours_words
+from spotd.core.policies.slack_pacing import reserve_s
+from spotd.core.quarantine import contain
+from spotd.core.quotes import Quote
+from spotd.core.requests import stop_attempt
+from spotd.core.states import AttemptState, EndReason
+from spotd.core.words import quote_words
+from spotd.core.world import World
+from spotd_jobs.spec.model import MarketChoice
+
+DWELL: Final = timedelta(minutes=15)
+"""On-demand that was paid for is used at least so long before spot is tried again."""
+UNKNOWN_WORK: Final = (
+    "[work] says neither time nor steps, so how much is left is not known, and the deadline can only end the job"
+)
+
+
+class Pacer:
+    """The jobs with a deadline, in one decision.
+
+    Attributes:
+        reason: why the last job that was asked for waits.
+    """
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        world: World,
+        quotes: Quotes,
+        cheapest: Callable[[Job], Quote | None],
+        budget_guard: BudgetGuard,
+    ) -> None:
+        self._builder = builder
+        self._world = world
+        self._quotes = quotes
+        self._cheapest = cheapest
+        self._budget_guard = budget_guard
+        self._words: dict[JobId, str] = {}
+        self.reason = ""
+
+    def joined(self, sentence: str, job: Job) -> str:
+        """Return the sentence with what is to be said of the deadline."""
+        words = self.words(job)
+        return f"{sentence}; {words}" if words else sentence
+
+    def words(self, job: Job) -> str:
+        """Return what is to be said of the job's deadline; empty without one."""
+        due = due_at(job)
+        if due is None:
+            return ""
+        left = hours_words((due - self._builder.now).total_seconds())
+        return self._words.get(job.id, f"due {due_words(due)}, in {left}")
+
+    def paced(self, job: Job) -> Job | None:
+        """Return the job as it is to be placed now, with the market that its policy chose; `None` if it is to wait."""
+        if job.spec.schedule.deadline is None:
+            return job
+        ahead = self._outlook(job, None)
+        if ahead is None or job.spec.resources.market is not MarketChoice.AUTO:
+            return job
+        chosen = self._choice(job, ahead)
+        if chosen.action is Action.ON_DEMAND and ahead.on_demand is not None:
+            return on_market(job, MarketChoice.ON_DEMAND, ahead.on_demand.offer)
+        if ahead.on_demand is None or (chosen.action is Action.SPOT and _is_cheaper(ahead)):
+            return on_market(job, MarketChoice.SPOT)
+        if chosen.action is Action.SPOT:
+            return job
+        self.reason = chosen.sentence
+        self._words[job.id] = ahead.words(self._builder.now)
+        return None
+
+    def keep_pace(self, job: Job, item: Attempt | None) -> bool:
+        """Order the job's machine to stop if the other market is to be used; whether this could be judged."""
+        if job.spec.schedule.deadline is None or item is None or job.cancel_requested:
+            return True
+        return contain(self._builder, job.id, partial(self._keep_pace, job, item), "its pace cannot be judged")
+
+    def _keep_pace(self, job: Job, item: Attempt) -> None:
+        item = self._builder.attempt(item.id)
+        ahead = self._outlook(job, item)
+        if ahead is None or job.spec.resources.market is not MarketChoice.AUTO:
+            return
+        if item.stop is not None or not item.state.counts or item.state is AttemptState.INTENDED:
+            return
+        chosen = self._choice(job, ahead)
+        holds = ahead.seen.holds
+        if holds is Action.SPOT and chosen.action is Action.ON_DEMAND and ahead.on_demand is not None:
+            stop_attempt(self._builder, item, EndReason.MIGRATED, f"to on-demand, since {chosen.sentence}")
+        elif holds is Action.ON_DEMAND and chosen.action is Action.SPOT and self._may_return(ahead, item):
+            stop_attempt(self._builder, item, EndReason.MIGRATED, f"back to spot: {chosen.sentence}")
+
+    def _may_return(self, ahead: Outlook, item: Attempt) -> bool:
+        has_dwelt = item.running_at is not None and self._builder.now - item.running_at >= DWELL
+        return has_dwelt and _is_cheaper(ahead)
+
+    def _outlook(self, job: Job, item: Attempt | None) -> Outlook | None:
+        """Return how the job stands, note what changed, and warn once if its deadline slips."""
+        is_auto = job.spec.resources.market is MarketChoice.AUTO
+        now = self._builder.now
+        ahead = outlook(job, item, self._world, now, self._quotes if is_auto else None)
+        if ahead is None:
+            self._words[job.id] = f"{self.words(job)}; {UNKNOWN_WORK}"
+            return None
+        barred = self._barred(job, ahead)
+        if barred and ahead.on_demand is not None:
+            ahead = replace(ahead, on_demand=None, seen=replace(ahead.seen, on_demand=None))
+        if is_auto:
+            is_up = ahead.seen.zones[0].is_up
+            self._put(job, with_spot(job.pacing, now, is_up=is_up, recoveries=job.recoveries))
+        slack = f"{hours_words(ahead.slack_s)} of slack" if ahead.slack_s >= 0 else _late_words(ahead)
+        self._words[job.id] = "; ".join(part for part in (f"{ahead.words(now)}, {slack}", barred) if part)
+        self._warn(job, ahead, barred)
+        return ahead
+
+    def _choice(self, job: Job, ahead: Outlook) -> Choice:
+        name = job.spec.schedule.policy
+        chosen = choose(WITH_DEADLINE if name is None else name.value, ahead.seen)
+        self._words[job.id] = f"{self._words[job.id]}; {chosen.sentence}"
+        return chosen
+
+    def _barred(self, job: Job, ahead: Outlook) -> str:
+        """Why no on-demand machine may be used, whatever the deadline needs; empty where one may."""
+        market = job.spec.resources.market
+        if market is not MarketChoice.AUTO:
+            if market is MarketChoice.ON_DEMAND:
+                return ""
+            return 'its market is not "auto", so it never pays for on-demand instead of spot'
+        if ahead.on_demand is None:
+            cheapest = self._cheapest(on_market(job, MarketChoice.ON_DEMAND))
+            if cheapest is None:
+                return "no on-demand machine that fits is offered"
+            return f"the ceiling holds over the deadline: on-demand is {quote_words(cheapest)}, above it"
+        if ahead.seen.holds is Action.ON_DEMAND:
+            return ""
+        refusal = self._budget_guard.refusal(job, ahead.on_demand)
+        return "" if refusal is None else f"the budget holds over the deadline: {refusal[1]}"
+
+    def _warn(self, job: Job, ahead: Outlook, barred: str) -> None:
+        """Write one event when the deadline starts to slip."""
+        seen = ahead.seen
+        is_late, is_short = ahead.slack_s < 0, bool(barred) and ahead.slack_s < reserve_s(seen)
+        if job.pacing.is_slipping or not (is_late or is_short):
+            return
+        self._put(job, replace(self._builder.job(job.id).pacing, is_slipping=True))
+        state = _late_words(ahead) if is_late else f"only {hours_words(ahead.slack_s)} of slack are left"
+        why = f"the deadline starts to slip: {ahead.words(self._builder.now)}, {state}"
+        why = f"{why}; {barred}" if barred else why
+        self._builder.event("job.slipping", why, job=job.id, slack_s=ahead.slack_s, work_left_s=seen.work_s)
+
+    def _put(self, job: Job, pacing: Pacing) -> None:
+        current = self._builder.job(job.id)
+        if current.pacing is not pacing:
+            self._builder.put_job(replace(current, pacing=pacing))
+
+
+def _is_cheaper(ahead: Outlook) -> bool:
+    """Whether spot costs less than on-demand now."""
+    spot, demand = ahead.spot, ahead.on_demand
+    return spot is not None and (demand is None or spot.price.total < demand.price.total)
+
+
+def _late_words(ahead: Outlook) -> str:
+    return f"{hours_words(-ahead.slack_s)} more than there is time for"
