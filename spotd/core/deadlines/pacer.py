@@ -87,9 +87,9 @@ class Pacer:
         chosen = self._choice(job, ahead)
         if chosen.action is Action.ON_DEMAND and ahead.on_demand is not None:
             return on_market(job, MarketChoice.ON_DEMAND, ahead.on_demand.offer)
-        if ahead.on_demand is None or (chosen.action is Action.SPOT and _is_cheaper(ahead)):
+        if chosen.action is Action.SPOT and _is_cheaper(ahead):
             return on_market(job, MarketChoice.SPOT)
-        if chosen.action is Action.SPOT:
+        if chosen.action is Action.SPOT or ahead.on_demand is None:
             return job
         self.reason = chosen.sentence
         self._words[job.id] = ahead.words(self._builder.now)
