@@ -29,6 +29,7 @@ _EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
     ExitCause.LEASE: EndReason.LEASE_EXPIRED,
     ExitCause.SETUP_FAILED: EndReason.USER_ERROR,
     ExitCause.CODE_UNUSABLE: EndReason.CODE_ERROR,
+    ExitCause.INPUT_UNUSABLE: EndReason.INPUT_ERROR,
     ExitCause.DISK_FULL: EndReason.DISK_FULL,
     ExitCause.RUNNER_FAILED: EndReason.HOST_LOST,
 }

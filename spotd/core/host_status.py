@@ -21,6 +21,7 @@ class ExitCause(StrEnum):
     LEASE = "lease"
     SETUP_FAILED = "setup_failed"
     CODE_UNUSABLE = "code_unusable"
+    INPUT_UNUSABLE = "input_unusable"
     DISK_FULL = "disk_full"
     RUNNER_FAILED = "runner_failed"
 

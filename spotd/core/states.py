@@ -182,6 +182,7 @@ class EndReason(StrEnum):
     PROVIDER_BALANCE = "provider_balance"
     FLOODED = "flooded"
     CODE_ERROR = "code_error"
+    INPUT_ERROR = "input_error"
     DISK_FULL = "disk_full"
     NOT_PREPARED = "not_prepared"
     FORGOTTEN = "forgotten"
@@ -265,6 +266,13 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.CODE_ERROR: EndTraits(
         JobState.RECOVERING,
         "the job's code could not be unpacked: {detail}",
+        is_recovery=True,
+        blame=Blame.HOST_BRIEFLY,
+        is_failed_start=True,
+    ),
+    EndReason.INPUT_ERROR: EndTraits(
+        JobState.RECOVERING,
+        "the outputs of another job could not be read: {detail}",
         is_recovery=True,
         blame=Blame.HOST_BRIEFLY,
         is_failed_start=True,

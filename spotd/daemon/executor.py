@@ -34,6 +34,7 @@ from spotd.core.world import World
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.controllers import backoff_s
 from spotd.daemon.crash import CrashPoint, CrashPoints
+from spotd.daemon.grants.restore_points import InputsMissing
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.launch_failures import LaunchRefusal, refusal_of
 from spotd.daemon.market.guarded import GuardedProvider, guarded
@@ -234,7 +235,7 @@ class Executor:
         answer: Instance | LaunchRefusal | str
         try:
             script = await self._grants.prepare(attempt, job)
-        except (SecretsMissing, ScriptTooLong) as exc:
+        except (SecretsMissing, InputsMissing, ScriptTooLong) as exc:
             answer = LaunchRefusal(failure=LaunchFailure.NOT_PREPARED, detail=str(exc))
         except ObjectsError as exc:
             answer = LaunchRefusal(failure=LaunchFailure.STORE_AWAY, detail=str(exc))

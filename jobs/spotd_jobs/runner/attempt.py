@@ -39,6 +39,7 @@ _SETUP_GRACE_S = 5.0
 _FLUSH_MIN_S, _FLUSH_MAX_S = 2.0, 600.0
 _WITHDRAWN_FLUSH_S = 5.0
 _REPORT_S = 30.0
+_UNUSABLE = {"CodeUnusable": "code_unusable", "InputUnusable": "input_unusable"}
 _FULL_BYTES = 16 * 1024 * 1024
 """A disk with less room than this was full for every process that wrote to it."""
 
@@ -89,6 +90,7 @@ class AttemptRun:
         self._chunk_bytes = int(grant.transfer.get("chunk_bytes") or 8 * 1024 * 1024)
         self._workdir = os.path.join(home, "work")
         self._output_dir = os.path.join(home, "outputs")
+        self._input_dir = os.path.join(home, "inputs")
         path = grant.checkpoint.get("path")
         default = os.path.join(home, "checkpoints")
         self._checkpoint_dir = os.path.normpath(os.path.join(self._workdir, path)) if path else default
@@ -128,7 +130,10 @@ class AttemptRun:
         inside = (self._checkpoint_dir + os.sep).startswith(self._workdir + os.sep)
         restoring = None if inside else self._begin_restore(grant)
         self._phase("code")
+        inputs = self._begin_inputs(grant)
         self._await_work(self._begin_code(grant))
+        if inputs is not None:
+            self._await_work(inputs)
         if restoring is None:
             restoring = self._begin_restore(grant)
         if grant.spec.get("setup"):
@@ -162,7 +167,7 @@ class AttemptRun:
     def _make_folders(self) -> None:
         try:
             write_whole(os.path.join(self._home, MARK_FILE), self._mark.encode())
-            for folder in (self._workdir, self._output_dir):
+            for folder in (self._workdir, self._output_dir, self._input_dir):
                 os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise _failure(error, "the work folder can not be made") from None
@@ -180,6 +185,24 @@ class AttemptRun:
             remove(archive)
 
         return Background(fetch_and_unpack, self._wakeups, "code")
+
+    def _begin_inputs(self, grant: RunnerGrant) -> Background | None:
+        if not grant.raw.get("inputs"):
+            return None
+
+        def fetch() -> None:
+            from spotd_jobs.runner.inputs import fetch_inputs
+
+            fetch_inputs(
+                lambda: self._keeper.grant.raw.get("inputs") or grant.raw.get("inputs") or [],
+                self._input_dir,
+                int(grant.transfer.get("connections") or 4),
+                self._cancel.wait,
+                self._cancel.is_set,
+                lambda: self._keeper.grant.expires > CLOCK.now(),
+            )
+
+        return Background(fetch, self._wakeups, "inputs")
 
     def _begin_restore(self, grant: RunnerGrant) -> Background:
         own = (self._checkpoint_dir + os.sep).startswith(self._home + os.sep)
@@ -235,6 +258,7 @@ class AttemptRun:
                 "SPOTD_CHECKPOINT_DIR": self._checkpoint_dir,
                 "SPOTD_RESUME": resume,
                 "SPOTD_OUTPUT_DIR": self._output_dir,
+                "SPOTD_INPUT_DIR": self._input_dir,
                 "SPOTD_NOTICE_FILE": self._job_file.path,
                 process.MARK: self._mark,
             },
@@ -269,9 +293,10 @@ class AttemptRun:
         except OSError as error:
             raise _failure(error, "while preparing") from None
         except Exception as error:
-            if type(error).__name__ != "CodeUnusable":
+            outcome = _UNUSABLE.get(type(error).__name__)
+            if outcome is None:
                 raise
-            raise _Halt("code_unusable", str(error)) from None
+            raise _Halt(outcome, str(error)) from None
 
     def _run_group(
         self, argv: list[str], env: dict[str, str], on_start: Callable[[int], None] | None = None

@@ -21,7 +21,10 @@ def job_environment(grant: RunnerGrant, places: dict[str, str]) -> dict[str, str
     for more in (grant.spec.get("env") or {}, grant.raw.get("secrets") or {}):
         env.update({str(name): str(value) for name, value in more.items()})
     every_s = grant.checkpoint.get("every_s")
+    array = grant.raw.get("array") or {}
     env.update(
+        SPOTD_ARRAY_INDEX=str(array.get("index", "")),
+        SPOTD_ARRAY_COUNT=str(array.get("count", "")),
         SPOTD_JOB_ID=grant.job_id,
         SPOTD_JOB_NAME=grant.job_name,
         SPOTD_ATTEMPT=str(grant.attempt),

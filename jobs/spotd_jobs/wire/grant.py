@@ -131,6 +131,20 @@ class Restore(WireModel):
     chunks_base: Url | None = Field(default=None, repr=False)
 
 
+class InputGrant(WireModel):
+    """The outputs of another job, to be read in a folder of this name."""
+
+    folder: EntryName
+    restore: Restore
+
+
+class ArrayPlace(WireModel):
+    """Which job of an array this is."""
+
+    index: Annotated[int, Field(ge=0, le=10**9)]
+    count: Annotated[int, Field(ge=1, le=10**9)]
+
+
 class CheckpointRules(WireModel):
     """The job's `[checkpoint]` section. A relative `path` is below the work directory; `None` is the runner's own."""
 
@@ -248,6 +262,8 @@ class Grant(WireModel):
     upload: Upload
     liveness_marker: LivenessMarker | None = None
     restore: list[Restore] = Field(default_factory=list)
+    inputs: list[InputGrant] = Field(default_factory=list)
+    array: ArrayPlace | None = None
     spec: RunSpec
     transfer: TransferRules = TransferRules()
     secrets: dict[EnvName, Text] = Field(default_factory=dict, repr=False)

@@ -72,6 +72,8 @@ class Outcome(StrEnum):
     SETUP_FAILED = "setup_failed"
     CODE_UNUSABLE = "code_unusable"
     """The code archive could not be read, verified or unpacked."""
+    INPUT_UNUSABLE = "input_unusable"
+    """Outputs of another job could not be read or verified."""
     DISK_FULL = "disk_full"
     """The code, the checkpoint to resume from or what the job wrote does not fit on this disk."""
     PREEMPTED = "preempted"

@@ -9,6 +9,7 @@ its machines, whatever becomes of the others later.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -69,10 +70,11 @@ class Predecessors:
         if job.chain is None or job.chain.inputs is not None or self.wait(job):
             return job
         found = [(before, self._find(before)) for before in job.chain.after]
+        names = Counter(one.name for _, one in found if one is not None)
         inputs = tuple(
             JobInput(
                 job=before,
-                name=one.name,
+                name=one.name if names[one.name] == 1 else f"{one.name}.{before}",
                 attempt=one.outputs.attempt,
                 sha256=one.outputs.sha256,
                 bytes=one.outputs.bytes,

@@ -34,6 +34,7 @@ from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.wire.client.names import is_printable
 from spotd_jobs.wire.fields import liveness_marker_name
 from spotd_jobs.wire.grant import (
+    ArrayPlace,
     Blob,
     CheckpointRules,
     EndMethod,
@@ -214,6 +215,8 @@ class GrantBuilder:
                 fields=dict(upload.liveness_marker),
             ),
             restore=[] if fixed else self._restores(attempt, job, expires),
+            inputs=[] if fixed or attempt.stop is not None else RestorePoints(self._objects, expires).inputs(job),
+            array=None if job.array is None else ArrayPlace(index=job.array.index, count=job.array.count),
             spec=self._run_spec(job.spec),
             secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
             notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),

@@ -12,16 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Final
 from urllib.parse import quote as url_quote
 
 from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.core.ids import AttemptId
 from spotd.core.jobs import Job
 from spotd.core.retention import FALLBACKS, offered
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.known_manifests import known_manifest
 from spotd_jobs.objects.api import ObjectStore
-from spotd_jobs.wire.grant import Restore
+from spotd_jobs.wire.grant import InputGrant, Restore
 from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
+
+INPUT_CHUNKS_MAX: Final = 20_000
+"""Each needs a URL of its own in a bucket, and a grant is a document of bounded size."""
+
+
+class InputsMissing(Exception):
+    """Outputs of other jobs that a job reads are not there: its own matter, while the store answers everybody else."""
 
 
 class RestorePoints:
@@ -58,6 +67,32 @@ class RestorePoints:
                 FallbackRestore(name=name, reason=why, next=after) for name, after in zip(left_out, names, strict=True)
             )
         return choices
+
+    def inputs(self, job: Job) -> list[InputGrant]:
+        """Return the outputs of other jobs that this one reads: those that it was given, and nothing beside them.
+
+        Raises:
+            StoreUnavailable
+            InputsMissing: some are not in the store any more as their job left them.
+        """
+        granted: list[InputGrant] = []
+        chunks = 0
+        for one in () if job.chain is None else job.chain.inputs or ():
+            attempt = AttemptId(job=one.job, number=one.attempt)
+            key = object_keys.outputs_key(attempt)
+            data = known_manifest(self._objects, key, one.sha256, self._version)
+            accepted = None if data is None else verify_manifest(data, attempt.job, attempt.number, None)
+            if not isinstance(accepted, AcceptedManifest):
+                raise InputsMissing(f"the outputs of {one.name} are not in the store any more as it left them")
+            base = self._chunks_base(key)
+            chunks += 0 if base is not None else len(accepted.chunk_keys)
+            if chunks > INPUT_CHUNKS_MAX:
+                raise InputsMissing(
+                    f"its inputs have more than {INPUT_CHUNKS_MAX:,} pieces; pack them into fewer files"
+                )
+            restore = restore_of(accepted, key, self._url, chunks_base=base)
+            granted.append(InputGrant(folder=one.name, restore=restore))
+        return granted
 
     def _manifest(self, checkpoint: Checkpoint) -> AcceptedManifest | None:
         """Return the accepted manifest, if it still is what was accepted.

@@ -27,6 +27,7 @@ from spotd.core.states import AttemptState, EndReason
 from spotd.core.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause
 from spotd.daemon.grants.builder import WRITE_LIFE, GrantBuilder, order_of
+from spotd.daemon.grants.restore_points import InputsMissing
 from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.threads import StoreThreads
 from spotd_jobs.objects.api import StoreError
@@ -89,7 +90,7 @@ class GrantWriter:
         """Write the grant and return the start script that reads it.
 
         Raises:
-            StoreError, SecretsMissing, ScriptTooLong: nothing may be launched.
+            StoreError, SecretsMissing, InputsMissing, ScriptTooLong: nothing may be launched.
         """
         if self._forbidden():
             raise StoreError(self._forbidden())
@@ -191,7 +192,7 @@ class GrantWriter:
     async def _try(self, work: Callable[[], None]) -> str:
         try:
             await self._call(work)
-        except (StoreError, SecretsMissing) as exc:
+        except (StoreError, SecretsMissing, InputsMissing) as exc:
             return str(exc)
         except Exception as exc:  # noqa: BLE001 - one grant that cannot be written must not keep all others from it
             return f"a grant cannot be written: {type(exc).__name__}: {exc}"

@@ -33,6 +33,7 @@ _CAUSES: Final = {
     Outcome.FAILED: ExitCause.FINISHED,
     Outcome.SETUP_FAILED: ExitCause.SETUP_FAILED,
     Outcome.CODE_UNUSABLE: ExitCause.CODE_UNUSABLE,
+    Outcome.INPUT_UNUSABLE: ExitCause.INPUT_UNUSABLE,
     Outcome.DISK_FULL: ExitCause.DISK_FULL,
     Outcome.PREEMPTED: ExitCause.NOTICE,
     Outcome.STOPPED: ExitCause.STOPPED,

@@ -117,6 +117,7 @@ def test_a_refused_launch_goes_to_the_next_offer_at_once_for_the_first_times() -
     ("cause", "reason"),
     [
         (ExitCause.CODE_UNUSABLE, EndReason.CODE_ERROR),
+        (ExitCause.INPUT_UNUSABLE, EndReason.INPUT_ERROR),
         (ExitCause.DISK_FULL, EndReason.DISK_FULL),
         (ExitCause.RUNNER_FAILED, EndReason.HOST_LOST),
     ],

@@ -189,3 +189,40 @@ async def test_a_success_whose_outputs_are_read_is_not_run_again(rig: Rig) -> No
             await rig.handlers().jobs.retry(prep, anyway=True)
         await rig.handlers().jobs.cancel(reader)
         await rig.handlers().jobs.retry(prep, anyway=True)
+
+
+async def test_a_grant_names_exactly_the_outputs_that_the_job_was_given_and_its_place_in_its_array(rig: Rig) -> None:
+    async with rig.running():
+        prep = await submitted(rig, name="prep", outputs=["out/**"])
+        host = await rig.until_running(prep, 1)
+        host.checkpoint("step-1")
+        host.outputs("out/data", b"data")
+        host.exit("succeeded")
+        await rig.until_state(prep, JobState.SUCCEEDED)
+        array = await submit_array(rig, "5-6", schedule={"after": ["prep"]})
+        first = jobs_of(rig, array)[0].id
+        await rig.until(lambda: bool(rig.attempts(first)) and rig.attempts(first)[0].ref is not None)
+        grant = rig.grant(first, 1)
+        [given] = grant.inputs
+        assert (given.folder, given.restore.name) == ("prep", "outputs")
+        assert given.restore.manifest.key == f"jobs/{prep}/attempts/1/outputs/manifest.json"
+        assert grant.restore == []
+        assert grant.array is not None
+        assert (grant.array.index, grant.array.count) == (5, 2)
+        await rig.until_running(first, 1)
+        await rig.until(lambda: rig.grant(first, 1).seen_running)
+        assert rig.grant(first, 1).inputs == []
+
+
+async def test_outputs_that_were_written_over_are_handed_to_no_job(rig: Rig) -> None:
+    async with rig.running():
+        prep = await submitted(rig, name="prep", outputs=["out/**"])
+        host = await rig.until_running(prep, 1)
+        host.outputs("out/data", b"data")
+        host.exit("succeeded")
+        await rig.until_state(prep, JobState.SUCCEEDED)
+        host.outputs("out/data", b"other")
+        reader = await submitted(rig, schedule={"after": ["prep"]}, retry={"starts": 1})
+        await rig.until_state(reader, JobState.FAILED)
+        assert "the outputs of prep are not in the store any more as it left them" in rig.job(reader).reason
+        assert len(rig.shop.requests) == 1

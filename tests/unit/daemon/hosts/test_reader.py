@@ -140,6 +140,7 @@ async def test_the_exit_event_comes_with_everything_published_before_it(host_mon
         ("succeeded", ExitCause.FINISHED),
         ("setup_failed", ExitCause.SETUP_FAILED),
         ("code_unusable", ExitCause.CODE_UNUSABLE),
+        ("input_unusable", ExitCause.INPUT_UNUSABLE),
         ("disk_full", ExitCause.DISK_FULL),
         ("preempted", ExitCause.NOTICE),
         ("stopped", ExitCause.STOPPED),
