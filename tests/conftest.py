@@ -35,6 +35,7 @@ _TESTS: Final = Path(__file__).parent
 _QUICK_FOLDERS: Final = (
     "sim",
     "unit/api",
+    "unit/backtest",
     "unit/cli",
     "unit/config",
     "unit/core",

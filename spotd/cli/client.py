@@ -25,6 +25,7 @@ COMMANDS = {
     "history": Lazy(target=f"{_HERE}.history:history", help="What prices were, as far back as they are kept."),
     "size": Lazy(target=f"{_HERE}.size:size", help="The memory that a model needs, and the GPUs that hold it."),
     "breakeven": Lazy(target=f"{_HERE}.breakeven:breakeven", help="Renting against buying one's own cards."),
+    "backtest": Lazy(target=f"{_HERE}.backtest:backtest", help="What a job would have cost, ceiling by ceiling."),
     "events": Lazy(target=f"{_HERE}.events:events", help="What happened, and why."),
     "cost": Lazy(target=f"{_HERE}.cost:cost", help="What jobs cost, and what that saved."),
     "checkpoints": Lazy(
@@ -35,7 +36,7 @@ COMMANDS = {
     "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),
     "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
 }
-NOT_YET = ("top", "web", "backtest", "ssh")
+NOT_YET = ("top", "web", "ssh")
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, not_yet=NOT_YET, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from spotd.cli.words import clean, size_text, span_text
@@ -92,10 +92,14 @@ def ask(question: str) -> bool:
 
 
 class ProgressLine:
-    """A line of progress that is erased at the end; silent where stderr is no terminal."""
+    """A line of progress that is erased at the end; silent where stderr is no terminal.
 
-    def __init__(self, verb: str, total: int | None) -> None:
+    What it counts are bytes, unless `text` writes its figures in another way.
+    """
+
+    def __init__(self, verb: str, total: int | None, *, text: Callable[[int], str] = size_text) -> None:
         self._verb = verb
+        self._text = text
         self._total = total
         self._done = 0
         self._begun = time.monotonic()
@@ -111,7 +115,7 @@ class ProgressLine:
             sys.stderr.flush()
 
     def add(self, count: int) -> None:
-        """Count so many more bytes as done."""
+        """Count so many more as done."""
         self._done += count
         now = time.monotonic()
         if self._active and now - self._shown_at >= _PROGRESS_EVERY_S:
@@ -120,11 +124,11 @@ class ProgressLine:
 
     def _draw(self, now: float) -> None:
         rate = self._done / max(now - self._begun, 0.001)
-        parts = [self._verb, size_text(self._done)]
+        parts = [self._verb, self._text(self._done)]
         if self._total:
-            parts[1] += f" of {size_text(self._total)}"
+            parts[1] += f" of {self._text(self._total)}"
             parts.append(f"{100 * self._done // self._total} %")
-        parts.append(f"{size_text(int(rate))}/s")
+        parts.append(f"{self._text(int(rate))}/s")
         if self._total and rate > 0 and self._total > self._done:
             parts.append(f"{span_text((self._total - self._done) / rate)} left")
         sys.stderr.write("\r\x1b[K" + "  ".join(parts)[: width() - 1])

@@ -6,7 +6,7 @@ decision for a thousand jobs touches only the offers of the GPUs that the jobs n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -18,7 +18,7 @@ from spotd_providers.contract.values import Offer, ProviderName
 class OfferIndex:
     """A provider's offers by canonical GPU and count, each list in order of its GPU price."""
 
-    by_gpu: Mapping[tuple[str, int], tuple[Offer, ...]] = field(default_factory=dict)
+    by_gpu: Mapping[tuple[str, int], Sequence[Offer]] = field(default_factory=dict)
     size: int = 0
 
 

@@ -87,7 +87,8 @@ def test_ls_that_is_piped_imports_nothing_heavy(ctl: Ctl, arguments: tuple[str, 
     "arguments",
     [("show", "llama-lora"), ("why", "llama-lora"), ("logs", "llama-lora"), ("events",), ("cost",), ("prices",),
      ("history",),     ("checkpoints", "llama-lora"), ("providers",), ("doctor",), ("submit", "--help"),
-     ("size", "--params", "7B"), ("breakeven", "--price", "1900", "--hours", "40", "--gpu", "4090", "--rent", "0.3")],
+     ("backtest", "--help"), ("size", "--params", "7B"),
+     ("breakeven", "--price", "1900", "--hours", "40", "--gpu", "4090", "--rent", "0.3")],
     ids=" ".join,
 )  # fmt: skip
 def test_no_command_imports_the_daemons_libraries(ctl: Ctl, arguments: tuple[str, ...]) -> None:

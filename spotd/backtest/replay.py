@@ -1,0 +1,173 @@
+"""Many runs through one recording: from change to change, and each run only at instants that concern it.
+
+Theory. The daemon decides at every step. A run that sleeps (`JobRun.due`) is woken at the end of the step in
+which its machine's offer changes, in which an offer comes to or under its ceiling, or which it waits for itself. At any
+other step a decision would read the same things as the last one and find the same. A test holds this to the plain
+replay that asks `decide` at every step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from spotd.backtest.live_market import LiveMarket
+from spotd.backtest.model import instant
+from spotd.backtest.recorded import UNKNOWN, RecordedMarket
+from spotd.backtest.run import JobRun
+from spotd.core.pricing import PPM
+from spotd_providers.contract.values import ProviderName
+
+
+class PlannedRun:
+    """A run, when it is submitted, and up to which price a change of the market can matter to it while it waits.
+
+    Attributes:
+        limit: the ceiling, of a GPU-hour or of the whole machine as `per_gpu` says.
+    """
+
+    def __init__(self, run: JobRun, start: int, limit: int) -> None:
+        self.run: Final = run
+        self.start: Final = start
+        self.limit: Final = limit
+        self.held: int | None = None
+        self.waits = False
+        self.due: int | None = start
+
+
+class MarketReplay:
+    """The recording and its runs, at one instant. `advance` plays it to its end."""
+
+    def __init__(
+        self,
+        recorded: RecordedMarket,
+        runs: Sequence[PlannedRun],
+        *,
+        step_s: int,
+        fees: Mapping[ProviderName, int],
+        per_gpu: bool,
+    ) -> None:
+        self._recorded = recorded
+        self._runs = runs
+        self._step_s = step_s
+        self._market = LiveMarket(recorded)
+        self._divisor = [PPM * (offer.gpu_count if per_gpu else 1) for offer in recorded.series]
+        self._fees = [fees[offer.provider] for offer in recorded.series]
+        self._holders: defaultdict[int, set[int]] = defaultdict(set)
+        self._waiting: defaultdict[int, set[int]] = defaultdict(set)
+        self._queue: list[tuple[int, int]] = []
+
+    def advance(self) -> Iterator[int]:
+        """Play everything; yield the number of each run that is over."""
+        runs, step = self._runs, self._step_s
+        if not runs:
+            return
+        first = min(one.start for one in runs)
+        position = self._begin(first)
+        left = len(runs)
+        for number, one in enumerate(runs):
+            heapq.heappush(self._queue, (one.start, number))
+        instants, count = self._recorded.instants, len(self._recorded.instants)
+        while left:
+            due = self._next_due()
+            change = -(-instants[position] // step) * step if position < count else None
+            if change is None and due is None:
+                return
+            now = min(at for at in (due, change) if at is not None)
+            if now > self._recorded.ends_at:
+                return
+            position, lowest, touched = self._apply(position, now)
+            woken = self._woken(now, lowest, touched)
+            if not woken:
+                continue
+            snapshot = self._market.snapshot(instant(now))
+            for number in sorted(woken):
+                one = runs[number]
+                one.run.step(now, snapshot)
+                self._settle(number, now)
+                if one.run.is_over:
+                    left -= 1
+                    yield number
+
+    def _begin(self, at: int) -> int:
+        """Set the market as it was at the first start; return the first change after it."""
+        prices = [UNKNOWN] * len(self._recorded.series)
+        count = bisect_right(self._recorded.instants, at)
+        for number, price in zip(self._recorded.numbers[:count], self._recorded.prices[:count], strict=True):
+            prices[number] = price
+        self._market.fill(prices)
+        return count
+
+    def _next_due(self) -> int | None:
+        queue, runs = self._queue, self._runs
+        while queue:
+            due, number = queue[0]
+            if runs[number].due == due:
+                return due
+            heapq.heappop(queue)
+        return None
+
+    def _apply(self, position: int, now: int) -> tuple[int, int | None, set[int]]:
+        """Make the changes up to now; return the next, the lowest price among them, and whose machine they concern."""
+        instants, numbers, prices = self._recorded.instants, self._recorded.numbers, self._recorded.prices
+        change, holders, divisors, fees = self._market.change, self._holders, self._divisor, self._fees
+        lowest: int | None = None
+        touched: set[int] = set()
+        count = len(instants)
+        while position < count and instants[position] <= now:
+            number, price = numbers[position], prices[position]
+            change(number, price)
+            if price >= 0:
+                effective = price * fees[number] // divisors[number]
+                if lowest is None or effective < lowest:
+                    lowest = effective
+            if number in holders:
+                for run in holders[number]:
+                    machine = self._runs[run].run.machine
+                    if machine is not None:
+                        machine.observe(instants[position], price)
+                touched |= holders[number]
+            position += 1
+        return position, lowest, touched
+
+    def _woken(self, now: int, lowest: int | None, touched: set[int]) -> set[int]:
+        woken = set(touched)
+        if lowest is not None:
+            for limit, some in self._waiting.items():
+                if lowest <= limit:
+                    woken |= some
+        queue, runs = self._queue, self._runs
+        while queue and queue[0][0] <= now:
+            due, number = heapq.heappop(queue)
+            if runs[number].due == due:
+                woken.add(number)
+        return woken
+
+    def _settle(self, number: int, now: int) -> None:
+        """Note what wakes the run next."""
+        one = self._runs[number]
+        due = one.run.due(now)
+        if due is not None:
+            due = max(now + 1, due)
+            due = -(-due // self._step_s) * self._step_s
+            heapq.heappush(self._queue, (due, number))
+        one.due = due
+        machine = one.run.machine
+        held = None if machine is None else machine.series
+        if held != one.held:
+            if one.held is not None:
+                self._holders[one.held].discard(number)
+                if not self._holders[one.held]:
+                    del self._holders[one.held]
+            if held is not None:
+                self._holders[held].add(number)
+            one.held = held
+        if one.run.waits_for_price != one.waits:
+            one.waits = one.run.waits_for_price
+            if one.waits:
+                self._waiting[one.limit].add(number)
+            else:
+                self._waiting[one.limit].discard(number)

@@ -1,0 +1,395 @@
+"""One run of a job through a recorded market: a world of its own, and the core's own functions on it.
+
+Theory. `reconcile` is given what a provider would list and what the runner would have written, `decide` the market of
+the instant, and what they owe is carried out at once. Nothing of what they decide is known here. Which instants matter
+is known here (`due`): a run sleeps only through instants of which it is certain that they change nothing, namely while
+its machine works undisturbed, or while it waits for a price that no offer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from spotd.backtest.model import SPEED_ONE, Assumptions, ReplayedMachine, instant
+from spotd.core import outcomes, requests
+from spotd.core.applied import applied
+from spotd.core.attempts import Attempt
+from spotd.core.budgets import committed
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.cooldowns import COOLDOWNS_REMEMBERED
+from spotd.core.decide import decide
+from spotd.core.host_status import ExitCause, HostStatus
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.intents import Intent, IntentKind, IntentState
+from spotd.core.jobs import Job
+from spotd.core.machine_speed import machine_speed_ppm
+from spotd.core.market import MarketSnapshot
+from spotd.core.metering import job_spent, on_demand_spent
+from spotd.core.plan import Plan
+from spotd.core.policy import Policy, ProviderPolicy
+from spotd.core.reconcile import reconcile
+from spotd.core.retention import trim
+from spotd.core.states import InvariantBroken, JobState
+from spotd.core.verdicts import VerdictKind
+from spotd.core.world import World
+from spotd_jobs.spec.model import JobSpec
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import (
+    InstallId,
+    Instance,
+    InstanceState,
+    Listing,
+    Market,
+    Offer,
+    OfferId,
+    ProviderName,
+)
+
+SeriesKey = tuple[ProviderName, OfferId, str, int, Market]
+
+JOB: Final = JobId("backtest")
+NEVER: Final = timedelta(days=3650)
+ROUNDS_MAX: Final = 8
+"""So often at one instant the core is asked again because something was launched or ended."""
+_WAITS_FOR_PRICE: Final = frozenset(
+    {VerdictKind.ABOVE_CEILING, VerdictKind.NO_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS}
+)
+_WAITS_FOR_WAKE: Final = frozenset({VerdictKind.COOLING, VerdictKind.BACKING_OFF})
+
+
+class End(StrEnum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    CENSORED = "censored"
+    """The record ended before the job did."""
+    STOPPED = "stopped"
+    """spotd gave the job up, as it would in production: its budget was used up, or it failed too often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """What came of one run.
+
+    Attributes:
+        took_s: from its submission to its end, or to the end of the record.
+        cost, on_demand: micro-dollars, as the ledger has them.
+        preemptions: machines that the market took.
+        price_stops: machines that were stopped because their price rose above the ceiling.
+        waiting_s: time without a machine.
+        repeated_s: machine time whose work was lost.
+        why: for a run that was stopped, the job's own sentence.
+    """
+
+    started_at: int
+    end: End
+    took_s: int
+    cost: int
+    on_demand: int
+    preemptions: int
+    price_stops: int
+    launches: int
+    waiting_s: int
+    repeated_s: int
+    why: str = ""
+
+
+def policy_of(providers: Mapping[ProviderName, int]) -> Policy:
+    """Return the policy of a back-test: as in production, with hosts that always speak and lists that are never late.
+
+    Nothing is read of an undisturbed machine for a while, so nothing may be concluded from silence.
+    """
+    return Policy(
+        install=InstallId("backtest"),
+        providers={
+            name: ProviderPolicy(
+                name=name,
+                fee_ppm=fee_ppm,
+                quote_ttl=NEVER,
+                reconcile_window=timedelta(minutes=3),
+                provision_timeout=NEVER,
+                ends_itself=False,
+            )
+            for name, fee_ppm in providers.items()
+        },
+        silence_max=NEVER,
+        silence_limit=NEVER,
+        recheck_every=NEVER,
+    )
+
+
+def series_key(offer: Offer) -> SeriesKey:
+    """Return what distinguishes the series of a record: one id may be sold in two markets."""
+    return offer.provider, offer.offer_id, offer.gpu, offer.gpu_count, offer.market
+
+
+class JobRun:
+    """One job from its submission to its end. `step` brings it to an instant, `due` says when the next one matters.
+
+    Attributes:
+        machine: the one that it has now.
+        is_over: nothing more will change.
+        waits_for_price: any offer at or under the ceiling may change the next decision.
+    """
+
+    def __init__(
+        self, spec: JobSpec, policy: Policy, terms: Assumptions, numbers: Mapping[SeriesKey, int], start: int
+    ) -> None:
+        at = instant(start)
+        self._terms = terms
+        self._numbers = numbers
+        self._start = start
+        self._job = Job(
+            id=JOB,
+            name=spec.name,
+            spec=spec,
+            code_sha256=None,
+            code_bytes=0,
+            submitted_at=at,
+            state=JobState.QUEUED,
+            reason="queued",
+            state_since=at,
+        )
+        self._world = World(policy=policy, jobs={}, attempts={}, intents={})
+        self._wake: datetime | None = None
+        self._verdict: VerdictKind | None = None
+        self._saved = 0
+        self._used_s = 0
+        self._repeated_s = 0
+        self._finished_at: int | None = None
+        self.machine: ReplayedMachine | None = None
+        self.is_over = False
+        self.waits_for_price = False
+        self._apply(requests.submit(self._world, self._job, at), at)
+
+    # --- one instant ---
+
+    def step(self, now: int, market: MarketSnapshot) -> None:
+        """Bring the run to this instant."""
+        at = instant(now)
+        self._wake = None
+        for _ in range(ROUNDS_MAX):
+            if self._world.attempts:
+                self._reconcile(now, at)
+            if self._job.state.is_final and not self._world.attempts:
+                self.is_over = True
+                return
+            self._apply(decide(self._world, market, at), at)
+            if not self._carry_out(now, at):
+                return
+        raise InvariantBroken(f"a back-test did not come to rest at {at.isoformat()}: {self._job.reason}")
+
+    def due(self, now: int) -> int | None:
+        """Return the next instant at which something may change without a change of the market."""
+        self.waits_for_price = False
+        if self.is_over:
+            return None
+        soon = now + self._terms.step_s
+        if self._job.spec.schedule.deadline is not None:
+            return soon  # its policy weighs the time that is left at every step
+        wake = None if self._wake is None else max(soon, _second_after(self._wake))
+        machine = self.machine
+        if machine is not None and not machine.is_gone:
+            item = self._world.attempts.get(machine.attempt)
+            if item is None or item.stop is not None or item.over_ceiling_at is not None or not item.state.counts:
+                return soon
+            ends = [at for at in (machine.works_from, machine.finishes_at) if at > now]
+            if self._pays_for_saves(item):
+                ends.append(machine.saved_at(machine.saves(now) + 1))
+            ends.extend(at for at in (wake, self._budget_ends(item, now)) if at is not None)
+            return max(soon, min(ends, default=soon))
+        if self._world.attempts:
+            return soon
+        if self._verdict in _WAITS_FOR_PRICE:
+            self.waits_for_price = True
+            return wake
+        if self._verdict in _WAITS_FOR_WAKE:
+            self.waits_for_price = self._verdict is VerdictKind.COOLING
+            return wake
+        return soon
+
+    def outcome(self, ends_at: int) -> RunOutcome:
+        """Return what has come of the run by the end of the record, at the latest."""
+        job, now = self._job, ends_at
+        end, why = End.CENSORED, ""
+        if self._finished_at is not None:
+            end, now = End.FINISHED, self._finished_at
+        elif job.state.is_final:
+            end, why, now = End.STOPPED, job.reason, self._ended_at(ends_at)
+        at = instant(now)
+        open_used = 0 if self.machine is None else self.machine.used_s(now)
+        running = sum(on_demand_spent(a, at) for a in self._world.attempts_of(JOB))
+        return RunOutcome(
+            started_at=self._start,
+            end=end,
+            took_s=now - self._start,
+            cost=job_spent(self._world, job, at),
+            on_demand=job.on_demand + running,
+            preemptions=job.totals.preemptions,
+            price_stops=job.recoveries - job.totals.preemptions,
+            launches=job.attempts_made,
+            waiting_s=max(0, now - self._start - self._used_s - open_used),
+            repeated_s=self._repeated_s,
+            why=why,
+        )
+
+    def _ended_at(self, ends_at: int) -> int:
+        ended = self._job.ended_at
+        return ends_at if ended is None else int(ended.timestamp())
+
+    def _budget_ends(self, item: Attempt, now: int) -> int | None:
+        """Return an instant before which what this machine costs cannot bring its job's budget to an end."""
+        job = self._job
+        if job.budget is None:
+            return None
+        at = instant(now)
+        room = job.budget - job_spent(self._world, job, at) - committed(self._world, item, at)
+        rate = max(item.meter.rate, item.quote.price.total, 1)
+        return now + max(0, room) * 3600 // rate - self._terms.step_s
+
+    def _pays_for_saves(self, item: Attempt) -> bool:
+        return self._terms.checkpoint_bytes > 0 and item.quote.offer.upload_price > 0
+
+    # --- what the core reads ---
+
+    def _reconcile(self, now: int, at: datetime) -> None:
+        listings = {
+            name: Listing(instances=(), complete=True, at=at)
+            for name in {a.provider for a in self._world.attempts.values()}
+        }
+        reports: dict[AttemptId, HostStatus] = {}
+        machine = self.machine
+        if machine is not None and machine.attempt in self._world.attempts:
+            listings[machine.provider] = Listing(instances=(_instance(machine),), complete=True, at=at)
+            reports[machine.attempt] = self._report(machine, now, at)
+        self._apply(reconcile(self._world, listings, reports, at), at)
+        if machine is not None and machine.attempt not in self._world.attempts:
+            self._let_go(machine, now)
+            self._apply(trim(self._world, (), at), at)
+
+    def _report(self, machine: ReplayedMachine, now: int, at: datetime) -> HostStatus:
+        """Return what the runner would have written by now; a machine that is to stop has saved all it did."""
+        item = self._world.attempts[machine.attempt]
+        stop = item.stop if machine.lost_at is None else None
+        finished = machine.is_finished(now)
+        cause = ExitCause.FINISHED if finished else None if stop is None else ExitCause.STOPPED
+        if finished and self._finished_at is None:
+            self._finished_at = machine.finishes_at
+        if cause is not None and machine.ended_at is None:
+            machine.ended_at = machine.finishes_at if finished else now
+        machine.reports += 1
+        count = machine.saves(now)
+        fresh = [*range(max(machine.reported_saves, count - self._job.spec.checkpoint.keep) + 1, count + 1)]
+        machine.reported_saves = count
+        saved = [_checkpoint(machine, number, self._terms) for number in fresh]
+        if stop is not None and stop.flush and machine.works_from < now:
+            machine.is_saved = True
+            saved.append(replace(_checkpoint(machine, count + 1, self._terms), at=at))
+        return HostStatus(
+            attempt=machine.attempt,
+            read_at=at,
+            marker_at=at,
+            alive_at=at,
+            seq=machine.reports,
+            phase="run" if now >= machine.works_from else "restore",
+            checkpoints=tuple(saved),
+            resumed_from=self._source(machine),
+            exit_cause=cause,
+            exit_code=0 if finished else None,
+            exit_at=None if machine.ended_at is None else instant(machine.ended_at),
+            stored_bytes=count * self._terms.checkpoint_bytes,
+        )
+
+    def _source(self, machine: ReplayedMachine) -> str | None:
+        """Return what the machine restored."""
+        earlier = [saved for saved in self._job.checkpoints if saved.attempt < machine.attempt.number]
+        return earlier[0].name if earlier and self._terms.checkpoint_bytes else None
+
+    # --- what the core owes ---
+
+    def _carry_out(self, now: int, at: datetime) -> bool:
+        """Make the calls that are owed; return whether one may change the decision of this instant."""
+        ended = False
+        for intent in [*self._world.intents.values()]:
+            if intent.state is not IntentState.OPEN or (intent.not_before is not None and intent.not_before > at):
+                continue
+            if intent.kind is IntentKind.LAUNCH:
+                self._launch(intent, now, at)
+            elif intent.kind is IntentKind.TERMINATE:
+                if self.machine is not None and self.machine.ref == intent.ref and self.machine.ended_at is None:
+                    self.machine.ended_at = now
+                self._apply(outcomes.terminate_accepted(self._world, intent.id, at), at)
+                ended = True
+        return ended
+
+    def _launch(self, intent: Intent, now: int, at: datetime) -> None:
+        if intent.attempt is None:
+            return
+        item = self._world.attempts[intent.attempt]
+        if self.machine is not None:
+            raise InvariantBroken(f"attempt {item.id.number} was launched beside another machine")
+        offer = item.quote.offer
+        speed = machine_speed_ppm(self._job, offer.gpu, offer.gpu_count)
+        machine = ReplayedMachine(item, self._numbers[series_key(offer)], now, self._saved, speed, self._terms)
+        self.machine = machine
+        self._apply(outcomes.launched(self._world, item.id, _instance(machine), at), at)
+
+    def _let_go(self, machine: ReplayedMachine, now: int) -> None:
+        """Count what the machine did; its attempt is over."""
+        done = machine.done(now)
+        keeps_all = machine.is_saved or self._finished_at is not None
+        self._saved = done if keeps_all else machine.saved(now)
+        self._repeated_s += (done - self._saved) // SPEED_ONE
+        self._used_s += machine.used_s(now)
+        self.machine = None
+
+    # --- the world ---
+
+    def _apply(self, plan: Plan, at: datetime) -> None:
+        if plan.wake_at is not None and plan.wake_at - at < NEVER / 2:
+            self._wake = plan.wake_at if self._wake is None else min(self._wake, plan.wake_at)
+        verdict = plan.verdicts.get(JOB)
+        if verdict is not None:
+            self._verdict = verdict.kind
+        if plan.is_empty:
+            return
+        self._job = plan.jobs.get(JOB, self._job)
+        world = applied(self._world, plan)
+        if plan.cooldowns:
+            kept = tuple(c for c in world.cooldowns if c.until + COOLDOWNS_REMEMBERED > at)
+            world = replace(world, cooldowns=kept)
+        self._world = world
+
+
+def _second_after(at: datetime) -> int:
+    return -int(-at.timestamp() // 1)
+
+
+def _instance(machine: ReplayedMachine) -> Instance:
+    state = InstanceState.GONE if machine.is_gone else InstanceState.RUNNING
+    return Instance(
+        ref=machine.ref,
+        key=machine.key,
+        state=state,
+        market=machine.market,
+        price=None if machine.price is None else MicroUsdPerHour(machine.price),
+        created_at=instant(machine.launched_at),
+        loss=machine.loss,
+    )
+
+
+def _checkpoint(machine: ReplayedMachine, number: int, terms: Assumptions) -> Checkpoint:
+    name = f"checkpoint-{number}"
+    return Checkpoint(
+        name=name,
+        attempt=machine.attempt.number,
+        step=None,
+        bytes=terms.checkpoint_bytes,
+        at=instant(machine.saved_at(number)),
+        manifest_key=f"{machine.attempt.number}/{name}",
+        sha256="",
+    )

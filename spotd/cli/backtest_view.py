@@ -1,0 +1,173 @@
+"""What a back-test found, as a table, as JSON and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Final
+
+from spotd.backtest.advice import ceiling_words, dollar_words, span_words
+from spotd.cli import stderr, stdout
+from spotd.cli.table import Cell, Column
+from spotd.cli.table import show as show_table
+from spotd.cli.words import clean
+
+if TYPE_CHECKING:
+    from spotd.backtest.result import Result
+    from spotd.backtest.summary import Summary
+
+SCHEMA: Final = 1
+_MICRO: Final = 1_000_000
+_INDENT: Final = 13
+_LINE_MAX: Final = 100
+
+
+def show(result: Result) -> None:
+    """Print the table, the recommendation, and what both rest on."""
+    chosen = result.advice.summary
+    several = len({one.case.policy for one in result.summaries}) > 1
+
+    def ceiling(one: Summary) -> Cell:
+        return Cell(
+            f"{one.case.limit / _MICRO:.3f}" + (" <" if one is chosen else ""), "green" if one is chosen else ""
+        )
+
+    unit = "$/GPU-H" if result.summaries[0].case.is_per_gpu else "$/H"
+    columns: list[Column[Summary]] = [Column(unit, ceiling)]
+    if several:
+        columns.append(Column("POLICY", lambda one: one.case.policy, least=6))
+    columns += [
+        Column("DONE", lambda one: f"{one.finished}/{one.runs}", right=True),
+        Column("COST", lambda one: dollar_words(one.cost_median), right=True),
+        Column("P90", lambda one: dollar_words(one.cost_p90), right=True),
+        Column("FINISH", lambda one: span_words(one.took_median_s), right=True),
+        Column("P90", lambda one: span_words(one.took_p90_s), right=True),
+    ]
+    if result.deadline_s is not None:
+        columns.append(Column("LATE", lambda one: f"{one.late or 0:.0%}", right=True))
+    columns += [
+        Column("LOST", lambda one: f"{one.preemptions:.1f}", right=True),
+        Column("STOPPED", lambda one: f"{one.price_stops:.1f}", right=True, drop=2),
+        Column("WAITING", lambda one: f"{one.waiting:.0%}", right=True),
+        Column("REPEATED", lambda one: span_words(round(one.repeated_s)), right=True, drop=1),
+        Column("SAVED", _saved, right=True, drop=3),
+    ]
+    show_table(columns, result.summaries)
+    stdout.write("\n" + "".join(_wrapped(key, clean(text)) for key, text in _lines(result)))
+    for note in result.notes:
+        stderr.note(note)
+
+
+def _wrapped(key: str, text: str) -> str:
+    """Return one line, or on a terminal as many as it takes, indented."""
+    first = f"{key:<{_INDENT}}"
+    if not stdout.is_terminal():
+        return f"{first}{text}\n"
+    room = min(stdout.width(), _LINE_MAX)
+    return "\n".join(wrap(text, room, initial_indent=first, subsequent_indent=" " * _INDENT)) + "\n"
+
+
+def _saved(one: Summary) -> str:
+    return "-" if one.on_demand <= one.paid else f"{1 - one.paid / one.on_demand:.0%}"
+
+
+def _lines(result: Result) -> Iterator[tuple[str, str]]:
+    chosen = result.advice.summary
+    if chosen is None:
+        yield "recommended:", f"none, since {result.advice.reason}"
+    else:
+        several = len({one.case.policy for one in result.summaries}) > 1
+        yield "recommended:", ceiling_words(chosen) + (f" with {chosen.case.policy}" if several else "")
+        yield "because:", result.advice.reason
+    for ceiling, figures in result.advice.neighbours:
+        yield f"{ceiling.split('/')[0]}:", figures
+    begins, ends = (_instant_words(at) for at in (result.begins_at, result.ends_at))
+    yield "history:", f"{begins} to {ends} UTC, {result.series} offers that fit, {result.changes} changes"
+    terms = result.terms
+    sentences = [
+        f"the job runs {span_words(terms.work_s)}",
+        f"a launch takes {span_words(terms.restart_s)}",
+        f"a checkpoint every {span_words(terms.every_s)}",
+        f"a spot machine whose offer leaves the market is {terms.vanished.value}",
+        "fees " + ", ".join(f"{name} x{fee / _MICRO:.2f}" for name, fee in sorted(terms.fee_ppm.items())),
+        f"{result.starts} starts, seed {result.seed}",
+    ]
+    yield "assumed:", "; ".join(sentences)
+    censored = sum(one.censored for one in result.summaries)
+    if censored:
+        runs = sum(one.runs for one in result.summaries)
+        yield "unfinished:", f"{censored} of {runs} runs were not done when the history ended: they count as longest"
+    stopped = next((one for one in result.summaries if one.stopped), None)
+    if stopped is not None:
+        yield "given up:", f"{stopped.stopped} runs at {ceiling_words(stopped)}: {stopped.why_stopped[0]}"
+
+
+def _instant_words(at: int) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
+
+
+def _utc(at: int) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def document(result: Result) -> None:
+    """Print everything as JSON."""
+    chosen = result.advice.summary
+    terms = result.terms
+    stdout.document(
+        {
+            "schema": SCHEMA,
+            "job": result.job,
+            "history": {
+                "place": result.history,
+                "begins_at": _utc(result.begins_at),
+                "ends_at": _utc(result.ends_at),
+                "offers": result.series,
+                "changes": result.changes,
+            },
+            "assumptions": {
+                "work_s": terms.work_s,
+                "restart_s": terms.restart_s,
+                "every_s": terms.every_s,
+                "checkpoint_bytes": terms.checkpoint_bytes,
+                "step_s": terms.step_s,
+                "vanished": terms.vanished.value,
+                "fee_multiplier": {name: fee / _MICRO for name, fee in sorted(terms.fee_ppm.items())},
+                "starts": result.starts,
+                "seed": result.seed,
+                "deadline_s": result.deadline_s,
+            },
+            "rows": [_row(one) for one in result.summaries],
+            "recommended": None if chosen is None else _row(chosen),
+            "reason": result.advice.reason,
+            "notes": list(result.notes),
+        }
+    )
+
+
+def _row(one: Summary) -> dict[str, Any]:
+    def usd(amount: int | None) -> float | None:
+        return None if amount is None else amount / _MICRO
+
+    return {
+        "policy": one.case.policy,
+        "ceiling_usd_gpu_h": usd(one.case.ceiling.per_gpu_hour),
+        "ceiling_usd_h": usd(one.case.ceiling.machine_hour),
+        "runs": one.runs,
+        "finished": one.finished,
+        "unfinished": one.censored,
+        "given_up": one.stopped,
+        "cost_median_usd": usd(one.cost_median),
+        "cost_p90_usd": usd(one.cost_p90),
+        "finish_median_s": one.took_median_s,
+        "finish_p90_s": one.took_p90_s,
+        "late_share": one.late,
+        "preemptions_mean": round(one.preemptions, 3),
+        "price_stops_mean": round(one.price_stops, 3),
+        "waiting_share": round(one.waiting, 4),
+        "repeated_mean_s": round(one.repeated_s, 1),
+        "paid_usd": usd(one.paid),
+        "on_demand_usd": usd(one.on_demand),
+        "given_up_because": list(one.why_stopped),
+    }

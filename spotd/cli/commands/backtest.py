@@ -1,0 +1,263 @@
+"""`backtest`: what a job would have cost and when it would have ended, ceiling by ceiling, in a recorded market."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from spotd.cli import stderr
+from spotd.cli.backtest_view import document, show
+from spotd.cli.ceiling_range import RANGE, CeilingRange, ceilings_around
+from spotd.cli.codes import ExitCode
+from spotd.cli.draft import read_draft
+from spotd.cli.failures import CommandFailed
+from spotd.cli.figures import PURCHASE, Figure, number
+from spotd.cli.options import JSON, TABLE, output
+from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.paths import state_dir
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, PolicyName
+from spotd_jobs.spec.parse import merge, parse_job
+from spotd_jobs.spec.problems import SpecError
+from spotd_jobs.spec.units import parse_duration, parse_size
+from spotd_providers.contract.values import ProviderName
+
+if TYPE_CHECKING:
+    from spotd.backtest.result import Result
+
+OWN: Final = "own"
+_SPAN_MIN: Final = timedelta(seconds=1)
+_FEE_MAX: Final = 10
+_POLICIES: Final = click.Choice([PolicyName.CEILING.value])
+
+
+def _span(*, least: timedelta = _SPAN_MIN) -> Figure:
+    def parse(text: str) -> timedelta:
+        span = parse_duration(text)
+        if span < least:
+            raise click.BadParameter(f"{text!r} is shorter than {least.total_seconds():g} s")
+        return span
+
+    return Figure("span", parse)
+
+
+def _sells(text: str) -> GpuAlternative:
+    name, _, count = text.partition(":")
+    if not name or (count and not (count.isdecimal() and 1 <= int(count[:5]) <= 1024)):
+        raise click.BadParameter(f"{text!r} is no GPU with a count such as H100:8")
+    return GpuAlternative(name=name, count=int(count or 1))
+
+
+def _fee(text: str) -> tuple[str, int]:
+    provider, equals, factor = text.partition("=")
+    try:
+        value = round(float(factor) * 1_000_000) if equals else 0
+    except (ValueError, OverflowError):
+        value = 0
+    if not provider or not 100_000 <= value <= _FEE_MAX * 1_000_000:
+        raise click.BadParameter(f"{text!r} is no fee multiplier such as vast=1.20, from 0.1 to {_FEE_MAX}")
+    return provider, value
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.option("--history", metavar="DIR|own", required=True, help="Recorded prices; own: those of the daemon.")
+@click.option("--ceiling", type=RANGE, metavar="1.5..3.0", help="Per GPU-hour; 12/h..24/h: of the machine.")
+@click.option("--ceilings", type=click.IntRange(1, 100), default=7, show_default=True, help="How many in the range.")
+@click.option("--work", type=_span(), metavar="24h", help="How long the job runs if nothing stops it.")
+@click.option("--deadline", type=_span(), metavar="36h", help="From submission on.  [default: the job's span]")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice([one.value for one in PolicyName]),
+    help="May be repeated.  [default: the job's]",
+)
+@click.option("--starts", type=click.IntRange(1, 10_000), default=40, show_default=True, help="Instants of submission.")
+@click.option("--step", type=_span(), default="1m", show_default=True, help="How often the daemon decides.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Which instants.")
+@click.option(
+    "--restart", type=_span(least=timedelta(0)), default="6m", show_default=True, help="Launch to first step."
+)
+@click.option("--every", type=_span(), metavar="15m", help="Between checkpoints.  [default: the job's, else 15m]")
+@click.option(
+    "--checkpoint-size",
+    "size",
+    metavar="20GB",
+    help="Of one, where traffic is billed.  [default: 0]",
+    type=Figure("size", parse_size),
+    default="0B",
+)
+@click.option(
+    "--vanished",
+    type=click.Choice(("lost", "kept")),
+    default="lost",
+    show_default=True,
+    help="Spot machines whose offer leaves the market.",
+)
+@click.option(
+    "--fee",
+    "fees",
+    type=Figure("fee", _fee),
+    multiple=True,
+    metavar="vast=1.20",
+    help="Fee multiplier.  [default: the daemon's with own, else 1.00]",
+)
+@click.option("--sells", type=Figure("gpu", _sells), metavar="H100:8", help="What a trace sells, if it does not say.")
+@click.option("--spot-price", type=PURCHASE, metavar="DOLLARS", help="Per hour, of a trace without prices.")
+@click.option("--on-demand-price", type=PURCHASE, metavar="DOLLARS", help="The same on demand.")
+@click.option(
+    "--patience",
+    type=number(most=1000, above=True),
+    default="1.5",
+    show_default=True,
+    help="How much slower than the fastest ceiling the recommended one may be.",
+)
+@click.option("--processes", type=click.IntRange(1, 256), help="[default: all cores]")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg|png", help="Draw it too.")
+@output(TABLE, JSON)
+def backtest(*, job: str, history: str, output: str, plot: Path | None, **given: Any) -> None:
+    """What JOB would have cost and when it would have ended under each ceiling, in a recorded market.
+
+    The recorded prices go through the very code that decides in production. JOB is a job file or a queued job. How
+    fast machines start and how long the job runs is not in the record: these are assumptions, stated below each table.
+
+    \b
+    spotctl backtest train.toml --history own --ceiling 1.5..3.0 --work 24h
+    spotctl backtest train.toml --history prices/ --ceiling 0.2..0.5 --work 24h --plot out.svg
+    """
+    from spotd.backtest.refusals import BacktestRefused
+
+    if plot is not None:
+        from spotd.cli.plotting import require_plotting
+
+        require_plotting(plot)
+    spec = _spec(job)
+    ceilings = _ceilings(spec, given["ceiling"], given["ceilings"])
+    deadline = _deadline(spec, given["deadline"])
+    try:
+        result = _result(spec, history, ceilings, deadline, given)
+    except BacktestRefused as exc:
+        raise CommandFailed(exc.message, code=ExitCode.USAGE, hint=exc.hint) from exc
+    if plot is not None:
+        from spotd.cli.plotting import draw
+
+        draw(result, plot)
+        stderr.note(f"drawn into {plot}")
+    if output == JSON:
+        document(result)
+    else:
+        show(result)
+
+
+def _result(
+    spec: JobSpec, history: str, ceilings: CeilingRange, deadline: timedelta | None, given: Mapping[str, Any]
+) -> Result:
+    from spotd.backtest.model import Assumptions, VanishedRule
+    from spotd.backtest.result import answered
+    from spotd.backtest.traces import TraceDefaults
+
+    fees = {**(_own_fees() if history == OWN else {}), **dict(given["fees"])}
+    every = given["every"] or spec.checkpoint.every or timedelta(minutes=15)
+    terms = Assumptions(
+        work_s=_work_s(spec, given["work"]),
+        restart_s=round(given["restart"].total_seconds()),
+        every_s=max(1, round(every.total_seconds())),
+        checkpoint_bytes=given["size"],
+        step_s=max(1, round(given["step"].total_seconds())),
+        vanished=VanishedRule(given["vanished"]),
+        fee_ppm={ProviderName(name): fee for name, fee in fees.items()},
+    )
+    place = state_dir() / "prices.sqlite" if history == OWN else Path(history)
+    if history == OWN and not os.access(place, os.R_OK):
+        raise CommandFailed(
+            f"the price history of the daemon, {place}, {'cannot be read' if place.exists() else 'does not exist'}",
+            code=ExitCode.LOCAL_IO,
+            hint="run it as the daemon's user, set STATE_DIRECTORY to its state folder, or give --history FILE",
+        )
+    processes = given["processes"] or _cores()
+    policies = tuple(dict.fromkeys(given["policies"])) or (PolicyName.CEILING.value,)
+    runs = len(ceilings.limits) * len(policies) * given["starts"]
+    with stderr.ProgressLine("playing", runs, text=str) as line:
+        return answered(
+            spec,
+            place,
+            ceilings=ceilings.limits,
+            starts=given["starts"],
+            seed=given["seed"],
+            terms=terms,
+            defaults=TraceDefaults(
+                sells=given["sells"], spot_price=given["spot_price"], on_demand_price=given["on_demand_price"]
+            ),
+            patience=float(given["patience"]),
+            processes=processes,
+            progress=line.add,
+            policies=policies,
+            deadline=deadline,
+        )
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _spec(job: str) -> JobSpec:
+    """Return the job of a file, or else of the queue."""
+    if Path(job).is_file() or job.endswith(".toml") or job == "-":
+        draft = read_draft(job, {})
+        draft.check()
+        return parse_job(merge(draft.data, draft.flags), draft.source, base=Path(draft.base_dir))
+    detail = Daemon().job(job)
+    try:
+        return parse_job(detail["spec"], job)
+    except SpecError as exc:
+        rows = [(problem.sentence(job), problem.hint) for problem in exc.problems]
+        raise CommandFailed(f"job {job} cannot be read", code=ExitCode.USAGE, rows=rows) from exc
+
+
+def _deadline(spec: JobSpec, given: timedelta | None) -> timedelta | None:
+    """Return the deadline as a span from each submission; an instant of this year says nothing of one in the past."""
+    stated = spec.schedule.deadline
+    if given is None and stated is not None and stated.span is None:
+        stderr.note("the job's deadline is an instant, which no past submission has: it is left out; see --deadline")
+    return given or (None if stated is None else stated.span)
+
+
+def _work_s(spec: JobSpec, given: timedelta | None) -> int:
+    stated = given or spec.work.time
+    if stated is None:
+        raise CommandFailed(
+            f"nothing states how long {spec.name} runs",
+            code=ExitCode.USAGE,
+            hint='--work 24h, or time = "24h" under [work] in the job file',
+        )
+    return max(1, round(stated.total_seconds()))
+
+
+def _ceilings(spec: JobSpec, given: Any, count: int) -> CeilingRange:
+    if given is not None:
+        found: CeilingRange = given.divided(count)
+        return found
+    if spec.price is None:
+        raise CommandFailed(
+            f"{spec.name} has no max_price to try ceilings around",
+            code=ExitCode.USAGE,
+            hint="--ceiling 1.5..3.0, in dollars per GPU-hour",
+        )
+    return ceilings_around(spec.price).divided(count)
+
+
+def _own_fees() -> dict[str, int]:
+    """Return the daemon's fee multipliers; without a daemon none are known."""
+    try:
+        rows: Sequence[Mapping[str, Any]] = Daemon().providers()["providers"]
+    except (DaemonUnreachable, DaemonRefused) as exc:
+        stderr.warning(f"the fee multipliers are not known and taken to be 1.00: {exc.message}; give --fee vast=1.20")
+        return {}
+    return {row["name"]: round(row["fee_multiplier"] * 1_000_000) for row in rows}

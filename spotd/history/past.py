@@ -1,0 +1,134 @@
+"""The whole past of each offer, for replays: read beside the daemon that writes it, and changing nothing.
+
+As long as changes are kept, a price holds from its change to the next one. In what is rolled up, an offer is taken to
+have been on offer from the beginning of each quarter of a day, for as long as it was, at its median price.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from spotd.history import spans
+from spotd.history.file import APPLICATION_ID, VERSION, watched_spans
+from spotd.history.values import SLOT_S
+from spotd_providers.contract.money import MicroUsdPerGbMonth
+from spotd_providers.contract.values import Market, ProviderName
+
+_BUSY_S: Final = 10.0
+
+
+class PastUnreadable(Exception):
+    """The file cannot be read. The message is a clause that reads on after its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferPast:
+    """One offer, and when it was on offer for which price of its GPU part; in order of time, never overlapping."""
+
+    provider: ProviderName
+    gpu: str
+    gpu_count: int
+    market: Market
+    offer: str
+    pool: str
+    storage: MicroUsdPerGbMonth
+    spells: Sequence[spans.Spell]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholePast:
+    """Everything that one file holds of the GPUs that were asked for.
+
+    Attributes:
+        watches: spans in which each provider was polled; what lies between two of them is not known.
+        exact_from: since when every change is there.
+        kinds: every GPU and count of which there is an offer, asked for or not.
+    """
+
+    watches: Mapping[ProviderName, Sequence[spans.Watch]]
+    exact_from: int
+    kinds: frozenset[tuple[str, int]]
+    offers: Iterator[OfferPast]
+
+
+def read_past(path: Path, is_wanted: Callable[[str, int], bool], work: Callable[[WholePast], None]) -> None:
+    """Read the file and hand what it holds to `work`, during which nothing of it changes.
+
+    Raises:
+        PastUnreadable
+    """
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=_BUSY_S)
+        ) as connection:
+            found = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if (found, version) != (APPLICATION_ID, VERSION):
+                raise PastUnreadable(f"it is not a price history of version {VERSION}")
+            connection.execute("BEGIN")
+            work(_past(connection, is_wanted))
+    except sqlite3.Error as exc:
+        name = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
+        raise PastUnreadable(f"it cannot be read ({name}): {exc}") from exc
+
+
+def _past(connection: sqlite3.Connection, is_wanted: Callable[[str, int], bool]) -> WholePast:
+    watches = watched_spans(connection)
+    row = connection.execute("SELECT value FROM kept WHERE name = 'changes_from'").fetchone()
+    exact_from = 0 if row is None else row[0]
+    rows = connection.execute("SELECT id, provider, gpu, gpu_count, market FROM kinds").fetchall()
+    return WholePast(
+        watches=watches,
+        exact_from=exact_from,
+        kinds=frozenset((gpu, count) for _, _, gpu, count, _ in rows),
+        offers=(
+            past
+            for number, provider, gpu, count, market in rows
+            if is_wanted(gpu, count)
+            for past in _of_kind(
+                connection, number, ProviderName(provider), gpu, count, Market(market), watches, exact_from
+            )
+        ),
+    )
+
+
+def _of_kind(
+    connection: sqlite3.Connection,
+    kind: int,
+    provider: ProviderName,
+    gpu: str,
+    count: int,
+    market: Market,
+    watches: Mapping[ProviderName, Sequence[spans.Watch]],
+    exact_from: int,
+) -> Iterator[OfferPast]:
+    known = watches.get(provider, ())
+    until = max((end for _, end in known), default=0)
+    for series, offer, pool, storage in connection.execute(
+        "SELECT id, offer, pool, storage FROM series WHERE kind = ? ORDER BY offer", (kind,)
+    ).fetchall():
+        rolled = [
+            (slot * SLOT_S, slot * SLOT_S + min(offered_s, SLOT_S), typical)
+            for slot, typical, offered_s in connection.execute(
+                "SELECT slot, typical, offered_s FROM slots WHERE series = ? AND slot < ? ORDER BY slot",
+                (series, exact_from // SLOT_S),
+            )
+        ]
+        points = connection.execute("SELECT at, price FROM points WHERE series = ? ORDER BY at", (series,)).fetchall()
+        exact = spans.spells(points, known, since=exact_from, until=until)
+        yield OfferPast(
+            provider=provider,
+            gpu=gpu,
+            gpu_count=count,
+            market=market,
+            offer=offer,
+            pool=pool,
+            storage=MicroUsdPerGbMonth(storage),
+            spells=[*rolled, *exact],
+        )

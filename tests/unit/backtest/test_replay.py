@@ -1,0 +1,59 @@
+"""The replay from change to change does what the plain one does, which asks the core at every step."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from spotd.backtest.model import Assumptions, VanishedRule
+from spotd.backtest.recorded import RecordedMarket
+from spotd.backtest.replay import MarketReplay, PlannedRun
+from spotd.backtest.run import JobRun, RunOutcome, policy_of, series_key
+from spotd_jobs.spec.model import JobSpec, MarketChoice
+from tests.unit.backtest import plain
+from tests.unit.backtest.builders import FEES, START, job, random_market
+
+
+def both(
+    recorded: RecordedMarket, planned: list[tuple[JobSpec, int]], terms: Assumptions, *, per_gpu: bool = True
+) -> tuple[list[RunOutcome], list[RunOutcome]]:
+    policy = policy_of({name: FEES[name] for name in recorded.providers})
+    numbers = {series_key(one): number for number, one in enumerate(recorded.series)}
+    slow: list[RunOutcome] = []
+    fast: list[RunOutcome] = []
+    for spec, start in planned:
+        run = JobRun(spec, policy, terms, numbers, start)
+        plain.played(run, recorded, start, terms.step_s)
+        slow.append(run.outcome(recorded.ends_at))
+    runs = []
+    for spec, start in planned:
+        assert spec.price is not None
+        limit = (spec.price.per_gpu_hour if per_gpu else spec.price.machine_hour) or 0
+        runs.append(PlannedRun(JobRun(spec, policy, terms, numbers, start), start, limit))
+    replay = MarketReplay(recorded, runs, step_s=terms.step_s, fees=FEES, per_gpu=per_gpu)
+    list(replay.advance())
+    fast.extend(one.run.outcome(recorded.ends_at) for one in runs)
+    return slow, fast
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_replay_equals_the_plain_one(seed: int) -> None:
+    rng = Random(seed)
+    recorded = random_market(seed, offers=rng.choice((1, 3, 6)))
+    terms = Assumptions(
+        work_s=rng.choice((3000, 10_000)),
+        restart_s=rng.choice((0, 200, 700)),
+        every_s=rng.choice((300, 900)),
+        checkpoint_bytes=rng.choice((0, 10**10)),
+        vanished=rng.choice(tuple(VanishedRule)),
+        fee_ppm=FEES,
+    )
+    market = rng.choice((None, MarketChoice.AUTO))
+    planned = [
+        (job(ceiling, market=market, budget=rng.choice((None, 700_000))), START + 60 * rng.randrange(60))
+        for ceiling in (250_000, 320_000, 400_000, 560_000)
+    ]
+    slow, fast = both(recorded, planned, terms)
+    assert fast == slow
+    assert any(one.launches for one in slow) or seed in {0}
