@@ -21,10 +21,12 @@ from spotd.config.credentials import CredentialRef, others_may_read, resolve_cre
 from spotd.config.model import (
     NOT_YET,
     SECTIONS,
+    BidsSection,
     BudgetSection,
     CeilingsSection,
     Config,
     DaemonSection,
+    MovesSection,
     ProviderConfig,
     ProviderSection,
     StoreSection,
@@ -106,12 +108,16 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
     ceilings = _section(CeilingsSection, data, "ceilings", problems)
     problems += _unknown_gpus(data.get("ceilings"))
     budget = _section(BudgetSection, data, "budget", problems)
+    bids = _section(BidsSection, data, "bids", problems)
+    moves = _section(MovesSection, data, "moves", problems)
     config = Config(
         daemon=daemon,
         store=store,
         ceiling_default=ceilings.default,
         ceilings=_by_gpu(ceilings),
         budget=budget,
+        bids=bids,
+        moves=moves,
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)

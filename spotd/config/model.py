@@ -21,7 +21,18 @@ from pydantic import (
 )
 
 from spotd.config.credentials import CredentialRef
-from spotd.config.values import Bytes, CeilingPrice, DayBytes, DayLogBytes, FeePpm, Interval, Money, Scale, hinted
+from spotd.config.values import (
+    Bytes,
+    CeilingPrice,
+    DayBytes,
+    DayLogBytes,
+    FeePpm,
+    HoldSpan,
+    Interval,
+    Money,
+    Scale,
+    hinted,
+)
 from spotd_jobs.objects.endpoints import is_private
 from spotd_providers.contract.provider import ProviderPlugin
 
@@ -228,6 +239,26 @@ class BudgetSection(Section):
     """Most machines at a time."""
 
 
+class BidsSection(Section):
+    """Machines for which a bid is paid. As it stands, a bid is placed once, and an outbid machine is left at once."""
+
+    raise_running: bool = False
+    """Whether the bid of a running machine is raised when it is about to be outbid, under the job's ceiling, below the
+    on-demand price of the same machine, and while that is cheaper than to move."""
+
+    hold: HoldSpan = timedelta(0)
+    """How long an outbid machine is kept at most, for its disk's price, while no other machine is as cheap; "10m" suits
+    jobs that save often. At most 15m. "0s": it is ended at once."""
+
+
+class MovesSection(Section):
+    """Healthy machines that are left for cheaper ones."""
+
+    most: Annotated[int, Field(ge=0, le=1000)] = 0
+    """How often one job may move to a machine on which its end costs at least 15 % less, with all that a move costs.
+    0: never. A job with a deadline or windows does not move."""
+
+
 class ProviderSection(Section):
     """Keys that every provider has; the others under its table are the provider's own."""
 
@@ -275,6 +306,8 @@ class Config:
     ceiling_default: int | None = None
     ceilings: Mapping[str, int] = field(default_factory=dict)
     budget: BudgetSection = field(default_factory=BudgetSection)
+    bids: BidsSection = field(default_factory=BidsSection)
+    moves: MovesSection = field(default_factory=MovesSection)
     providers: tuple[ProviderConfig, ...] = ()
 
 
@@ -283,6 +316,8 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "store": StoreSection,
     "ceilings": CeilingsSection,
     "budget": BudgetSection,
+    "bids": BidsSection,
+    "moves": MovesSection,
 }
 """Every table of fixed name; `[providers.NAME]` comes beside them."""
 

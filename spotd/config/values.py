@@ -47,6 +47,13 @@ def _interval(value: object) -> timedelta:
     return duration
 
 
+def _hold(value: object) -> timedelta:
+    duration = units.parse_duration(value)
+    if duration > timedelta(minutes=15):
+        raise BadValue(f'"{value}" is longer than 15m', hint='write it like "10m"; "0s" keeps none')
+    return duration
+
+
 class Bytes(int):
     """A number of bytes that is written as a size."""
 
@@ -100,6 +107,8 @@ def _scale(value: object) -> float:
 
 Interval = Annotated[timedelta, _reading(_interval, timedelta)]
 """Written "60s"; between 50 milliseconds and a day."""
+HoldSpan = Annotated[timedelta, _reading(_hold, timedelta)]
+"""Written "10m"; at most a quarter of an hour, since a host that is silent for longer is given up."""
 DayBytes = Annotated[int, _reading(_bytes_between(10**9, 10**15), Bytes)]
 """Written "11TB", held in bytes; what a machine may write in a day."""
 DayLogBytes = Annotated[int, _reading(_bytes_between(10**6, 10**12), Bytes)]

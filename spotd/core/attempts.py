@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from spotd.core.bidding import Bidding
 from spotd.core.charges import NOTHING, Meter
 from spotd.core.freshness import Freshness
 from spotd.core.ids import AttemptId
@@ -70,6 +71,7 @@ class Attempt:
         bill_tries: how often the provider's own bill was asked for after the end; -1 once it was compared.
         billed: what that bill says, once it was believed.
         watch: what is known of its progress, where its job is watched.
+        bidding: the bids for its machine, where a bid is paid.
         freshness: how old its newest checkpoint is, where its job states how often it saves.
     """
 
@@ -113,6 +115,7 @@ class Attempt:
     """At the provider; empty where it does not state one."""
     watch: Watch | None = None
     freshness: Freshness | None = None
+    bidding: Bidding = field(default_factory=Bidding)
 
     @property
     def provider(self) -> ProviderName:

@@ -191,6 +191,22 @@ class BudgetGuard:
                 return one.kind, f"{why}; waits for {one.until}", begins
         return None
 
+    def carries_raise(self, job: Job, item: Attempt, rate: MicroUsdPerHour) -> bool:
+        """Whether every budget carries this machine at so much per hour; then what it needs more is set aside."""
+        span = _horizon(self._world, job) + useful_run(job, item.quote.offer, self._world.policy)
+        more = cost(MicroUsdPerHour(max(0, rate - _rate(item))), span)
+        if job.budget is not None:
+            total = job_spent(self._world, job, self._now) + self._committed_by_job[job.id]
+            if total + more > job.budget:
+                return False
+        for one in self._budgets:
+            if self.is_held(one.kind, one.limit) or one.spent + self._promised + more > one.limit:
+                return False
+        self._committed += more
+        self._promised += more
+        self._committed_by_job[job.id] += more
+        return True
+
     def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:
         """Machines are being stopped for this budget in this decision."""
         self._held.add(_subject(kind, limit))

@@ -16,12 +16,14 @@ from spotd.core.attempts import Attempt
 from spotd.core.budgets import BudgetGuard
 from spotd.core.deadlines.expiry import enforce_deadlines
 from spotd.core.enforcement import Enforcement
+from spotd.core.holding import hold_words
 from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
 from spotd.core.placement import JobPlacement
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quarantine import guarded, in_words
+from spotd.core.relocation import Relocation
 from spotd.core.schedule.opening import closing_words, enforce_windows
 from spotd.core.states import JobState
 from spotd.core.verdicts import Verdict, VerdictKind
@@ -44,6 +46,8 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     enforce_windows(builder, world)
     enforce_deadlines(builder, world)
     enforcement.enforce_progress()
+    relocation = Relocation(placement)
+    relocation.raise_bids()
     for job in _serving_order(world.jobs.values()):
         if builder.job(job.id).state.is_final:
             continue  # quarantined by a former step, or over
@@ -55,6 +59,7 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
             continue
         if (error := builder.attempted(partial(_explain_running, placement, job, item))) is not None:
             builder.note_contained(f"the verdict on job {job.id}", in_words(error))
+    relocation.move_to_cheaper()
     builder.wake(min([now + world.policy.recheck_every, *placement.catalogue.waits]))
     return replace(builder.plan(), verdicts=placement.verdicts)
 
@@ -76,6 +81,7 @@ def _running_words(placement: JobPlacement, job: Job, item: Attempt) -> str:
         placement.pacer.words(job),
         closing_words(job, item, placement.now),
         witness_words(item, placement.policy, placement.now),
+        hold_words(item, placement.policy, placement.now),
         late_words(item.freshness, job.checkpoints[0].name if job.checkpoints else "", placement.now),
     )
     return "; ".join([job.reason, f"agreed at {quote_words(item.quote)}", *(note for note in notes if note)])

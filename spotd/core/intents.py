@@ -15,13 +15,14 @@ from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderNam
 class IntentKind(StrEnum):
     LAUNCH = "launch"
     TERMINATE = "terminate"
+    CHANGE_BID = "change_bid"
 
 
 class IntentState(StrEnum):
     OPEN = "open"
     """Owed; of a launch: not sent yet, so that it certainly made no machine."""
     SENT = "sent"
-    """A launch whose call is made now, or was when the process ended."""
+    """A launch or a change of a bid whose call is made now, or was when the process ended."""
     UNKNOWN = "unknown"
     ACCEPTED = "accepted"
     """The provider took a terminate order; the machine is not yet seen to be gone."""
@@ -63,3 +64,8 @@ def launch_intent_id(key: AttemptKey) -> IntentId:
 
 def terminate_intent_id(ref: InstanceRef) -> IntentId:
     return IntentId(f"terminate:{ref.provider}:{ref.scope}:{ref.instance_id}")
+
+
+def bid_intent_id(key: AttemptKey) -> IntentId:
+    """Return the one id that all changes of a machine's bid have: there is one at a time."""
+    return IntentId(f"bid:{key}")

@@ -10,6 +10,7 @@ from spotd.core.chain import ArrayTask, Chain
 from spotd.core.charges import NOTHING
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
+from spotd.core.moves import Moves
 from spotd.core.states import JobState
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
@@ -103,6 +104,7 @@ class Job:
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
         paces: of its newest attempts, oldest first, one for each.
         outputs: what the attempt that succeeded left, `None` before one has.
+        moves: to cheaper machines.
         stalls: machines in a row on which the watchdog saw no progress.
         chain: the jobs that come before it, `None` where none do.
         array: its place among the jobs of one submission, `None` for one that came alone.
@@ -142,6 +144,7 @@ class Job:
     stalls: int = 0
     chain: Chain | None = None
     array: ArrayTask | None = None
+    moves: Moves = field(default_factory=Moves)
 
     @property
     def delivered_bytes(self) -> int:

@@ -11,6 +11,7 @@ from spotd.core.absence import is_missing_for_long, is_missing_twice, proves_abs
 from spotd.core.attempts import Attempt
 from spotd.core.billing import charge_unseen, last_lived
 from spotd.core.billing_limits import lease_and_save
+from spotd.core.holding import is_kept, keep_outbid
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.intents import IntentState
@@ -134,6 +135,9 @@ def end_halted(case: Case) -> None:
         return
     if item.stop is not None:
         case.end(item.stop.reason, item.stop.detail)
+        return
+    if is_kept(case.builder, item, mine):
+        keep_outbid(case.builder, item)
         return
     reason = EndReason.HOST_LOST if mine.loss is None else _LOSS_REASONS[mine.loss]
     if mine.loss is None and item.notice_at is not None:

@@ -47,6 +47,8 @@ class LossEvidence:
         self._signs: dict[AttemptId, datetime] = {}
         for item in builder.attempts():
             report = reports.get(item.id)
+            if item.bidding.held_since is not None:
+                continue  # an outbid machine that is kept cannot speak
             if item.state.counts and report is not None and item.heartbeat_seen_at is not None:
                 self._signs[item.id] = last_sign_of_life(item.heartbeat_seen_at, report)
         self._shared = self._silent_together(builder)

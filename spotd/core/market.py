@@ -44,6 +44,7 @@ class ProviderOffers:
         error: why the newest poll failed, empty when it did not.
         sells_spot: the provider has a spot market at all, be it sold out at the moment: what a job without a market
             waits for. Where there is none, it takes on-demand.
+        changes_bids: the bid for a machine that runs there can be changed.
         credit_at: when the account's balance was last seen to have risen.
         key_at: when the provider last took the key, or was given another one.
         balance, balance_at: what is left of money paid in advance, and when the provider stated it.
@@ -55,6 +56,7 @@ class ProviderOffers:
     error: str = ""
     error_since: datetime | None = None
     sells_spot: bool = True
+    changes_bids: bool = False
     credit_at: datetime | None = None
     key_at: datetime | None = None
     balance: MicroUsd | None = None

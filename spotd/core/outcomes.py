@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final, assert_never
 
+from spotd.core import bids
 from spotd.core.attempts import Attempt, MachineState
 from spotd.core.billing import began
 from spotd.core.bounds import span_within
@@ -208,6 +209,8 @@ def after_restart(world: World, now: datetime, *, asks_store: bool = False) -> P
                 not_sent(builder, attempt, intent, RESTARTED)
         elif intent.kind is IntentKind.LAUNCH and intent.state is IntentState.SENT:
             doubt_launch(builder, attempt, intent)
+        elif intent.kind is IntentKind.CHANGE_BID:
+            bids.after_restart(builder, attempt, intent)
         elif intent.kind is IntentKind.TERMINATE:
             # An order that was never tried only waits for a provider to take the machine itself.
             due = intent.not_before if intent.tries == 0 else None

@@ -32,6 +32,7 @@ from spotd.core.interruption_credit import is_left_to_provider, machines_in_use
 from spotd.core.jobs import Job
 from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot, ProviderOffers
+from spotd.core.moves import target_words
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.prepaid import PrepaidGuard
 from spotd.core.prospects import plausible_rates
@@ -334,6 +335,7 @@ class JobPlacement:
             replace(self.builder.job(job.id), attempts_made=number, rate_low=MicroUsdPerHour(rate_low))
         )
         sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
+        sentence += target_words(job.moves, job.attempts_made, agreed)
         if self.prepaid_guard.short:
             sentence += f", since {self.prepaid_guard.short}"
         sentence = self.pacer.joined(sentence, job)

@@ -83,6 +83,12 @@ class Policy:
     """A host that reads no new grant for so long ends itself: the outer bound on an unreachable machine."""
     bid_headroom_ppm: int = 100_000
     """How far above the lowest winning bid to bid, where we pay what we bid; never above the ceiling."""
+    raise_bids: bool = False
+    """Whether the bid of a running machine is raised when it is about to be outbid."""
+    hold_max: timedelta = timedelta(0)
+    """How long an outbid machine that is kept by its provider is waited for at most."""
+    moves_max: int = 0
+    """How often one job moves to a cheaper machine."""
     image_errors_max: int = 3
     launches_paused: str = ""
     """A sentence while nothing may be launched (shutting down, the store does not answer)."""

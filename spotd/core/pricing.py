@@ -89,7 +89,10 @@ def usual_bid(offer: Offer, headroom_ppm: int) -> MicroUsdPerHour:
     """Return the price of the GPU part that would be agreed if nothing limits it: above the lowest bid that wins."""
     if not offer.pays_bid or offer.market is Market.ON_DEMAND:
         return offer.gpu_price
-    return MicroUsdPerHour(offer.gpu_price + offer.gpu_price * headroom_ppm // PPM)
+    bid = offer.gpu_price + offer.gpu_price * headroom_ppm // PPM
+    if offer.on_demand_price is not None and bid >= offer.on_demand_price:
+        bid = max(offer.gpu_price, offer.on_demand_price - 1)  # for as much, nobody can outbid us
+    return MicroUsdPerHour(bid)
 
 
 def total_per_hour(offer: Offer, needs: Needs, fee_ppm: int, gpu_price: int) -> int:

@@ -21,6 +21,7 @@ from functools import partial
 
 from spotd.core.absence import InstancesByKey, held_back, instances_by_key
 from spotd.core.attempts import Attempt
+from spotd.core.bids import note_bid
 from spotd.core.billing import began_unseen, has_booked_time
 from spotd.core.host_reports import absorb, exited
 from spotd.core.host_status import HostStatus
@@ -110,6 +111,7 @@ class _Reconciliation:
         if mine is not None and item.ref is None:
             _adopt(builder, attempt_id, mine)
         if mine is not None and (mine.state is InstanceState.GONE or not is_outdated(builder, item, listing)):
+            note_bid(builder, attempt_id, mine, listing)
             record(builder, attempt_id, mine)
         if builder.attempt(attempt_id).state.counts and report is not None and report.exit_cause is not None:
             exited(builder, attempt_id, report)

@@ -31,6 +31,7 @@ from spotd.core.plan import Plan
 from spotd.core.quarantine import in_words
 from spotd.core.retention import passed_over
 from spotd.core.world import World
+from spotd.daemon.bid_changes import BidChanges
 from spotd.daemon.commits import Commits, Committed, Decide, Points
 from spotd.daemon.controllers import backoff_s
 from spotd.daemon.crash import CrashPoint, CrashPoints
@@ -111,13 +112,16 @@ class Executor:
         """When each machine was ended last while nothing could be written."""
         self._unsaved_ends: dict[IntentId, Intent] = {}
         """Which of these ends were accepted, until the state holds it."""
+        self._changing: set[IntentId] = set()
+        """Bids whose change is under way."""
+        self._bid_changes = BidChanges(self._provider, self._commit, log)
         self._launching = 0
         self._idle = WakeEvent()
         self._retired = False
 
     @property
     def busy(self) -> int:
-        return self._launching + len(self._ending)
+        return self._launching + len(self._ending) + len(self._changing)
 
     async def run(self) -> None:
         """Make calls until this is cancelled."""
@@ -137,6 +141,8 @@ class Executor:
         # What is settled is never open again, so it need not be struck off any longer.
         self._launched.intersection_update(world.intents)
         for intent in plan.intents.values():
+            if intent.kind is IntentKind.CHANGE_BID and intent.state is IntentState.OPEN:
+                self._start_bid(world, intent)
             if intent.kind is not IntentKind.LAUNCH or intent.state is not IntentState.OPEN:
                 continue
             if intent.id in self._launched or intent.attempt is None or self._over:
@@ -148,6 +154,21 @@ class Executor:
                 self._waiting.append((attempt, job))
             else:
                 self._start(self._group, attempt, job)
+
+    def _start_bid(self, world: World, intent: Intent) -> None:
+        """Start the change of a bid; what is not started stays open, and the next start of the daemon gives it up."""
+        if intent.attempt is None or self._group is None or self._retired or intent.id in self._changing:
+            return
+        self._changing.add(intent.id)
+        self._group.start_soon(self._change_bid, world.attempts[intent.attempt], intent.id, name=f"bid-{intent.key}")
+
+    async def _change_bid(self, attempt: Attempt, intent: IntentId) -> None:
+        try:
+            async with self._launch_turns[attempt.provider]:
+                await self._bid_changes.change(attempt)
+        finally:
+            self._changing.discard(intent)
+            self._idle.notify()
 
     def _start(self, group: anyio.abc.TaskGroup, attempt: Attempt, job: Job) -> None:
         self._launching += 1

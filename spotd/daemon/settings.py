@@ -57,6 +57,9 @@ class Settings:
     budget_day: MicroUsd | None = None
     budget_month: MicroUsd | None = None
     machines_max: int = 8
+    raise_bids: bool = False
+    hold_max: timedelta = timedelta(0)
+    moves_max: int = 0
     silence_limit: timedelta = timedelta(minutes=35)
     save_limit: timedelta = timedelta(hours=1)
     flood: FloodLimits = field(default_factory=FloodLimits)
@@ -78,6 +81,9 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
         ("budget_day", "[budget] day"),
         ("budget_month", "[budget] month"),
         ("machines_max", "[budget] machines"),
+        ("raise_bids", "[bids] raise_running"),
+        ("hold_max", "[bids] hold"),
+        ("moves_max", "[moves] most"),
         ("silence_limit", "[daemon] silence_limit"),
         ("save_limit", "[daemon] save_limit"),
     ):

@@ -67,6 +67,9 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         budget_day=None if config.budget.day is None else MicroUsd(config.budget.day),
         budget_month=None if config.budget.month is None else MicroUsd(config.budget.month),
         machines_max=config.budget.machines,
+        raise_bids=config.bids.raise_running,
+        hold_max=config.bids.hold,
+        moves_max=config.moves.most,
         silence_limit=config.daemon.silence_limit,
         save_limit=config.daemon.save_limit,
         flood=FloodLimits(

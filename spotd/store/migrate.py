@@ -41,7 +41,9 @@ class Schema:
         return self.revisions[-1]
 
 
-BUNDLED: Final = Schema(revisions=("0001", "0002", "0003", "0004", "0005", "0006"), folders=(_FOLDER / "versions",))
+BUNDLED: Final = Schema(
+    revisions=("0001", "0002", "0003", "0004", "0005", "0006", "0007"), folders=(_FOLDER / "versions",)
+)
 
 
 def stored_revision(connection: Connection, place: DatabasePlace, schema: Schema = BUNDLED) -> str | None:

@@ -31,13 +31,15 @@ from spotd_providers.contract.values import InstanceId, InstanceRef, ProviderNam
 _ID: Final = {"id.job": "job_id", "id.number": "number"}
 _REF: Final = {"ref.instance_id": "ref_id"}
 
-JOB: Final = RowMap(Job, words=("reason", "outputs.problem"), nested_json=("chain",), without=("spec", "checkpoints"))
+JOB: Final = RowMap(
+    Job, words=("reason", "outputs.problem"), nested_json=("chain", "moves"), without=("spec", "checkpoints")
+)
 PAST_JOB: Final = RowMap(PastJob, words=("reason", "outputs.problem"))
 ATTEMPT: Final = RowMap(
     Attempt,
     names=_ID | _REF,
     words=("phase", "end_detail", "account"),
-    nested_json=("stop", "watch", "freshness"),
+    nested_json=("stop", "watch", "freshness", "bidding"),
     without=("quote",),
 )
 CHECKPOINT: Final = RowMap(Checkpoint, words=("host",))

@@ -121,6 +121,7 @@ class JobRow(Base, table=True):
     array_index: int | None = _big(nullable=True)
     array_count: int | None = _big(nullable=True)
     array_at_once: int | None = _big(nullable=True)
+    moves: str = Field(sa_column=Column(Text, nullable=False, server_default="{}"))
 
 
 class AttemptRow(Base, table=True):
@@ -190,6 +191,7 @@ class AttemptRow(Base, table=True):
     account: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
     watch: str | None = _text(nullable=True)
     freshness: str | None = _text(nullable=True)
+    bidding: str = Field(sa_column=Column(Text, nullable=False, server_default="{}"))
 
 
 class CheckpointRow(Base, table=True):

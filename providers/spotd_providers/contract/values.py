@@ -221,6 +221,8 @@ class Instance:
         key: the label it carries; `None` never occurs in what an adapter returns, since unlabelled machines are not
             ours and are never shown.
         price: what it bills per hour now, GPU part of the whole machine, where the provider says so.
+        bid_floor: in a bid market the lowest bid that keeps or gets it now, GPU part of the whole machine, where the
+            provider says so. It may echo our own bid.
         notice_at: when the provider will take it away, where it already said so.
         loss: why it stopped, for `PAUSED`, `ENDING` and `GONE`.
         detail: the provider's own words, for the user; never a secret.
@@ -236,6 +238,7 @@ class Instance:
     notice_at: datetime | None = None
     loss: Loss | None = None
     detail: str = ""
+    bid_floor: MicroUsdPerHour | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

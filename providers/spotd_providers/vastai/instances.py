@@ -97,6 +97,7 @@ def as_instance(row: InstanceRow, key: AttemptKey, *, now: datetime, bought_at: 
         created_at=instant(row.start_date),
         loss=found.loss,
         detail=clean(found.detail or row.status_msg or ""),
+        bid_floor=MicroUsdPerHour(micro_usd(row.min_bid)) if row.is_bid and row.min_bid is not None else None,
     )
 
 

@@ -77,6 +77,7 @@ class InstanceRow(Row):
     num_gpus: Annotated[int | None, Lenient] = None
     dph_base: Annotated[UsdPerHour | None, Lenient] = None
     dph_total: Annotated[UsdPerHour | None, Lenient] = None
+    min_bid: Annotated[UsdPerHour | None, Lenient] = None
     start_date: Annotated[Measure | None, Lenient] = None
     end_date: Annotated[Measure | None, Lenient] = None
 

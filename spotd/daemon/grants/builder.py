@@ -184,7 +184,8 @@ class GrantBuilder:
             marker_key=object_keys.liveness_key(attempt.id),
         )
         traits = self._traits.get(attempt.provider)
-        fixed = superseded or attempt.running_at is not None
+        held = attempt.bidding.held_since is not None
+        fixed = superseded or (attempt.running_at is not None and not held)
         return Grant(
             job=JobRef(id=job.id, name=_line(job.name)),
             attempt=attempt.id.number,
@@ -297,9 +298,10 @@ def _orders(attempt: Attempt, *, superseded: bool) -> Orders:
     return Orders(checkpoint=1 if attempt.notice_at is not None else 0, stop=stop)
 
 
-def order_of(attempt: Attempt) -> tuple[bool, bool, bool]:
+def order_of(attempt: Attempt) -> tuple[bool, bool, bool, bool]:
     """Return what of an attempt changes what its machine is to do: while this stays the same, a renewal can wait."""
-    return attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None
+    held = attempt.bidding.held_since is not None
+    return attempt.stop is not None, attempt.notice_at is not None, attempt.running_at is not None, held
 
 
 def _self_terminate(traits: ProviderTraits | None) -> SelfTerminate | None:

@@ -50,7 +50,7 @@ StartScript = Callable[[ProviderName, str], str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     at: datetime
-    orders: tuple[bool, bool, bool]
+    orders: tuple[bool, bool, bool, bool]
     superseded: bool = False
 
 

@@ -93,7 +93,13 @@ class OfferCache:
         self._took[provider] = timedelta(0) if asked_at is None else at - asked_at
 
     def offers_seen(
-        self, provider: ProviderName, page: OfferPage, *, asked_at: datetime, sells_spot: bool = True
+        self,
+        provider: ProviderName,
+        page: OfferPage,
+        *,
+        asked_at: datetime,
+        sells_spot: bool = True,
+        changes_bids: bool = False,
     ) -> None:
         self._bought = {k: sale for k, sale in self._bought.items() if k[0] != provider or asked_at <= sale[1]}
         shown = self._unsold(provider, page)
@@ -106,7 +112,11 @@ class OfferCache:
         self._pages[provider], self._shown[provider] = page, shown
         offer_index = build_offer_index(shown) if changed else provider_offers.offer_index
         self._offer_cache[provider] = ProviderOffers(
-            provider=provider, offer_index=offer_index, at=asked_at, sells_spot=sells_spot
+            provider=provider,
+            offer_index=offer_index,
+            at=asked_at,
+            sells_spot=sells_spot,
+            changes_bids=changes_bids,
         )
         if changed:
             self.evidence.prices_seen(offer_index, asked_at)

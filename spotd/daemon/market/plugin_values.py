@@ -372,6 +372,7 @@ def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
     if not isinstance(row, Instance):
         raise MalformedValue(f"a machine of the type {type(row).__name__}")
     price = _whole_or_none(row.price, low=0, high=PRICE_MAX)
+    floor = _whole_or_none(row.bid_floor, low=0, high=PRICE_MAX)
     created = instant(row.created_at)
     return Instance(
         ref=_ref(row.ref, provider),
@@ -384,6 +385,7 @@ def instance(row: Any, provider: ProviderName, *, now: datetime) -> Instance:
         notice_at=None if row.notice_at is None else _notice(row.notice_at, now),
         loss=_member(Loss, row.loss),
         detail=text(row.detail),
+        bid_floor=None if floor is None else MicroUsdPerHour(floor),
     )
 
 

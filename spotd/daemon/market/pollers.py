@@ -150,12 +150,19 @@ class Poller:
             self._offer_cache.offers_answered(self.name, at=self._clock.now())
         self._crash(CrashPoint.AFTER_OFFERS)
         self._offers_failures = 0
-        spot = self._provider.capabilities.get(Power.SPOT)
         self._offer_cache.offers_seen(
-            self.name, page, asked_at=asked_at, sells_spot=spot is not None and spot.available
+            self.name,
+            page,
+            asked_at=asked_at,
+            sells_spot=self._has(Power.SPOT),
+            changes_bids=self._has(Power.BID_CHANGE),
         )
         self._came_back()
         return self._pause_offers(max(self._at_pace(self.pace.poll_every), self.pace.offers_every_min))
+
+    def _has(self, power: Power) -> bool:
+        found = self._provider.capabilities.get(power)
+        return found is not None and found.available
 
     async def poll_machines(self) -> Pause:
         """Take the newest listing into the offer cache, or what is wrong."""

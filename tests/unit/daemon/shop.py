@@ -10,6 +10,7 @@ from datetime import datetime
 import anyio
 
 from spotd_providers.contract.errors import OfferGone, OutcomeUnknown, ProviderError
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -66,12 +67,18 @@ class Shop:
         self.sells_once = False
         """Like a marketplace of physical machines: what was sold is refused, though the shelf still shows it."""
         self.sold: set[str] = set()
+        self.bids: list[MicroUsdPerHour] = []
         self.most_alive: defaultdict[str, int] = defaultdict(int)
 
     @property
     def capabilities(self) -> Mapping[Power, Capability]:
         spot = Capability(available=self.sells_spot, reason="" if self.sells_spot else "the shop has no spot market")
-        return {Power.SPOT: spot, Power.LOGS: Capability(available=False, reason="the shop keeps no logs")}
+        bids = Capability(available=True)
+        return {
+            Power.SPOT: spot,
+            Power.BID_CHANGE: bids,
+            Power.LOGS: Capability(available=False, reason="the shop keeps no logs"),
+        }
 
     def alive(self) -> list[Instance]:
         return [m for m in self.machines.values() if m.state in {InstanceState.PENDING, InstanceState.RUNNING}]
@@ -121,6 +128,14 @@ class Shop:
 
         await self._enter("terminate", act)
         self._end(ref)
+
+    async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
+        def act() -> None:
+            self.machines[ref.instance_id] = replace(self.machines[ref.instance_id], price=price)
+
+        await self._enter("change_bid", act)
+        self.bids.append(price)
+        act()
 
     async def check(self) -> Sequence[CheckLine]:
         return [CheckLine(name="key", ok=True, detail="accepted")]

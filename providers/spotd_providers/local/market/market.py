@@ -189,6 +189,13 @@ class LocalMarket:
         self.floor.settle(machine.host, self.memory.reached)
         self._save()
 
+    def bid_floor(self, machine: Machine) -> MicroUsdPerHour | None:
+        """Return the lowest bid that keeps or gets this machine now; `None` where there are no bids."""
+        host = self.hosts.get(machine.host)
+        if host is None or machine.market is not Kind.SPOT or host.flavour is not Flavour.SUDDEN or host.spot is None:
+            return None
+        return self.floor.tick(host.name, self.memory.reached).price
+
     def get(self, machine_id: str, *, install: str) -> Machine:
         """Return the machine of this install, in any state but gone.
 

@@ -152,7 +152,7 @@ class MarketApp:
 
         def read() -> dict[str, Any]:
             machines = self.market.listing(install=install, key=key)
-            rows = [_instance(machine) for machine in machines]
+            rows = [_instance(machine, self.market.bid_floor(machine)) for machine in machines]
             return {"now": self.market.memory.reached.isoformat(), "count": len(rows), "machines": rows}
 
         return JSONResponse(await self.on_market(read))
@@ -371,7 +371,7 @@ def _offer(item: Sold) -> Any:
     return OFFER.dump_python(offer, mode="json")
 
 
-def _instance(machine: Machine) -> Any:
+def _instance(machine: Machine, bid_floor: MicroUsdPerHour | None = None) -> Any:
     instance = Instance(
         ref=InstanceRef(provider=PROVIDER, instance_id=InstanceId(machine.machine_id)),
         key=AttemptKey(machine.key),
@@ -383,6 +383,7 @@ def _instance(machine: Machine) -> Any:
         notice_at=machine.doomed_at,
         loss=machine.loss,
         detail=machine.detail,
+        bid_floor=bid_floor,
     )
     return INSTANCE.dump_python(instance, mode="json")
 

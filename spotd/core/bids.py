@@ -1,0 +1,232 @@
+"""When the bid of a running machine is raised, and to what.
+
+Theory. Where we pay what we bid, a bid is as low as wins with some headroom. When the lowest winning bid comes so near
+that half of the headroom is used up, the machine will be lost soon, and a raise may be cheaper than a restart. The new
+bid is what would be bid for the machine today. It never costs more than the job accepts, and never as much as the same
+machine costs on-demand, where nobody can outbid us. It is held against the next best machine with all that a move costs
+(`relocating`), and against every budget before it is placed.
+
+The intent is durable before the call, one for each machine at a time, and calls are `RAISE_EVERY` apart: the lists that
+show what a change did are late. What it came to is settled by the answer, or by a list (`settle_bid`); until then the
+higher of the two bids counts for ceilings and budgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spotd.core.attempts import Attempt, MachineState
+from spotd.core.bidding import is_echo, with_bid, with_floor
+from spotd.core.ceilings import ceiling_for, total_ceiling
+from spotd.core.holding import note_awake
+from spotd.core.ids import AttemptId
+from spotd.core.intents import Intent, IntentKind, IntentState, bid_intent_id
+from spotd.core.jobs import Job
+from spotd.core.launch_calls import window_end
+from spotd.core.plan import Plan
+from spotd.core.plan_builder import PlanBuilder
+from spotd.core.policy import Policy
+from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, metered_rate, on_demand_rate, repriced, usual_bid
+from spotd.core.world import World
+from spotd_providers.contract.money import MicroUsdPerHour, as_usd, whole_machine
+from spotd_providers.contract.values import Instance, Listing, Market
+
+RAISE_EVERY: Final = timedelta(minutes=5)
+RAISE_HELD_EVERY: Final = timedelta(minutes=1)
+"""The same for a machine that is outbid already, which only a higher bid brings back."""
+ROUNDING_PPM: Final = 2_000
+"""What a provider may round a bid by."""
+
+
+def pays_bid(item: Attempt) -> bool:
+    """Whether there is a bid for this machine that can be changed."""
+    return item.quote.offer.pays_bid and item.quote.offer.market is Market.SPOT and item.ref is not None
+
+
+def raised_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | None:
+    """Return what to bid for this machine now; `None` where the bid is high enough, or no higher one is allowed."""
+    floor, current = item.bidding.floor, item.quote.price.gpu
+    if floor is None or not pays_bid(item) or is_echo(floor, item.bidding.placed or (current,)):
+        return None
+    if floor * (2 * PPM + policy.bid_headroom_ppm) <= current * 2 * PPM:
+        return None
+    bid = min(
+        usual_bid(replace(item.quote.offer, gpu_price=floor), policy.bid_headroom_ppm), bid_limit(item, job, policy)
+    )
+    return MicroUsdPerHour(bid) if bid > current and bid >= floor else None
+
+
+def bid_limit(item: Attempt, job: Job, policy: Policy) -> int:
+    """Return the highest bid that the job accepts and that is less than the on-demand price of the same machine."""
+    offer = item.quote.offer
+    today = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, policy)
+    ceiling = item.ceiling if today is None else min(item.ceiling, today)
+    limit = gpu_price_limit(item.quote, ceiling)
+    allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
+    if allowed < whole_machine(ceiling, offer.gpu_count):
+        limit = min(limit, gpu_price_within(item.quote, allowed))
+    return limit if offer.on_demand_price is None else min(limit, offer.on_demand_price - 1)
+
+
+def may_change(item: Attempt, builder: PlanBuilder) -> bool:
+    """Whether no change of its bid is under way, or was a moment ago. An instant ahead is by another clock."""
+    known = builder.intent(bid_intent_id(item.key))
+    if known is not None and known.is_open:
+        return False
+    changed_at, pause = item.bidding.changed_at, RAISE_EVERY if item.bidding.held_since is None else RAISE_HELD_EVERY
+    return changed_at is None or changed_at > builder.now or builder.now - changed_at >= pause
+
+
+def raise_bid(builder: PlanBuilder, item: Attempt, bid: MicroUsdPerHour, why: str) -> None:
+    """Owe the change of the bid. From here on ceilings and budgets count the new one."""
+    before = item.quote.price.gpu
+    floor = item.bidding.floor
+    offer = item.quote.offer if floor is None else replace(item.quote.offer, gpu_price=floor)
+    builder.put_attempt(
+        replace(
+            item,
+            quote=repriced(replace(item.quote, offer=offer), bid),
+            price_max=bid,
+            bidding=with_bid(item.bidding, before, bid, builder.now),
+        )
+    )
+    builder.put_intent(
+        Intent(
+            id=bid_intent_id(item.key),
+            account=item.account,
+            kind=IntentKind.CHANGE_BID,
+            provider=item.provider,
+            key=item.key,
+            state=IntentState.OPEN,
+            created_at=builder.now,
+            attempt=item.id,
+            ref=item.ref,
+        )
+    )
+    builder.event(
+        "bid.raising",
+        f"its bid goes from ${as_usd(before):.4f} to ${as_usd(bid):.4f} per hour: {why}",
+        attempt=item.id,
+        before_microusd_h=before,
+        bid_microusd_h=bid,
+    )
+
+
+# --- what became of it -----------------------------------------------------------------------------------------------
+
+
+def bid_sent(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+    """Record that the call is made now; or that it never is, where the machine is not wanted any more."""
+    builder = PlanBuilder(world, now)
+    item = world.attempts.get(attempt_id)
+    intent = None if item is None else builder.intent(bid_intent_id(item.key))
+    if item is None or intent is None or intent.state is not IntentState.OPEN:
+        return builder.plan()
+    paused = world.policy.launches_paused
+    if not item.state.counts or item.stop is not None or paused:
+        _give_up(builder, item, intent, f"not sent: {paused or 'the machine is not wanted any more'}")
+    else:
+        builder.put_intent(replace(intent, state=IntentState.SENT, tries=intent.tries + 1))
+    return builder.plan()
+
+
+def bid_changed(world: World, attempt_id: AttemptId, now: datetime) -> Plan:
+    """Record that the provider took the bid."""
+    builder = PlanBuilder(world, now)
+    item = world.attempts.get(attempt_id)
+    intent = None if item is None else builder.intent(bid_intent_id(item.key))
+    if item is not None and intent is not None and intent.is_open:
+        _took_it(builder, item, intent)
+        builder.list_again(item.provider)
+    return builder.plan()
+
+
+def bid_refused(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
+    """Record that the bid is what it was."""
+    builder = PlanBuilder(world, now)
+    item = world.attempts.get(attempt_id)
+    intent = None if item is None else builder.intent(bid_intent_id(item.key))
+    if item is not None and intent is not None and intent.is_open:
+        _give_up(builder, item, intent, detail)
+    return builder.plan()
+
+
+def bid_unknown(world: World, attempt_id: AttemptId, detail: str, now: datetime) -> Plan:
+    """Record that only a list can show what the bid is now; the higher one counts until then."""
+    builder = PlanBuilder(world, now)
+    item = world.attempts.get(attempt_id)
+    intent = None if item is None else builder.intent(bid_intent_id(item.key))
+    if item is not None and intent is not None and intent.is_open:
+        doubt_bid(builder, intent, detail)
+    return builder.plan()
+
+
+def doubt_bid(builder: PlanBuilder, intent: Intent, detail: str) -> None:
+    """Let the first list after the window settle what the bid is."""
+    due = window_end(builder, intent.provider)
+    builder.put_intent(replace(intent, state=IntentState.UNKNOWN, error=detail, not_before=due))
+    builder.event("bid.unknown", f"the answer to its new bid was lost ({detail}): a list will show it",
+                  attempt=intent.attempt)  # fmt: skip
+    builder.list_again(intent.provider)
+
+
+def after_restart(builder: PlanBuilder, item: Attempt | None, intent: Intent) -> None:
+    """Give up a change that was not sent; one that was may have taken effect."""
+    if item is None:
+        builder.put_intent(replace(intent, state=IntentState.FAILED, error="its attempt is over"))
+    elif intent.state is IntentState.OPEN:
+        _give_up(builder, item, intent, "not sent: spotd was restarted before its turn came")
+    elif intent.state is IntentState.SENT:
+        doubt_bid(builder, intent, "spotd was restarted during the call")
+
+
+def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listing: Listing | None) -> None:
+    """Record what a list states of the machine's bid, and settle a change whose answer was lost."""
+    item = builder.attempt(attempt_id)
+    if not pays_bid(item) or not item.state.counts:
+        return
+    if mine.bid_floor is not None:
+        placed = item.bidding.placed or (item.quote.price.gpu,)
+        known = with_floor(replace(item.bidding, placed=placed), mine.bid_floor)
+        if known.floor != item.bidding.floor:
+            builder.put_attempt(replace(item, bidding=known))
+    note_awake(builder, builder.attempt(attempt_id), mine)
+    _settle_bid(builder, builder.attempt(attempt_id), mine, listing)
+
+
+def _settle_bid(builder: PlanBuilder, item: Attempt, mine: Instance, listing: Listing | None) -> None:
+    intent = builder.intent(bid_intent_id(item.key))
+    if intent is None or intent.state is not IntentState.UNKNOWN or intent.not_before is None:
+        return
+    if mine.price is not None and _is_near(mine.price, item.price_max):
+        _took_it(builder, item, intent)
+    elif listing is not None and listing.at > intent.not_before and builder.now >= intent.not_before:
+        if mine.price is None or item.bidding.before is None:
+            _took_it(builder, item, intent)  # nothing contradicts the higher bid, which costs more
+        else:
+            _give_up(builder, item, intent, f"{item.provider} shows ${as_usd(mine.price):.4f} per hour")
+
+
+def _is_near(price: int, bid: int) -> bool:
+    return abs(price - bid) * PPM <= bid * ROUNDING_PPM
+
+
+def _took_it(builder: PlanBuilder, item: Attempt, intent: Intent) -> None:
+    builder.put_intent(replace(intent, state=IntentState.DONE, error=""))
+    builder.put_attempt(replace(item, bidding=replace(item.bidding, before=None)))
+    if item.machine is MachineState.LIVE and item.bidding.held_since is None and item.meter.since is not None:
+        builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote))
+    builder.event("bid.raised", f"its bid is ${as_usd(item.price_max):.4f} per hour now", attempt=item.id)
+
+
+def _give_up(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> None:
+    """Go back to the former bid."""
+    builder.put_intent(replace(intent, state=IntentState.FAILED, error=why))
+    before = item.bidding.before
+    if before is None:
+        return
+    bidding = replace(item.bidding, before=None)
+    builder.put_attempt(replace(item, quote=repriced(item.quote, before), price_max=before, bidding=bidding))
+    builder.event("bid.not_raised", f"its bid stays ${as_usd(before):.4f} per hour: {why}", attempt=item.id)

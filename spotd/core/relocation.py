@@ -1,0 +1,212 @@
+"""Running machines beside the market: their bids raised, outbid ones kept or left, healthy ones left for cheaper ones.
+
+Theory. Each is one comparison of staying and moving (`relocating`), with a margin, since prices move, and with bounds:
+
+* A *bid* is raised while staying at the higher bid costs no more than to move to the best other machine.
+* An *outbid* machine that its provider keeps costs its disk. It is held for `hold_max` at the most, as long as no other
+  machine costs less than a tenth more than it did, and the lowest bid that wins is not out of the job's reach. It wakes
+  by itself, or by a higher bid. Only what was saved survives on it, so a job that has saved nothing is not held.
+* A *move* needs a saving of `MARGIN_PERCENT` of what staying costs, a machine that has run for `DWELL`, and as long
+  since the last move. It is an order to save and stop like any other; the job is placed again when its machine has
+  ended, and then it gets the best machine of that moment. If that is another one than it moved for, it says so. Jobs
+  with a deadline or windows are not moved: their policies decide about time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from spotd.core.attempts import Attempt
+from spotd.core.bids import bid_limit, may_change, pays_bid, raise_bid, raised_bid
+from spotd.core.ceilings import agree
+from spotd.core.holding import hold_is_over
+from spotd.core.jobs import Job
+from spotd.core.moves import Moves
+from spotd.core.placement import JobPlacement
+from spotd.core.pricing import breakdown, needs_of, repriced
+from spotd.core.quarantine import contain
+from spotd.core.quotes import Quote
+from spotd.core.relocating import Comparison, compare, running_rate
+from spotd.core.requests import stop_attempt
+from spotd.core.states import AttemptState, EndReason
+from spotd.core.words import dollar_words, span_words
+from spotd_providers.contract.money import MicroUsdPerHour, as_usd
+
+MARGIN_PERCENT: Final = 15
+SAVING_MIN: Final = 50_000
+"""Micro-dollars: less is not worth any disturbance."""
+DWELL: Final = timedelta(hours=1)
+MOVES_AT_ONCE: Final = 4
+COMPARED_MAX: Final = 20
+"""How many of the best other machines are compared."""
+REACH_PERCENT: Final = 125
+"""A lowest bid above this part of what the job could bid is not waited for: it hardly comes back soon."""
+HOLD_PERCENT: Final = 110
+"""Another machine is waited for no longer once it costs less than this part of what the outbid one did."""
+
+
+class Relocation:
+    """Machines that run, in one decision."""
+
+    def __init__(self, placement: JobPlacement) -> None:
+        self._placement = placement
+        self._builder = placement.builder
+        self._policy = placement.policy
+        self._now = placement.now
+        self._moved = 0
+
+    def raise_bids(self) -> None:
+        """Raise the bids that are about to lose, and decide about machines that were outbid."""
+        if not self._policy.raise_bids and not self._policy.hold_max:
+            return
+        for item in self._running():
+            if pays_bid(item):
+                contain(self._builder, item.id.job, partial(self._judge_bid, item), "its bid cannot be judged")
+
+    def move_to_cheaper(self) -> None:
+        """Order machines to stop whose jobs go on elsewhere for clearly less."""
+        if not self._policy.moves_max or self._policy.launches_paused:
+            return
+        for item in self._running():
+            if self._moved < MOVES_AT_ONCE and self._may_move(item):
+                contain(self._builder, item.id.job, partial(self._move, item), "its move cannot be judged")
+
+    def _running(self) -> list[Attempt]:
+        builder = self._builder
+        found = [builder.attempt(i) for i, a in self._placement.world.attempts.items() if a.state.counts]
+        free = (a for a in found if a.stop is None and a.notice_at is None)
+        return sorted(free, key=lambda a: (a.id.job, a.id.number))
+
+    def _elsewhere(self, job: Job, item: Attempt) -> Iterator[Quote]:
+        """Yield the best machines on other hosts that the job accepts, as they would be agreed."""
+        offers, _ = self._placement.free_offers(job)
+        here = item.quote.offer
+        for count, (candidate, ceiling) in enumerate(self._placement.carried_quotes(job, offers, defaultdict(int))):
+            if count >= COMPARED_MAX:
+                return
+            offer = candidate.offer
+            if offer.provider == here.provider and (offer.host_id or offer.offer_id) == (here.host_id or here.offer_id):
+                continue
+            yield agree(job, candidate, ceiling, None, self._policy)[0]
+
+    def _cheapest_move(self, job: Job, item: Attempt, rate_here: int) -> tuple[Quote, Comparison] | None:
+        """Return the other machine on which the job ends for the least, and what that costs beside staying."""
+        best: tuple[Quote, Comparison] | None = None
+        for there in self._elsewhere(job, item):
+            found = compare(job, item, there, self._now, rate_here=MicroUsdPerHour(rate_here))
+            if found is not None and (best is None or found.moving < best[1].moving):
+                best = there, found
+        return best
+
+    # --- bids ---
+
+    def _judge_bid(self, item: Attempt) -> None:
+        job = self._builder.job(item.id.job)
+        bid = raised_bid(item, job, self._policy) if self._policy.raise_bids else None
+        if bid is not None and may_change(item, self._builder) and not self._policy.launches_paused:
+            self._raise(job, item, bid)
+        if item.bidding.held_since is not None:
+            self._judge_held(job, self._builder.attempt(item.id))
+
+    def _raise(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
+        if not self._placement.market.offer_cache[item.provider].changes_bids:
+            return
+        higher = repriced(item.quote, bid)
+        move = self._cheapest_move(job, item, running_rate(higher))
+        if move is not None and move[1].saving > 0:
+            return
+        floor = item.bidding.floor or bid
+        why = f"the lowest that wins is ${as_usd(floor):.4f}"
+        why += (
+            ", and no other machine is cheaper"
+            if move is None
+            else (f", and to move would cost {dollar_words(move[1].moving)} instead of {dollar_words(move[1].staying)}")
+        )
+        if self._placement.budget_guard.carries_raise(job, item, higher.price.total):
+            raise_bid(self._builder, item, bid, why)
+
+    def _judge_held(self, job: Job, item: Attempt) -> None:
+        """Leave an outbid machine once another one is as good, or once it was waited for long enough."""
+        since = item.bidding.held_since
+        if since is None:
+            return
+        why = self._why_not_held(job, item)
+        if why:
+            self._builder.end_attempt(item.id, EndReason.OUTBID)
+            message = f"its outbid machine is not waited for any longer: {why}"
+            self._builder.event("attempt.left", message, attempt=item.id)
+        else:
+            self._builder.wake(since + self._policy.hold_max)
+
+    def _why_not_held(self, job: Job, item: Attempt) -> str:
+        over = hold_is_over(item, self._policy, self._now)
+        if over or item.bidding.woke_at is not None:
+            return over
+        floor, limit = item.bidding.floor, bid_limit(item, job, self._policy)
+        if floor is not None and floor * 100 > limit * REACH_PERCENT:
+            return f"the lowest bid that wins is ${as_usd(floor):.4f}, at most ${as_usd(limit):.4f} may be bid"
+        before = running_rate(item.quote)
+        other = next(self._elsewhere(job, item), None)
+        if other is not None and running_rate(other) * 100 <= before * HOLD_PERCENT:
+            return f"another costs ${as_usd(running_rate(other)):.4f} per hour, it cost ${as_usd(before):.4f}"
+        return ""
+
+    # --- moves ---
+
+    def _may_move(self, item: Attempt) -> bool:
+        job = self._builder.job(item.id.job)
+        schedule, moves = job.spec.schedule, job.moves
+        if item.state is not AttemptState.RUNNING or item.running_at is None or item.bidding.held_since is not None:
+            return False
+        if job.cancel_requested or schedule.deadline is not None or schedule.windows:
+            return False
+        since = max(item.running_at, moves.at or item.running_at)
+        return moves.count < self._policy.moves_max and self._now - since >= DWELL
+
+    def _move(self, item: Attempt) -> None:
+        job = self._builder.job(item.id.job)
+        needs = needs_of(job, self._policy)
+        rules = self._policy.providers[item.provider]
+        upload = breakdown(item.quote.offer, item.quote.price.gpu, needs, rules.fee_ppm).upload
+        rate_here = item.meter.rate + upload
+        move = self._cheapest_move(job, item, rate_here)
+        if move is None:
+            return
+        there, found = move
+        if found.saving * 100 < found.staying * MARGIN_PERCENT or found.saving < SAVING_MIN:
+            return
+        if self._placement.budget_guard.refusal(job, there) is not None:
+            return
+        words = move_words(there, found, MicroUsdPerHour(rate_here))
+        offer = there.offer
+        moves = Moves(
+            count=job.moves.count + 1,
+            at=self._now,
+            attempt=item.id.number,
+            provider=offer.provider,
+            offer=offer.offer_id,
+            host=offer.host_id or "",
+            rate=running_rate(there),
+        )
+        self._builder.put_job(replace(self._builder.job(job.id), moves=moves))
+        stop_attempt(self._builder, item, EndReason.MIGRATED, words)
+        self._placement.catalogue.take(offer)
+        self._moved += 1
+
+
+def move_words(there: Quote, found: Comparison, rate_here: MicroUsdPerHour) -> str:
+    """Return what the move is for, with every figure."""
+    offer = there.offer
+    span = span_words(found.left)
+    left = f"the {span} that are left" if found.is_estimate else f"the next {span}, since nobody knows what is left"
+    price, before = as_usd(running_rate(there)), as_usd(rate_here)
+    return (
+        f"{offer.gpu_count} x {offer.gpu} at {offer.provider}/{offer.host_id or offer.offer_id} for"
+        f" ${price:.4f} per hour instead of ${before:.4f}: {dollar_words(found.moving)}"
+        f" instead of {dollar_words(found.staying)} over {left}, {dollar_words(found.fixed)} of it for the move"
+    )

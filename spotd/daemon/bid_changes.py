@@ -1,0 +1,85 @@
+"""Changes of bids, each called once: the answer, or that it was lost, is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, cast
+
+import anyio
+
+from spotd.core import bids
+from spotd.core.attempts import Attempt
+from spotd.core.intents import IntentState, bid_intent_id
+from spotd.core.plan import Plan
+from spotd.daemon.commits import Committed, Decide, Points
+from spotd.daemon.crash import CrashPoint
+from spotd.daemon.market.guarded import GuardedProvider
+from spotd_providers.contract.errors import (
+    AuthFailed,
+    NoBalance,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    RequestRejected,
+)
+from spotd_providers.contract.provider import ChangesBids, Logger
+from spotd_providers.contract.values import ProviderName
+
+CHANGE_DEADLINE_S: Final = 60.0
+_POINTS: Final = (CrashPoint.BEFORE_COMMIT_CYCLE_OTHER, CrashPoint.AFTER_COMMIT_CYCLE_OTHER)
+_REFUSALS: Final = (AuthFailed, NoBalance, QuotaExceeded, RateLimited, RequestRejected)
+"""After these the bid is certainly what it was."""
+
+
+class Commit(Protocol):
+    """Makes an outcome durable, however long that takes."""
+
+    def __call__(self, decide: Decide, points: Points, *, otherwise: Decide | None = None) -> Awaitable[Committed]: ...
+
+
+class BidChanges:
+    """Makes the calls that raise bids."""
+
+    def __init__(self, provider: Callable[[ProviderName], GuardedProvider], commit: Commit, log: Logger) -> None:
+        self._provider = provider
+        self._commit = commit
+        self._log = log
+
+    async def change(self, attempt: Attempt) -> None:
+        """Set the bid of this attempt's machine to its `price_max`, once."""
+        committed = await self._commit(
+            lambda world, now: bids.bid_sent(world, attempt.id, now), _POINTS, otherwise=lambda _world, _now: Plan()
+        )
+        intent = committed.world.intents.get(bid_intent_id(attempt.key))
+        now = committed.world.attempts.get(attempt.id)
+        if intent is None or intent.state is not IntentState.SENT or now is None or now.ref is None:
+            return
+        refused, unknown = await self._call(now)
+        fields = {"key": attempt.key, "provider": attempt.provider, "bid_microusd_h": now.price_max}
+        if unknown:
+            await self._commit(lambda world, at: bids.bid_unknown(world, attempt.id, unknown, at), _POINTS)
+            self._log.warning("bid.unknown", detail=unknown, **fields)
+        elif refused:
+            await self._commit(lambda world, at: bids.bid_refused(world, attempt.id, refused, at), _POINTS)
+            self._log.warning("bid.refused", detail=refused, **fields)
+        else:
+            await self._commit(lambda world, at: bids.bid_changed(world, attempt.id, at), _POINTS)
+            self._log.info("bid.raised", **fields)
+
+    async def _call(self, attempt: Attempt) -> tuple[str, str]:
+        """Return why the provider refused the bid, and why it is unknown whether it took it; mostly two empty texts."""
+        if attempt.ref is None:
+            return "there is no machine", ""
+        provider = self._provider(attempt.provider)
+        if not isinstance(provider, ChangesBids):
+            return f"bids at {attempt.provider} cannot be changed", ""
+        try:
+            with anyio.fail_after(CHANGE_DEADLINE_S):
+                await cast(ChangesBids, provider).change_bid(attempt.ref, attempt.price_max)
+        except _REFUSALS as exc:
+            return str(exc) or type(exc).__name__, ""
+        except ProviderError as exc:
+            return "", str(exc) or type(exc).__name__
+        except TimeoutError:
+            return "", f"no answer within {CHANGE_DEADLINE_S:.0f} s"
+        return "", ""

@@ -1,0 +1,124 @@
+"""An outbid machine that its provider keeps: waited for, left, or gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from spotd.core.applied import applied
+from spotd.core.bidding import Bidding
+from spotd.core.checkpoints import Checkpoint
+from spotd.core.decide import decide
+from spotd.core.holding import SPEAKS_WITHIN, hold_words
+from spotd.core.ids import AttemptId
+from spotd.core.plan import Plan
+from spotd.core.reconcile import reconcile
+from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import InstanceState, Loss, Market, Offer
+from tests.unit.core.builders import MINUTE, NOW, instance, job, listing, offer, report, world_with
+from tests.unit.core.test_raised_bids import bid_market, bid_world, usd
+
+FIRST = AttemptId(job=job().id, number=1)
+SAVED = Checkpoint(name="s", attempt=1, step=1, bytes=1, at=NOW - 5 * MINUTE, manifest_key="k", sha256="0" * 64)
+
+
+def world(*, hold: timedelta = 10 * MINUTE, checkpoints: tuple[Checkpoint, ...] = (SAVED,), **known: Any) -> World:
+    some = bid_world(known=Bidding(placed=(usd(0.44),), **known))
+    owner = replace(some.jobs[FIRST.job], checkpoints=checkpoints)
+    policy = replace(some.policy, raise_bids=False, hold_max=hold)
+    return replace(some, policy=policy, jobs={owner.id: owner})
+
+
+def seen(some: World, state: InstanceState, *, seq: int = 5, minutes: float = 0, loss: Loss | None = None) -> Plan:
+    at = NOW + timedelta(minutes=minutes)
+    mine = replace(instance(state, loss=loss), market=Market.SPOT)
+    reports = {i: replace(one, read_at=at) for i, one in report(seq=seq, phase="run").items()}
+    return reconcile(some, listing(mine, at=at), reports, at)
+
+
+def outbid(some: World, **changes: Any) -> Plan:
+    return seen(some, InstanceState.PAUSED, loss=Loss.OUTBID, **changes)
+
+
+def test_an_outbid_machine_is_kept_and_counts() -> None:
+    plan = outbid(world())
+    item = plan.attempts[FIRST]
+    assert (item.state, item.bidding.held_since) == (AttemptState.RUNNING, NOW)
+    assert item.meter.rate == 0, "its disk is free here"
+    assert plan.intents == {}
+    words = hold_words(item, world().policy, NOW + 4 * MINUTE)
+    disk = "$0.0000 per hour for its disk"
+    assert words == f"outbid: it is kept for 6 min more at {disk}, since no other machine is as cheap"
+    assert words in decide(applied(world(), plan), bid_market(), NOW + 4 * MINUTE).verdicts[FIRST.job].sentence
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        pytest.param(world(hold=timedelta(0)), id="nobody asked for it"),
+        pytest.param(world(checkpoints=()), id="nothing was saved"),
+    ],
+)
+def test_an_outbid_machine_is_ended(some: World) -> None:
+    assert outbid(some).attempts[FIRST].end_reason is EndReason.OUTBID
+
+
+def left(some: World, *offers: Offer) -> str:
+    plan = decide(some, bid_market(*offers), NOW)
+    if FIRST not in plan.attempts:
+        return ""
+    assert plan.attempts[FIRST].end_reason is EndReason.OUTBID
+    return next(event.message for event in plan.events if event.kind == "attempt.left").partition(": ")[2]
+
+
+def test_it_is_left_for_another_machine_that_is_as_cheap() -> None:
+    held = world(held_since=NOW - MINUTE)
+    assert left(held) == ""
+    assert left(held, offer("o2", price=490_000)) == ""
+    assert left(held, offer("o2", price=480_000)) == "another costs $0.4800 per hour, it cost $0.4400"
+
+
+def test_it_is_left_when_its_price_is_out_of_reach_or_its_time_is_up() -> None:
+    far = world(held_since=NOW - MINUTE, floor=usd(0.70))
+    assert left(far) == "the lowest bid that wins is $0.7000, at most $0.5000 may be bid"
+    assert left(world(held_since=NOW - 11 * MINUTE)) == "it was kept for 10 min"
+    assert left(world(held_since=NOW + 9 * MINUTE)) == "it was kept for 10 min", "the clock was set back"
+
+
+def test_an_outbid_machine_is_bid_for_again_under_the_ceiling() -> None:
+    some = world(held_since=NOW - MINUTE, floor=usd(0.45))
+    some = replace(some, policy=replace(some.policy, raise_bids=True))
+    plan = decide(some, bid_market(), NOW)
+    assert plan.attempts[FIRST].price_max == usd(0.495)
+    assert plan.attempts[FIRST].state is AttemptState.RUNNING
+
+
+def test_a_machine_that_wakes_goes_on_once_it_has_spoken() -> None:
+    first = world(held_since=NOW - 6 * MINUTE)
+    awake = applied(first, seen(first, InstanceState.RUNNING))
+    assert awake.attempts[FIRST].bidding.woke_at == NOW
+    assert awake.attempts[FIRST].bidding.held_since is not None, "its grant still offers what to go on from"
+    after = applied(awake, seen(awake, InstanceState.RUNNING, seq=6, minutes=3))
+    item = after.attempts[FIRST]
+    assert item.bidding.held_since is None
+    before = first.attempts[FIRST].running_at
+    assert before is not None
+    assert item.running_at == before + 6 * MINUTE, "its command did not run meanwhile"
+    assert item.meter.rate == MicroUsdPerHour(usd(0.44))
+
+
+def test_a_machine_that_wakes_and_stays_silent_is_left() -> None:
+    some = world(held_since=NOW - 30 * MINUTE, woke_at=NOW - SPEAKS_WITHIN)
+    assert left(some) == "it runs again and gave no sign of life for 15 min"
+    assert left(world(held_since=NOW - 30 * MINUTE, woke_at=NOW - MINUTE)) == ""
+
+
+def test_a_cancelled_or_stopped_job_holds_nothing() -> None:
+    some = world_with(AttemptState.STOPPING)
+    some = replace(some, policy=replace(some.policy, hold_max=10 * MINUTE))
+    assert outbid(some).attempts[FIRST].end_reason is EndReason.CANCELLED

@@ -1,0 +1,227 @@
+"""Bids of running machines: raised in time, within every limit, once at a time, and never because of their own echo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotd.core import bids, outcomes
+from spotd.core.applied import applied
+from spotd.core.attempts import Attempt
+from spotd.core.bidding import Bidding
+from spotd.core.decide import decide
+from spotd.core.ids import AttemptId
+from spotd.core.intents import IntentKind, IntentState, bid_intent_id
+from spotd.core.market import MarketSnapshot
+from spotd.core.plan import Plan
+from spotd.core.pricing import needs_of, quote, repriced
+from spotd.core.reconcile import reconcile
+from spotd.core.states import AttemptState
+from spotd.core.world import World
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from spotd_providers.contract.values import Instance, InstanceState, Market, Offer
+from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, listing, market, offer, shop_policy, world_with
+
+FIRST = AttemptId(job=job().id, number=1)
+
+
+def usd(dollars: float) -> MicroUsdPerHour:
+    return MicroUsdPerHour(round(dollars * 1_000_000))
+
+
+def bid_world(
+    floor: float | None = 0.43,
+    *,
+    bid: float = 0.44,
+    on_demand: float | None = 1.0,
+    budget: float | None = None,
+    known: Bidding | None = None,
+    **changes: Any,
+) -> World:
+    """A machine for which $0.44 is bid, under a ceiling of $0.50, and a floor that has come near."""
+    world = world_with(AttemptState.RUNNING)
+    item, owner = world.attempts[FIRST], world.jobs[FIRST.job]
+    sold = offer(pays_bid=True, on_demand_price=None if on_demand is None else usd(on_demand))
+    agreed = repriced(quote(sold, needs_of(owner, shop_policy()), 1_000_000, NOW), usd(bid))
+    bidding = known or Bidding(placed=(usd(bid),), floor=None if floor is None else usd(floor))
+    item = replace(item, quote=agreed, price_max=usd(bid), bidding=bidding, **changes)
+    item = replace(item, meter=replace(item.meter, rate=agreed.price.total))
+    owner = replace(owner, budget_set=None if budget is None else MicroUsd(round(budget * 1_000_000)))
+    policy = shop_policy(raise_bids=True)
+    return replace(world, policy=policy, jobs={owner.id: owner}, attempts={FIRST: item})
+
+
+def bid_market(*offers: Offer) -> MarketSnapshot:
+    shown = market(*offers)
+    return replace(shown, offer_cache={SHOP: replace(shown.offer_cache[SHOP], changes_bids=True)})
+
+
+def raised(world: World, *offers: Offer) -> tuple[MicroUsdPerHour | None, Plan]:
+    """What is bid after a decision, where that is new."""
+    plan = decide(world, bid_market(*offers), NOW)
+    intent = plan.intents.get(bid_intent_id(world.attempts[FIRST].key))
+    return (None if intent is None else plan.attempts[FIRST].price_max), plan
+
+
+def test_a_bid_is_raised_when_the_floor_has_come_near() -> None:
+    bid, plan = raised(bid_world())
+    assert bid == usd(0.473)  # the floor and a tenth
+    intent = plan.intents[bid_intent_id(bid_world().attempts[FIRST].key)]
+    assert (intent.kind, intent.state) == (IntentKind.CHANGE_BID, IntentState.OPEN)
+    [event] = [e for e in plan.events if e.kind == "bid.raising"]
+    assert event.message == (
+        "its bid goes from $0.4400 to $0.4730 per hour:"
+        " the lowest that wins is $0.4300, and no other machine is cheaper"
+    )
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param(bid_world(0.41), id="the floor is far below"),
+        pytest.param(bid_world(0.44), id="the floor is our own bid"),
+        pytest.param(bid_world(0.4415), id="the floor is our own bid, rounded"),
+        pytest.param(
+            bid_world(0.47, known=Bidding(placed=(usd(0.47), usd(0.44)), floor=usd(0.47))), id="an earlier bid of ours"
+        ),
+        pytest.param(bid_world(None), id="the floor is not known"),
+        pytest.param(bid_world(0.60), id="the floor is above the ceiling"),
+        pytest.param(bid_world(on_demand=0.44), id="on-demand costs no more"),
+        pytest.param(bid_world(budget=0.10), id="the budget does not carry it"),
+        pytest.param(bid_world(stop=world_with(AttemptState.STOPPING).attempts[FIRST].stop), id="it is being stopped"),
+        pytest.param(
+            bid_world(known=Bidding(placed=(usd(0.44),), floor=usd(0.43), changed_at=NOW - MINUTE)), id="a moment ago"
+        ),
+    ],
+)
+def test_a_bid_is_left_as_it_is(world: World) -> None:
+    assert raised(world)[0] is None
+
+
+def test_a_bid_is_left_where_a_move_is_cheaper_or_the_provider_changes_none_or_its_user_wants_none() -> None:
+    world = bid_world(running_at=NOW - timedelta(hours=9))
+    assert raised(world, offer("o2", price=50_000))[0] is None
+    assert raised(world, offer("o2", price=450_000))[0] == usd(0.473)
+    assert bid_intent_id(world.attempts[FIRST].key) not in decide(world, market(), NOW).intents
+    off = replace(bid_world(), policy=shop_policy())
+    assert raised(off)[0] is None
+
+
+def test_a_raise_stops_below_the_on_demand_price_and_at_the_ceiling() -> None:
+    assert raised(bid_world(on_demand=0.46))[0] == usd(0.46) - 1
+    assert raised(bid_world(0.48))[0] == usd(0.50)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    floor=st.floats(0.01, 2.0),
+    bid=st.floats(0.01, 0.5),
+    on_demand=st.none() | st.floats(0.01, 2.0),
+    fee=st.integers(1_000_000, 2_000_000),
+)
+def test_no_bid_ever_breaks_a_limit(floor: float, bid: float, on_demand: float | None, fee: int) -> None:
+    world = bid_world(floor, bid=bid, on_demand=on_demand)
+    item = world.attempts[FIRST]
+    price = replace(item.quote.price, fee_ppm=fee)
+    item = replace(item, quote=repriced(replace(item.quote, price=price), item.quote.price.gpu))
+    found = bids.raised_bid(item, world.jobs[FIRST.job], world.policy)
+    if found is None:
+        return
+    assert found > item.quote.price.gpu
+    assert found >= usd(floor)
+    assert repriced(item.quote, found).price.per_gpu <= item.ceiling
+    assert on_demand is None or found < usd(on_demand)
+
+
+# --- what became of it ---
+
+
+def owed() -> World:
+    world = bid_world()
+    return applied(world, decide(world, bid_market(), NOW))
+
+
+def sent() -> World:
+    return applied(owed(), bids.bid_sent(owed(), FIRST, NOW))
+
+
+def intent_state(world: World, plan: Plan) -> IntentState:
+    return plan.intents[bid_intent_id(world.attempts[FIRST].key)].state
+
+
+def listed(world: World, price: float | None, *, minutes: float, floor: float | None = None) -> Plan:
+    at = NOW + timedelta(minutes=minutes)
+    mine: Instance = replace(
+        instance(InstanceState.RUNNING),
+        market=Market.SPOT,
+        price=None if price is None else usd(price),
+        bid_floor=None if floor is None else usd(floor),
+    )
+    return reconcile(world, listing(mine, at=at), {}, at)
+
+
+def bid_of(item: Attempt) -> tuple[MicroUsdPerHour, MicroUsdPerHour]:
+    return item.price_max, item.quote.price.gpu
+
+
+def test_budgets_and_ceiling_count_the_new_bid_before_the_call() -> None:
+    assert bid_of(owed().attempts[FIRST]) == (usd(0.473), usd(0.473))
+    assert raised(owed())[0] is None, "one at a time"
+
+
+def test_an_accepted_bid_is_billed() -> None:
+    world = sent()
+    assert intent_state(world, bids.bid_sent(owed(), FIRST, NOW)) is IntentState.SENT
+    plan = bids.bid_changed(world, FIRST, NOW)
+    assert intent_state(world, plan) is IntentState.DONE
+    assert plan.attempts[FIRST].meter.rate == usd(0.473)
+
+
+def test_a_refused_bid_is_what_it_was() -> None:
+    plan = bids.bid_refused(sent(), FIRST, "too high", NOW)
+    assert intent_state(sent(), plan) is IntentState.FAILED
+    assert bid_of(plan.attempts[FIRST]) == (usd(0.44), usd(0.44))
+
+
+@pytest.mark.parametrize(
+    ("price", "minutes", "state", "bid"),
+    [
+        pytest.param(0.473, 1, IntentState.DONE, 0.473, id="the list shows the new bid"),
+        pytest.param(0.44, 4, IntentState.FAILED, 0.44, id="the list still shows the old one after the window"),
+        pytest.param(0.44, 1, IntentState.UNKNOWN, 0.473, id="within the window a list proves nothing"),
+        pytest.param(None, 4, IntentState.DONE, 0.473, id="without a price the higher bid counts"),
+    ],
+)
+def test_an_unknown_outcome_is_settled_by_a_list(
+    price: float | None, minutes: int, state: IntentState, bid: float
+) -> None:
+    world = applied(sent(), bids.bid_unknown(sent(), FIRST, "no answer", NOW))
+    after = applied(world, listed(world, price, minutes=minutes))
+    found = after.intents.get(bid_intent_id(world.attempts[FIRST].key))
+    assert (found.state if found is not None and found.is_open else state) is state
+    assert bid_of(after.attempts[FIRST])[0] == usd(bid)
+
+
+@pytest.mark.parametrize(("world", "state", "bid"), [(owed(), "failed", 0.44), (sent(), "unknown", 0.473)])
+def test_after_a_restart_what_was_not_sent_never_is(world: World, state: str, bid: float) -> None:
+    plan = outcomes.after_restart(world, NOW)
+    assert intent_state(world, plan) == state
+    assert applied(world, plan).attempts[FIRST].price_max == usd(bid)
+
+
+def test_a_machine_that_is_stopped_meanwhile_gets_no_new_bid() -> None:
+    world = owed()
+    stop = world_with(AttemptState.STOPPING).attempts[FIRST].stop
+    stopped = replace(world, attempts={FIRST: replace(world.attempts[FIRST], stop=stop, state=AttemptState.STOPPING)})
+    assert intent_state(world, bids.bid_sent(stopped, FIRST, NOW)) is IntentState.FAILED
+
+
+def test_the_echo_of_a_list_is_not_taken_for_the_floor() -> None:
+    world = bid_world(None)
+    assert listed(world, 0.44, minutes=0, floor=0.44).attempts == {}
+    assert listed(world, 0.44, minutes=0, floor=0.42).attempts[FIRST].bidding.floor == usd(0.42)

@@ -1,0 +1,103 @@
+"""Bids of running machines over the daemon's own parts: one call for each change, settled whatever becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spotd.core.ids import JobId
+from spotd.core.states import EndReason
+from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
+from tests.unit.core.builders import MINUTE, offer, shop_policy
+from tests.unit.daemon.rig import Rig
+from tests.unit.daemon.shop import Fault, Hang
+
+pytestmark = pytest.mark.anyio
+KEY = AttemptKey("spotd-lab-j1-1")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    made = Rig(tmp_path, policy=shop_policy(raise_bids=True, hold_max=10 * MINUTE))
+    made.shop.offer_index = [offer("o1", price=400_000, pays_bid=True)]
+    return made
+
+
+def floor(rig: Rig, price: int, *, bid: int | None = None) -> None:
+    """The market states so much as the lowest bid that wins for the job's machine."""
+    machine = rig.shop.machine_of(KEY)
+    placed = machine.price if bid is None else MicroUsdPerHour(bid)
+    rig.shop.machines[machine.ref.instance_id] = replace(machine, bid_floor=MicroUsdPerHour(price), price=placed)
+
+
+@asynccontextmanager
+async def running(rig: Rig) -> AsyncIterator[JobId]:
+    async with rig.running():
+        name = await rig.submit()
+        host = await rig.until_running(name, 1)
+        host.checkpoint("step-1")
+        host.beat("run")
+        floor(rig, 100_000, bid=440_000)
+        yield name
+
+
+async def test_a_bid_is_raised_once_and_its_echo_raises_nothing(rig: Rig) -> None:
+    async with running(rig) as name:
+        floor(rig, 430_000)
+        await rig.until(lambda: rig.shop.bids == [473_000])
+        await rig.until(lambda: "bid.raised" in rig.kinds())
+        floor(rig, 473_000)
+        for _ in range(30):
+            rig.host(name, 1).beat("run")
+            await rig.clock.sleep(MINUTE / 2)
+        assert rig.shop.bids == [473_000]
+
+
+@pytest.mark.parametrize(
+    ("fault", "bid", "kind"),
+    [
+        pytest.param(RequestRejected("no", field="price", reason="no"), 440_000, "bid.not_raised", id="refused"),
+        pytest.param(Unavailable("away"), 440_000, "bid.not_raised", id="lost, without effect"),
+        pytest.param(OutcomeUnknown("lost", key=KEY), 473_000, "bid.raised", id="lost, with effect"),
+        pytest.param(Hang(acts=True), 473_000, "bid.raised", id="no answer"),
+    ],
+)
+async def test_what_a_change_came_to_is_learned(rig: Rig, fault: Fault, bid: int, kind: str) -> None:
+    async with running(rig) as name:
+        rig.shop.faults["change_bid"].append(fault)
+        floor(rig, 430_000)
+        await rig.until(lambda: "bid.raising" in rig.kinds())
+        floor(rig, 100_000)
+        await rig.until(lambda: kind in rig.kinds())
+        assert rig.shop.counts["change_bid"] == 1
+        assert rig.attempts(name)[0].price_max == bid
+
+
+async def test_an_outbid_machine_is_kept_and_its_grant_offers_what_to_go_on_from(rig: Rig) -> None:
+    async with running(rig) as name:
+        assert rig.grant(name, 1).restore == []
+        rig.shop.set_state(KEY, InstanceState.PAUSED, Loss.OUTBID)
+        await rig.until(lambda: "attempt.held" in rig.kinds())
+        await rig.until(lambda: bool(rig.grant(name, 1).restore))
+        await rig.clock.sleep(3 * MINUTE)
+        assert rig.shop.counts["terminate"] == 0
+        rig.shop.set_state(KEY, InstanceState.RUNNING)
+        await rig.until(lambda: "attempt.woke" in rig.kinds())
+        await rig.clock.sleep(MINUTE)
+        rig.host(name, 1).beat("run")
+        await rig.until(lambda: "attempt.resumed" in rig.kinds())
+        assert len(rig.attempts(name)) == 1
+
+
+async def test_an_outbid_machine_is_ended_when_its_time_is_up(rig: Rig) -> None:
+    async with running(rig) as name:
+        rig.shop.set_state(KEY, InstanceState.PAUSED, Loss.OUTBID)
+        await rig.until(lambda: not rig.shop.not_gone())
+        assert rig.attempts(name)[0].end_reason is EndReason.OUTBID
+        assert rig.kinds().count("attempt.held") == 1
