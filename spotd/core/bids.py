@@ -3,8 +3,8 @@
 Theory. Where we pay what we bid, a bid is as low as wins with some headroom. When the lowest winning bid comes so near
 that half of the headroom is used up, the machine will be lost soon, and a raise may be cheaper than a restart. The new
 bid is what would be bid for the machine today. It never costs more than the job accepts, and never as much as the same
-machine costs on-demand, where nobody can outbid us. It is held against the next best machine with all that a move costs
-(`relocating`), and against every budget before it is placed.
+machine costs on-demand, where no other user can outbid us. It is held against the next best machine with all that a
+move costs (`relocating`), and against every budget before it is placed.
 
 The intent is durable before the call, one for each machine at a time, and calls are `RAISE_EVERY` apart: the lists that
 show what a change did are late. What it came to is settled by the answer, or by a list (`settle_bid`); until then the

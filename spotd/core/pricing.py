@@ -91,7 +91,7 @@ def usual_bid(offer: Offer, headroom_ppm: int) -> MicroUsdPerHour:
         return offer.gpu_price
     bid = offer.gpu_price + offer.gpu_price * headroom_ppm // PPM
     if offer.on_demand_price is not None and bid >= offer.on_demand_price:
-        bid = max(offer.gpu_price, offer.on_demand_price - 1)  # for as much, nobody can outbid us
+        bid = max(offer.gpu_price, offer.on_demand_price - 1)  # for as much, no bid can win it from us
     return MicroUsdPerHour(bid)
 
 

@@ -5,11 +5,12 @@
               + losses that a fresh machine suffers more than one of this age, each a start and half a save interval
 
 The time left is the job's own estimate (`remaining_work`), from its newest checkpoint, so that what is not saved counts
-as work to be repeated. Where nobody knows what is left, the job is taken to go on for as long as it has run on this
+as work to be repeated. Where it is not known what is left, the job is taken to go on for as long as it has run on this
 machine, and for `HORIZON_MAX` at the most; then, and where the speed of either kind of machine is not known, only
 machines of the same kind are compared, since a lower price may buy a slower one.
 
-A start takes as long as this job's own start on this machine took, or as `usefulness` estimates where that is longer.
+A start takes as long as the starts of this image at that provider did (`experience.starts`), as this job's own start on
+this machine did, or as `usefulness` estimates, whichever is longest.
 The hazard by age is that of recorded spot markets (V100, 2023: 1.27 losses an hour in the first quarter of an hour,
 0.10 after eight hours): an old healthy machine is worth keeping.
 """
@@ -51,7 +52,7 @@ _HAZARD_LATER: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What staying and moving cost from now to the end of the job, or of what is looked at.
+    """What staying and moving cost from now to the end of the job, or over the horizon.
 
     Attributes:
         left: time left on the machine that the job has.
@@ -71,12 +72,19 @@ class Comparison:
 
 
 def compare(
-    job: Job, item: Attempt, there: Quote, now: datetime, *, rate_here: MicroUsdPerHour | None = None
+    job: Job,
+    item: Attempt,
+    there: Quote,
+    now: datetime,
+    *,
+    rate_here: MicroUsdPerHour | None = None,
+    usual_start: timedelta = timedelta(0),
 ) -> Comparison | None:
     """Return what staying and moving to this quote cost; `None` where they cannot be compared.
 
     Args:
         rate_here: what the machine would cost, where that is not what was agreed.
+        usual_start: how long starts there were seen to take.
     """
     here, offer = item.quote.offer, there.offer
     same_kind = (here.gpu, here.gpu_count) == (offer.gpu, offer.gpu_count)
@@ -94,7 +102,7 @@ def compare(
         there_left = time_on(job, left, offer.gpu, offer.gpu_count)
     rate = running_rate(item.quote) if rate_here is None else rate_here
     rate_there = running_rate(there)
-    start = max(startup(job, offer), min(START_MAX, _start_took(item)))
+    start = max(startup(job, offer), min(START_MAX, max(usual_start, _start_took(item))))
     stop = job.spec.checkpoint.stop_grace + STOP_TAKES
     moved = save_cost(job, here) + restore_cost(job, offer)
     lost = (job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL) / 2 + start

@@ -24,6 +24,7 @@ from typing import Final
 from spotd.core.attempts import Attempt
 from spotd.core.bids import bid_limit, may_change, pays_bid, raise_bid, raised_bid
 from spotd.core.ceilings import agree
+from spotd.core.experience.starts import usual_start
 from spotd.core.holding import hold_is_over
 from spotd.core.jobs import Job
 from spotd.core.moves import Moves
@@ -96,9 +97,12 @@ class Relocation:
 
     def _cheapest_move(self, job: Job, item: Attempt, rate_here: int) -> tuple[Quote, Comparison] | None:
         """Return the other machine on which the job ends for the least, and what that costs beside staying."""
+        experience = self._placement.world.experience
         best: tuple[Quote, Comparison] | None = None
         for there in self._elsewhere(job, item):
-            found = compare(job, item, there, self._now, rate_here=MicroUsdPerHour(rate_here))
+            start = usual_start(experience, there.offer.provider, job.spec.image) if experience else timedelta(0)
+            rate = MicroUsdPerHour(rate_here)
+            found = compare(job, item, there, self._now, rate_here=rate, usual_start=start)
             if found is not None and (best is None or found.moving < best[1].moving):
                 best = there, found
         return best
@@ -203,7 +207,7 @@ def move_words(there: Quote, found: Comparison, rate_here: MicroUsdPerHour) -> s
     """Return what the move is for, with every figure."""
     offer = there.offer
     span = span_words(found.left)
-    left = f"the {span} that are left" if found.is_estimate else f"the next {span}, since nobody knows what is left"
+    left = f"the {span} that are left" if found.is_estimate else f"the next {span}, since it is not known what is left"
     price, before = as_usd(running_rate(there)), as_usd(rate_here)
     return (
         f"{offer.gpu_count} x {offer.gpu} at {offer.provider}/{offer.host_id or offer.offer_id} for"

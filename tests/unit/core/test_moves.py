@@ -62,7 +62,7 @@ def test_a_job_moves_for_a_clear_saving_and_says_every_figure() -> None:
     assert (stop.reason, stop.flush) == (EndReason.MIGRATED, True)
     assert stop.detail == (
         "1 x RTX_4090 at shop/host-o2 for $0.2000 per hour instead of $0.4000: $1.10 instead of $2.00 over the next"
-        " 5 h 0 min, since nobody knows what is left, $0.09 of it for the move"
+        " 5 h 0 min, since it is not known what is left, $0.09 of it for the move"
     )
     assert plan.jobs[FIRST.job].moves == MOVED
     assert len(plan.attempts) == 1, "no machine is launched beside it"
