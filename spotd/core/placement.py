@@ -195,7 +195,7 @@ class JobPlacement:
         """
         if not offers.is_by_price:
             offers = self.catalogue.by_price(offers)
-            cheapest = next(self.carried_quotes(job, offers, defaultdict(int)), None)
+            cheapest = next(self._carried_quotes(job, offers, defaultdict(int)), None)
             if cheapest is not None:
                 yield cheapest
                 chosen = cheapest[0]

@@ -14,7 +14,6 @@ Theory. Each is one comparison of staying and moving (`relocating`), with a marg
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -85,9 +84,8 @@ class Relocation:
 
     def _elsewhere(self, job: Job, item: Attempt) -> Iterator[Quote]:
         """Yield the best machines on other hosts that the job accepts, as they would be agreed."""
-        offers, _ = self._placement.free_offers(job)
         here = item.quote.offer
-        for count, (candidate, ceiling) in enumerate(self._placement.carried_quotes(job, offers, defaultdict(int))):
+        for count, (candidate, ceiling) in enumerate(self._placement.quotes(job)):
             if count >= COMPARED_MAX:
                 return
             offer = candidate.offer

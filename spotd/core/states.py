@@ -190,7 +190,6 @@ class EndReason(StrEnum):
     LAUNCH_UNKNOWN = "launch_unknown"
     QUARANTINED = "quarantined"
     STALLED = "stalled"
-    MIGRATED = "migrated"
 
     @property
     def traits(self) -> EndTraits:
@@ -295,6 +294,5 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.STALLED: EndTraits(
         JobState.RECOVERING, "the job made no progress: {detail}", is_recovery=True, blame=Blame.HOST
     ),
-    EndReason.MIGRATED: EndTraits(JobState.RECOVERING, "moves to a cheaper machine: {detail}"),
     EndReason.QUARANTINED: EndTraits(JobState.FAILED, "spotd could not go on with it safely: {detail}"),
 }
