@@ -51,6 +51,7 @@ _NO_SETBACK: Final = frozenset(
         EndReason.OVER_BUDGET,
         EndReason.BUDGET_PAUSED,
         EndReason.WINDOW_CLOSED,
+        EndReason.MADE_ROOM,
         EndReason.MIGRATED,
         EndReason.DEADLINE_PASSED,
         EndReason.MAX_DURATION,

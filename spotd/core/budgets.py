@@ -207,6 +207,20 @@ class BudgetGuard:
         self._committed_by_job[job.id] += more
         return True
 
+    def lacking(self, job: Job, quote: Quote) -> int | None:
+        """Return how much must be freed for this launch; `None` where nothing that is freed would admit it."""
+        needed = self._needed(job, quote.offer, quote.price.total)
+        if any(self.is_held(one.kind, one.limit) or one.spent + needed > one.limit for one in self._budgets):
+            return None
+        return max((one.spent + self._promised + needed - one.limit for one in self._budgets), default=0)
+
+    def freed_by(self, item: Attempt) -> int:
+        """Return what is promised for this machine and not spent when it saves and stops now."""
+        stop = cost(_rate(item), _saving_time(self._world, item)) + save_cost(
+            self._world.jobs[item.id.job], item.quote.offer
+        )
+        return committed(self._world, item, self._now) + still_to_run(self._world, item, self._now) - stop
+
     def held_now(self, kind: VerdictKind, limit: MicroUsd) -> None:
         """Machines are being stopped for this budget in this decision."""
         self._held.add(_subject(kind, limit))

@@ -26,11 +26,10 @@ from spotd.core.deadlines.expiry import words_of_expiry
 from spotd.core.deadlines.pacer import Pacer
 from spotd.core.disk import disk_gb_for
 from spotd.core.expected_cost import total_at
-from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
+from spotd.core.ids import JobId
 from spotd.core.interruption_credit import is_left_to_provider, machines_in_use
 from spotd.core.jobs import Job
-from spotd.core.keys import attempt_key
+from spotd.core.launch_rows import launch_rows
 from spotd.core.market import MarketSnapshot, ProviderOffers
 from spotd.core.moves import target_words
 from spotd.core.plan_builder import PlanBuilder
@@ -39,8 +38,9 @@ from spotd.core.prospects import plausible_rates
 from spotd.core.quarantine import contain, in_words
 from spotd.core.quotes import Quote
 from spotd.core.ranked_offers import TOO_LITTLE_DISK, RankedOffers
+from spotd.core.schedule.preemption import Preemption
 from spotd.core.schedule.turn import WAITS_FOR_ITS_TURN, Turns
-from spotd.core.states import AttemptState, EndReason, JobState
+from spotd.core.states import EndReason, JobState
 from spotd.core.verdicts import PassedOver, Verdict, VerdictKind
 from spotd.core.why_not import all_blocked, all_too_expensive, nothing_fits, too_expensive
 from spotd.core.words import (
@@ -80,6 +80,7 @@ class JobPlacement:
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
         self.turns = Turns(builder, world)
+        self.preemption = Preemption(builder, world, budget_guard)
         self.pacer = Pacer(builder, world, self.quotes, lambda job: self._free_offers(job)[1], budget_guard)
         self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
@@ -145,7 +146,7 @@ class JobPlacement:
             return
         paced, gate = self.pacer.paced(job), self._gate(job)
         if gate is not None:
-            self._wait(job, *gate)
+            self._wait(job, *self.preemption.machine_for(job, gate, lambda: self._could_start(job)))
             return
         if paced is None:
             self._wait(job, VerdictKind.PACED, self.pacer.reason)
@@ -180,7 +181,10 @@ class JobPlacement:
             if self.budget_guard.refusal(job, agreed) is None:
                 self._launch(job, agreed, accepted, price_max)
                 return
-        self._wait(job, *refusal, best=chosen, ceiling=ceiling)
+        self._wait(job, *self.preemption.money_for(job, agreed, refusal), best=chosen, ceiling=ceiling)
+
+    def _could_start(self, job: Job) -> bool:
+        return next(self._carried_quotes(job, self._free_offers(job)[0], defaultdict(int)), None) is not None
 
     def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
         return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
@@ -307,32 +311,12 @@ class JobPlacement:
         return None
 
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
-        number = job.attempts_made + 1
-        item = Attempt(
-            id=AttemptId(job=job.id, number=number),
-            key=attempt_key(self.policy.install, job.id, number, self.policy.identity),
-            state=AttemptState.INTENDED,
-            quote=agreed,
-            ceiling=ceiling,
-            price_max=price_max,
-            intended_at=self.now,
-            account=self.policy.providers[agreed.offer.provider].account,
-        )
+        item, intent = launch_rows(job, agreed, ceiling, price_max, self.policy, self.now)
         self.builder.put_attempt(item)
-        self.builder.put_intent(
-            Intent(
-                id=launch_intent_id(item.key),
-                kind=IntentKind.LAUNCH,
-                provider=item.provider,
-                key=item.key,
-                state=IntentState.OPEN,
-                created_at=self.now,
-                attempt=item.id,
-            )
-        )
+        self.builder.put_intent(intent)
         rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)
         self.builder.put_job(
-            replace(self.builder.job(job.id), attempts_made=number, rate_low=MicroUsdPerHour(rate_low))
+            replace(self.builder.job(job.id), attempts_made=item.id.number, rate_low=MicroUsdPerHour(rate_low))
         )
         sentence = f"launching {quote_words(agreed)}, ceiling {per_gpu_words(ceiling)}: the best that fits now"
         sentence += target_words(job.moves, job.attempts_made, agreed)

@@ -172,6 +172,7 @@ class EndReason(StrEnum):
     OVER_BUDGET = "over_budget"
     BUDGET_PAUSED = "budget_paused"
     WINDOW_CLOSED = "window_closed"
+    MADE_ROOM = "made_room"
     DEADLINE_PASSED = "deadline_passed"
     MIGRATED = "migrated"
     MAX_DURATION = "max_duration"
@@ -244,6 +245,7 @@ _END_TRAITS: Final[Mapping[EndReason, EndTraits]] = {
     EndReason.MIGRATED: EndTraits(JobState.RECOVERING, "the job moves to another machine: {detail}"),
     EndReason.DEADLINE_PASSED: EndTraits(JobState.EXPIRED, "its deadline has passed: {detail}"),
     EndReason.MAX_DURATION: EndTraits(JobState.EXPIRED, "it ran for as long as it may: {detail}"),
+    EndReason.MADE_ROOM: EndTraits(JobState.QUEUED, "it makes room for a job of higher priority: {detail}"),
     EndReason.PRICE_ROSE: EndTraits(
         JobState.RECOVERING, "the machine's price rose above the ceiling: {detail}", is_recovery=True
     ),

@@ -135,7 +135,7 @@ def _enum_decoder(hint: type[StrEnum]) -> _Decode:
 
 
 def _plain_decoder(hint: Any) -> _Decode:
-    if hint not in (str, int):
+    if hint not in (str, int, bool):
         raise TypeError(f"no way to read {hint!r} from JSON")
 
     def decode(value: Any) -> Any:

@@ -80,6 +80,17 @@ def integer(*, least: int, most: int, example: str) -> Convert[int]:
     return convert
 
 
+def truth(*, example: str) -> Convert[bool]:
+    """Return a converter for true or false."""
+
+    def convert(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise BadValue(f"must be true or false, not {shown(value)}", hint=f"write {example}")
+        return value
+
+    return convert
+
+
 def fraction(*, example: str) -> Convert[float]:
     """Return a converter for a number from 0 to 1."""
 

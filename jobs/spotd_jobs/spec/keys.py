@@ -11,7 +11,19 @@ from typing import Any, Final
 
 from spotd_jobs.spec import units
 from spotd_jobs.spec.deadlines import deadline_words, parse_deadline
-from spotd_jobs.spec.fields import Convert, Table, bounded, choice, env_name, fraction, integer, kind, shown, text
+from spotd_jobs.spec.fields import (
+    Convert,
+    Table,
+    bounded,
+    choice,
+    env_name,
+    fraction,
+    integer,
+    kind,
+    shown,
+    text,
+    truth,
+)
 from spotd_jobs.spec.model import (
     CheckpointPolicy,
     GpuAlternative,
@@ -300,6 +312,8 @@ KEYS: Final = (
     JobKey("schedule.windows", _many(parse_window, 'windows = ["Mon-Fri 22:00-08:00"]', least=1, most=32, lone=True),
            "--window", "SPAN", "Run only then, say 'Mon-Fri 22:00-08:00'; may be repeated.", repeated=True,
            show=lambda spec: [window_words(one) for one in spec.schedule.windows]),
+    JobKey("schedule.preempt", _one(truth(example="preempt = true")), "--preempt",
+           show=lambda spec: spec.schedule.preempt or None),
     JobKey("schedule.after", _words('after = ["prep-data"]'),
            "--after", "JOB", "Run after this job has succeeded; may be repeated.", repeated=True),
     JobKey("schedule.timezone", _one(parse_zone), "--timezone", "ZONE", "Time zone of the windows, say Europe/Kyiv."),

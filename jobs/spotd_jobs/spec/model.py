@@ -149,6 +149,7 @@ class Schedule:
         max_duration: its command runs for so long at most, on all machines together.
         policy: absent: `slack-pacing` with a deadline, else `ceiling`.
         after: names or ids of jobs that must have succeeded before.
+        preempt: machines of jobs of lower priority are stopped for it, saved, where it could start at once on one.
     """
 
     windows: tuple[Window, ...] = ()
@@ -157,6 +158,7 @@ class Schedule:
     max_duration: timedelta | None = None
     policy: PolicyName | None = None
     after: tuple[str, ...] = ()
+    preempt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

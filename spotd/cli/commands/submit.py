@@ -72,6 +72,7 @@ def _job_options(function: F) -> F:
     "--include", multiple=True, metavar="PATH", help="Send this file of the workdir although it may be a key."
 )
 @click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
+@click.option("--preempt", is_flag=True, help="Stop jobs of lower priority, saved, where it could start at once.")
 @click.option("--array", default="", metavar="INDEXES", help="One job for each index, say 0-15 or 0-99%4.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan and a check of what would be packed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -147,6 +148,7 @@ def _flags(ctx: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
     values["resources.gpu"] = [part for text in given["resources__gpu"] for part in text.split(",")] or None
     if given["workdir"] is not None:
         values["workdir"] = str(Path(given["workdir"]).expanduser().absolute())
+    values["schedule.preempt"] = True if given["preempt"] else None
     values["env"] = dict(_variable(ctx, text) for text in given["env"])
     values["run"] = ctx.meta.get(_COMMAND_KEY)
     return nested(values)

@@ -109,7 +109,7 @@ def save_lead(job: Job, offer: Offer | None, policy: Policy) -> timedelta:
 
 def closing_words(job: Job, item: Attempt, now: datetime) -> str:
     """`its window closes Tue 08:00 Europe/Kyiv (in 5 h 2 min)`, for a job that runs; empty where none closes."""
-    if item.stop is not None and item.stop.reason is EndReason.WINDOW_CLOSED:
+    if item.stop is not None and item.stop.reason in {EndReason.WINDOW_CLOSED, EndReason.MADE_ROOM}:
         return f"it saves and stops: {item.stop.reason.sentence(item.stop.detail)}"
     schedule = job.spec.schedule
     zone = zone_of(schedule.timezone) if schedule.windows else None
