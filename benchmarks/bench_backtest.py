@@ -117,10 +117,10 @@ def main() -> int:
     )
     outcomes = play(question, processes=options.processes, progress=nothing)
     minutes = sum(one.took_s for case in outcomes for one in case) // 60
-    fees = dict.fromkeys(recorded.providers, 1_000_000)
+    policy = policy_of(terms, recorded.providers)
     numbers = {series_key(offer): number for number, offer in enumerate(recorded.series)}
     start = question.starts[0]
-    planned = PlannedRun(JobRun(question.spec_for(cases[0]), policy_of(fees), terms, numbers, start), start, 0)
+    planned = PlannedRun(JobRun(question.spec_for(cases[0]), policy, terms, numbers, start), start, 0)
     began_plain = time.process_time()
     steps = plain.played(planned.run, recorded, start, 60, until=start + PLAIN_HOURS * 3600)
     by_minute = (time.process_time() - began_plain) / max(1, steps)

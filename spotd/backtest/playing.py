@@ -52,7 +52,7 @@ def play_some(question: Question, starts: Sequence[int], progress: Progress) -> 
     """Play every case from these starts, in this process."""
     recorded, terms = question.recorded, question.terms
     fees = {name: terms.fee_ppm.get(name, 1_000_000) for name in recorded.providers}
-    policy = policy_of(fees)
+    policy = policy_of(terms, recorded.providers, paced=question.deadline is not None)
     numbers = {series_key(offer): number for number, offer in enumerate(recorded.series)}
     runs = [
         PlannedRun(JobRun(question.spec_for(case), policy, terms, numbers, start), start, case.limit)

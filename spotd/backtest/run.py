@@ -8,7 +8,7 @@ its machine works undisturbed, or while it waits for a price that no offer has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -31,6 +31,7 @@ from spotd.core.market import MarketSnapshot
 from spotd.core.metering import job_spent, on_demand_spent
 from spotd.core.plan import Plan
 from spotd.core.policy import Policy, ProviderPolicy
+from spotd.core.pricing import PPM
 from spotd.core.reconcile import reconcile
 from spotd.core.retention import trim
 from spotd.core.states import InvariantBroken, JobState
@@ -53,6 +54,8 @@ SeriesKey = tuple[ProviderName, OfferId, str, int, Market]
 
 JOB: Final = JobId("backtest")
 NEVER: Final = timedelta(days=3650)
+START_MAX: Final = timedelta(minutes=20)
+"""How long a start may take at the providers that spotd knows, unless every launch of the back-test takes longer."""
 ROUNDS_MAX: Final = 8
 """So often at one instant the core is asked again because something was launched or ended."""
 _WAITS_FOR_PRICE: Final = frozenset(
@@ -98,8 +101,11 @@ class RunOutcome:
     why: str = ""
 
 
-def policy_of(providers: Mapping[ProviderName, int]) -> Policy:
+def policy_of(terms: Assumptions, providers: Collection[ProviderName], *, paced: bool = False) -> Policy:
     """Return the policy of a back-test: as in production, with hosts that always speak and lists that are never late.
+
+    Args:
+        paced: the job has a deadline, so that every step is a decision.
 
     Nothing is read of an undisturbed machine for a while, so nothing may be concluded from silence.
     """
@@ -108,17 +114,17 @@ def policy_of(providers: Mapping[ProviderName, int]) -> Policy:
         providers={
             name: ProviderPolicy(
                 name=name,
-                fee_ppm=fee_ppm,
+                fee_ppm=terms.fee_ppm.get(name, PPM),
                 quote_ttl=NEVER,
                 reconcile_window=timedelta(minutes=3),
-                provision_timeout=NEVER,
+                provision_timeout=max(START_MAX, 2 * timedelta(seconds=terms.restart_s)),
                 ends_itself=False,
             )
-            for name, fee_ppm in providers.items()
+            for name in providers
         },
         silence_max=NEVER,
         silence_limit=NEVER,
-        recheck_every=NEVER,
+        recheck_every=timedelta(seconds=terms.step_s) if paced else NEVER,
     )
 
 
@@ -306,8 +312,7 @@ class JobRun:
 
     def _source(self, machine: ReplayedMachine) -> str | None:
         """Return what the machine restored."""
-        earlier = [saved for saved in self._job.checkpoints if saved.attempt < machine.attempt.number]
-        return earlier[0].name if earlier and self._terms.checkpoint_bytes else None
+        return next((saved.name for saved in self._job.checkpoints if saved.attempt < machine.attempt.number), None)
 
     # --- what the core owes ---
 
@@ -383,7 +388,7 @@ def _instance(machine: ReplayedMachine) -> Instance:
 
 
 def _checkpoint(machine: ReplayedMachine, number: int, terms: Assumptions) -> Checkpoint:
-    name = f"checkpoint-{number}"
+    name = f"checkpoint-{machine.attempt.number}-{number}"
     return Checkpoint(
         name=name,
         attempt=machine.attempt.number,

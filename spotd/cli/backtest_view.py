@@ -89,6 +89,7 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
         f"the job runs {span_words(terms.work_s)}",
         f"a launch takes {span_words(terms.restart_s)}",
         f"a checkpoint every {span_words(terms.every_s)}",
+        f"decided every {span_words(terms.step_s)}",
         f"a spot machine whose offer leaves the market is {terms.vanished.value}",
         "fees " + ", ".join(f"{name} x{fee / _MICRO:.2f}" for name, fee in sorted(terms.fee_ppm.items())),
         f"{result.starts} starts, seed {result.seed}",

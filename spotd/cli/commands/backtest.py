@@ -21,7 +21,7 @@ from spotd.cli.options import JSON, TABLE, output
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 from spotd.paths import state_dir
-from spotd_jobs.spec.model import GpuAlternative, JobSpec, PolicyName
+from spotd_jobs.spec.model import GpuAlternative, JobSpec, MarketChoice, PolicyName
 from spotd_jobs.spec.parse import merge, parse_job
 from spotd_jobs.spec.problems import SpecError
 from spotd_jobs.spec.units import parse_duration, parse_size
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OWN: Final = "own"
 _SPAN_MIN: Final = timedelta(seconds=1)
 _FEE_MAX: Final = 10
-_POLICIES: Final = click.Choice([PolicyName.CEILING.value])
+_POLICIES: Final = click.Choice([one.value for one in PolicyName])
 
 
 def _span(*, least: timedelta = _SPAN_MIN) -> Figure:
@@ -79,7 +79,9 @@ def _fee(text: str) -> tuple[str, int]:
     help="May be repeated.  [default: the job's]",
 )
 @click.option("--starts", type=click.IntRange(1, 10_000), default=40, show_default=True, help="Instants of submission.")
-@click.option("--step", type=_span(), default="1m", show_default=True, help="How often the daemon decides.")
+@click.option(
+    "--step", type=_span(), metavar="1m", help="How often the daemon decides.  [default: 1m; 5m with a deadline]"
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Which instants.")
 @click.option(
     "--restart", type=_span(least=timedelta(0)), default="6m", show_default=True, help="Launch to first step."
@@ -169,7 +171,7 @@ def _result(
         restart_s=round(given["restart"].total_seconds()),
         every_s=max(1, round(every.total_seconds())),
         checkpoint_bytes=given["size"],
-        step_s=max(1, round(given["step"].total_seconds())),
+        step_s=max(1, round((given["step"] or _usual_step(deadline)).total_seconds())),
         vanished=VanishedRule(given["vanished"]),
         fee_ppm={ProviderName(name): fee for name, fee in fees.items()},
     )
@@ -181,7 +183,12 @@ def _result(
             hint="run it as the daemon's user, set STATE_DIRECTORY to its state folder, or give --history FILE",
         )
     processes = given["processes"] or _cores()
-    policies = tuple(dict.fromkeys(given["policies"])) or (PolicyName.CEILING.value,)
+    usual = PolicyName.CEILING if deadline is None else PolicyName.SLACK_PACING
+    policies = tuple(dict.fromkeys(given["policies"])) or ((spec.schedule.policy or usual).value,)
+    if deadline is None and set(policies) != {PolicyName.CEILING.value}:
+        raise click.UsageError("a policy other than ceiling weighs time against money, so it needs --deadline 36h")
+    if deadline is not None and spec.resources.market is not MarketChoice.AUTO:
+        stderr.note('the job\'s market is not "auto", so that no policy can fall back to on-demand')
     runs = len(ceilings.limits) * len(policies) * given["starts"]
     with stderr.ProgressLine("playing", runs, text=str) as line:
         return answered(
@@ -219,6 +226,11 @@ def _spec(job: str) -> JobSpec:
     except SpecError as exc:
         rows = [(problem.sentence(job), problem.hint) for problem in exc.problems]
         raise CommandFailed(f"job {job} cannot be read", code=ExitCode.USAGE, rows=rows) from exc
+
+
+def _usual_step(deadline: timedelta | None) -> timedelta:
+    """Return a minute, as in production; with a deadline every step of every run is a decision, so fewer are made."""
+    return timedelta(minutes=1 if deadline is None else 5)
 
 
 def _deadline(spec: JobSpec, given: timedelta | None) -> timedelta | None:

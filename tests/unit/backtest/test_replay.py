@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from random import Random
 
 import pytest
@@ -10,7 +12,7 @@ from spotd.backtest.model import Assumptions, VanishedRule
 from spotd.backtest.recorded import RecordedMarket
 from spotd.backtest.replay import MarketReplay, PlannedRun
 from spotd.backtest.run import JobRun, RunOutcome, policy_of, series_key
-from spotd_jobs.spec.model import JobSpec, MarketChoice
+from spotd_jobs.spec.model import Deadline, JobSpec, MarketChoice, PolicyName, Schedule, Work
 from tests.unit.backtest import plain
 from tests.unit.backtest.builders import FEES, START, job, random_market
 
@@ -18,7 +20,7 @@ from tests.unit.backtest.builders import FEES, START, job, random_market
 def both(
     recorded: RecordedMarket, planned: list[tuple[JobSpec, int]], terms: Assumptions, *, per_gpu: bool = True
 ) -> tuple[list[RunOutcome], list[RunOutcome]]:
-    policy = policy_of({name: FEES[name] for name in recorded.providers})
+    policy = policy_of(terms, recorded.providers, paced=planned[0][0].schedule.deadline is not None)
     numbers = {series_key(one): number for number, one in enumerate(recorded.series)}
     slow: list[RunOutcome] = []
     fast: list[RunOutcome] = []
@@ -56,4 +58,13 @@ def test_the_replay_equals_the_plain_one(seed: int) -> None:
     ]
     slow, fast = both(recorded, planned, terms)
     assert fast == slow
-    assert any(one.launches for one in slow) or seed in {0}
+
+
+@pytest.mark.parametrize(("seed", "policy"), [*enumerate(PolicyName)])
+def test_a_job_with_a_deadline_is_decided_at_every_step(seed: int, policy: PolicyName) -> None:
+    recorded = random_market(seed + 50, offers=5)
+    terms = Assumptions(work_s=5000, restart_s=200, fee_ppm=FEES)
+    schedule = Schedule(deadline=Deadline(span=timedelta(hours=4)), policy=policy)
+    spec = replace(job(600_000, market=MarketChoice.AUTO), schedule=schedule, work=Work(time=timedelta(seconds=5000)))
+    slow, fast = both(recorded, [(spec, START + 60 * rest) for rest in (0, 31)], terms)
+    assert fast == slow

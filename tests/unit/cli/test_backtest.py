@@ -65,9 +65,24 @@ def test_the_table_the_advice_and_what_they_rest_on(ctl: Ctl, place: Path) -> No
     assert lines[1].split()[1:3] == ["0/4", "-"]
     text = result.out
     assert "recommended:" in text
-    assert "a spot machine whose offer leaves the market is lost; fees vast x1.00; 4 starts, seed 1" in text
+    assert (
+        "decided every 1 min; a spot machine whose offer leaves the market is lost; fees vast x1.00; 4 starts, seed 1"
+        in text
+    )
     assert "4 of 16 runs were not done when the history ended" in text
     assert result.err == ""
+
+
+def test_policies_are_compared_where_there_is_a_deadline(ctl: Ctl, place: Path) -> None:
+    more = ("--deadline", "12h", "--policy", "greedy", "--policy", "slack-pacing", "--ceiling", "0.3,0.4")
+    result = ctl(*words(place, *more, "--step", "15m", "--starts", "2"))
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    second = [line.replace(" <", "").split()[1] for line in lines[:5]]
+    assert second == ["POLICY", "greedy", "greedy", "slack-pacing", "slack-pacing"]
+    assert "LATE" in lines[0]
+    assert "every run is done within 12.0 h" in result.out
+    assert 'market is not "auto"' in result.err
 
 
 @pytest.mark.process
@@ -114,6 +129,8 @@ def test_a_queued_job_is_asked_for_by_name(ctl: Ctl, place: Path) -> None:
         (("--plot", "absent/out.svg"), "6h", "the folder of absent/out.svg does not exist"),
         (("--every", "0s"), "6h", "shorter than 1 s"),
         (("--starts", "0"), "6h", "--starts"),
+        (("--policy", "greedy"), "6h", "needs --deadline 36h"),
+        (("--policy", "hope", "--deadline", "9h"), "6h", "'hope' is not one of"),
         (("--checkpoint-size", "much"), "6h", "is not a size"),
     ],
 )
