@@ -25,7 +25,9 @@ from spotd.api.parameters import (
     read_cost_grouping,
     read_draft,
     read_event_query,
+    read_flag,
     read_history_query,
+    read_host,
     read_job_query,
     read_json,
     read_log_query,
@@ -208,7 +210,7 @@ class _Api:
 
     @_serving("POST", "/v1/jobs")
     async def submit(self, request: Request) -> Response:
-        body = await read_json(request, {"draft", "code_sha256", "secrets", "resume_from", "array"})
+        body = await read_json(request, {"draft", "code_sha256", "secrets", "resume_from", "array", "i_know"})
         code = body.get("code_sha256")
         submission = Submission(
             draft=read_draft(body),
@@ -216,6 +218,7 @@ class _Api:
             secrets=read_secrets(body),
             resume_from=read_resume_from(body),
             array=read_array(body),
+            i_know=read_flag(body, "i_know"),
         )
         detail = await self._ask(lambda: self._handlers.submissions.submit(submission))
         return self._reply(detail, status=201)
@@ -377,6 +380,16 @@ class _Api:
         """Answer without the state store too: it is asked when something is wrong."""
         without_unknown(request, ())
         return self._reply({"providers": await self._handlers.health.providers()})
+
+    @_serving("GET", "/v1/hosts")
+    async def hosts(self, request: Request) -> Response:
+        without_unknown(request, ())
+        return self._reply(await self._ask(self._handlers.hosts.hosts))
+
+    @_serving("POST", "/v1/hosts/forget")
+    async def forget_host(self, request: Request) -> Response:
+        host = read_host(await read_json(request, {"host"}))
+        return self._reply({"forgotten": await self._ask(lambda: self._handlers.hosts.forget(host))})
 
     @_serving("GET", "/v1/doctor")
     async def doctor(self, request: Request) -> Response:

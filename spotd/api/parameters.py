@@ -96,6 +96,22 @@ def read_machine(body: Mapping[str, Any]) -> str:
     return value
 
 
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """Return whether this is set; false where it is not given."""
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise Invalid(f"{name} is true or false")
+    return value
+
+
+def read_host(body: Mapping[str, Any]) -> str:
+    """Return a host as `HOST` or `PROVIDER/HOST`."""
+    value = body.get("host")
+    if not isinstance(value, str) or not value or len(value) > MACHINE_LENGTH_MAX:
+        raise Invalid("host is the name of a host", hint="spotctl providers --hosts lists them")
+    return value
+
+
 def read_resume_from(body: Mapping[str, Any]) -> str:
     """`JOB` or `JOB:CHECKPOINT`, empty where nothing was given."""
     text = body.get("resume_from") or ""
@@ -225,11 +241,12 @@ def read_spans(request: Request) -> tuple[str, tuple[tuple[int, int], ...]]:
 
 
 def read_price_query(request: Request) -> PriceQuery:
-    without_unknown(request, ("gpu", "provider", "limit"))
+    without_unknown(request, ("gpu", "provider", "job", "limit"))
     limit = _count(request, "limit", 50, least=1)
     return PriceQuery(
         gpu=request.query_params.get("gpu"),
         provider=request.query_params.get("provider"),
+        job=request.query_params.get("job"),
         limit=50 if limit is None else limit,
     )
 

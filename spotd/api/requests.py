@@ -33,6 +33,7 @@ class Submission:
         code_sha256: of a code archive that `put_code` stored, `None` for a job without a workdir.
         secrets: values by name; they go to the secret store and nowhere else.
         resume_from: `JOB` or `JOB:CHECKPOINT` of another job to begin from, empty to begin afresh.
+        i_know: its owner knows that it may lose everything.
         array: indexes of an array of such jobs, as in `0-15%4`; empty for one job.
     """
 
@@ -40,6 +41,7 @@ class Submission:
     code_sha256: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str = ""
+    i_know: bool = False
     array: str = ""
 
 
@@ -64,10 +66,14 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuery:
-    """Which quotes `prices` shows. `gpu` is as the user spelled it; priced for one GPU-hour with `disk_gb`."""
+    """Which quotes `prices` shows. `gpu` is as the user spelled it; priced for one GPU-hour with `disk_gb`.
+
+    `job` is one for which the expected cost to finish is stated besides.
+    """
 
     gpu: str | None = None
     provider: str | None = None
+    job: str | None = None
     limit: int = 50
 
 

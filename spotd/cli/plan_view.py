@@ -47,6 +47,7 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     if plan["candidates"]:
         text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
     tail = [f"{row['offers']} offers passed over: {row['reason']}" for row in plan["passed_over"]]
+    tail += [f"cost: {sentence}" for sentence in plan.get("costs", [])]
     tail += silence_texts(plan)
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")

@@ -47,6 +47,7 @@ class Daemon:
         secrets: Mapping[str, str],
         resume_from: str = "",
         array: str = "",
+        i_know: bool = False,
     ) -> Json:
         body = {
             "draft": draft,
@@ -54,6 +55,7 @@ class Daemon:
             "secrets": secrets,
             "resume_from": resume_from,
             "array": array,
+            "i_know": i_know,
         }
         return self._transport.json("POST", "/v1/jobs", body=body)
 
@@ -134,6 +136,12 @@ class Daemon:
 
     def providers(self) -> Json:
         return self._transport.json("GET", "/v1/providers")
+
+    def hosts(self) -> Json:
+        return self._transport.json("GET", "/v1/hosts")
+
+    def forget_host(self, host: str) -> Json:
+        return self._transport.json("POST", "/v1/hosts/forget", body={"host": host})
 
     def doctor(self) -> Json:
         return self._transport.json("GET", "/v1/doctor", timeout_s=PATIENT_S)

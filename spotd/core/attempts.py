@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from spotd.core.bidding import Bidding
@@ -111,6 +111,8 @@ class Attempt:
     traffic_spent: MicroUsd = NOTHING
     bill_tries: int = 0
     billed: MicroUsd | None = None
+    save_every: timedelta | None = None
+    """How often it is advised to save, where its owner states nothing."""
     account: str = ""
     """At the provider; empty where it does not state one."""
     watch: Watch | None = None

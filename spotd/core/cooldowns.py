@@ -17,6 +17,9 @@ from spotd_providers.contract.values import ProviderName
 
 SHOWN_FIRST: Final = timedelta(seconds=5)
 SHOWN_MAX: Final = timedelta(minutes=5)
+LAG_MAX: Final = timedelta(minutes=10)
+"""For so long after an account was filled its provider may refuse launches all the same."""
+LAG_FIRST: Final = timedelta(seconds=15)
 COOLDOWNS_REMEMBERED: Final = timedelta(hours=1)
 """After its end: what is refused again soon cools down for longer."""
 
@@ -89,6 +92,11 @@ def cooling_until(cooldown: Cooldown, provider_offers: ProviderOffers | None) ->
             pause, seen_at = timedelta(0), provider_offers.key_at
         case _:
             assert_never(cooldown.ends)
-    if seen_at is None or seen_at <= since:
+    if seen_at is None:
         return cooldown.until
-    return min(cooldown.until, since + pause)
+    if seen_at > since:
+        return min(cooldown.until, since + pause)
+    if cooldown.ends is CooldownEnd.CREDIT and since - seen_at <= LAG_MAX:
+        # Its launches lag behind what it states of the account: each pause is as long as the lag has lasted.
+        return min(cooldown.until, since + max(LAG_FIRST, since - seen_at))
+    return cooldown.until

@@ -9,6 +9,7 @@ from typing import Final
 
 from spotd.core.billing import charge_unseen, prove_by_report, start_billing, start_billing_later
 from spotd.core.bounds import notice_within
+from spotd.core.checkpoint_advice import with_save_time
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.learning import learn_from_start
@@ -95,7 +96,8 @@ def absorb(builder: PlanBuilder, attempt_id: AttemptId, report: HostStatus) -> N
     meter_traffic(builder, attempt_id, report)
     item = builder.attempt(attempt_id)
     if report.checkpoints:
-        job = with_pace(builder.job(attempt_id.job), item, report.checkpoints, builder.now)
+        job = with_save_time(builder.job(attempt_id.job), report.save_time)
+        job = with_pace(job, item, report.checkpoints, builder.now)
         builder.put_job(with_progress(job, item, builder.now))
     note_progress(builder, attempt_id, report, is_new=moved)
     if report.notice_at is not None:

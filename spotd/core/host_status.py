@@ -81,6 +81,8 @@ class HostStatus:
     uploads: Mapping[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
     restored_bytes: int = 0
+    save_time: timedelta | None = None
+    """How long the upload of its newest checkpoint took, as it states."""
     up: timedelta | None = None
     """For how long the host has run when it wrote its newest heartbeat, by its own steady clock."""
     sample: HostSample | None = None

@@ -102,6 +102,7 @@ class Job:
         checkpoints: accepted ones, newest first; the first is what the next attempt resumes from.
         spent, on_demand: of attempts that have ended; what has no known on-demand price counts as its own cost.
         lost: machine time after the newest checkpoint at each loss: what had to be done again.
+        save_time: how long the upload of a checkpoint takes, as its hosts state, newer ones counting for more.
         paces: of its newest attempts, oldest first, one for each.
         outputs: what the attempt that succeeded left, `None` before one has.
         moves: to cheaper machines.
@@ -141,6 +142,7 @@ class Job:
     totals: RunTotals = field(default_factory=RunTotals)
     pacing: Pacing = field(default_factory=Pacing)
     paces: tuple[PaceSample, ...] = ()
+    save_time: timedelta | None = None
     stalls: int = 0
     chain: Chain | None = None
     array: ArrayTask | None = None

@@ -1,4 +1,4 @@
-"""What the end of an attempt, and the beginning of its command, add to the records."""
+"""What the end of an attempt, and the beginning of its command, add to the records, and what is forgotten."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.experience.hazards import SLOT_HOURS, exposure, loss_records, slot_of, time_subject
-from spotd.core.experience.hosts import fault_record
+from spotd.core.experience.hosts import fault_record, records_of_host
 from spotd.core.experience.starts import ANY_IMAGE, START_MAX, is_slow, start_record
-from spotd.core.records import ONE, RecordId, RecordKind
+from spotd.core.plan import Event, Plan
+from spotd.core.records import ONE, RecordId, RecordKind, nothing
 from spotd.core.states import EndReason
+from spotd.core.world import World
 
 if TYPE_CHECKING:
     from spotd.core.working_copy import WorkingCopy
@@ -88,3 +90,15 @@ def _add_fault(builder: WorkingCopy, item: Attempt, kind: RecordKind) -> None:
     host = item.quote.offer.host_id
     if host is not None:
         builder.learn(fault_record(kind, item.provider, host), ONE, timedelta(0))
+
+
+def forget_host(world: World, host: str, now: datetime) -> Plan:
+    """Forget what is remembered of the hosts that a user means by this."""
+    gone = records_of_host(world.experience, host)
+    if not gone:
+        return Plan()
+    what = f"what was remembered of host {host} is forgotten: it ranks by its price again"
+    return Plan(
+        experience={identity: nothing(identity, now) for identity in gone},
+        events=(Event(at=now, kind="host.forgotten", message=what),),
+    )

@@ -22,6 +22,7 @@ from spotd.core.candidates import (
     CandidateCatalogue,
 )
 from spotd.core.ceilings import agree, ceiling_for, ceilings_of_kinds, highest_ceiling, is_admissible
+from spotd.core.checkpoint_advice import advice_at_launch
 from spotd.core.deadlines.expiry import words_of_expiry
 from spotd.core.deadlines.pacer import Pacer
 from spotd.core.disk import disk_gb_for
@@ -312,6 +313,7 @@ class JobPlacement:
 
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
         item, intent = launch_rows(job, agreed, ceiling, price_max, self.policy, self.now)
+        item = replace(item, save_every=advice_at_launch(job, agreed.offer, self.world, self.now))
         self.builder.put_attempt(item)
         self.builder.put_intent(intent)
         rate_low = agreed.price.total if job.rate_low is None else min(job.rate_low, agreed.price.total)

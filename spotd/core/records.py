@@ -29,7 +29,7 @@ FADED: Final = ONE // 50
 FADED_SPAN: Final = timedelta(minutes=10)
 KEPT_FOR: Final = timedelta(days=120)
 """No record is kept for longer after it was last added to."""
-RECORDS_MAX: Final = 5_000
+RECORDS_MAX: Final = 2_000
 """So many are kept of each kind, those that were added to last."""
 
 

@@ -16,6 +16,7 @@ from spotd.core.intents import IntentState
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
 from spotd.core.quarantine import QUARANTINE_MARK
+from spotd.core.records import with_records
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
 from spotd.core.world import UnreadableRow
 from spotd.store import rows
@@ -146,7 +147,8 @@ def _forget_cooldowns(connection: Connection, fresh: Sequence[Cooldown]) -> None
 def _write_experience(connection: Connection, memory: RowCache, plan: Plan) -> None:
     if not plan.experience:
         return
-    memory.experience = None
+    if memory.experience is not None:
+        memory.experience = with_records(memory.experience, plan.experience)
     kept = [one for one in plan.experience.values() if one.count or one.span]
     _upsert(connection, EXPERIENCE, [rows.RECORD.out(one) for one in kept])
     delete_records(connection, [one for one in plan.experience.values() if not (one.count or one.span)])

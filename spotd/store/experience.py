@@ -9,11 +9,13 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, select
 
-from spotd.core.records import RECORDS_MAX, Experience, Record, is_faded
+from spotd.core.records import RECORDS_MAX, Experience, Record, RecordKind, is_faded
 from spotd.store import rows
 from spotd.store.readable import kept
 from spotd.store.tables import EXPERIENCE
 
+_NEWEST: Final = select(EXPERIENCE).order_by(EXPERIENCE.c.at.desc()).limit(2 * len(RecordKind) * RECORDS_MAX)
+"""All of them, and a bound on what was added since the last that faded were deleted."""
 _ONE: Final = delete(EXPERIENCE).where(
     EXPERIENCE.c.kind == bindparam("k"), EXPERIENCE.c.provider == bindparam("p"), EXPERIENCE.c.subject == bindparam("s")
 )
@@ -21,7 +23,7 @@ _ONE: Final = delete(EXPERIENCE).where(
 
 def load_experience(connection: Connection) -> Experience:
     """Return every record; one that cannot be understood is left out."""
-    found = kept(rows.RECORD.read, rows.fetch(connection, select(EXPERIENCE)))
+    found = kept(rows.RECORD.read, rows.fetch(connection, _NEWEST))
     return {one.id: one for one in found}
 
 

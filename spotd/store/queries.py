@@ -22,12 +22,14 @@ from spotd.core.jobs import Job
 from spotd.core.plan import Event
 from spotd.core.policy import Policy
 from spotd.core.quarantine import QUARANTINE_MARK
+from spotd.core.records import Experience
 from spotd.core.states import AttemptState, JobState
 from spotd.core.world import PastJob, UnreadableRow, World
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, instant_out
 from spotd.store.engine import DatabasePlace
 from spotd.store.errors import StoreCorrupt
+from spotd.store.experience import load_experience
 from spotd.store.mapping import Row
 from spotd.store.readable import ROW_ERRORS, kept, set_aside
 from spotd.store.row_cache import RowCache
@@ -293,6 +295,10 @@ class Reads:
             .limit(limit)
         )
         return tuple(map(_billed_machine, rows.fetch(self._connection, query)))
+
+    def experience(self) -> Experience:
+        """Return what was learnt of providers, pools, hosts and images; what cannot be understood is left out."""
+        return load_experience(self._connection)
 
     def totals(self) -> Totals:
         """Return what all jobs together cost, as far as it is booked."""

@@ -111,6 +111,7 @@ class JobRow(Base, table=True):
     pacing_past_runs: int = _zero()
     pacing_losses: int = _zero()
     pacing_is_slipping: bool = Field(sa_column=Column(Boolean, nullable=False, server_default=false()))
+    save_time: int | None = _big(nullable=True)
     paces: str = Field(sa_column=Column(Text, nullable=False, server_default="[]"))
     """What its attempts showed, in JSON."""
     stalls: int = _zero()
@@ -188,6 +189,7 @@ class AttemptRow(Base, table=True):
     traffic_spent: int = _zero()
     bill_tries: int = _zero()
     billed: int | None = _big(nullable=True)
+    save_every: int | None = _big(nullable=True)
     account: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
     watch: str | None = _text(nullable=True)
     freshness: str | None = _text(nullable=True)

@@ -17,6 +17,7 @@ from spotd.api.handlers.doctor import DoctorHandlers
 from spotd.api.handlers.events import EventHandlers
 from spotd.api.handlers.files import FileHandlers
 from spotd.api.handlers.health import HealthHandlers
+from spotd.api.handlers.hosts import HostHandlers
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.handlers.ledger import LedgerHandlers
 from spotd.api.handlers.logs import LogHandlers
@@ -44,4 +45,5 @@ class Handlers:
         self.ledger = LedgerHandlers(context)
         self.prices = PriceHandlers(context)
         self.health = HealthHandlers(context)
+        self.hosts = HostHandlers(context)
         self.doctor = DoctorHandlers(context)

@@ -26,6 +26,8 @@ from spotd.api.schemas.plans import WhyResponse
 from spotd.core import recovery, requests
 from spotd.core.attempts import Attempt
 from spotd.core.ceilings import ceiling_for
+from spotd.core.checkpoint_advice import advice_words
+from spotd.core.cost_words import cost_words
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
@@ -141,8 +143,14 @@ class JobHandlers:
             ceiling_usd_gpu_h=usd(ceiling),
             budget_usd=None if job is None else usd(job.budget),
             phase=phase,
+            checkpoint_advice=self._checkpoint_advice(job, current),
             set_aside=[_aside_words(row) for row in aside],
         )
+
+    def _checkpoint_advice(self, job: Job | None, current: Attempt | None) -> str:
+        if job is None or job.state.is_final:
+            return ""
+        return advice_words(job, current, self._context.world(), self._context.clock.now())
 
     async def why(self, ref: str) -> WhyResponse:
         job_id = await self._context.find(ref)
@@ -171,6 +179,7 @@ class JobHandlers:
                 until=instant(verdict.until) if verdict is not None else None,
                 ceiling_usd_gpu_h=usd(verdict.ceiling) if verdict is not None else None,
                 best=best,
+                costs=self._costs(job_id),
                 passed_over=passed_over_responses(verdict.passed_over) if verdict is not None else [],
                 boards=offers_responses(context.offer_cache.snapshot(), notes_of(context.offer_cache, context.clock)),
                 events=[
@@ -179,6 +188,15 @@ class JobHandlers:
             )
 
         return await context.read(work)
+
+    def _costs(self, job_id: JobId) -> list[str]:
+        """Return what finishing the job is expected to cost, in sentences."""
+        context = self._context
+        world = context.world()
+        job = world.jobs.get(job_id)
+        if job is None or job.state.is_final:
+            return []
+        return list(cost_words(job, world, context.offer_cache.snapshot(), context.clock.now()))
 
     async def cancel(self, ref: str) -> JobResponse:
         """Cancel the job; a second cancel changes nothing and succeeds.

@@ -24,6 +24,7 @@ from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for, is_admissible
 from spotd.core.chain import Chain
 from spotd.core.checkpoints import Checkpoint
+from spotd.core.cost_words import cost_words
 from spotd.core.deadlines.feasible import Infeasible, deadline_warnings, infeasible
 from spotd.core.decide import decide
 from spotd.core.gpu_names import resolve_gpu
@@ -34,6 +35,7 @@ from spotd.core.prospects import used_up
 from spotd.core.quotes import Quote
 from spotd.core.requests import submit
 from spotd.core.states import JobState
+from spotd.core.unprotected import unprotected_words
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
 from spotd_jobs.spec.keys import job_file
@@ -130,6 +132,14 @@ def schedule_problem(
     return infeasible(job, offers.entries, now)
 
 
+def unprotected_problem(
+    spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...]
+) -> str:
+    """Return why this job would hardly finish on a spot machine; empty if it may."""
+    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
+    return unprotected_words(job, world, market, now)
+
+
 def outlook(
     spec: JobSpec,
     world: World,
@@ -183,11 +193,13 @@ def outlook(
             )
             for q, blocked in shown
         ],
+        costs=list(cost_words(job, with_job, market, now)),
         passed_over=passed_over_responses(request_counts.items()),
         boards=offers_responses(market),
         fits=bool(fitting),
         verdict_kind=kind.value,
         verdict=verdict.sentence if verdict is not None else "no provider shows offers now",
+        unprotected=unprotected_problem(spec, world, market, now, checkpoints),
         warnings=[*_warnings(spec, fitting, others), *deadline_warnings(job)],
     )
 

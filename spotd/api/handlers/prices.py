@@ -22,6 +22,7 @@ from spotd.api.schemas.prices import (
 from spotd.api.timestamps import utc_text
 from spotd.core.candidates import CandidateCatalogue
 from spotd.core.ceilings import ceiling_for
+from spotd.core.cost_words import cost_words
 from spotd.core.pricing import Needs, quote
 from spotd.history import DISK_GB, Bucket, HistoryUnavailable, PriceGroup, PriceTerms, SeriesQuery, TooManyBuckets
 from spotd_providers.contract import gpus
@@ -51,6 +52,7 @@ class PriceHandlers:
         catalogue = CandidateCatalogue(market, policy, world.cooldowns, now, attempts=world.attempts.values())
         needs = Needs(disk_gb=DISK_GB, upload_bytes_per_hour=0, restore_bytes_per_hour=0)
         found: list[tuple[int, str, str, QuoteResponse]] = []
+        job = None if query.job is None else world.jobs.get(await context.find(query.job))
         for name, provider_offers in market.offer_cache.items():
             rules = policy.providers.get(name)
             if rules is None or (query.provider is not None and name != query.provider):
@@ -67,6 +69,7 @@ class PriceHandlers:
         found.sort(key=lambda row: row[:3])
         return PricesResponse(
             quotes=[row[3] for row in islice(found, query.limit)],
+            costs=[] if job is None else list(cost_words(job, world, market, now)),
             boards=offers_responses(market, notes_of(context.offer_cache, context.clock)),
             more=len(found) > query.limit,
         )

@@ -16,7 +16,14 @@ from spotd.api.handlers.chains import find_chain
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.deadlines import require_feasible, require_future
 from spotd.api.handlers.jobs import JobHandlers, require_free_names
-from spotd.api.handlers.plans import budget_problem, new_job, outlook, read_spec, schedule_problem
+from spotd.api.handlers.plans import (
+    budget_problem,
+    new_job,
+    outlook,
+    read_spec,
+    schedule_problem,
+    unprotected_problem,
+)
 from spotd.api.handlers.resume_source import find_resume_source, resume_source_response
 from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
@@ -27,6 +34,7 @@ from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
+from spotd.core.unprotected import HINT as UNPROTECTED_HINT
 from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.crash import CrashPoint
@@ -116,7 +124,8 @@ class SubmissionHandlers:
         """Queue the job, durably.
 
         Raises:
-            Invalid: the draft is wrong, a secret is missing, or the code was not put before.
+            Invalid: the draft is wrong, a secret is missing, the code was not put before, or a spot job that saves
+                nothing is too long for one machine.
             NotFound: there is no such job or checkpoint to resume from.
             StateConflict: an unfinished job has this name.
             OverBudget: it can never run within the budgets.
@@ -133,6 +142,9 @@ class SubmissionHandlers:
         problem = budget_problem(spec, world, market, now)
         if problem:
             raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
+        exposed = unprotected_problem(spec, world, market, now, taken)
+        if exposed and not submission.i_know:
+            raise Invalid(exposed, hint=UNPROTECTED_HINT)
         tasks = _tasks(spec, submission.array)
         ids, array_id = await self._free_ids(spec, tasks)
         # Writing one for each of ten thousand jobs takes a while.

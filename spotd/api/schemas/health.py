@@ -104,3 +104,40 @@ class StatusResponse(TypedDict):
     jobs: dict[str, int]
     spent_day_usd: float
     spent_month_usd: float
+
+
+class HostResponse(TypedDict):
+    """What is remembered of one host; counts fade by half in three days, losses and hours in fourteen.
+
+    Attributes:
+        failed_starts, slow_starts, early_losses: faults for which it ranks behind.
+        losses, machine_h: machines that were lost there, over the machine time of attempts that are over.
+        ranks_behind: share of its price by which it ranks behind others.
+        at: when the newest of it happened.
+        cools_until: until when nothing is bought there, null where it does not cool down.
+    """
+
+    provider: str
+    host: str
+    failed_starts: float
+    slow_starts: float
+    early_losses: float
+    losses: float
+    machine_h: float
+    ranks_behind: float
+    at: str
+    cools_until: str | None
+
+
+class HostsResponse(TypedDict):
+    """Hosts that jobs have used, the worst first. `more`: there are more than are shown."""
+
+    hosts: list[HostResponse]
+    more: bool
+
+
+class ForgottenHostResponse(TypedDict):
+    """A host of which nothing is remembered any more."""
+
+    provider: str
+    host: str

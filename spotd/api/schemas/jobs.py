@@ -158,6 +158,7 @@ class JobDetailResponse(TypedDict):
 
     Attributes:
         spec: the job as it was understood, in the shape of a job file; secrets by name only.
+        checkpoint_advice: how often it should save and why, empty while nothing is known of its saves.
         lost_s: work and waiting lost to preemptions.
         set_aside: which of its rows cannot be understood and are not part of this answer, in sentences. Where that is
             the job's own, `spec` is empty and the job is described by its columns alone.
@@ -172,6 +173,7 @@ class JobDetailResponse(TypedDict):
     ceiling_usd_gpu_h: float | None
     budget_usd: float | None
     phase: str
+    checkpoint_advice: str
     set_aside: list[str]
 
 

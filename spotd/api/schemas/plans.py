@@ -34,8 +34,10 @@ class PlanResponse(TypedDict):
         ceilings: the effective $ per GPU-hour that applies, by canonical GPU name.
         resume_from: the checkpoint of another job that this one would begin from, null without one.
         candidates: cheapest first by expected cost to finish, those that fit and the best that do not, at most 20.
+        costs: sentences on what finishing the job is expected to cost, and what that rests on.
         verdict_kind: a VerdictKind value; `placed` means it would start now.
         fits: at least one candidate is at or under the ceiling.
+        unprotected: why it is refused unless its owner knows what it may lose; empty where it is not.
         warnings: sentences worth reading that refuse nothing.
     """
 
@@ -49,11 +51,13 @@ class PlanResponse(TypedDict):
     budget_usd: float | None
     resume_from: ResumeSourceResponse | None
     candidates: list[QuoteResponse]
+    costs: list[str]
     passed_over: list[PassedOverResponse]
     boards: list[PollResponse]
     fits: bool
     verdict_kind: str
     verdict: str
+    unprotected: str
     warnings: list[str]
 
 
@@ -65,7 +69,10 @@ class CodeResponse(TypedDict):
 
 
 class WhyResponse(TypedDict):
-    """The answer to `why`, never empty. `kind` is a VerdictKind value or null for a final job."""
+    """The answer to `why`, never empty. `kind` is a VerdictKind value or null for a final job.
+
+    `costs` are sentences on what finishing the job is expected to cost, empty for a final job.
+    """
 
     id: str
     name: str
@@ -76,6 +83,7 @@ class WhyResponse(TypedDict):
     until: str | None
     ceiling_usd_gpu_h: float | None
     best: QuoteResponse | None
+    costs: list[str]
     passed_over: list[PassedOverResponse]
     boards: list[PollResponse]
     events: list[EventResponse]

@@ -64,9 +64,13 @@ class PollResponse(TypedDict):
 
 
 class PricesResponse(TypedDict):
-    """Quotes, cheapest effective price per GPU first, and the providers they come from. `more`: the limit cut some."""
+    """Quotes, cheapest effective price per GPU first, and the providers they come from. `more`: the limit cut some.
+
+    `costs` are sentences on what finishing the job is expected to cost for which they were asked, if any.
+    """
 
     quotes: list[QuoteResponse]
+    costs: list[str]
     boards: list[PollResponse]
     more: bool
 

@@ -9,6 +9,7 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
+from spotd.cli.hosts_view import forget_host, show_hosts
 from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
@@ -62,9 +63,17 @@ def _powers(row: ProviderResponse) -> str:
 
 @click.command()
 @click.option("--explain", is_flag=True, help="Say why each missing power is missing.")
+@click.option("--hosts", is_flag=True, help="What is remembered of hosts, the worst first.")
+@click.option("--forget", metavar="HOST", help="Forget what is remembered of this host.")
 @output(TABLE, JSON, ID)
-def providers(*, explain: bool, output: str) -> None:
+def providers(*, explain: bool, hosts: bool, forget: str | None, output: str) -> None:
     """Health, last poll, offers seen and powers of each provider."""
+    if forget is not None:
+        forget_host(forget, output)
+        return
+    if hosts:
+        show_hosts(output)
+        return
     answer = Daemon().providers()
     rows: list[ProviderResponse] = answer["providers"]
     if show_data(answer, output, [row["name"] for row in rows]):

@@ -234,6 +234,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("late", job.get("checkpoint_late", "")),
         ("transfer", _transfer_text(job["transfer"])),
         ("phase", detail["phase"]),
+        ("saving", detail.get("checkpoint_advice", "")),
         ("submitted", local_text(job["submitted_at"])),
         ("started", local_text(job["started_at"])),
         ("ended", local_text(job["ended_at"])),
@@ -302,6 +303,7 @@ def why(*, ref: str, output: str) -> None:
         lines.append(f"  ceiling   ${price(ceiling)} per GPU-hour")
     if best is not None:
         lines.append(f"  best now  {clean(_quote_text(best))}")
+    lines += [f"  cost      {clean(sentence)}" for sentence in shape.get("costs", [])]
     if shape["passed_over"]:
         lines.append("  passed over:")
         lines += [f"    {row['offers']:>5} offers: {clean(row['reason'])}" for row in shape["passed_over"]]

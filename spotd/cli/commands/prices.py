@@ -11,7 +11,7 @@ from spotd.cli import stderr
 from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import gpu_text, price, silence_texts, where_text
+from spotd.cli.words import clean, gpu_text, price, silence_texts, where_text
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage 
 @click.option("--gpu", metavar="NAME", help="Only this GPU, in any usual spelling.")
 @click.option("--provider", metavar="NAME", help="Only this provider.")
 @click.option("--explain", is_flag=True, help="Show every term of the effective price.")
+@click.option("--job", metavar="JOB", help="With what finishing this job is expected to cost.")
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")
 @output(TABLE, JSON, ID)
-def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, output: str) -> None:
+def prices(*, gpu: str | None, provider: str | None, explain: bool, job: str | None, limit: int, output: str) -> None:
     """Effective prices now, the cheapest GPU-hour first. All prices are dollars."""
-    answer = Daemon().prices({"gpu": gpu, "provider": provider, "limit": limit})
+    answer = Daemon().prices({"gpu": gpu, "provider": provider, "job": job, "limit": limit})
     quotes: list[QuoteResponse] = answer["quotes"]
     if show_data(answer, output, [f"{quote['provider']}/{quote['offer']}" for quote in quotes]):
         return
@@ -64,6 +65,8 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, limit: int, 
         show_table(EXPLAIN_COLUMNS, quotes)
     else:
         show_table(QUOTE_COLUMNS, quotes)
+    for sentence in answer.get("costs", []):
+        stderr.note(clean(sentence))
     for sentence in silence_texts(answer):
         stderr.warning(sentence)
     if answer["more"]:

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 CODE_BYTES_MAX: Final = 500_000_000
 """Code, not data: more than this in a workdir is a forgotten .gitignore."""
+UNPROTECTED_HINT: Final = (
+    'let it save to $SPOTD_CHECKPOINT_DIR and state [checkpoint] every = "15m", or give --market on-demand,'
+    " or --i-know to submit it all the same"
+)
 _COMMAND_KEY: Final = "spotd.command"
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,6 +78,7 @@ def _job_options(function: F) -> F:
 @click.option("--resume-from", default="", metavar="JOB[:CHECKPOINT]", help="Begin from another job's checkpoint.")
 @click.option("--preempt", is_flag=True, help="Stop jobs of lower priority, saved, where it could start at once.")
 @click.option("--array", default="", metavar="INDEXES", help="One job for each index, say 0-15 or 0-99%4.")
+@click.option("--i-know", is_flag=True, help="Submit a spot job that saves nothing and outlasts a machine.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan and a check of what would be packed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--no-wait-price", is_flag=True, help="Exit 3 instead of queueing if nothing is under the ceiling now.")
@@ -114,6 +119,8 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
             code=ExitCode.NOTHING_UNDER_CEILING,
             hint="raise --max-price, or leave --no-wait-price out and let the job wait",
         )
+    if plan.get("unprotected") and not given["i_know"]:
+        raise CommandFailed(plan["unprotected"], code=ExitCode.USAGE, hint=UNPROTECTED_HINT)
     if given["dry_run"]:
         if plan["workdir"] is not None:
             _packed(Path(plan["workdir"]), given["include"])
@@ -123,7 +130,7 @@ def submit(ctx: click.Context, /, *, file: str | None, output: str, **given: Any
         stderr.note("nothing was submitted")
         return ExitCode.INTERRUPTED
     code = None if plan["workdir"] is None else _upload(daemon, Path(plan["workdir"]), given["include"])
-    job = _submitted(daemon, draft, code, secrets, resume_from, array)
+    job = _submitted(daemon, draft, code, secrets, resume_from, array, i_know=given["i_know"])
     return _after(daemon, job, output, wait=given["wait"], detach=given["detach"])
 
 
@@ -242,10 +249,24 @@ class _Watched(io.BytesIO):
 
 
 def _submitted(
-    daemon: Daemon, draft: JobDraft, code: str | None, secrets: Mapping[str, str], resume_from: str, array: str
+    daemon: Daemon,
+    draft: JobDraft,
+    code: str | None,
+    secrets: Mapping[str, str],
+    resume_from: str,
+    array: str,
+    *,
+    i_know: bool,
 ) -> JobResponse:
     def call() -> Json:
-        return daemon.submit(draft.as_json(), code_sha256=code, secrets=secrets, resume_from=resume_from, array=array)
+        return daemon.submit(
+            draft.as_json(),
+            code_sha256=code,
+            secrets=secrets,
+            resume_from=resume_from,
+            array=array,
+            i_know=i_know,
+        )
 
     try:
         answer = _asked(draft, call)

@@ -23,6 +23,7 @@ SLOW_LEAST: Final = timedelta(minutes=10)
 SLOW_KNOWN: Final = 3 * ONE
 """So many starts must be known before one can be called slow."""
 ANY_IMAGE: Final = ""
+_TICK: Final = timedelta(microseconds=1)
 
 
 def start_record(provider: ProviderName, image: str) -> RecordId:
@@ -49,4 +50,5 @@ def _shrunk(experience: Experience, identity: RecordId, prior: timedelta) -> tim
     if known is None:
         return prior
     # Both sums fade alike, so that their ratio needs no instant.
-    return (prior * WEIGHT + known.span * ONE) / (WEIGHT + known.count)
+    total = (prior // _TICK) * WEIGHT + (known.span // _TICK) * ONE
+    return min(START_MAX, timedelta(microseconds=total // (WEIGHT + known.count)))

@@ -218,7 +218,7 @@ class GrantBuilder:
             restore=[] if fixed else self._restores(attempt, job, expires),
             inputs=[] if fixed or attempt.stop is not None else RestorePoints(self._objects, expires).inputs(job),
             array=None if job.array is None else ArrayPlace(index=job.array.index, count=job.array.count),
-            spec=self._run_spec(job.spec),
+            spec=self._run_spec(job.spec, attempt.save_every),
             secrets={} if superseded else self._secrets.read(job.id, job.spec.secrets),
             notice=NoticeSources(imds=(traits.notice_imds or None) if traits is not None else None, file=True),
             orders=_orders(attempt, superseded=superseded),
@@ -233,8 +233,9 @@ class GrantBuilder:
             self._issued_last = max(self._issued(), self._issued_last + timedelta(microseconds=1))
             return self._issued_last
 
-    def _run_spec(self, spec: JobSpec) -> RunSpec:
+    def _run_spec(self, spec: JobSpec, advised: timedelta | None) -> RunSpec:
         rules, watched = spec.checkpoint, watch_every(spec.watchdog)
+        every = advised if rules.every is None else rules.every
         return RunSpec(
             run=list(spec.run),
             setup=spec.setup,
@@ -242,7 +243,7 @@ class GrantBuilder:
             outputs=list(spec.outputs),
             checkpoint=CheckpointRules(
                 path=rules.path,
-                every_s=None if rules.every is None else self._real(rules.every, floor_s=0.05),
+                every_s=None if every is None else self._real(every, floor_s=0.05),
                 keep=rules.keep,
                 settle_s=self._real(rules.settle, floor_s=SETTLE_FLOOR_S),
                 stop_signal=rules.stop_signal,

@@ -34,6 +34,8 @@ EVENTS_PER_READ_MAX: Final = 500
 LAST_EVENTS: Final = 3
 """The exit is the last event of a runner; these many are read to find it."""
 _NUMBER_MAX: Final = 10**16
+SAVE_S_MAX: Final = 7 * 86_400.0
+"""A host that states a longer upload states nothing."""
 _NAME: Final = re.compile(r"[0-9]{1,32}\.json")
 
 _SENTENCES: Final = {
@@ -142,11 +144,20 @@ def _take_event(view: HostReader, event: HostEvent, *, tell: bool, at: datetime)
         view.exit, view.exit_at = ended, event.at
     if event.kind is EventKind.RESTORED and isinstance(event.data.get("name"), str):
         view.resumed_from = str(event.data["name"])
+    if event.kind is EventKind.CHECKPOINT:
+        view.save_s = _seconds(event.data.get("seconds"))
     if event.kind is EventKind.CHECKPOINT_FALLBACK and tell and view.ration.take("fallbacks", at):
         view.fallbacks.append(_fallback(event))
     words = _SENTENCES.get(event.kind)
     if words is not None and tell:
         view.note(event.kind.value, words.format_map(_Blank(event.data)), at)
+
+
+def _seconds(stated: object) -> float | None:
+    """Return a span that a host states, if it is one."""
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 <= stated <= SAVE_S_MAX:
+        return None
+    return float(stated)
 
 
 def _fallback(event: HostEvent) -> FallbackRestore:

@@ -49,6 +49,8 @@ class HostReader:
     stored_bytes: int = 0
     """Of all that it wrote, when it was last counted."""
     resumed_from: str | None = None
+    save_s: float | None = None
+    """How long the newest upload of a checkpoint took on the host."""
     events_read: str = ""
     serial_known: int | None = None
     accepted: dict[str, Checkpoint] = field(default_factory=dict)

@@ -136,6 +136,7 @@ def report_of(
         script_began_at=None if heartbeat is None else _script_began(heartbeat, at=at, virtual=virtual),
         stored_bytes=view.stored_bytes,
         uploads={key: size for key, size in view.uploads.items() if key in view.accepted},
+        save_time=None if view.save_s is None or heartbeat is None else _virtual_span(heartbeat, view.save_s, virtual),
         restored_bytes=heartbeat.restore.bytes_done if heartbeat is not None and heartbeat.restore is not None else 0,
         up=None if heartbeat is None else _virtual_span(heartbeat, heartbeat.up_s, virtual),
         sample=None if heartbeat is None else _sample_of(heartbeat, virtual),

@@ -40,6 +40,9 @@ class Evidence:
         for cooldown in world.cooldowns:
             if cooldown.until > now and cooldown.ends is not CooldownEnd.TIME:
                 awaited.setdefault(cooldown.provider, set()).add(cooldown.ends)
+        for provider, ends in awaited.items():
+            if CooldownEnd.CREDIT in ends and CooldownEnd.CREDIT not in self.awaited.get(provider, ()):
+                self._balances.pop(provider, None)  # what was left before this refusal is spent
         self.awaited = {provider: frozenset(ends) for provider, ends in awaited.items()}
 
     def credit_seen(self, provider: ProviderName, balance: MicroUsd, at: datetime) -> bool:

@@ -147,6 +147,7 @@ def detail(row: JobResponse) -> JobDetailResponse:
         "ceiling_usd_gpu_h": 2.4,
         "budget_usd": 120.0,
         "phase": "run",
+        "checkpoint_advice": "",
         "set_aside": [],
     }
 
@@ -230,11 +231,13 @@ def plan(**given: Any) -> PlanResponse:
         "budget_usd": 120.0,
         "resume_from": None,
         "candidates": [quote()],
+        "costs": [],
         "passed_over": [{"reason": "less disk than 100 GB", "offers": 12}],
         "boards": [board()],
         "fits": True,
         "verdict_kind": "placed",
         "verdict": "would start now on vast/4410",
+        "unprotected": "",
         "warnings": [],
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
@@ -251,6 +254,7 @@ def why(**given: Any) -> WhyResponse:
         "until": None,
         "ceiling_usd_gpu_h": 2.4,
         "best": quote(),
+        "costs": [],
         "passed_over": [{"reason": "above the ceiling", "offers": 40}],
         "boards": [board()],
         "events": [event()],

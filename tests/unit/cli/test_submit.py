@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+import tomllib
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from spotd.api.errors import OverBudget
 from spotd.cli.commands.submit import submit
+from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonRefused
 from spotd.store import JobView
 from spotd_jobs.spec.keys import FLAGS
 from tests.unit.api import made_responses, worlds
@@ -442,7 +445,7 @@ def test_a_dry_run_refuses_a_workdir_with_keys_in_the_words_of_the_submit(ctl: C
 
 def test_each_flag_is_a_key_of_a_job_file_or_says_how_to_submit() -> None:
     about_submitting = {"file", "output", "env", "secret", "secret_file", "include", "resume_from", "dry_run"}
-    about_submitting |= {"yes", "no_wait_price", "wait", "detach", "array", "preempt"}
+    about_submitting |= {"yes", "no_wait_price", "wait", "detach", "array", "preempt", "i_know"}
     keys = {str(parameter.name).replace("__", ".") for parameter in submit.params} - about_submitting
     assert keys == set(FLAGS) - {"run", "env", "secrets", "schedule.preempt"}
 
@@ -460,3 +463,26 @@ def test_including_a_file_of_no_workdir_is_refused(ctl: Ctl, job_file: Path) -> 
     assert result.code == 2
     assert "this job has none" in result.err
     assert sent == []
+
+
+def test_a_spot_job_that_saves_nothing_and_outlasts_a_machine_needs_a_word_of_its_owner(
+    ctl: Ctl, job_file: Path
+) -> None:
+    job_file.write_text(JOB + '[work]\ntime = "24h"\n')
+    refused = ctl("submit", "train.toml", "-y")
+    assert refused.code == 2
+    assert "error: llama-lora would run 24.0 h on 1 x H100_SXM at local" in refused.err
+    assert "a spot machine is lost every 6.0 h in the mean" in refused.err
+    assert "or --i-know to submit it all the same" in refused.err
+    assert not ctl.rig.store.read(lambda reads: reads.jobs())
+    assert ctl("submit", "train.toml", "-y", "--i-know").code == 0
+    job_file.write_text(JOB.replace("llama-lora", "other") + '[work]\ntime = "24h"\n[checkpoint]\nevery = "15m"\n')
+    assert ctl("submit", "train.toml", "-y").code == 0
+
+
+def test_the_daemon_itself_refuses_a_spot_job_that_saves_nothing(ctl: Ctl, job_file: Path) -> None:
+    draft = {"data": tomllib.loads(JOB + '[work]\ntime = "24h"\n'), "flags": {}, "source": "", "base_dir": ""}
+    daemon = Daemon(ctl.place.socket)
+    with pytest.raises(DaemonRefused, match=r"would run 24\.0 h"):
+        daemon.submit(draft, code_sha256=None, secrets={})
+    assert daemon.submit(draft, code_sha256=None, secrets={}, i_know=True)["job"]["name"] == "llama-lora"

@@ -7,13 +7,14 @@ from datetime import timedelta
 import pytest
 
 from spotd.core.applied import applied
-from spotd.core.cooldowns import CooldownScope
+from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope, cooling_until
 from spotd.core.decide import decide
+from spotd.core.market import ProviderOffers
 from spotd.core.outcomes import LaunchFailure, launch_refused
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
 from spotd_providers.contract.values import Offer, PoolId, QuotaId
-from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy
+from tests.unit.core.builders import MINUTE, NOW, SHOP, job, market, offer, shop_policy
 
 EAST_G = QuotaId("east spot G")
 EAST = QuotaId("east volumes")
@@ -81,3 +82,27 @@ def test_each_refusal_cools_down_one_thing_and_no_other(
 ) -> None:
     _, cooling = refused(offer("o1", pool=PoolId("p")), failure, wait=wait)
     assert [(s, t) for s, _, t in cooling] == [(scope, span)]
+
+
+def filled(seen_at: timedelta, refused_at: timedelta) -> timedelta:
+    """When a launch is tried again that was refused for the fifth time, where credit was seen before or after that."""
+    since = NOW + refused_at
+    cooling = Cooldown(
+        provider=SHOP,
+        scope=CooldownScope.PROVIDER,
+        subject="",
+        until=since + 15 * MINUTE,
+        reason="no credit",
+        since=since,
+        strikes=4,
+        ends=CooldownEnd.CREDIT,
+    )
+    return cooling_until(cooling, ProviderOffers(provider=SHOP, credit_at=NOW + seen_at)) - since
+
+
+def test_an_account_that_was_filled_a_moment_before_it_was_refused_is_asked_again_soon() -> None:
+    second = timedelta(seconds=1)
+    assert filled(timedelta(0), -second) == timedelta(0)
+    assert filled(timedelta(0), 5 * second) == 15 * second
+    assert filled(timedelta(0), 2 * MINUTE) == 2 * MINUTE
+    assert filled(timedelta(0), 11 * MINUTE) == 15 * MINUTE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from spotd.core.cooldowns import CooldownEnd
+from spotd.core.cooldowns import Cooldown, CooldownEnd, CooldownScope
 from spotd.core.jobs import Job
+from spotd.core.world import World
 from spotd.daemon.market import refusal_causes
 from spotd.daemon.market.evidence import Evidence
 from spotd.daemon.market.offer_cache import OfferCache
@@ -21,7 +23,7 @@ from spotd.daemon.wake import WakeEvent
 from spotd_providers.contract.errors import AuthFailed, NoBalance, OfferGone, ProviderError, RateLimited, Unavailable
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Balance, Capability, Power
-from tests.unit.core.builders import NOW, SHOP, job, market, offer
+from tests.unit.core.builders import NOW, SHOP, job, market, offer, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Rig
 from tests.unit.daemon.shop import Shop
@@ -237,3 +239,24 @@ def test_the_lowest_price_of_a_kind_is_kept_for_a_week() -> None:
     seen.prices_seen(market(offer(price=3)).offer_cache[SHOP].offer_index, NOW + timedelta(days=9))
     assert seen.lows() == {("RTX_4090", 1): MicroUsdPerHour(3)}
     assert job().budget is None
+
+
+def test_a_balance_of_long_ago_does_not_hide_that_the_account_was_filled() -> None:
+    seen = Evidence()
+    rich = MicroUsd(100_000_000)
+    assert seen.credit_seen(SHOP, rich, NOW)
+    waits = World(policy=shop_policy(), jobs={}, attempts={}, intents={})
+    seen.update(waits, NOW)
+    cooling = Cooldown(
+        provider=SHOP,
+        scope=CooldownScope.PROVIDER,
+        subject="",
+        until=NOW + timedelta(days=9),
+        reason="no credit",
+        since=NOW,
+        ends=CooldownEnd.CREDIT,
+    )
+    seen.update(replace(waits, cooldowns=(cooling,)), NOW)
+    assert seen.credit_seen(SHOP, MicroUsd(20_000_000), NOW), "spent and filled again before the first question"
+    seen.update(replace(waits, cooldowns=(cooling,)), NOW)
+    assert not seen.credit_seen(SHOP, MicroUsd(20_000_000), NOW)

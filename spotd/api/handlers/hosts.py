@@ -1,0 +1,76 @@
+"""What is remembered of hosts, and forgetting it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from spotd.api.errors import NotFound
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.render import instant
+from spotd.api.schemas.health import ForgottenHostResponse, HostResponse, HostsResponse
+from spotd.api.timestamps import utc_text
+from spotd.core.cooldowns import CooldownScope
+from spotd.core.experience.hosts import HostMemory, host_memories, host_of, records_of_host
+from spotd.core.learning import forget_host
+from spotd.core.plan import Plan
+from spotd.core.records import ONE
+from spotd.core.world import World
+from spotd.daemon.crash import CrashPoint
+from spotd.store import Reads
+
+HOSTS_MAX: Final = 200
+"""So many are shown, the worst first."""
+_POINTS: Final = (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY)
+"""As for every other request that changes one row."""
+
+
+class HostHandlers:
+    """Shows and forgets what hosts did to jobs."""
+
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+
+    async def hosts(self) -> HostsResponse:
+        """Return what is remembered of each host, the worst first."""
+        world, now = self._context.world(), self._context.clock.now()
+        known = await self._context.read(lambda reads: reads.experience())
+        found = host_memories(known, now)
+        cooling = {
+            (c.provider, c.subject): c.until for c in world.cooldowns if c.scope is CooldownScope.HOST and c.until > now
+        }
+        shown = [_response(one, cooling.get((one.provider, one.host))) for one in found[:HOSTS_MAX]]
+        return HostsResponse(hosts=shown, more=len(found) > HOSTS_MAX)
+
+    async def forget(self, host: str) -> list[ForgottenHostResponse]:
+        """Forget the faults and losses of a host, named `HOST` or `PROVIDER/HOST`.
+
+        Raises:
+            NotFound: nothing is remembered of such a host.
+        """
+        names: set[tuple[str, str]] = set()
+
+        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
+            names.update((i.provider, host_of(i)) for i in records_of_host(world.experience, host))
+            if not names:
+                raise NotFound(f"nothing is remembered of a host {host!r}", hint="spotctl providers --hosts")
+            return forget_host(world, host, now)
+
+        await self._context.commit(decide, _POINTS)
+        self._context.log.info("host.forgotten", host=host)
+        return [ForgottenHostResponse(provider=provider, host=name) for provider, name in sorted(names)]
+
+
+def _response(one: HostMemory, cools_until: datetime | None) -> HostResponse:
+    return HostResponse(
+        provider=one.provider,
+        host=one.host,
+        failed_starts=round(one.failed_starts / ONE, 2),
+        slow_starts=round(one.slow_starts / ONE, 2),
+        early_losses=round(one.early_losses / ONE, 2),
+        losses=round(one.losses / ONE, 2),
+        machine_h=round(one.hours.total_seconds() / 3600, 2),
+        ranks_behind=one.malus_ppm / 1_000_000,
+        at=utc_text(one.at),
+        cools_until=instant(cools_until),
+    )

@@ -1,0 +1,55 @@
+"""Spot jobs that would lose everything: longer than a machine lasts in the mean, and without any checkpoint."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from spotd.core.candidates import CandidateCatalogue
+from spotd.core.ceilings import ceiling_for, is_admissible
+from spotd.core.checkpoint_advice import is_taken_back, prior_hazard_ppm, states_checkpoints
+from spotd.core.experience.hazards import PPM, Hazards
+from spotd.core.jobs import Job
+from spotd.core.market import MarketSnapshot
+from spotd.core.records import ONE
+from spotd.core.remaining_work import remaining_on
+from spotd.core.world import World
+
+_HOUR = timedelta(hours=1)
+
+
+def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datetime) -> str:
+    """Return why the job would hardly finish on what it would be given now; empty where it may.
+
+    Nothing is said of a job whose length is not known, that saves, or that would get a machine that is not taken back.
+    """
+    if job.checkpoints or states_checkpoints(job.spec):
+        return ""
+    attempts, experience = world.attempts.values(), world.experience
+    catalogue = CandidateCatalogue(market, world.policy, world.cooldowns, now, attempts=attempts, experience=experience)
+    offers = catalogue.list_for(catalogue.key_of(job))
+    for quote in catalogue.ranked(offers):
+        offer = quote.offer
+        ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, world.policy)
+        if not is_admissible(quote, ceiling, job.spec.price):
+            continue
+        length = remaining_on(job, offer.gpu, offer.gpu_count)
+        if length is None or not is_taken_back(offer):
+            return ""
+        hazards = Hazards(experience, now, attempts, prior_ppm=prior_hazard_ppm(world.policy))
+        hazard = hazards.of(offer)
+        if hazard <= 0 or length <= _HOUR * PPM / hazard:
+            return ""
+        count, span = hazards.evidence_of(offer)
+        return (
+            f"{job.name} would run {length / _HOUR:.1f} h on {offer.gpu_count} x {offer.gpu} at {offer.provider}, where"
+            f" a spot machine is lost every {PPM / hazard:.1f} h in the mean ({count / ONE:.1f} losses in"
+            f" {span / _HOUR:.0f} machine hours on record), and nothing in the job says that it saves: each loss would"
+            " begin it anew"
+        )
+    return ""
+
+
+HINT = (
+    'let it save to $SPOTD_CHECKPOINT_DIR and state [checkpoint] every = "15m", or give --market on-demand,'
+    " or --i-know to submit it all the same"
+)
