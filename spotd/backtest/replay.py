@@ -19,6 +19,7 @@ from spotd.backtest.model import instant
 from spotd.backtest.recorded import UNKNOWN, RecordedMarket
 from spotd.backtest.run import JobRun
 from spotd.core.pricing import PPM
+from spotd_providers.contract.money import shares
 from spotd_providers.contract.values import ProviderName
 
 
@@ -54,7 +55,7 @@ class MarketReplay:
         self._runs = runs
         self._step_s = step_s
         self._market = LiveMarket(recorded)
-        self._divisor = [PPM * (offer.gpu_count if per_gpu else 1) for offer in recorded.series]
+        self._divisor = [PPM * (shares(offer.gpu_count) if per_gpu else 1) for offer in recorded.series]
         self._fees = [fees[offer.provider] for offer in recorded.series]
         self._holders: defaultdict[int, set[int]] = defaultdict(set)
         self._waiting: defaultdict[int, set[int]] = defaultdict(set)

@@ -149,7 +149,8 @@ def count(number: int, noun: str) -> str:
 
 def gpu_text(machine: Mapping[str, Any]) -> str:
     """Return the GPUs of a job, an attempt or a quote, as a job file would ask for them."""
-    return f"{machine['gpu']}:{machine['gpu_count']}" if machine["gpu"] else NOTHING
+    count = f":{machine['gpu_count']}" if machine["gpu_count"] else ""
+    return f"{machine['gpu']}{count}" if machine["gpu"] else NOTHING
 
 
 def where_text(machine: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from spotd.core.pricing import gpu_price_limit, gpu_price_within, repriced, usua
 from spotd.core.quotes import Quote
 from spotd.core.ranked_offers import RankedOffers
 from spotd_jobs.spec.model import PriceLimit
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, per_gpu, whole_machine
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, per_gpu, shares, whole_machine
 from spotd_providers.contract.values import Market
 
 
@@ -50,7 +50,7 @@ def ceilings_of_kinds(job: Job, offers: RankedOffers, policy: Policy) -> Iterato
 def highest_ceiling(job: Job, policy: Policy) -> int:
     """Return what no machine that the job accepts costs more than, whatever its GPU."""
     price = job.spec.price
-    counts = [g.count for g in job.spec.resources.gpu] or [job.spec.resources.gpu_count]
+    counts = [shares(g.count) for g in job.spec.resources.gpu] or [shares(job.spec.resources.gpu_count)]
     if price is not None and price.machine_hour is not None:
         return price.machine_hour
     if price is not None and price.per_gpu_hour is not None:

@@ -21,6 +21,7 @@ from spotd.core.retention import note_fallbacks, with_fresh
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.traffic import meter_outputs, meter_traffic
 from spotd.core.watchdog import note_freshness, note_progress
+from spotd.core.words import machine_words
 
 _RUNNING_PHASES: Final = frozenset({"run", "save", "upload", "done"})
 _EXIT_REASONS: Final[Mapping[ExitCause, EndReason]] = {
@@ -143,7 +144,7 @@ def _running(builder: PlanBuilder, attempt_id: AttemptId) -> None:
         builder.move_job(
             job.id,
             JobState.RUNNING,
-            f"runs on {offer.gpu_count} x {offer.gpu} at {offer.provider}{resumed}",
+            f"runs on {machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}{resumed}",
             started_at=job.started_at or builder.now,
             image_errors=0,
         )

@@ -14,7 +14,7 @@ from typing import Final
 from spotd.core.attempts import Attempt
 from spotd.core.jobs import Job
 from spotd.core.usefulness import startup
-from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, cost
+from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, cost, shares
 
 MARGIN_PERCENT: Final = 5
 DWELL_MAX: Final = timedelta(minutes=10)
@@ -26,7 +26,7 @@ def borne_until(item: Attempt, job: Job, price: MicroUsdPerGpuHour, now: datetim
     if since is None or since > now or excess * 100 > item.ceiling * MARGIN_PERCENT:
         return None
     ends_at = since + DWELL_MAX
-    count = item.quote.offer.gpu_count
+    count = shares(item.quote.offer.gpu_count)
     paid = cost(MicroUsdPerHour(excess * count), now - since)
     lost = restart_time(item, job, now)
     return ends_at if now < ends_at and paid < cost(MicroUsdPerHour(price * count), lost) else None

@@ -24,6 +24,7 @@ from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job, PaceSample
 from spotd_jobs.spec.model import GpuSpeed
 from spotd_providers.contract import gpus
+from spotd_providers.contract.money import shares
 
 PPM: Final = 1_000_000
 SPREAD: Final = 4
@@ -54,7 +55,7 @@ class Speeds:
     def of(self, gpu: str, count: int) -> int:
         """Return the speed of a machine of this kind, in millionths; never 0."""
         if self.per_gpu:
-            return max(1, _stated_ppm(self.per_gpu, gpu) * count)
+            return max(1, _stated_ppm(self.per_gpu, gpu) * shares(count))
         if self.measured:
             found = dict(self.measured)
             return found.get((gpu, count), min(found.values()))

@@ -26,6 +26,7 @@ from spotd_providers.contract.money import (
     MicroUsdPerGpuHour,
     MicroUsdPerHour,
     per_gpu,
+    whole_machine,
 )
 from spotd_providers.contract.values import Market, Offer
 
@@ -151,7 +152,7 @@ def repriced(agreed: Quote, gpu_price: MicroUsdPerHour) -> Quote:
 
 def gpu_price_limit(agreed: Quote, ceiling: MicroUsdPerGpuHour) -> MicroUsdPerHour:
     """Return the highest price of the GPU part at which the whole stays within the ceiling; 0 when none does."""
-    return _highest(agreed, ceiling * agreed.offer.gpu_count, lambda price: price.per_gpu <= ceiling)
+    return _highest(agreed, whole_machine(ceiling, agreed.offer.gpu_count), lambda price: price.per_gpu <= ceiling)
 
 
 def gpu_price_within(agreed: Quote, total: int) -> MicroUsdPerHour:

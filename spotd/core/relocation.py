@@ -34,7 +34,7 @@ from spotd.core.quotes import Quote
 from spotd.core.relocating import Comparison, compare, running_rate
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason
-from spotd.core.words import dollar_words, span_words
+from spotd.core.words import dollar_words, machine_words, span_words
 from spotd_providers.contract.money import MicroUsdPerHour, as_usd
 
 MARGIN_PERCENT: Final = 15
@@ -208,7 +208,7 @@ def move_words(there: Quote, found: Comparison, rate_here: MicroUsdPerHour) -> s
     left = f"the {span} that are left" if found.is_estimate else f"the next {span}, since it is not known what is left"
     price, before = as_usd(running_rate(there)), as_usd(rate_here)
     return (
-        f"{offer.gpu_count} x {offer.gpu} at {offer.provider}/{offer.host_id or offer.offer_id} for"
+        f"{machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}/{offer.host_id or offer.offer_id} for"
         f" ${price:.4f} per hour instead of ${before:.4f}: {dollar_words(found.moving)}"
         f" instead of {dollar_words(found.staying)} over {left}, {dollar_words(found.fixed)} of it for the move"
     )

@@ -26,7 +26,7 @@ from spotd.core.pricing import DEFAULT_CHECKPOINT_INTERVAL, PPM, traffic_cost
 from spotd.core.requests import stop_attempt
 from spotd.core.states import EndReason
 from spotd.core.words import per_gpu_words
-from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd, cost, whole_machine
 
 WINDOW_MIN: Final = timedelta(hours=1)
 TOLERANCE_PPM: Final = 50_000
@@ -100,6 +100,6 @@ def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) 
 
 def left_for_uploads(item: Attempt) -> MicroUsdPerHour:
     """Return what the ceiling leaves per hour for uploads beside the machine's time, with the tolerance."""
-    whole = item.ceiling * item.quote.offer.gpu_count
+    whole = whole_machine(item.ceiling, item.quote.offer.gpu_count)
     time = max(item.meter.rate, 0)
     return MicroUsdPerHour(max(0, whole - time - item.quote.price.restore) + whole * TOLERANCE_PPM // PPM)

@@ -43,9 +43,14 @@ def quote_words(quote: Quote) -> str:
     floor = lowest_winning(quote)
     wins = "" if floor is None else f" as bid, where {per_gpu_words(floor)} wins now"
     return (
-        f"{offer.gpu_count} x {offer.gpu} at {offer.provider}{place}, {offer.market.value},"
+        f"{machine_words(offer.gpu, offer.gpu_count)} at {offer.provider}{place}, {offer.market.value},"
         f" {per_gpu_words(quote.price.per_gpu)}{wins}"
     )
+
+
+def machine_words(gpu: str, gpu_count: int) -> str:
+    """`8 x H100`, or that it has none."""
+    return f"{gpu_count} x {gpu}" if gpu_count else "a machine without a GPU"
 
 
 def lowest_winning(quote: Quote) -> MicroUsdPerGpuHour | None:
@@ -61,6 +66,10 @@ def wanted_words(wanted: Resources) -> str:
         return " or ".join(f"{one.count} x {one.name}" for one in wanted.gpu)
     if wanted.min_vram_mb is not None:
         return f"{wanted.gpu_count} x any GPU with {wanted.min_vram_mb / 1000:g} GB"
+    if wanted.gpu_count == 0:
+        least = [f"{wanted.cpus} CPUs"] if wanted.cpus else []
+        least += [f"{wanted.memory_mb / 1000:g} GB of memory"] if wanted.memory_mb else []
+        return f"a machine without a GPU that has {' and '.join(least)}"
     return f"{wanted.gpu_count} x any GPU"
 
 

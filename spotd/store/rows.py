@@ -26,7 +26,7 @@ from spotd.store.mapping import Columns, Row, RowMap, compact, from_json
 from spotd.store.views import AttemptView, JobView
 from spotd_jobs.spec.codec import spec_from_json, spec_to_json
 from spotd_jobs.spec.model import JobSpec, Resources
-from spotd_providers.contract.values import InstanceId, InstanceRef, ProviderName
+from spotd_providers.contract.values import NO_GPU, InstanceId, InstanceRef, ProviderName
 
 _ID: Final = {"id.job": "job_id", "id.number": "number"}
 _REF: Final = {"ref.instance_id": "ref_id"}
@@ -87,7 +87,7 @@ def gpu_wanted(resources: Resources) -> str:
         return ", ".join(f"{gpu.name}:{gpu.count}" for gpu in resources.gpu)
     if resources.min_vram_mb is not None:
         return f">={-(-resources.min_vram_mb // 1000)}GB:{resources.gpu_count}"
-    return f"any:{resources.gpu_count}"
+    return f"any:{resources.gpu_count}" if resources.gpu_count else f"{NO_GPU}:0"
 
 
 def job_out(job: Job, spec_text: str) -> Columns:

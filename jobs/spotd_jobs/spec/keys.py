@@ -257,7 +257,7 @@ KEYS: Final = (
            field="resources.min_vram_mb", show=lambda spec: _megabytes(spec.resources.min_vram_mb)),
     JobKey("resources.gpu_count", _one(integer(least=1, most=_COUNT_MAX, example="gpu_count = 1")),
            "--gpu-count", "N", "GPUs per machine, with --min-vram.", type=int,
-           show=lambda spec: None if spec.resources.gpu else spec.resources.gpu_count),
+           show=lambda spec: None if spec.resources.gpu else spec.resources.gpu_count or None),
     JobKey("image", _one(text(length_max=512, example=_IMAGE, pattern=r"[A-Za-z0-9][A-Za-z0-9._:/@-]*",
                               rule="is not the name of a container image")),
            "--image", "IMAGE", "Container image.", missing=f"write {_IMAGE}"),

@@ -30,7 +30,7 @@ class Resources:
     gpu: tuple[GpuAlternative, ...] = ()
     min_vram_mb: int | None = None
     gpu_count: int = 1
-    """GPUs per machine where `min_vram` is given instead of names."""
+    """GPUs per machine where `min_vram` is given instead of names; 0 for a job without a GPU."""
     disk_gb: int = 10
     cpus: int | None = None
     memory_mb: int | None = None

@@ -62,6 +62,8 @@ def parse_job(data: Mapping[str, Any], source: str, *, base: Path | None = None)
         raise SpecError(source, problems)
     if own.get("workdir") is not None:
         own["workdir"] = _absolute(own["workdir"], base)
+    if not {"gpu", "min_vram_mb"} & parts["resources"].keys():
+        parts["resources"]["gpu_count"] = 0
     return JobSpec(
         **own,
         resources=Resources(**parts["resources"]),
@@ -79,7 +81,9 @@ def _refuse_contradictions(tables: Mapping[str, Table], parts: Mapping[str, Mapp
         tables[""].report("secrets", f"{name} is also in env, where everybody can read it", "remove it from env")
     resources, checkpoint = tables["resources"], tables["checkpoint"]
     if "gpu" not in resources and "min_vram" not in resources:
-        resources.report("gpu", "is missing", GPU_HINT + '; or min_vram = "40GB"')
+        if "gpu_count" in resources or not {"cpus", "memory_mb"} & parts["resources"].keys():
+            hint = f'{GPU_HINT}; or min_vram = "40GB"; or cpus = 8 for a machine without a GPU'
+            resources.report("gpu", "is missing", hint)
     elif "gpu" in resources and "min_vram" in resources:
         hint = 'remove one; a name can say the size, as in "A100-80GB:1"'
         resources.report("min_vram", "cannot stand beside gpu", hint)

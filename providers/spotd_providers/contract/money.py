@@ -53,14 +53,19 @@ def cost(price: MicroUsdPerHour, duration: timedelta) -> MicroUsd:
     return MicroUsd(-(-price * microseconds // _MICROSECONDS_PER_HOUR))
 
 
+def shares(gpu_count: int) -> int:
+    """Return how many GPUs a price is divided by: a machine without a GPU counts as one."""
+    return max(1, gpu_count)
+
+
 def per_gpu(price: MicroUsdPerHour, gpu_count: int) -> MicroUsdPerGpuHour:
     """Divide a machine's price by its GPUs, rounded up."""
-    return MicroUsdPerGpuHour(-(-price // gpu_count))
+    return MicroUsdPerGpuHour(-(-price // shares(gpu_count)))
 
 
 def whole_machine(price: MicroUsdPerGpuHour, gpu_count: int) -> MicroUsdPerHour:
     """Multiply a price per GPU by the number of GPUs."""
-    return MicroUsdPerHour(price * gpu_count)
+    return MicroUsdPerHour(price * shares(gpu_count))
 
 
 def as_usd(amount: int) -> float:

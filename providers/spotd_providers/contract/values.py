@@ -34,6 +34,8 @@ At most 64 characters of a-z, 0-9, `-` and one `.`. An adapter shows every machi
 carries is the daemon's business."""
 
 CAPACITY_SCORE_MAX: Final = 10
+NO_GPU: Final = "CPU"
+"""Stands for the name of a GPU in an offer of a machine without one."""
 FREE_STORAGE: Final = MicroUsdPerGbMonth(0)
 NOTHING_FIXED: Final = MicroUsdPerHour(0)
 FREE_TRAFFIC: Final = MicroUsdPerGb(0)
@@ -64,7 +66,8 @@ class Offer:
         pool: offers that are lost together (an AWS type in a zone, a vast machine); the unit of capacity cooldowns.
         quotas: limits of the account that a machine of this offer counts against, the one that is used up soonest
             first; offers that share one are not tried in vain while it is used up.
-        gpu: canonical name (`spotd_providers.contract.gpus`), or the provider's own spelling if unknown.
+        gpu: canonical name (`spotd_providers.contract.gpus`), or the provider's own spelling if unknown; `NO_GPU` with
+            a `gpu_count` of 0 for a machine that has none.
         gpu_price: whole machine, GPU part only, before the marketplace's fee. For a bid market: the bid to place.
         on_demand_price: GPU part of the same hardware sold on-demand, where known (the receipt's comparison).
         pays_bid: in a bid market, whether a machine bills what was bid (vast.ai) or the market's price (AWS).

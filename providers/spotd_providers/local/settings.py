@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from spotd_providers.contract.money import micro_usd
+from spotd_providers.contract.values import NO_GPU
 from spotd_providers.kit.durations import duration
 
 _NAME: Final = r"^[a-z0-9][a-z0-9.-]{0,62}$"
@@ -128,8 +129,10 @@ class HostSpec(_Model):
     """One host of the market, or a pool of equal machines (`slots`)."""
 
     name: str = Field(pattern=_NAME)
-    gpu: str = Field(min_length=1, max_length=40, description="canonical name, say RTX_4090")
-    gpu_count: int = Field(default=1, ge=1, le=16)
+    gpu: str = Field(
+        min_length=1, max_length=40, description="canonical name, say RTX_4090; CPU for a host without one"
+    )
+    gpu_count: int = Field(default=1, ge=0, le=16)
     vram_mb: int | None = Field(default=None, gt=0)
     region: str = "local"
     utc_offset_h: float = Field(default=0, ge=-12, le=14, description="where it is night")
@@ -147,6 +150,12 @@ class HostSpec(_Model):
     reliability: float = Field(default=0.99, ge=0, le=1)
     upload_mbps: float = Field(default=800, gt=0)
     download_mbps: float = Field(default=800, gt=0)
+
+    @model_validator(mode="after")
+    def _has_gpus_or_none(self) -> HostSpec:
+        if (self.gpu == NO_GPU) != (self.gpu_count == 0):
+            raise ValueError(f'host {self.name}: gpu = "{NO_GPU}" and gpu_count = 0 go together: it has no GPU')
+        return self
 
     @model_validator(mode="after")
     def _is_sold(self) -> HostSpec:

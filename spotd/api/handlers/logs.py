@@ -23,6 +23,7 @@ from spotd.api.requests import LogQuery
 from spotd.api.schemas.streams import LogKind, LogResponse
 from spotd.core.attempts import Attempt
 from spotd.core.ids import AttemptId, JobId
+from spotd.core.words import machine_words
 from spotd.daemon import object_keys
 from spotd.daemon.hosts.transfers import HostTransfer
 from spotd.store import JobView, Reads
@@ -271,7 +272,8 @@ def _where(attempt: Attempt) -> str:
     place = f" ({offer.region})" if offer.region else ""
     resumed = f", resumed from {attempt.resumed_from}" if attempt.resumed_from else ""
     host = offer.host_id or offer.offer_id
-    return f"attempt {attempt.id.number} on {offer.gpu_count} x {offer.gpu} at {offer.provider} {host}{place}{resumed}"
+    machine = machine_words(offer.gpu, offer.gpu_count)
+    return f"attempt {attempt.id.number} on {machine} at {offer.provider} {host}{place}{resumed}"
 
 
 def _names(context: HandlerContext, attempt: AttemptId, *, after: str = "", limit: int = OBJECTS_MAX) -> list[str]:

@@ -12,7 +12,7 @@ from spotd.core.deadlines.pacer import UNKNOWN_WORK
 from spotd.core.jobs import Job
 from spotd.core.remaining_work import remaining_work, time_on
 from spotd.core.usefulness import startup
-from spotd.core.words import span_words
+from spotd.core.words import machine_words, span_words
 from spotd_jobs.spec.model import MarketChoice
 from spotd_providers.contract.values import Offer
 
@@ -41,7 +41,11 @@ def infeasible(job: Job, offers: Iterable[Offer], now: datetime) -> Infeasible |
         return None
     times = {(one.gpu, one.gpu_count): (time_on(job, work, one.gpu, one.gpu_count), one) for one in offers}
     fastest, offer = min(times.values(), key=lambda pair: pair[0], default=(work.time, None))
-    where = "a machine of speed 1.0" if offer is None else f"{offer.gpu_count} x {offer.gpu}, the fastest that fits"
+    where = (
+        "a machine of speed 1.0"
+        if offer is None
+        else f"{machine_words(offer.gpu, offer.gpu_count)}, the fastest that fits"
+    )
     needed = f"{span_words(fastest)} of work on {where}"
     if schedule.max_duration is not None and fastest > schedule.max_duration:
         why = f"max_duration is {span_words(schedule.max_duration)}, and there are {needed}"

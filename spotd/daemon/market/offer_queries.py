@@ -29,7 +29,7 @@ def offer_query(world: World, provider: ProviderName) -> OfferQuery:
             counts.add(one.count)
             for name in _canonical(one.name):
                 gpus.setdefault(name)
-        if not wanted.gpu:
+        if not wanted.gpu and wanted.gpu_count:
             counts.add(wanted.gpu_count)
             vram.append(wanted.min_vram_mb or 0)
     disks = [disk_gb_for(job) for job in jobs]

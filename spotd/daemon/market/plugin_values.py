@@ -21,6 +21,7 @@ from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import (
     CAPACITY_SCORE_MAX,
+    NO_GPU,
     AttemptKey,
     Balance,
     CheckLine,
@@ -228,7 +229,7 @@ def _offer(row: Any, provider: ProviderName) -> Offer:
     if row.host_id is not None:
         _identity(row.host_id, "host_id")
     _identity(row.gpu, "gpu", chars_max=128)
-    _whole(row.gpu_count, "gpu_count", low=1, high=GPUS_MAX)
+    _whole(row.gpu_count, "gpu_count", low=0 if row.gpu == NO_GPU else 1, high=0 if row.gpu == NO_GPU else GPUS_MAX)
     _price(row.gpu_price, "gpu_price")
     _price(row.storage_price, "storage_price")
     _price(row.storage_fixed, "storage_fixed")

@@ -7,6 +7,7 @@ newest of each provider counts. A file or disk that fails costs prices, one line
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Final, TypeVar
@@ -61,6 +62,9 @@ class PriceRecorder:
 
     def seen(self, provider: ProviderName, page: OfferPage, asked_at: datetime) -> None:
         """Take over an answer, which is written as soon as there is time for it."""
+        sold = tuple(offer for offer in page.offers if offer.gpu_count)
+        # The history is one of prices of GPUs.
+        page = page if len(sold) == len(page.offers) else replace(page, offers=sold)
         self._waiting[provider] = (page, asked_at)
         self.controller.wake_event.notify()
 

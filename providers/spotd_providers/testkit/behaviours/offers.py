@@ -7,7 +7,7 @@ from typing import Final
 
 from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.gpus import gpu_info, kept_name
-from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Interruption, Market, OfferQuery
+from spotd_providers.contract.values import CAPACITY_SCORE_MAX, NO_GPU, Interruption, Market, OfferQuery
 from spotd_providers.testkit.expect import all_offers, an_offer, attempt, expect
 from spotd_providers.testkit.faults import NOTHING, Call
 from spotd_providers.testkit.harness import Harness
@@ -62,7 +62,7 @@ async def offers_are_sound(h: Harness) -> None:
     for offer in offers:
         expect(offer.provider == h.plugin.name, f"{offer!r} names another provider")
         expect(offer.offer_id and offer.pool, f"{offer!r} lacks an id or a pool")
-        expect(offer.gpu_count >= 1, f"{offer!r} has no GPU")
+        expect((offer.gpu_count == 0) == (offer.gpu == NO_GPU), f"{offer!r} says that it has a GPU and none")
         expect(offer.gpu_price > 0, f"{offer!r} is free")
         for price in (offer.storage_price, offer.upload_price, offer.download_price, offer.on_demand_price or 0):
             expect(type(price) is int and price >= 0, f"{offer!r} has a price that is no amount of money")
