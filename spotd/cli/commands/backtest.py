@@ -32,13 +32,19 @@ if TYPE_CHECKING:
 
 OWN: Final = "own"
 _SPAN_MIN: Final = timedelta(seconds=1)
+_SPAN_MAX: Final = timedelta(days=365)
+_STEP_MAX: Final = timedelta(hours=1)
+RUNS_MAX: Final = 50_000
+"""A few gigabytes of memory and an hour of two cores."""
 _FEE_MAX: Final = 10
 _POLICIES: Final = click.Choice([one.value for one in PolicyName])
 
 
-def _span(*, least: timedelta = _SPAN_MIN) -> Figure:
+def _span(*, least: timedelta = _SPAN_MIN, most: timedelta = _SPAN_MAX) -> Figure:
     def parse(text: str) -> timedelta:
         span = parse_duration(text)
+        if span > most:
+            raise click.BadParameter(f"{text!r} is longer than {most.total_seconds() / 3600:g} h")
         if span < least:
             raise click.BadParameter(f"{text!r} is shorter than {least.total_seconds():g} s")
         return span
@@ -80,7 +86,10 @@ def _fee(text: str) -> tuple[str, int]:
 )
 @click.option("--starts", type=click.IntRange(1, 10_000), default=40, show_default=True, help="Instants of submission.")
 @click.option(
-    "--step", type=_span(), metavar="1m", help="How often the daemon decides.  [default: 1m; 5m with a deadline]"
+    "--step",
+    type=_span(most=_STEP_MAX),
+    metavar="1m",
+    help="How often the daemon decides.  [default: 1m; 5m with a deadline]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Which instants.")
 @click.option(
@@ -190,6 +199,12 @@ def _result(
     if deadline is not None and spec.resources.market is not MarketChoice.AUTO:
         stderr.note('the job\'s market is not "auto", so that no policy can fall back to on-demand')
     runs = len(ceilings.limits) * len(policies) * given["starts"]
+    if runs > RUNS_MAX:
+        raise CommandFailed(
+            f"{len(ceilings.limits)} ceilings, {len(policies)} policies, {given['starts']:,} starts: {runs:,} runs",
+            code=ExitCode.USAGE,
+            hint=f"take fewer: at most {RUNS_MAX:,} are played",
+        )
     with stderr.ProgressLine("playing", runs, text=str) as line:
         return answered(
             spec,

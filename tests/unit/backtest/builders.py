@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from random import Random
 
@@ -63,13 +64,16 @@ def job(
     )
 
 
-def random_market(seed: int, *, hours: int = 8, offers: int = 5) -> RecordedMarket:
+def random_market(
+    seed: int, *, hours: int = 8, offers: int = 5, kinds: Sequence[tuple[str, int]] = (("RTX_4090", 1),)
+) -> RecordedMarket:
     """A market in which everything happens: bids and market prices, absences, unknown times, expensive hours."""
     rng = Random(seed)
     series: list[Offer] = []
     for number in range(offers):
         kind = rng.random()
         cloud = kind < 0.4
+        gpu, count = kinds[number % len(kinds)]
         series.append(
             offer(
                 f"{number}",
@@ -77,6 +81,8 @@ def random_market(seed: int, *, hours: int = 8, offers: int = 5) -> RecordedMark
                 market=Market.ON_DEMAND if kind > 0.85 else Market.SPOT,
                 pays_bid=not cloud and kind <= 0.85,
                 host=not cloud,
+                gpu=gpu,
+                count=count,
                 storage=rng.choice((0, 150_000)),
                 upload=rng.choice((0, 0, 20_000)),
             )
@@ -86,7 +92,7 @@ def random_market(seed: int, *, hours: int = 8, offers: int = 5) -> RecordedMark
         at = START - rng.randrange(7200)
         while at < START + hours * 3600:
             roll = rng.random()
-            price = rng.randrange(200_000, 480_000, 10_000)
+            price = rng.randrange(200_000, 480_000, 10_000) * series[number].gpu_count
             changes.append((at, number, GONE if roll < 0.2 else UNKNOWN if roll < 0.27 else price))
             at += int(rng.expovariate(1 / rng.choice((200, 1500, 5000)))) + 1
     return recorded_market(series, changes, begins_at=START, ends_at=START + hours * 3600)

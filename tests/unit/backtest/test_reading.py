@@ -224,6 +224,31 @@ def test_the_daemons_own_history_is_read_beside_it(tmp_path: Path) -> None:
     history.close()
 
 
+def test_the_rolled_up_past_is_coarser_and_says_so(tmp_path: Path) -> None:
+    """Three weeks: of the first two, one price for each offer and quarter of a day is left."""
+    path, vast, begins, day = tmp_path / "prices.sqlite", ProviderName("vast"), 1_790_000_000 // 86_400 * 86_400, 86_400
+    history = History(path, free_bytes=lambda folder: 10**12)
+    for half_hour in range(21 * 48):
+        at = begins + 1800 * half_hour
+        offers = [replace(offer("a"), gpu_price=MicroUsdPerHour(300_000 + 1000 * half_hour))]
+        if half_hour % 12 == 11:
+            offers = []  # the last half an hour of each quarter
+        history.record(vast, offers, complete=True, at=at)
+        while half_hour % 48 == 0 and history.step(at):
+            pass
+    found = read(path)
+    history.close()
+    (note,) = found.notes
+    assert "holds one price for each offer and quarter of a day" in note
+    pairs = [*zip(found.market.instants, found.market.prices, strict=True)]
+    early = [(at - begins, price) for at, price in pairs if at < begins + day]
+    assert [at for at, _ in early] == [0, 19_800, 21_600, 41_400, 43_200, 63_000, 64_800, 84_600]
+    assert [price for _, price in early][:3] == [305_000, GONE, 317_000]
+    late = [price for at, price in pairs if at >= begins + 20 * day]
+    assert len(late) > 40
+    assert [*found.market.instants] == sorted(found.market.instants)
+
+
 def test_a_file_that_is_no_price_history_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"SQLite format 3\0" + b"x" * 5000, b"hello" * 1000):
         path = tmp_path / "prices.sqlite"

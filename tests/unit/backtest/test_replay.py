@@ -12,7 +12,18 @@ from spotd.backtest.model import Assumptions, VanishedRule
 from spotd.backtest.recorded import RecordedMarket
 from spotd.backtest.replay import MarketReplay, PlannedRun
 from spotd.backtest.run import JobRun, RunOutcome, policy_of, series_key
-from spotd_jobs.spec.model import Deadline, JobSpec, MarketChoice, PolicyName, Schedule, Work
+from spotd_jobs.spec.model import (
+    Deadline,
+    GpuAlternative,
+    GpuSpeed,
+    JobSpec,
+    MarketChoice,
+    PolicyName,
+    Resources,
+    Schedule,
+    Window,
+    Work,
+)
 from tests.unit.backtest import plain
 from tests.unit.backtest.builders import FEES, START, job, random_market
 
@@ -57,6 +68,30 @@ def test_the_replay_equals_the_plain_one(seed: int) -> None:
         for ceiling in (250_000, 320_000, 400_000, 560_000)
     ]
     slow, fast = both(recorded, planned, terms)
+    assert fast == slow
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_windows_limits_of_time_and_several_kinds_of_machine_change_nothing_of_that(seed: int) -> None:
+    rng = Random(seed)
+    recorded = random_market(seed + 80, offers=8, kinds=(("RTX_4090", 1), ("H100_SXM", 2)))
+    terms = Assumptions(work_s=8000, restart_s=200, fee_ppm=FEES, step_s=rng.choice((60, 20, 150)))
+    begins = rng.randrange(0, 24 * 60, 30)
+    window = Window(days=tuple(range(7)), start_min=begins, end_min=(begins + 240) % 1440)
+    schedule = Schedule(
+        windows=rng.choice(((), (window,))),
+        timezone="Europe/Kyiv",
+        max_duration=rng.choice((None, timedelta(minutes=70))),
+    )
+    wanted = (GpuAlternative(name="RTX_4090", count=1), GpuAlternative(name="H100", count=2))
+    spec = replace(
+        job(320_000),
+        resources=Resources(gpu=wanted),
+        schedule=schedule,
+        speed=rng.choice(((), (GpuSpeed(name="RTX_4090", ppm=1_000_000), GpuSpeed(name="H100", ppm=1_400_000)))),
+        work=rng.choice((Work(), Work(time=timedelta(seconds=8000)))),
+    )
+    slow, fast = both(recorded, [(spec, START + 300 * part) for part in range(3)], terms)
     assert fast == slow
 
 

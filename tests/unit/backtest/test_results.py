@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from spotd.backtest import playing
 from spotd.backtest.advice import CeilingAdvice, advice_on
-from spotd.backtest.model import Assumptions
+from spotd.backtest.model import Assumptions, VanishedRule
 from spotd.backtest.playing import play
 from spotd.backtest.question import BacktestCase, Question, cases_of, starts_over, without_unrecorded
-from spotd.backtest.recorded import GONE, RecordedMarket, recorded_market
+from spotd.backtest.recorded import GONE, UNKNOWN, RecordedMarket, recorded_market
 from spotd.backtest.refusals import BacktestRefused
 from spotd.backtest.run import End, RunOutcome
 from spotd.backtest.summary import Summary, percentile, summarized
 from spotd_jobs.spec.model import PriceLimit, Resources
-from tests.unit.backtest.builders import FEES, START, job, offer, random_market
+from tests.unit.backtest.builders import CLOUD, FEES, START, job, offer, random_market
 
 HOUR = 3600
 
@@ -98,6 +98,40 @@ def test_a_price_that_rises_above_the_ceiling_stops_the_machine_and_loses_no_wor
     (outcome,) = play(asked(recorded, (START,)), processes=1, progress=lambda count: None)[1]
     assert (outcome.end, outcome.price_stops, outcome.preemptions) == (End.FINISHED, 1, 0)
     assert outcome.repeated_s == 0
+
+
+def test_a_price_of_exactly_the_ceiling_ends_the_waiting() -> None:
+    one = offer(provider=CLOUD, pays_bid=False)
+    changes = [(START, 0, 500_000), (START + HOUR, 0, 400_001), (START + 2 * HOUR, 0, 400_000)]
+    recorded = recorded_market([one], changes, begins_at=START, ends_at=START + 9 * HOUR)
+    (outcome,) = play(asked(recorded, (START,)), processes=1, progress=lambda count: None)[1]
+    assert (outcome.end, outcome.waiting_s) == (End.FINISHED, 2 * HOUR)
+
+
+@pytest.mark.parametrize(("price", "losses"), [(220_000, 0), (220_001, 1)])
+def test_a_machine_is_lost_once_the_price_is_above_its_bid(price: int, losses: int) -> None:
+    """$0.20 wins, and a tenth more is bid."""
+    changes = [(START, 0, 200_000), (START + HOUR, 0, price), (START + HOUR + 300, 0, 200_000)]
+    recorded = recorded_market([offer()], changes, begins_at=START, ends_at=START + 9 * HOUR)
+    (outcome,) = play(asked(recorded, (START,)), processes=1, progress=lambda count: None)[1]
+    assert (outcome.end, outcome.preemptions) == (End.FINISHED, losses)
+
+
+@pytest.mark.parametrize(("rule", "losses"), [(VanishedRule.LOST, 1), (VanishedRule.KEPT, 0)])
+def test_what_becomes_of_a_machine_whose_offer_vanishes_is_a_rule(rule: VanishedRule, losses: int) -> None:
+    changes = [(START, 0, 200_000), (START + HOUR, 0, GONE), (START + 2 * HOUR, 0, 200_000)]
+    recorded = recorded_market([offer()], changes, begins_at=START, ends_at=START + 9 * HOUR)
+    question = asked(recorded, (START,))
+    question = replace(question, terms=replace(question.terms, vanished=rule))
+    (outcome,) = play(question, processes=1, progress=lambda count: None)[1]
+    assert (outcome.end, outcome.preemptions) == (End.FINISHED, losses)
+
+
+def test_nothing_is_launched_or_lost_where_nothing_was_recorded() -> None:
+    changes = [(START, 0, UNKNOWN), (START + HOUR, 0, 200_000), (START + 2 * HOUR, 0, UNKNOWN)]
+    recorded = recorded_market([offer()], changes, begins_at=START, ends_at=START + 9 * HOUR)
+    (outcome,) = play(asked(recorded, (START,)), processes=1, progress=lambda count: None)[1]
+    assert (outcome.end, outcome.preemptions, outcome.waiting_s) == (End.FINISHED, 0, HOUR)
 
 
 # --- starts ----------------------------------------------------------------------------------------------------

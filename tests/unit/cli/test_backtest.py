@@ -129,6 +129,8 @@ def test_a_queued_job_is_asked_for_by_name(ctl: Ctl, place: Path) -> None:
         (("--plot", "absent/out.svg"), "6h", "the folder of absent/out.svg does not exist"),
         (("--every", "0s"), "6h", "shorter than 1 s"),
         (("--starts", "0"), "6h", "--starts"),
+        (("--starts", "10000"), "6h", "7 ceilings, 1 policies, 10,000 starts: 70,000 runs"),
+        (("--step", "1d"), "6h", "longer than 1 h"),
         (("--policy", "greedy"), "6h", "needs --deadline 36h"),
         (("--policy", "hope", "--deadline", "9h"), "6h", "'hope' is not one of"),
         (("--checkpoint-size", "much"), "6h", "is not a size"),
