@@ -12,7 +12,7 @@ from spotd.core.backoff import LAUNCHES_PER_HOUR_MAX
 from spotd.core.ids import JobId
 from spotd.core.states import EndReason, JobState
 from spotd_jobs.spec.model import JobSpec
-from spotd_providers.contract.money import cost
+from spotd_providers.contract.money import MicroUsdPerHour, cost
 from tests.sim.hazards import Hazard
 from tests.sim.machines import BOOT
 from tests.sim.money import job_of
@@ -123,7 +123,9 @@ def waits_for_a_lower_price(result: Result, job: JobId) -> bool:
     held = result.daemon.world.jobs.get(job)
     if held is None or held.state is not JobState.QUEUED or held.budget is None:
         return False
-    lowest = min(host.offer.gpu_price for cloud in result.clouds for host in cloud.hosts)
+    gpus = held.spec.resources.gpu[0].count
+    hosts = (host.offer for cloud in result.clouds for host in cloud.hosts)
+    lowest = min((o.gpu_price for o in hosts if o.gpu_count == gpus), default=MicroUsdPerHour(0))
     return held.budget - held.spent < cost(lowest, USEFUL_MAX)
 
 

@@ -141,6 +141,8 @@ def booked_unseen(result: Result, item: Attempt, m: Machine, cloud: Cloud, booke
     blind = max([m.born, *(begun for begun, _ in cloud.read[-1:])])
     least = owed_until(m, blind)
     most = least + cost(top, max(timedelta(0), until - blind))  # what became of its price, nobody could know
+    if item.launched_at is not None:  # a call that took long may have made it at once
+        most += cost(top, max(timedelta(0), m.born - item.launched_at))
     if not least - may <= booked <= most + may:
         yield f"{m.key}, whose account is dead, owed {least} to {most} and was booked {booked}, it may differ by {may}"
 
