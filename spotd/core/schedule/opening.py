@@ -38,8 +38,6 @@ _WEEK: Final = timedelta(days=6)
 def window_wait(job: Job, policy: Policy, now: datetime) -> tuple[str, datetime | None] | None:
     """Return why the job gets no machine now, and until when; `None` where its windows are no reason."""
     schedule = job.spec.schedule
-    if not schedule.windows:
-        return None
     if (zone := zone_of(schedule.timezone)) is None:
         return f"the time zone {schedule.timezone} of its windows is unknown on this computer: install tzdata", None
     needed = useful_run(job, None, policy) + save_lead(job, None, policy)

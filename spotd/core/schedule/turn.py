@@ -38,17 +38,19 @@ class Turns:
 
     def with_inputs(self, job: Job) -> Job:
         """Return the job, which is changed once all others that it waits for have succeeded."""
-        after = self._predecessors.with_inputs(job)
+        after = job if job.chain is None else self._predecessors.with_inputs(job)
         if after is not job:
             self._builder.put_job(after)
         return after
 
     def wait(self, job: Job) -> TurnWait | None:
         """Return why it is not this job's turn, and until when; `None` when it is."""
-        if words := self._predecessors.wait(job):
+        if job.chain is not None and (words := self._predecessors.wait(job)):
             return VerdictKind.AFTER, words, None
         if job.array is not None and (words := self._array_wait(job)):
             return VerdictKind.ARRAY, words, None
+        if not job.spec.schedule.windows:
+            return None
         shut = window_wait(job, self._world.policy, self._builder.now)
         if shut is None:
             return None
@@ -61,7 +63,7 @@ class Turns:
         if task is None:
             return ""
         if is_untried(job) and (first := self._first_waiting.get(task.id)):
-            return f"comes after {first[0]} of its array, which {first[1]}"
+            return f"comes after {first[0]} of its array ({first[1]})"
         if task.at_once is None:
             return ""
         if self._at_work is None:
@@ -81,7 +83,7 @@ class Turns:
     def note_wait(self, job: Job, sentence: str) -> None:
         """Let the jobs of its array that come later wait for this one."""
         if job.array is not None and is_untried(job):
-            self._first_waiting.setdefault(job.array.id, (job.name, f"waits: {sentence}"))
+            self._first_waiting.setdefault(job.array.id, (job.name, sentence))
 
     def note_launch(self, job: Job) -> None:
         """Count a machine for the array of this job."""

@@ -45,7 +45,7 @@ def test_without_a_limit_all_run_that_the_machines_allow_and_the_rest_waits_for_
     assert len(plan.attempts) == 4
     assert plan.verdicts[JobId("j5")].kind is VerdictKind.MACHINES
     assert plan.verdicts[JobId("j6")].sentence == (
-        "comes after sweep-4 of its array, which waits: all 4 machines of [budget] machines are in use"
+        "comes after sweep-4 of its array (all 4 machines of [budget] machines are in use)"
     )
 
 
