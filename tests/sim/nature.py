@@ -171,7 +171,9 @@ class Nature:
     def _exit(self, m: Machine, cause: ExitCause, at: datetime) -> None:
         m.exit_cause, m.exit_at = cause, min(at, self.now)
         if self.ends_itself:
-            unused = max(timedelta(0), self.now - m.exit_at - ENDING_TAKES) // MICROSECOND
+            # A runner that still has its lease publishes its end before it ends its machine.
+            ends = m.exit_at if cause is ExitCause.LEASE else max(m.exit_at, m.mute_until or m.exit_at)
+            unused = max(timedelta(0), self.now - ends - ENDING_TAKES) // MICROSECOND
             m.owed -= self._rate(m) * unused
             m.owed_by_day[self.now.date()] -= self._rate(m) * unused
             self._halt(m, InstanceState.GONE, None)
