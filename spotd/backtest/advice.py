@@ -77,8 +77,10 @@ def _figures(one: Summary) -> str:
 
 
 def ceiling_words(one: Summary) -> str:
-    """Return the ceiling with its unit."""
-    return f"${one.case.limit / 1_000_000:.2f}{'/GPU-h' if one.case.is_per_gpu else '/h'}"
+    """Return the ceiling with its unit: cents, and tenths of a cent where it has any."""
+    dollars, tenths = divmod(one.case.limit, 1_000_000)
+    decimals = f"{tenths:06d}".rstrip("0").ljust(2, "0")
+    return f"${dollars}.{decimals}{'/GPU-h' if one.case.is_per_gpu else '/h'}"
 
 
 def dollar_words(amount: int | None) -> str:

@@ -19,8 +19,8 @@ from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import Offer, ProviderName
 
 _Kind = tuple[str, int]
-_Entry = tuple[int, str, int]
-"""Price, id of the offer, number of the series."""
+_Entry = int
+"""The price, and behind it the place of the series in the order of offers' ids, as one number that sorts like both."""
 
 
 class LiveOffers(Sequence[Offer]):
@@ -39,12 +39,11 @@ class LiveOffers(Sequence[Offer]):
     def __getitem__(self, index: slice) -> Sequence[Offer]: ...
     def __getitem__(self, index: int | slice) -> Offer | Sequence[Offer]:
         if isinstance(index, slice):
-            return [self._market.offer(number, price) for price, _, number in self._entries[index]]
-        price, _, number = self._entries[index]
-        return self._market.offer(number, price)
+            return [self._market.offer(entry) for entry in self._entries[index]]
+        return self._market.offer(self._entries[index])
 
     def __iter__(self) -> Iterator[Offer]:
-        return (self._market.offer(number, price) for price, _, number in self._entries)
+        return (self._market.offer(entry) for entry in self._entries)
 
 
 class LiveMarket:
@@ -52,7 +51,13 @@ class LiveMarket:
 
     def __init__(self, recorded: RecordedMarket) -> None:
         self._recorded = recorded
-        self._ids: Final = [offer.offer_id for offer in recorded.series]
+        self._count: Final = max(1, len(recorded.series))
+        self._by_rank: Final = sorted(
+            range(len(recorded.series)), key=lambda number: (recorded.series[number].offer_id, number)
+        )
+        self._ranks: Final = [0] * len(recorded.series)
+        for rank, number in enumerate(self._by_rank):
+            self._ranks[number] = rank
         self._made: dict[int, Offer] = {}
         self._kinds: dict[ProviderName, dict[_Kind, list[_Entry]]] = {name: {} for name in recorded.providers}
         for offer in sorted(recorded.series, key=lambda one: (one.gpu, one.gpu_count)):
@@ -68,11 +73,11 @@ class LiveMarket:
         if before == price:
             return
         self.prices[number] = price
-        entries, name = self._entries[number], self._ids[number]
+        entries, rank, count = self._entries[number], self._ranks[number], self._count
         if before >= 0:
-            del entries[bisect_left(entries, (before, name, number))]
+            del entries[bisect_left(entries, before * count + rank)]
         if price >= 0:
-            insort(entries, (price, name, number))
+            insort(entries, price * count + rank)
 
     def fill(self, prices: Sequence[int]) -> None:
         """Set all prices at once."""
@@ -81,12 +86,14 @@ class LiveMarket:
         self.prices[:] = prices
         for number, price in enumerate(prices):
             if price >= 0:
-                self._entries[number].append((price, self._ids[number], number))
+                self._entries[number].append(price * self._count + self._ranks[number])
         for entries in {id(one): one for one in self._entries}.values():
             entries.sort()
 
-    def offer(self, number: int, price: int) -> Offer:
-        """Return the offer of a series at this price."""
+    def offer(self, entry: _Entry) -> Offer:
+        """Return the offer of an entry."""
+        price, rank = divmod(entry, self._count)
+        number = self._by_rank[rank]
         made = self._made.get(number)
         if made is None or made.gpu_price != price:
             made = replace(self._recorded.series[number], gpu_price=MicroUsdPerHour(price))

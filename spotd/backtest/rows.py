@@ -27,7 +27,7 @@ from spotd.backtest.texts import Reader
 from spotd_jobs.spec.problems import nearest
 from spotd_providers.contract import gpus
 from spotd_providers.contract.money import MicroUsdPerGbMonth, MicroUsdPerHour
-from spotd_providers.contract.values import HostId, Interruption, Market, Offer, OfferId, PoolId, ProviderName
+from spotd_providers.contract.values import NO_GPU, HostId, Interruption, Market, Offer, OfferId, PoolId, ProviderName
 
 REQUIRED: Final = ("at", "provider", "offer", "gpu", "count", "price", "market")
 OPTIONAL: Final = ("available", "on_demand_price", "storage_price", "pays_bid", "region", "host")
@@ -274,7 +274,7 @@ def _offer(row: Mapping[str, str]) -> Offer:
         provider=provider,
         name=name,
         gpu=gpu,
-        count=_whole("count", row["count"], least=1, most=COUNT_MAX),
+        count=_whole("count", row["count"], least=0 if gpu == NO_GPU else 1, most=COUNT_MAX),
         market=Market(market),
         pays_bid=is_spot and (_flag("pays_bid", bids) if bids else provider in BIDS),
         on_demand=on_demand,

@@ -11,7 +11,7 @@ from spotd.backtest.advice import ceiling_words, dollar_words, span_words
 from spotd.cli import stderr, stdout
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import clean
+from spotd.cli.words import clean, count
 
 if TYPE_CHECKING:
     from spotd.backtest.result import Result
@@ -36,7 +36,7 @@ def show(result: Result) -> None:
     unit = "$/GPU-H" if result.summaries[0].case.is_per_gpu else "$/H"
     columns: list[Column[Summary]] = [Column(unit, ceiling)]
     if several:
-        columns.append(Column("POLICY", lambda one: one.case.policy, least=6))
+        columns.append(Column("POLICY", lambda one: one.case.policy))
     columns += [
         Column("DONE", lambda one: f"{one.finished}/{one.runs}", right=True),
         Column("COST", lambda one: dollar_words(one.cost_median), right=True),
@@ -101,7 +101,7 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
         yield "unfinished:", f"{censored} of {runs} runs were not done when the history ended: they count as longest"
     stopped = next((one for one in result.summaries if one.stopped), None)
     if stopped is not None:
-        yield "given up:", f"{stopped.stopped} runs at {ceiling_words(stopped)}: {stopped.why_stopped[0]}"
+        yield "given up:", f"{count(stopped.stopped, 'run')} at {ceiling_words(stopped)}: {stopped.why_stopped[0]}"
 
 
 def _instant_words(at: int) -> str:

@@ -55,13 +55,17 @@ def draw(result: Result, path: Path) -> None:
         figure = Figure(figsize=(8, 8.5), dpi=120, layout="constrained")
         cost, finish, share = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
         for number, policy in enumerate(dict.fromkeys(one.case.policy for one in result.summaries)):
-            _draw_policy(result, policy, _COLOURS[number % len(_COLOURS)], cost, finish, share)
+            _draw_policy(result, policy, number, cost, finish, share)
         unit = "per GPU-hour" if result.summaries[0].case.is_per_gpu else "per machine-hour"
         cost.set_ylabel("cost of the job, $")
         finish.set_ylabel("from submission to end, h")
         share.set_ylabel("time without a machine, %")
         share.set_xlabel(f"ceiling, $ {unit}")
         share.set_ylim(0, 100)
+        if result.deadline_s is not None:
+            finish.axhline(result.deadline_s / _HOUR_S, color="#444444", linewidth=1)
+            finish.annotate("deadline", (1, result.deadline_s / _HOUR_S), xycoords=("axes fraction", "data"),
+                            ha="right", va="top", fontsize=9)  # fmt: skip
         chosen = result.advice.summary
         for axes in (cost, finish, share):
             axes.grid(visible=True, alpha=0.25)
@@ -69,8 +73,6 @@ def draw(result: Result, path: Path) -> None:
                 axes.set_ylim(bottom=0)
             if chosen is not None:
                 axes.axvline(chosen.case.limit / _MICRO, color="#444444", linestyle=":", linewidth=1.5)
-        if result.deadline_s is not None:
-            finish.axhline(result.deadline_s / _HOUR_S, color="#444444", linewidth=1, label="deadline")
         figure.align_ylabels()
         figure.suptitle(_title(result), fontsize=11)
         cost.legend(frameon=False, fontsize=9)
@@ -80,7 +82,10 @@ def draw(result: Result, path: Path) -> None:
             raise CommandFailed(f"{path}: {exc.strerror or exc}", code=ExitCode.LOCAL_IO) from exc
 
 
-def _draw_policy(result: Result, policy: str, colour: str, cost: Any, finish: Any, share: Any) -> None:
+def _draw_policy(result: Result, policy: str, number: int, cost: Any, finish: Any, share: Any) -> None:
+    """Draw one policy; later ones are thinner, so that lines which coincide can all be seen."""
+    colour, width = _COLOURS[number % len(_COLOURS)], max(1.0, 3.5 - number)
+    line = {"color": colour, "linewidth": width, "markersize": 4 + 2 * width}
     rows = [one for one in result.summaries if one.case.policy == policy]
     ceilings = [one.case.limit / _MICRO for one in rows]
     nothing = float("nan")
@@ -92,10 +97,10 @@ def _draw_policy(result: Result, policy: str, colour: str, cost: Any, finish: An
     ):
         middle = [nothing if one is None else one / unit for one in median]
         high = [nothing if one is None else one / unit for one in slow]
-        axes.plot(ceilings, middle, "o-", color=colour, label=f"{name}median")
-        axes.plot(ceilings, high, "^--", color=colour, alpha=0.7, label=f"{name}9 of 10 runs")
+        axes.plot(ceilings, middle, "o-", **line, label=f"{name}median")
+        axes.plot(ceilings, high, "^--", **line, alpha=0.7, label=f"{name}9 of 10 runs")
         axes.fill_between(ceilings, middle, high, color=colour, alpha=0.12, linewidth=0)
-    share.plot(ceilings, [100 * one.waiting for one in rows], "o-", color=colour)
+    share.plot(ceilings, [100 * one.waiting for one in rows], "o-", **line)
 
 
 def _title(result: Result) -> str:

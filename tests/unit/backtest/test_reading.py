@@ -55,6 +55,12 @@ def test_a_csv_becomes_series_and_changes(tmp_path: Path) -> None:
     assert market.ends_at - market.begins_at == 6 * 3600
 
 
+def test_a_machine_without_a_gpu_has_a_count_of_none(tmp_path: Path) -> None:
+    text = HEAD + ROW.replace("RTX 4090,1", "CPU,0") + LATER.replace("RTX 4090,1", "CPU,0")
+    market = read_history(written(tmp_path, text), lambda gpu, count: count == 0, ALL).market
+    assert [(one.gpu, one.gpu_count) for one in market.series] == [("CPU", 0)]
+
+
 def test_json_lines_and_gzip_read_the_same(tmp_path: Path) -> None:
     names = HEAD.strip().split(",")
     lines = [dict(zip(names, row.strip().split(","), strict=True)) for row in (ROW, LATER)]

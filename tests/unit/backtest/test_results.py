@@ -209,7 +209,7 @@ def test_the_cheapest_that_is_not_too_slow_is_recommended_and_of_equals_the_lowe
     slow, good, same, costly = summary(1, 5, 9), summary(2, 8, 5), summary(3, 8, 5), summary(4, 12, 4)
     advice = recommended(slow, good, same, costly)
     assert advice.summary is good
-    assert [ceiling for ceiling, _ in advice.neighbours] == ["$0.00/GPU-h", "$0.00/GPU-h"]
+    assert [ceiling for ceiling, _ in advice.neighbours] == ["$0.000001/GPU-h", "$0.000003/GPU-h"]
     assert recommended(slow, good, same, costly, patience=3).summary is slow
     assert recommended(slow, good, same, costly, patience=1).summary is costly
 
