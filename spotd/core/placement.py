@@ -145,10 +145,12 @@ class JobPlacement:
             self.builder.move_job(job.id, JobState.EXPIRED, sentence)
             self._wait(job, VerdictKind.BUDGET_JOB, sentence)
             return
-        paced, gate = self.pacer.paced(job), self._gate(job)
+        gate = self._gate(job)
         if gate is not None:
+            self.pacer.watch(job)
             self._wait(job, *self.preemption.machine_for(job, gate, lambda: self._could_start(job)))
             return
+        paced = self.pacer.paced(job)
         if paced is None:
             self._wait(job, VerdictKind.PACED, self.pacer.reason)
             return

@@ -239,6 +239,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("started", local_text(job["started_at"])),
         ("ended", local_text(job["ended_at"])),
         ("exit code", "" if job["exit_code"] is None else str(job["exit_code"])),
+        ("deadline", _deadline_text(detail)),
         ("priority", str(detail["priority"]) if detail["priority"] else ""),
         ("code", _code_text(detail)),
     ]
@@ -257,6 +258,14 @@ def _newest_text(job: JobResponse) -> str:
         return "none yet"
     size, at = size_text(newest["bytes"]), local_text(newest["at"])
     return f"{newest['name']}, {size}, {at}, by attempt {newest['attempt']}"
+
+
+def _deadline_text(detail: JobDetailResponse) -> str:
+    """Return the deadline as the job file has it, and the policy that is to meet it."""
+    schedule = detail["spec"].get("schedule", {})
+    if not schedule.get("deadline"):
+        return ""
+    return f"{schedule['deadline']}, by policy {schedule.get('policy') or 'slack-pacing'}"
 
 
 def _code_text(detail: JobDetailResponse) -> str:

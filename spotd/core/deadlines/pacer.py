@@ -77,6 +77,14 @@ class Pacer:
         left = hours_words((due - self._builder.now).total_seconds())
         return self._words.get(job.id, f"due {due_words(due)}, in {left}")
 
+    def watch(self, job: Job) -> None:
+        """Warn of the deadline of a job that no machine could be had for now, whatever the market offers."""
+        if job.spec.schedule.deadline is None:
+            return
+        ahead = outlook(job, None, self._world, self._builder.now, None)
+        if ahead is not None:
+            self._note(job, ahead, "")
+
     def paced(self, job: Job) -> Job | None:
         """Return the job as it is to be placed now, with the market that its policy chose; `None` if it is to wait."""
         if job.spec.schedule.deadline is None:
@@ -133,10 +141,14 @@ class Pacer:
         if is_auto:
             is_up = ahead.seen.zones[0].is_up
             self._put(job, with_spot(job.pacing, now, is_up=is_up, recoveries=job.recoveries))
-        slack = f"{hours_words(ahead.slack_s)} of slack" if ahead.slack_s >= 0 else _late_words(ahead)
-        self._words[job.id] = "; ".join(part for part in (f"{ahead.words(now)}, {slack}", barred) if part)
-        self._warn(job, ahead, barred)
+        self._note(job, ahead, barred)
         return ahead
+
+    def _note(self, job: Job, ahead: Outlook, barred: str) -> None:
+        slack = f"{hours_words(ahead.slack_s)} of slack" if ahead.slack_s >= 0 else _late_words(ahead)
+        words = f"{ahead.words(self._builder.now)}, {slack}"
+        self._words[job.id] = f"{words}; {barred}" if barred else words
+        self._warn(job, ahead, barred)
 
     def _choice(self, job: Job, ahead: Outlook) -> Choice:
         name = job.spec.schedule.policy

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -329,3 +330,19 @@ def test_retry_of_a_success_needs_the_word_for_it(ctl: Ctl) -> None:
     assert "--anyway" in refused.err
     assert ctl("retry", "--anyway", name).code == 0
     assert ctl.rig.job(name).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({}, ""),
+        ({"priority": 0}, ""),
+        ({"deadline": "36h"}, "36h, by policy slack-pacing"),
+        ({"deadline": "36h", "policy": "greedy"}, "36h, by policy greedy"),
+    ],
+)
+def test_show_names_the_deadline_and_the_policy_that_is_to_meet_it(schedule: dict[str, str], expected: str) -> None:
+    from spotd.cli.commands.jobs import _deadline_text
+
+    detail: Any = {"spec": {"schedule": schedule} if schedule else {}}
+    assert _deadline_text(detail) == expected

@@ -10,6 +10,7 @@ import pytest
 
 from spotd.core.applied import applied
 from spotd.core.deadlines.pacer import DWELL
+from spotd.core.deadlines.spot_runs import with_spot
 from spotd.core.decide import decide
 from spotd.core.jobs import Job, Pacing
 from spotd.core.plan import Plan
@@ -185,6 +186,27 @@ def test_a_spot_machine_is_kept_while_its_loss_could_be_borne_and_left_when_it_c
     # with nowhere to go to it stays
     assert _order(_running(_SPOT, 20.5), _SPOT) is None
     assert _order(_running(_SPOT, 20.5, market=MarketChoice.SPOT), _SPOT, _sold()) is None
+
+
+def test_no_spot_machine_is_launched_that_would_have_to_be_left_before_its_first_save() -> None:
+    until_saved = timedelta(minutes=14.5 + 15)
+    chosen = set()
+    for tenth in range(205, 240):
+        hours = tenth / 10
+        placed = _placed(decide(_world(job(**_due(hours))), market(_SPOT, _sold()), NOW))
+        chosen.add(placed)
+        later = _running(_SPOT, hours - until_saved / _HOUR, ran=timedelta(minutes=15), saved=False)
+        assert placed is not Market.SPOT or _order(later, _SPOT, _sold()) is None, hours
+    assert chosen == {Market.SPOT, Market.ON_DEMAND}
+
+
+def test_the_loss_of_a_machine_ends_a_run_of_spot_although_others_can_be_had() -> None:
+    before = Pacing(up_since=NOW - _HOUR, losses=1)
+    assert with_spot(before, NOW, is_up=True, recoveries=1) is before
+    after = with_spot(before, NOW, is_up=True, recoveries=2)
+    assert after == Pacing(up_since=NOW, past_up=_HOUR, past_runs=1, losses=2)
+    stepped_back = with_spot(before, NOW - 9 * _HOUR, is_up=False, recoveries=1)
+    assert (stepped_back.past_up, stepped_back.past_runs) == (timedelta(0), 1)
 
 
 def test_what_is_not_saved_counts_as_lost() -> None:
