@@ -17,6 +17,8 @@ class Hazard(StrEnum):
     """Uploads and restores are billed."""
     ON_DEMAND = "on_demand"
     """A third provider, which sells on-demand only."""
+    DEADLINES = "deadlines"
+    """Jobs that are due, some of them too early, and that may use on-demand for it."""
     NOTICES = "notices"
     """A provider that announces what it takes back."""
     SPIKES = "spikes"
@@ -73,7 +75,8 @@ class Hazard(StrEnum):
     """The store takes no writes from anybody, and can be read."""
 
 
-READY: Final = frozenset(Hazard)
+READY: Final = frozenset(Hazard) - {Hazard.DEADLINES}
+"""What a swarm draws of. Deadlines have a shape of their own."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""
 ALONE: Final = frozenset(

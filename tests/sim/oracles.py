@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from spotd.core.attempts import Attempt
+from spotd.core.deadlines.due import due_at
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.states import EndReason, JobState
@@ -227,7 +228,8 @@ def jobs_lost(result: Result) -> Iterator[str]:
             may = {JobState.FAILED}
         if identity in daemon.told.cancels:
             may |= {JobState.CANCELLED}
-        if job.spec.job_budget is not None:
+        schedule = job.spec.schedule
+        if job.spec.job_budget is not None or schedule.deadline is not None or schedule.max_duration is not None:
             may |= {JobState.EXPIRED}
         if result.shape.user and work.errors:
             may |= {JobState.SUCCEEDED, JobState.FAILED}  # a retry by the user forgives errors
@@ -237,6 +239,21 @@ def jobs_lost(result: Result) -> Iterator[str]:
             may |= {JobState.FAILED}
         if end.state not in may:
             yield f"{identity} ended {end.state}: {end.reason}"
+
+
+def deadlines_that_were_not_kept(result: Result) -> Iterator[str]:
+    """No machine is bought for a job that was due, and none expires for that before it was."""
+    daemon = result.daemon
+    for identity, end in sorted(daemon.done.items()):
+        due, schedule = due_at(end), end.spec.schedule
+        if due is None or daemon.told.retries.get(identity):
+            continue
+        for item in daemon.attempts_of.get(identity, {}).values():
+            if item.intended_at >= due:
+                yield f"{item.key} was bought at {item.intended_at}, and its job was due {due}"
+        by_deadline = end.spec.job_budget is None and schedule.max_duration is None
+        if end.state is JobState.EXPIRED and by_deadline and (end.ended_at is None or end.ended_at < due):
+            yield f"{identity} has EXPIRED at {end.ended_at}, and was due {due}"
 
 
 def mute_to_the_last(result: Result, job: Job) -> bool:
@@ -297,6 +314,7 @@ CHECKS: Final = (
     needed_machines_ended,
     resumes,
     jobs_lost,
+    deadlines_that_were_not_kept,
     cancels_lost,
     late,
     machines_max,

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.sim.hazards import ALONE, READY
+from tests.sim.hazards import ALONE, READY, Hazard
 from tests.sim.oracles import broken_rules
 from tests.sim.run import Result, run_world
 from tests.sim.swarm import drawn, run_all
@@ -25,6 +25,7 @@ SHAPES = {
     "job budgets": replace(SHORT, job_budget=700_000, outages_per_hour=0.0, reachable=True),
     "outages": replace(SHORT, outages_per_hour=0.3),
     "no faults": replace(QUIET, storm=timedelta(hours=6)),
+    "deadlines": replace(SHORT, hazards=frozenset({Hazard.DEADLINES, Hazard.ON_DEMAND})),
     "faults without crashes": replace(SHORT, crash_rate=0.0, kills_per_hour=0.0, outages_per_hour=0.0),
 }
 FAST, MANY = (0, 1), range(1, 40)

@@ -13,7 +13,17 @@ from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.states import JobState
-from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
+from spotd_jobs.spec.model import (
+    Deadline,
+    GpuAlternative,
+    JobSpec,
+    MarketChoice,
+    PolicyName,
+    PriceLimit,
+    Resources,
+    Schedule,
+)
+from spotd_jobs.spec.model import Work as StatedWork
 from spotd_providers.contract.values import InstallId, Interruption, Market
 from tests.sim.cloud import Cloud, Trade
 from tests.sim.daemon import EPOCH, Work
@@ -159,6 +169,8 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
         gpus=gpus,
     )
     need = timedelta(minutes=rng.randint(*shape.need))
+    if Hazard.DEADLINES in shape.hazards:
+        made = due(made, need, luck)
     never: ExitCause | None = None
     if Hazard.NEVER_STARTS in shape.hazards and luck.random() < 0.3:
         never = luck.choice([ExitCause.SETUP_FAILED, ExitCause.RUNNER_FAILED])
@@ -169,6 +181,19 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
         never=never,
         no_secrets=Hazard.SECRETS in shape.hazards and never is None and luck.random() < 0.3,
     )
+
+
+def due(made: Job, need: timedelta, luck: Random) -> Job:
+    """The job with a deadline that may be tight, an estimate that may be wrong, and a policy."""
+    schedule = Schedule(
+        deadline=Deadline(span=timedelta(minutes=10) + need * luck.uniform(0.5, 6)),
+        max_duration=need * luck.uniform(1, 4) + timedelta(minutes=5) if luck.random() < 0.2 else None,
+        policy=luck.choice([None, *PolicyName]),
+    )
+    work = StatedWork(time=need * luck.choice([0.5, 1, 1, 1, 2])) if luck.random() < 0.9 else StatedWork()
+    market = luck.choice([MarketChoice.AUTO, MarketChoice.AUTO, MarketChoice.AUTO, None])
+    resources = replace(made.spec.resources, market=market)
+    return replace(made, spec=replace(made.spec, schedule=schedule, work=work, resources=resources))
 
 
 def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
