@@ -73,7 +73,7 @@ class Outlook:
 def on_market(job: Job, market: MarketChoice, kind: Offer | None = None) -> Job:
     """Return the job as if it accepted this market only, and this kind of machine where one is given."""
     wanted = replace(job.spec.resources, market=market)
-    if kind is not None:
+    if kind is not None and kind.gpu_count:
         wanted = replace(wanted, gpu=(GpuAlternative(name=kind.gpu, count=kind.gpu_count),))
     return replace(job, spec=replace(job.spec, resources=wanted))
 
@@ -96,12 +96,15 @@ def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes:
         demand = held
     machine = demand or held or spot
     offer = None if machine is None else machine.offer
-    unsaved = timedelta(0) if item is None else unsaved_work(job, item, now)
+    is_paused = item is not None and item.bidding.held_since is not None
+    # What an outbid machine had not saved is lost already, and it works no more until it wakes.
+    unsaved = timedelta(0) if item is None or is_paused else unsaved_work(job, item, now)
     kept = replace(work, time=max(timedelta(0), work.time - unsaved))
     whole = max(work.time, job.spec.work.time or work.time)
     task_s = _seconds(_on(job, replace(work, time=whole), offer))
     holds, pending = _held(job, item, world, now)
-    up = _zone(job, spot, held if holds is Action.SPOT else None, policy, now)
+    used = held if holds is Action.SPOT else None
+    up = _zone(job, None, None, policy, now) if is_paused else _zone(job, spot, used, policy, now)
     seen = Observation(
         task_s=task_s,
         work_s=max(_seconds(_on(job, kept, offer)), task_s // LEAST_SHARE),

@@ -30,7 +30,7 @@ from spotd_jobs.spec.model import (
     Work,
 )
 from spotd_providers.contract.money import MicroUsdPerHour
-from spotd_providers.contract.values import Interruption, Market, Offer
+from spotd_providers.contract.values import NO_GPU, Interruption, Market, Offer
 from tests.unit.core.builders import NOW, job, market, offer, shop_policy, world_with
 
 _HOUR: Final = timedelta(hours=1)
@@ -165,7 +165,7 @@ def _running(item: Offer, hours: float, *, ran: timedelta = _HOUR, saved: bool =
         old,
         quote=quoted,
         launched_at=began,
-        running_at=began,
+        running_at=NOW if saved else began,
         meter=replace(old.meter, since=began, rate=item.gpu_price),
     )
     return replace(base, jobs={owner.id: owner}, attempts={held.id: held})
@@ -207,6 +207,23 @@ def test_the_loss_of_a_machine_ends_a_run_of_spot_although_others_can_be_had() -
     assert after == Pacing(up_since=NOW, past_up=_HOUR, past_runs=1, losses=2)
     stepped_back = with_spot(before, NOW - 9 * _HOUR, is_up=False, recoveries=1)
     assert (stepped_back.past_up, stepped_back.past_runs) == (timedelta(0), 1)
+
+
+def test_an_outbid_machine_that_is_held_is_no_spot_that_is_up() -> None:
+    world = _running(_SPOT, 22.2)
+    world = replace(world, policy=replace(world.policy, hold_max=_HOUR))
+    assert _order(world, _SPOT, _sold()) is None
+    [item] = world.attempts.values()
+    held = replace(item, bidding=replace(item.bidding, held_since=NOW - timedelta(minutes=1)))
+    order = _order(replace(world, attempts={item.id: held}), _SPOT, _sold())
+    assert order is not None
+    assert (order[0], "spot is down" in order[1]) == (EndReason.MIGRATED, True)
+
+
+def test_a_job_without_a_gpu_pays_for_on_demand_too() -> None:
+    plain: dict[str, Any] = {"gpu": NO_GPU, "gpu_count": 0, "cpus": 8.0, "memory_mb": 32_000}
+    owner = job(**{**_due(20.5), "resources": Resources(gpu_count=0, cpus=4, market=MarketChoice.AUTO)})
+    assert _placed(decide(_world(owner), market(_sold(**plain)), NOW)) is Market.ON_DEMAND
 
 
 def test_what_is_not_saved_counts_as_lost() -> None:
