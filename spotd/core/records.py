@@ -96,11 +96,16 @@ NO_EXPERIENCE: Final[Experience] = MappingProxyType({})
 
 def faded(record: Record, now: datetime) -> Record:
     """Return the record as of now."""
-    age = now - record.at
-    if age <= timedelta(0):
+    kept = kept_share(record, now)
+    if kept == 1:
         return record
-    factor = 0.5 ** min(age / HALF_LIFE[record.id.kind], 60.0)
-    return replace(record, count=int(record.count * factor), span=record.span * factor, at=now)
+    return replace(record, count=int(record.count * kept), span=record.span * kept, at=now)
+
+
+def kept_share(record: Record, now: datetime) -> float:
+    """Return which share of the record has not faded."""
+    age = now - record.at
+    return 1.0 if age <= timedelta(0) else 0.5 ** min(age / HALF_LIFE[record.id.kind], 60.0)
 
 
 def added(known: Record | None, identity: RecordId, count: int, span: timedelta, now: datetime) -> Record:

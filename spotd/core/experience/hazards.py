@@ -28,7 +28,7 @@ from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.metering import metered_until
-from spotd.core.records import ONE, Experience, Record, RecordId, RecordKind, faded
+from spotd.core.records import ONE, Experience, Record, RecordId, RecordKind, kept_share
 from spotd_providers.contract.values import Market, Offer, ProviderName
 
 PPM: Final = 1_000_000
@@ -44,11 +44,12 @@ AHEAD_SLOTS: Final = 2
 """The hazard of the next hours counts, those of a usual stay."""
 TIME_PRIOR: Final = 3 * ONE
 TIME_FACTOR_MAX: Final = 3
-_HOUR: Final = timedelta(hours=1)
 _TICK: Final = timedelta(microseconds=1)
-_NOTHING: Final = (0, timedelta(0))
+_HOUR_TICKS: Final = timedelta(hours=1) // _TICK
+_WEIGHT_TICKS: Final = PRIOR_WEIGHT // _TICK
 
-_Evidence = tuple[int, timedelta]
+_Evidence = tuple[int, int]
+"""Losses, in millionths, and machine time, in microseconds."""
 
 
 def slot_of(at: datetime) -> int:
@@ -94,9 +95,10 @@ class Hazards:
         self._experience = experience
         self._now = now
         self._prior_ppm = prior_ppm
-        self._running: dict[RecordId, timedelta] = {}
+        self._running: dict[RecordId, int] = {}
         self._evidence: dict[RecordId, _Evidence] = {}
         self._others: dict[RecordId, int] = {}
+        self._highest: int | None = None
         self._factors: dict[tuple[ProviderName, Market], int] = {}
         self._offers: dict[tuple[ProviderName, Market, str, str | None, int], int] = {}
         if experience:
@@ -107,7 +109,7 @@ class Hazards:
             span = exposure(item, self._now) if item.state.counts else None
             if span is not None:
                 for identity in loss_records(item.quote.offer):
-                    self._running[identity] = self._running.get(identity, timedelta(0)) + (span[1] - span[0])
+                    self._running[identity] = self._running.get(identity, 0) + (span[1] - span[0]) // _TICK
 
     def of(self, offer: Offer) -> int:
         """Return the losses in a million hours of a machine of this offer."""
@@ -134,8 +136,9 @@ class Hazards:
         return _posterior(_posterior(prior, _without(self._seen(of_provider), own)), own)
 
     def evidence_of(self, offer: Offer) -> tuple[int, timedelta]:
-        """Return the losses, in millionths, and machine hours at this offer's provider in its market."""
-        return self._seen(loss_records(offer)[0])
+        """Return the losses, in millionths, and machine time at this offer's provider in its market."""
+        count, ticks = self._seen(loss_records(offer)[0])
+        return count, ticks * _TICK
 
     def _of_others(self, of_provider: RecordId) -> int:
         """Return the estimate of the other providers in the same market."""
@@ -145,7 +148,7 @@ class Hazards:
             others = [
                 self._seen(i) for i in sorted(known, key=str) if i != of_provider and i.subject == of_provider.subject
             ]
-            total = (sum(count for count, _ in others), sum((span for _, span in others), timedelta(0)))
+            total = (sum(count for count, _ in others), sum(ticks for _, ticks in others))
             prior = self._prior_ppm if of_provider.subject == Market.SPOT.value else 0
             found = self._others[of_provider] = _posterior(prior, total)
         return found
@@ -168,50 +171,60 @@ class Hazards:
             subject = time_subject(market, slot)
             seen = self._seen(RecordId(kind=RecordKind.LOSSES_TIME, provider=provider, subject=subject))
             losses += seen[0]
-            expected += count * (seen[1] // _TICK) // (span // _TICK)
+            expected += count * seen[1] // span
         factor = (TIME_PRIOR + losses) * PPM // (TIME_PRIOR + expected)
         return max(PPM // TIME_FACTOR_MAX, min(factor, TIME_FACTOR_MAX * PPM))
 
     def _seen(self, identity: RecordId) -> _Evidence:
-        """Return losses and hours of this record as of now, with those of machines that run."""
+        """Return losses and ticks of this record as of now, with those of machines that run."""
         found = self._evidence.get(identity)
         if found is None:
-            record: Record | None = self._experience.get(identity)
-            count, span = _NOTHING
-            if record is not None:
-                record = faded(record, self._now)
-                count, span = record.count, record.span
-            found = self._evidence[identity] = (count, span + self._running.get(identity, timedelta(0)))
+            found = self._evidence[identity] = self._as_of_now(identity, self._experience.get(identity))
         return found
+
+    def _as_of_now(self, identity: RecordId, record: Record | None) -> _Evidence:
+        running = self._running.get(identity, 0) if self._running else 0
+        if record is None:
+            return 0, running
+        kept = kept_share(record, self._now)
+        return int(record.count * kept), int(record.span // _TICK * kept) + running
 
     def highest(self) -> int:
         """Return what the hazard of no offer exceeds, whatever its provider states."""
+        if self._highest is None:
+            self._highest = self._bound()
+        return self._highest
+
+    def _bound(self) -> int:
         if not self._experience and not self._prior_ppm:
             return STATED_PPM_MAX
-        known = {*self._experience, *self._running}
-        of_providers = {
-            RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=provider, subject=market.value)
-            for provider in {i.provider for i in known} | {ProviderName("")}
-            for market in Market
+        names = {i.provider for i in self._experience} | {i.provider for i in self._running} | {ProviderName("")}
+        levels = {
+            (one.provider, one.subject): (max(STATED_PPM_MAX, self._of_others(one)), self._seen(one))
+            for one in (
+                RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=name, subject=market.value)
+                for name in names
+                for market in Market
+            )
         }
-        found = [self._finest(one, None, STATED_PPM_MAX) for one in of_providers]
-        for one in known:
-            if one.kind in {RecordKind.LOSSES_POOL, RecordKind.LOSSES_HOST}:
-                subject = one.subject.partition(" ")[0]
-                of_provider = RecordId(kind=RecordKind.LOSSES_PROVIDER, provider=one.provider, subject=subject)
-                found.append(self._finest(of_provider, one, STATED_PPM_MAX))
-        factors = [self._time_factor(one.provider, Market(one.subject)) for one in of_providers]
-        return min(HAZARD_PPM_MAX, max(found) * max([PPM, *factors]) // PPM + 1)
+        highest = max(_posterior(prior, whole) for prior, whole in levels.values())
+        for one, record in self._experience.items():
+            if one.kind is RecordKind.LOSSES_HOST or one.kind is RecordKind.LOSSES_POOL:
+                level = levels.get((one.provider, one.subject.partition(" ")[0]))
+                if level is not None:
+                    own = self._as_of_now(one, record)
+                    highest = max(highest, _posterior(_posterior(level[0], _without(level[1], own)), own))
+        factors = [self._time_factor(name, market) for name in names for market in Market]
+        return min(HAZARD_PPM_MAX, highest * max([PPM, *factors]) // PPM + 1)
 
 
 def _without(whole: _Evidence, part: _Evidence) -> _Evidence:
     """Return what was seen elsewhere; the parts of a sum fade alike, but for roundings."""
-    return max(0, whole[0] - part[0]), max(timedelta(0), whole[1] - part[1])
+    return max(0, whole[0] - part[0]), max(0, whole[1] - part[1])
 
 
 def _posterior(prior_ppm: int, evidence: _Evidence) -> int:
     """Return the mean of the gamma distribution after this evidence, in losses in a million hours, rounded up."""
-    count, span = evidence
-    weight, hours = PRIOR_WEIGHT // _TICK, span // _TICK
+    count, ticks = evidence
     # count is in millionths of a loss, so that count per hour is losses in a million hours.
-    return -(-(prior_ppm * weight + count * (_HOUR // _TICK)) // (weight + hours))
+    return -(-(prior_ppm * _WEIGHT_TICKS + count * _HOUR_TICKS) // (_WEIGHT_TICKS + ticks))
