@@ -160,6 +160,10 @@ def test_no_job_is_refused_that_saves_or_whose_length_is_not_known_or_that_gets_
     assert words(70, resources=Resources(min_vram_mb=10**6)) == ""
     wanted = job()
     assert unprotected_words(wanted, one_provider(wanted), market(offer()), NOW) == ""
+    resources = replace(job().spec.resources, market=MarketChoice.AUTO)
+    kept = offer("od", market=Market.ON_DEMAND, interruption=Interruption.NEVER, hazard_ppm=10**6)
+    wanted = job(resources=resources, spec={"work": Work(time=70 * HOUR)})
+    assert unprotected_words(wanted, one_provider(wanted), market(kept), NOW) == ""
 
 
 def test_the_advice_is_stated_with_its_figures() -> None:

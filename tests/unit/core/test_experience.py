@@ -229,6 +229,8 @@ def test_the_hours_of_the_week_raise_or_lower_it_within_bounds() -> None:
     bad = Hazards(experience(*base, record(K.LOSSES_TIME, f"spot {slot}", 30, 10)), NOW).of(offer())
     good = Hazards(experience(*base, record(K.LOSSES_TIME, f"spot {slot}", 0, 60)), NOW).of(offer())
     assert good < plain < bad
+    worst = Hazards(experience(*base, record(K.LOSSES_TIME, f"spot {slot}", 30, 10)), NOW)
+    assert worst.of(offer(hazard_ppm=10**9)) <= worst.highest()
     assert bad <= 3 * plain + 1
     assert good >= plain // 3 - 1
 

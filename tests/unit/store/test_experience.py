@@ -58,6 +58,7 @@ def test_what_has_faded_and_what_is_too_much_is_deleted(tmp_path: Path) -> None:
     many = [record(RecordKind.SLOW_STARTS, f"h{n}", 1, at=NOW - timedelta(seconds=n)) for n in range(RECORDS_MAX + 3)]
     with Store.open(tmp_path / "state.db") as store:
         store.tx(lambda tx: tx.commit(Plan(experience=experience(old, FAULT, *many))))
+        assert len(stored(store)) == len(many) + 2
         gone = store.tx(lambda tx: tx.fold(NOW, Folding()))
         assert gone == 4
         assert stored(store) == experience(FAULT, *many[:RECORDS_MAX])
