@@ -57,7 +57,7 @@ class Question:
             spec,
             price=case.ceiling,
             checkpoint=replace(spec.checkpoint, every=timedelta(seconds=self.terms.every_s)),
-            schedule=replace(spec.schedule, deadline=deadline, policy=PolicyName(case.policy)),
+            schedule=replace(spec.schedule, deadline=deadline, policy=PolicyName(case.policy), after=(), preempt=False),
             work=work,
             watchdog=WatchdogPolicy(),
         )

@@ -19,7 +19,7 @@ from spotd.backtest.recorded import GONE, UNKNOWN, RecordedMarket, recorded_mark
 from spotd.backtest.refusals import BacktestRefused
 from spotd.backtest.run import End, RunOutcome
 from spotd.backtest.summary import Summary, percentile, summarized
-from spotd_jobs.spec.model import PriceLimit, Resources
+from spotd_jobs.spec.model import Deadline, JobSpec, PriceLimit, Resources, Schedule, WatchdogPolicy
 from tests.unit.backtest.builders import CLOUD, FEES, START, job, offer, random_market
 
 HOUR = 3600
@@ -132,6 +132,16 @@ def test_nothing_is_launched_or_lost_where_nothing_was_recorded() -> None:
     recorded = recorded_market([offer()], changes, begins_at=START, ends_at=START + 9 * HOUR)
     (outcome,) = play(asked(recorded, (START,)), processes=1, progress=lambda count: None)[1]
     assert (outcome.end, outcome.preemptions, outcome.waiting_s) == (End.FINISHED, 0, HOUR)
+
+
+def test_a_job_is_played_alone_and_unwatched_whatever_it_comes_after() -> None:
+    question = asked(random_market(3), (START,), deadline=timedelta(hours=9))
+    alone = JobSpec(name="x", run=("a",), image="i", schedule=Schedule(after=("prep",), preempt=True))
+    alone = replace(alone, watchdog=WatchdogPolicy(no_progress=timedelta(minutes=5)))
+    spec = replace(question, spec=alone).spec_for(question.cases[0])
+    assert (spec.schedule.after, spec.schedule.preempt, spec.watchdog.is_on) == ((), False, False)
+    assert spec.schedule.deadline == Deadline(span=timedelta(hours=9))
+    assert spec.work.time == timedelta(hours=2)
 
 
 # --- starts ----------------------------------------------------------------------------------------------------

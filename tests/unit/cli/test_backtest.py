@@ -6,14 +6,19 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from spotd.cli.ceiling_range import parse_range
+from spotd.history import History
 from spotd_jobs.spec.problems import BadValue
+from spotd_providers.contract.money import MicroUsdPerHour
+from spotd_providers.contract.values import ProviderName
 from tests.unit.api import worlds
+from tests.unit.backtest.builders import offer
 from tests.unit.cli.conftest import Ctl
 
 JOB = """name = "resnet"
@@ -156,6 +161,28 @@ def test_a_broken_history_names_file_and_line(ctl: Ctl, place: Path) -> None:
     file.write_text("")
     assert "no max_price to try ceilings around" in ctl(*words(place)).err
     assert "the history is empty" in ctl(*words(place, "--ceiling", "1")).err
+
+
+def test_the_daemons_own_history_is_played_with_its_fees(
+    ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(place))
+    history = History(place / "prices.sqlite", free_bytes=lambda folder: 10**12)
+    for half_hour in range(100):
+        price = MicroUsdPerHour(300_000 if half_hour % 9 else 350_000)
+        one = replace(offer("a", provider=ProviderName("local")), gpu_price=price)
+        at = int(BEGINS.timestamp()) + 1800 * half_hour
+        history.record(one.provider, [one], complete=True, at=at)
+    history.close()
+    base = ("backtest", str(place / "train.toml"), "--history", "own", "--work", "6h", "--starts", "2")
+    result = ctl(*base, "--processes", "1", "--ceiling", "0.2,0.5")
+    assert result.code == 0, result.err
+    (fee,) = {row["fee_multiplier"] for row in json.loads(ctl("providers", "-o", "json").out)["providers"]}
+    assert f"fees local x{fee:.2f}" in result.out
+    assert "recommended: $0.50/GPU-h" in result.out
+    given = ctl(*base, "--processes", "1", "--ceiling", "0.5", "--fee", "local=2")
+    assert "fees local x2.00" in given.out
+    assert "recommended: none" in given.out
 
 
 def test_a_daemon_without_a_history_is_said(ctl: Ctl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
