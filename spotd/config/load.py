@@ -37,6 +37,7 @@ from spotd_jobs.spec.files import read_toml
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_key
 from spotd_providers.contract.gpus import UnknownGpu, resolve
 from spotd_providers.contract.provider import ProviderPlugin
+from spotd_providers.contract.values import NO_GPU
 
 DEFAULT_PROVIDER: Final = "local"
 BUILT_IN: Final = "the built-in defaults"
@@ -171,6 +172,8 @@ def _by_gpu(ceilings: CeilingsSection) -> dict[str, int]:
 
 
 def _gpus(key: str) -> frozenset[str]:
+    if key == NO_GPU:
+        return frozenset({NO_GPU})
     try:
         return resolve(key)
     except UnknownGpu:
@@ -181,7 +184,7 @@ def _unknown_gpus(table: Any) -> list[Problem]:
     """Return a problem for each key that names no GPU, whatever else is wrong in the table."""
     problems = []
     for key in table if isinstance(table, Mapping) else ():
-        if key in CeilingsSection.model_fields:
+        if key in CeilingsSection.model_fields or key == NO_GPU:
             continue
         try:
             resolve(key)

@@ -7,6 +7,7 @@ from typing import Final
 
 from spotd_providers.aws.wire import TypeRow
 from spotd_providers.contract.gpus import aws_gpus, canonical, gpu_info, vram_fits
+from spotd_providers.contract.values import NO_GPU
 
 OPEN_DRIVER_MIN: Final = 7.5
 """CUDA compute capability from which NVIDIA's open kernel modules work; the default images have no others."""
@@ -25,22 +26,27 @@ class Hardware:
     sold_as: frozenset[str]
 
 
-def hardware(row: TypeRow, *, own_image: bool) -> Hardware | str | None:
-    """Describe the type's hardware: a reason if it cannot be used, `None` for a type without GPUs.
+def hardware(row: TypeRow, *, own_image: bool, without_gpu: bool = False) -> Hardware | str | None:
+    """Describe the type's hardware: a reason if it cannot be used, `None` for one without GPUs that is not wanted.
 
-    `own_image`: the user names the machine image, and answers for its drivers and processor.
+    Args:
+        own_image: the user names the machine image, and answers for its drivers and processor.
+        without_gpu: the user names this type although it has no GPU.
     """
     gpus = row.GpuInfo.Gpus if row.GpuInfo is not None else []
+    architectures = row.ProcessorInfo.SupportedArchitectures if row.ProcessorInfo is not None else []
+    other_processor = f"its processor is {'/'.join(architectures) or 'unknown'}, the machine image is for x86_64"
     if not gpus:
-        return None
+        if without_gpu and "x86_64" not in architectures and not own_image:
+            return other_processor
+        return _described(row, NO_GPU, 0, None) if without_gpu else None
     first = gpus[0]
     if len(gpus) > 1:
         return "it has several kinds of GPU"
     if first.Manufacturer.upper() != "NVIDIA":
         return f"its GPUs are made by {first.Manufacturer}, images for CUDA do not run on them"
-    architectures = row.ProcessorInfo.SupportedArchitectures if row.ProcessorInfo is not None else []
     if "x86_64" not in architectures and not own_image:
-        return f"its processor is {'/'.join(architectures) or 'unknown'}, the machine image is for x86_64"
+        return other_processor
     vram = first.MemoryInfo.SizeInMiB if first.MemoryInfo is not None else None
     known = aws_gpus(row.InstanceType)
     # Fractions of a card (g6f) count 0; they are named by their memory and never answer to the whole card's name.
@@ -51,11 +57,15 @@ def hardware(row: TypeRow, *, own_image: bool) -> Hardware | str | None:
     info = gpu_info(name)
     if not own_image and info is not None and float(info.compute_capability or OPEN_DRIVER_MIN) < OPEN_DRIVER_MIN:
         return f"the default machine image's driver knows no {name}; set ami"
+    return _described(row, name, count, _memory(name, vram))
+
+
+def _described(row: TypeRow, gpu: str, gpu_count: int, gpu_vram_mb: int | None) -> Hardware:
     return Hardware(
         instance_type=row.InstanceType,
-        gpu=name,
-        gpu_count=count,
-        gpu_vram_mb=_memory(name, vram),
+        gpu=gpu,
+        gpu_count=gpu_count,
+        gpu_vram_mb=gpu_vram_mb,
         cpus=row.VCpuInfo.DefaultVCpus if row.VCpuInfo is not None else None,
         memory_mb=row.MemoryInfo.SizeInMiB if row.MemoryInfo is not None else None,
         sold_as=frozenset(row.SupportedUsageClasses),

@@ -55,7 +55,12 @@ def run_parameters(request: LaunchRequest, image: MachineImage, subnet: str, set
     if len(request.key) > TAG_CHARS_MAX:
         raise rejected(WHO, "key", f"a tag has at most {TAG_CHARS_MAX} characters")
     try:
-        script = user_data(image=request.image, start_script=request.start_script, container=settings.container)
+        script = user_data(
+            image=request.image,
+            start_script=request.start_script,
+            container=settings.container,
+            has_gpu=offer.gpu_count > 0,
+        )
     except ValueError as exc:
         raise rejected(WHO, "image" if "image" in str(exc) else "start_script", str(exc)) from exc
     disk = {

@@ -23,7 +23,8 @@ def sets_of_types(kinds: Iterable[Hardware]) -> list[tuple[str, ...]]:
     """Group the types with the same GPUs: each group is scored together."""
     found: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     for kind in kinds:
-        if Market.SPOT.value in kind.sold_as:
+        # The types without a GPU differ in size: a score of all of them says nothing about one.
+        if Market.SPOT.value in kind.sold_as and kind.gpu_count:
             found[kind.gpu, kind.gpu_count].append(kind.instance_type)
     return [tuple(sorted(types)) for _, types in sorted(found.items()) if len(types) >= TYPES_MIN]
 

@@ -82,7 +82,7 @@ class Region:
         self._services = services
         self._pace = pace
         self.kinds = RegionState(services, timedelta(hours=6), self._ask_kinds).get
-        """The instance types with GPUs that this region sells."""
+        """The instance types that this region sells, of those to consider."""
         self.pools = RegionState(services, timedelta(hours=6), self._ask_pools).get
         """Which of them exist in which zone."""
         self._subnets = RegionState(services, timedelta(hours=1), self._ask_subnets)
@@ -200,7 +200,7 @@ class Region:
         raw = await self._pages(
             "describe_instance_types",
             "InstanceTypes",
-            Filters=[{"Name": "instance-type", "Values": list(self._settings.instance_types)}],
+            Filters=[{"Name": "instance-type", "Values": list(self._settings.types)}],
             MaxResults=100,
         )
         return kinds_of(raw, self._settings, self.name)
@@ -210,7 +210,7 @@ class Region:
             "describe_instance_type_offerings",
             "InstanceTypeOfferings",
             LocationType="availability-zone",
-            Filters=[{"Name": "instance-type", "Values": list(self._settings.instance_types)}],
+            Filters=[{"Name": "instance-type", "Values": list(self._settings.types)}],
             MaxResults=1000,
         )
         rows = (row_or_none(OfferingRow, row) for row in raw)
@@ -310,9 +310,12 @@ def kinds_of(raw: Sequence[Any], settings: AwsSettings, region: str) -> Kinds:
     for item in raw:
         row = row_or_none(TypeRow, item)
         name = str(_mapping(item).get("InstanceType") or "unreadable")[:80]
-        if not any(fnmatchcase(name, pattern) for pattern in settings.instance_types):
+        if not any(fnmatchcase(name, pattern) for pattern in settings.types):
             continue
-        found = "its description cannot be read" if row is None else hardware(row, own_image=region in settings.ami)
+        plain = any(fnmatchcase(name, pattern) for pattern in settings.cpu_types)
+        found: Hardware | str | None = "its description cannot be read"
+        if row is not None:
+            found = hardware(row, own_image=region in settings.ami, without_gpu=plain)
         if isinstance(found, Hardware):
             usable[found.instance_type] = found
         elif found is not None:

@@ -26,6 +26,9 @@ class AwsSettings(BaseModel):
     instance_types: tuple[Name, ...] = Field(
         default=("g*", "p*"), min_length=1, max_length=100, description='Types to consider, with wildcards: "g5.*".'
     )
+    cpu_types: tuple[Name, ...] = Field(
+        default=(), max_length=100, description='Types without a GPU, for jobs that ask for none: "m7i.2xlarge".'
+    )
     container: Literal["docker", "none"] = Field(
         default="docker",
         description='"docker" runs the job\'s image with the GPUs; "none" runs the job on the machine image itself.',
@@ -77,6 +80,11 @@ class AwsSettings(BaseModel):
         default="", max_length=128, description="Profile of AWS's own config files, if api_key is unset."
     )
     endpoint_url: str = Field(default="", description="Where every AWS call goes instead, for tests.")
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """All types to consider, with wildcards."""
+        return (*self.instance_types, *self.cpu_types)
 
     @field_validator("regions")
     @classmethod

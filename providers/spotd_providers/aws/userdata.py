@@ -52,14 +52,16 @@ _WATCHDOG: Final = """up() { { read -r u _ </proc/uptime && echo "${u%%.*}"; } 2
 ) &
 """
 
-_DOCKER: Final = """image=%(image)s
-n=0
+_GPU: Final = """n=0
 until nvidia-smi >/dev/null 2>&1; do
   n=$((n + 1))
   [ "$n" -ge 60 ] && { echo "spotd: this machine's GPU does not work"; shutdown -h now; exit 1; }
   sleep 2
 done
-n=0
+"""
+
+_DOCKER: Final = """image=%(image)s
+%(gpu)sn=0
 until docker info >/dev/null 2>&1; do n=$((n + 1)); [ "$n" -ge 60 ] && break; sleep 2; done
 SPOTD_PREFETCH=1 /bin/sh ./start.sh >prefetch.log 2>&1 &
 n=0
@@ -68,7 +70,7 @@ until timeout 900 docker pull -q "$image"; do
   [ "$n" -ge 3 ] && { echo "spotd: the image cannot be pulled"; shutdown -h now; exit 1; }
   sleep 10
 done
-docker run --name spotd --network host --ipc host --gpus all --user 0 -v "$PWD:/spotd" -w /spotd \\
+docker run --name spotd --network host --ipc host%(gpus)s --user 0 -v "$PWD:/spotd" -w /spotd \\
   --entrypoint /bin/sh "$image" ./start.sh &
 """
 
@@ -86,7 +88,7 @@ shutdown -h now
 """
 
 
-def user_data(*, image: str, start_script: str, container: str) -> str:
+def user_data(*, image: str, start_script: str, container: str, has_gpu: bool = True) -> str:
     """Build the script for `UserData`.
 
     Raises:
@@ -99,7 +101,8 @@ def user_data(*, image: str, start_script: str, container: str) -> str:
     if container == "docker":
         if _IMAGE.fullmatch(image) is None or len(image) > IMAGE_CHARS_MAX:
             raise ValueError(f"an image name has 1 to {IMAGE_CHARS_MAX} letters, digits and . _ / : @ -")
-        parts.append(_DOCKER % {"image": shlex.quote(image)})
+        gpu, gpus = (_GPU, " --gpus all") if has_gpu else ("", "")
+        parts.append(_DOCKER % {"image": shlex.quote(image), "gpu": gpu, "gpus": gpus})
     else:
         parts.append(_PLAIN)
     text = "".join([*parts, _TAIL])

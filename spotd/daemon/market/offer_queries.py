@@ -10,7 +10,7 @@ from spotd.core.gpu_names import resolve_gpu
 from spotd.core.jobs import Job
 from spotd.core.states import JobState
 from spotd.core.world import World
-from spotd_providers.contract.values import OfferQuery, ProviderName
+from spotd_providers.contract.values import NO_GPU, OfferQuery, ProviderName
 
 GPUS_MAX: Final = 64
 _WAITING: Final = frozenset({JobState.WAITING_PRICE, JobState.RECOVERING, JobState.QUEUED})
@@ -33,7 +33,7 @@ def offer_query(world: World, provider: ProviderName) -> OfferQuery:
             counts.add(wanted.gpu_count)
             vram.append(wanted.min_vram_mb or 0)
     disks = [disk_gb_for(job) for job in jobs]
-    watched = tuple(name for name in sorted(world.policy.ceilings) if name not in gpus)
+    watched = tuple(name for name in sorted(world.policy.ceilings) if name not in gpus and name != NO_GPU)
     return OfferQuery(
         gpus=tuple(gpus)[:GPUS_MAX],
         disk_gb=max(disks, default=OfferQuery().disk_gb),

@@ -527,3 +527,7 @@ def test_a_plugin_that_fails_over_its_settings_is_a_refusal_with_its_place(tmp_p
     path.write_text("[providers.local]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="fails with RuntimeError, which is a bug in it"):
         load(path, environ=NOWHERE, plugins=FailingPlugins())
+
+
+def test_a_machine_without_a_gpu_has_a_ceiling_of_its_own(tmp_path: Path) -> None:
+    assert read(tmp_path, "[ceilings]\nCPU = 0.2").config.ceilings == {"CPU": 200_000}
