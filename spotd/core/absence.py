@@ -136,5 +136,5 @@ def proves_absence(builder: PlanBuilder, item: Attempt, listing: Listing) -> boo
 
 def settle_until_missing(builder: PlanBuilder, item: Attempt) -> None:
     """Settle what is gone up to the first of the lists that lack it, however late it could be believed."""
-    if item.missing_since is not None and item.meter.since is not None and item.meter.since < item.missing_since:
+    if item.missing_since is not None and item.meter.since is not None and item.meter.since <= item.missing_since:
         builder.set_rate(item.id, MicroUsdPerHour(0), None, at=item.missing_since)

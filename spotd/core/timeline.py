@@ -118,7 +118,9 @@ def redated(world: World, step: timedelta, now: datetime, only_after: datetime |
         after = item
         since = item.meter.since
         if since is not None and (only_after is None or since > only_after):
-            after, booked = settled(item, now, item.meter.rate, item.meter.on_demand_rate)
+            # What lists lack may be gone since then: its time is left on the meter, and not booked yet.
+            until = now if item.missing_since is None else min(now, max(since, item.missing_since))
+            after, booked = settled(item, until, item.meter.rate, item.meter.on_demand_rate)
             charges.extend(booked)
         attempts.append(_shifted(after, moved))
     return Plan(

@@ -313,7 +313,7 @@ def test_an_account_that_was_filled_is_used_at_once_however_long_it_was_empty(st
     world = refused_once(LaunchFailure.NO_BALANCE, only, strikes)
     assert not is_bought(world, provider_offers(only, at=NOW + SECOND), 30 * SECOND)
     assert is_bought(world, provider_offers(only, at=NOW + SECOND, credit_at=NOW + 20 * SECOND), 30 * SECOND)
-    assert not is_bought(world, provider_offers(only, at=NOW + SECOND, credit_at=NOW - SECOND), 30 * SECOND)
+    assert not is_bought(world, provider_offers(only, at=NOW + SECOND, credit_at=NOW - 3600 * SECOND), 30 * SECOND)
 
 
 def test_a_key_that_is_taken_again_ends_the_pause_after_a_refused_one() -> None:

@@ -190,3 +190,16 @@ def test_no_instant_of_a_row_is_left_behind() -> None:
                     was, now = getattr(row, field.name), getattr(new[identity], field.name)
                     if isinstance(was, datetime):
                         assert now == was + 8 * HOUR, field.name
+
+
+def test_a_machine_that_lists_lack_is_charged_up_to_the_first_of_them_when_the_clock_is_set() -> None:
+    before = world_with(AttemptState.STARTING)
+    (item,) = before.attempts.values()
+    since = NOW - 3 * HOUR
+    missing = replace(item, meter=replace(item.meter, since=since), missing_since=since + 6 * MINUTE)
+    before = replace(before, attempts={item.id: missing})
+    plan = redated(before, -HOUR, NOW)
+    assert [(charge.start, charge.end) for charge in plan.charges] == [(since, since + 6 * MINUTE)]
+    (moved,) = plan.attempts.values()
+    assert moved.meter.since == moved.missing_since == since + 6 * MINUTE - HOUR, "what it may have run since is kept"
+    assert spent(moved, NOW - HOUR) == spent(missing, NOW)
