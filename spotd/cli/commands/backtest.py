@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from spotd.cli import stderr
-from spotd.cli.backtest_view import document, show
 from spotd.cli.ceiling_range import RANGE, CeilingRange, ceilings_around
 from spotd.cli.codes import ExitCode
 from spotd.cli.draft import read_draft
@@ -74,7 +73,9 @@ def _fee(text: str) -> tuple[str, int]:
 @click.argument("job", metavar="JOB")
 @click.option("--history", metavar="DIR|own", required=True, help="Recorded prices; own: those of the daemon.")
 @click.option("--ceiling", type=RANGE, metavar="1.5..3.0", help="Per GPU-hour; 12/h..24/h: of the machine.")
-@click.option("--ceilings", type=click.IntRange(1, 100), default=7, show_default=True, help="How many in the range.")
+@click.option(
+    "--ceilings", metavar="N", type=click.IntRange(1, 100), default=7, show_default=True, help="How many in the range."
+)
 @click.option("--work", type=_span(), metavar="24h", help="How long the job runs if nothing stops it.")
 @click.option("--deadline", type=_span(), metavar="36h", help="From submission on.  [default: the job's span]")
 @click.option(
@@ -84,16 +85,30 @@ def _fee(text: str) -> tuple[str, int]:
     type=click.Choice([one.value for one in PolicyName]),
     help="May be repeated.  [default: the job's]",
 )
-@click.option("--starts", type=click.IntRange(1, 10_000), default=40, show_default=True, help="Instants of submission.")
+@click.option(
+    "--starts",
+    metavar="N",
+    type=click.IntRange(1, 10_000),
+    default=40,
+    show_default=True,
+    help="Instants of submission.",
+)
 @click.option(
     "--step",
     type=_span(most=_STEP_MAX),
     metavar="1m",
     help="How often the daemon decides.  [default: 1m; 5m with a deadline]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Which instants.")
 @click.option(
-    "--restart", type=_span(least=timedelta(0)), default="6m", show_default=True, help="Launch to first step."
+    "--seed", metavar="N", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Which instants."
+)
+@click.option(
+    "--restart",
+    metavar="6m",
+    type=_span(least=timedelta(0)),
+    default="6m",
+    show_default=True,
+    help="Launch to first step.",
 )
 @click.option("--every", type=_span(), metavar="15m", help="Between checkpoints.  [default: the job's, else 15m]")
 @click.option(
@@ -129,7 +144,7 @@ def _fee(text: str) -> tuple[str, int]:
     show_default=True,
     help="How much slower than the fastest ceiling the recommended one may be.",
 )
-@click.option("--processes", type=click.IntRange(1, 256), help="[default: all cores]")
+@click.option("--processes", metavar="N", type=click.IntRange(1, 256), help="[default: all cores]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg|png", help="Draw it too.")
 @output(TABLE, JSON)
 def backtest(*, job: str, history: str, output: str, plot: Path | None, **given: Any) -> None:
@@ -142,7 +157,9 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     spotctl backtest train.toml --history own --ceiling 1.5..3.0 --work 24h
     spotctl backtest train.toml --history prices/ --ceiling 0.2..0.5 --work 24h --plot out.svg
     """
+    # Here and not above: the core is a third of a second of imports, which --help does not need.
     from spotd.backtest.refusals import BacktestRefused
+    from spotd.cli.backtest_view import document, show
 
     if plot is not None:
         from spotd.cli.plotting import require_plotting

@@ -99,6 +99,14 @@ def test_no_command_imports_the_daemons_libraries(ctl: Ctl, arguments: tuple[str
 
 
 @pytest.mark.process
+def test_the_help_of_a_back_test_imports_nothing_of_the_core() -> None:
+    modules, result = imported("backtest", "--help")
+    assert result.returncode == 0
+    assert not [name for name in modules if name.startswith(("spotd.core", "spotd.backtest", "spotd.history"))]
+    assert "matplotlib" not in {name.split(".")[0] for name in modules}
+
+
+@pytest.mark.process
 def test_submit_parses_a_job_file_without_pydantic(ctl: Ctl, tmp_path: Path) -> None:
     file = tmp_path / "train.toml"
     file.write_text('name = "a"\nrun = "b"\nimage = "c"\n[resources]\ngpu = "H100"\n')
