@@ -36,7 +36,6 @@ _STEP_MAX: Final = timedelta(hours=1)
 RUNS_MAX: Final = 50_000
 """A few gigabytes of memory and an hour of two cores."""
 _FEE_MAX: Final = 10
-_POLICIES: Final = click.Choice([one.value for one in PolicyName])
 
 
 def _span(*, least: timedelta = _SPAN_MIN, most: timedelta = _SPAN_MAX) -> Figure:
@@ -82,8 +81,9 @@ def _fee(text: str) -> tuple[str, int]:
     "--policy",
     "policies",
     multiple=True,
+    metavar="NAME",
     type=click.Choice([one.value for one in PolicyName]),
-    help="May be repeated.  [default: the job's]",
+    help="May be repeated: slack-pacing, greedy ...  [default: the job's]",
 )
 @click.option(
     "--starts",
