@@ -292,6 +292,19 @@ def _aside_words(row: UnreadableRow) -> str:
     return f"{whose}: its row in the state cannot be understood ({row.error})"
 
 
+def require_free_views(views: Collection[JobView]) -> None:
+    """Check that there are no jobs that have not ended, of a name that a new one is to have.
+
+    Raises:
+        StateConflict: there is one.
+    """
+    for view in views:
+        raise StateConflict(
+            f"a job named {view.name} is {view.state.value} already ({view.id})",
+            hint=f"wait for it, cancel it (spotctl cancel {view.id}), or give this one another name",
+        )
+
+
 def require_free_names(world: World, names: Collection[str], array: str = "") -> None:
     """Check that no unfinished job has one of the names, and no unfinished array.
 

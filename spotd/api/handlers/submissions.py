@@ -15,7 +15,7 @@ from spotd.api.errors import ApiUnavailable, Invalid, OverBudget
 from spotd.api.handlers.chains import find_chain
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.deadlines import require_feasible, require_future
-from spotd.api.handlers.jobs import JobHandlers, require_free_names
+from spotd.api.handlers.jobs import JobHandlers, require_free_names, require_free_views
 from spotd.api.handlers.plans import (
     budget_problem,
     new_job,
@@ -177,6 +177,8 @@ class SubmissionHandlers:
 
         def work(reads: Reads) -> tuple[list[JobId], JobId]:
             require_free_names(self._context.world(), names, "" if tasks is None else spec.name)
+            # A job whose row cannot be understood is in no world, and has its name all the same.
+            require_free_views(reads.active_named(spec.name))
             ids = [self._context.ids.new() for _ in range(len(names) + (tasks is not None))]
             while taken := reads.names_of(ids):
                 ids = [self._context.ids.new() if job_id in taken else job_id for job_id in ids]

@@ -2,10 +2,10 @@
 
 Theory. Somebody else's running work is stopped only for a job that would start at once on what becomes free: it has an
 offer under its ceiling, and only `[budget] machines`, or what is promised of a day's or month's budget, is in its way.
-It takes no more than it needs, from jobs of strictly lower priority, and nothing while machines that end already are
-enough. What is stopped saves first, as at any other stop. It is served again behind the job that it made room for, and
-a machine is left alone for `DWELL` after its launch, so no pair of jobs can stop each other in turn, and prices that
-rise and fall cost a machine at most a stop in each such span.
+It takes no more than it needs, from jobs of strictly lower priority without a deadline, and nothing while machines that
+end already are enough. What is stopped saves first, as at any other stop. It is served again behind the job that it
+made room for, and a machine is left alone for `DWELL` after its launch, so no pair of jobs can stop each other in turn,
+and prices that rise and fall cost a machine at most a stop in each such span.
 """
 
 from __future__ import annotations
@@ -100,13 +100,15 @@ class Preemption:
         return sorted((item for item in self._running() if self._may_stop(item, job)), key=rank)
 
     def _may_stop(self, item: Attempt, job: Job) -> bool:
-        is_lower = self._world.jobs[item.id.job].spec.priority < job.spec.priority
+        spec = self._world.jobs[item.id.job].spec
+        # A job with a deadline may have no time to lose: its policy decides about that.
+        is_lower = spec.priority < job.spec.priority and spec.schedule.deadline is None
         is_stopped = self._builder.attempt(item.id).stop is not None
         return is_lower and not is_stopped and self._builder.now - item.intended_at >= DWELL
 
     def _stopped(self, job: Job, victims: list[Attempt], why: TurnWait) -> TurnWait:
         if not victims:
-            none = f"no job of lower priority had its machine for {span_words(DWELL)}"
+            none = f"no job of lower priority and without a deadline had its machine for {span_words(DWELL)}"
             return why[0], f"{why[1]}; {none}", why[2]
         names = []
         for item in victims:

@@ -20,7 +20,7 @@ from spotd.core.schedule.preemption import DWELL
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
-from spotd_jobs.spec.model import Schedule
+from spotd_jobs.spec.model import Deadline, PolicyName, Schedule
 from spotd_providers.contract.money import MicroUsd
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, job, market, offer, shop_policy, world_with
 
@@ -103,8 +103,17 @@ def test_a_machine_is_left_alone_for_a_while_after_its_launch() -> None:
     young = DWELL / MINUTE - 1
     plan = decided(world_of(running(1, minutes=young), waiting=(urgent(),)))
     assert stopped(plan) == []
-    assert plan.verdicts[URGENT].sentence.endswith("; no job of lower priority had its machine for 15 min")
+    assert plan.verdicts[URGENT].sentence.endswith(
+        "; no job of lower priority and without a deadline had its machine for 15 min"
+    )
     assert stopped(decided(world_of(running(1, minutes=young + 1), waiting=(urgent(),)))) == ["j1"]
+
+
+def test_a_job_with_a_deadline_makes_no_room() -> None:
+    owner, item = running(1)
+    due = Schedule(deadline=Deadline(span=timedelta(hours=36)), policy=PolicyName.CEILING)
+    world = world_of((replace(owner, spec=replace(owner.spec, schedule=due)), item), waiting=(urgent(),))
+    assert stopped(decided(world)) == []
 
 
 def test_the_lowest_priority_comes_first_then_the_machine_that_loses_least_work() -> None:
