@@ -33,6 +33,7 @@ from tests.sim.machines import (
     FORGOTTEN_AFTER,
     STORAGE_PER_GB_MONTH,
     AccountDead,
+    BidCall,
     CloudDown,
     Host,
     LaunchCall,
@@ -67,6 +68,8 @@ class Trade:
     storage_price: int = STORAGE_PER_GB_MONTH
     born_long_ago: bool = False
     """Each row says that its machine was made in 1970."""
+    states_floor: bool = False
+    """Lists state the lowest bid that wins, or the echo of our own; bids can be changed."""
     ends_itself: bool = False
     """The runner ends its machine when it has come to its own end."""
 
@@ -84,6 +87,7 @@ class Cloud(Nature):
         self.foreign_touched: list[str] = []
         self.forgot: set[AttemptKey] = set()
         self.launch_calls: list[LaunchCall] = []
+        self.bid_calls: list[BidCall] = []
         self.lost_answers: list[Machine] = []
         self.lying_until: datetime | None = None
         """Until then each list calls itself complete and lacks machines."""
@@ -247,6 +251,31 @@ class Cloud(Nature):
             m.lacking.append(self.now)  # a list that does not know its state is as good as one that lacks it
         return spoilt
 
+    def change_bid(self, ref: InstanceRef, price: int) -> None:
+        """The bid is this from now on. LostAnswer: nobody will ever hear that."""
+        self._answer()
+        if self.rng.random() < self.faults.lose_launch_before:
+            raise LostAnswer
+        m = self.machines.get(ref.instance_id)
+        if m is None or m.state is InstanceState.GONE:
+            raise Refused(LaunchFailure.REJECTED)
+        offer = m.host.offer
+        self.bid_calls.append(
+            BidCall(
+                key=m.key,
+                at=self.now,
+                price=price,
+                gpus=offer.gpu_count,
+                disk_gb=m.task.disk_gb,
+                on_demand=offer.on_demand_price or 0,
+            )
+        )
+        self._bill(m)
+        m.bid = price
+        self._note_rate(m)
+        if self.rng.random() < self.faults.lose_launch_after:
+            raise LostAnswer
+
     def terminate(self, ref: InstanceRef) -> None:
         if ref.instance_id.startswith("foreign"):
             self.foreign_touched.append(ref.instance_id)
@@ -276,7 +305,12 @@ class Cloud(Nature):
             created_at=LONG_AGO if self.trade.born_long_ago else m.since,
             loss=m.loss,
             notice_at=m.notice_at if m.alive else None,
+            bid_floor=self._floor(m) if self.trade.states_floor else None,
         )
+
+    def _floor(self, m: Machine) -> MicroUsdPerHour:
+        """What wins on its host, or, as often, what is bid for it."""
+        return MicroUsdPerHour(m.bid if self.rng.random() < 0.5 else m.host.price)
 
     def part_of(self, owner: str, read: list[tuple[datetime, datetime]]) -> Cloud:
         """What one install has had of it, for the oracles."""

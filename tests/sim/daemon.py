@@ -24,6 +24,7 @@ from spotd.core.intents import Intent, IntentKind, IntentState, terminate_intent
 from spotd.core.invariants import check
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
+from spotd.core.progress import HostSample
 from spotd.core.recovery import Survey
 from spotd.core.retention import offered
 from spotd.core.states import AttemptState, EndReason, JobState
@@ -360,7 +361,8 @@ class Daemon:
         cache = self.process.offer_cache
         known = cache.page(name)
         if known is None or known.at < begun:
-            cache.offers_seen(name, OfferPage(offers=offers, at=begun), asked_at=begun)
+            page, changes_bids = OfferPage(offers=offers, at=begun), self.clouds[name].trade.states_floor
+            cache.offers_seen(name, page, asked_at=begun, changes_bids=changes_bids)
             cache.machines_listed(name, listing)
 
     def translated(self, rows: list[Row]) -> tuple[Offer, ...]:
@@ -439,9 +441,17 @@ class Daemon:
             alive_at=None if m.alive_at is None else later(min(m.alive_at, self.now), behind, self.now),
             exit_at=None if m.exit_at is None else later(m.exit_at, behind, self.now),
             checkpoints=fresh,
+            sample=self.sample(item, m),
             exit_cause=m.exit_cause,
             exit_code=m.task.exit_code if m.exit_cause is m.task.cause is ExitCause.FINISHED else None,
         )
+
+    def sample(self, item: Attempt, m: Machine) -> HostSample | None:
+        """What the host of a watched job states: it prints nothing, and writes a large checkpoint without a pause."""
+        owner = self.world.jobs.get(item.id.job)
+        if owner is None or not owner.spec.watchdog.is_on or m.alive_at is None:
+            return None
+        return HostSample(boot=len(m.spans), up=m.alive_at - m.since, phase="run", printed=0, writes=m.seq)
 
     def clock_behind(self, item: Attempt, m: Machine) -> timedelta:
         """By how much the host's clock, which is right, is behind at least by the dates of this process.

@@ -188,6 +188,18 @@ class AccountDead(CloudDown):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BidCall:
+    """What one change of a bid asked for, as the provider saw it."""
+
+    key: AttemptKey
+    at: datetime
+    price: int
+    gpus: int
+    disk_gb: int
+    on_demand: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchCall:
     """What one launch asked for, as the provider saw it."""
 

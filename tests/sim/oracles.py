@@ -121,6 +121,25 @@ def launches(result: Result) -> Iterator[str]:
                 yield f"{call.key} may cost {most} an hour, its ceiling is {ceiling} a GPU"
 
 
+def raised_bids(result: Result) -> Iterator[str]:
+    """No bid for a machine can cost more than its job allows, or as much as the same machine on-demand."""
+    for cloud in result.clouds:
+        for call in cloud.bid_calls:
+            ceiling = ceiling_of(result, job_of(call.key)) * call.gpus
+            most = effective(call.price, cloud, call.disk_gb)
+            if most > ceiling:
+                yield f"the bid for {call.key} may cost {most} an hour, its ceiling is {ceiling}"
+            if call.price >= call.on_demand:
+                yield f"the bid for {call.key} is {call.price}, and on-demand costs {call.on_demand}"
+
+
+def stalls(result: Result) -> Iterator[str]:
+    """Every simulated command gets on, if only by writing a checkpoint: none is stopped for a stall."""
+    for attempt in result.daemon.attempts_ever.values():
+        if attempt.end_reason is EndReason.STALLED:
+            yield f"{attempt.key} was stopped although it saved: {attempt.end_detail}"
+
+
 def doubles(result: Result) -> Iterator[str]:
     """R1. Two machines of one job could compute at once, other than after an end that a provider took and forgot."""
     by_job: defaultdict[JobId, list[tuple[datetime, datetime, AttemptKey]]] = defaultdict(list)
@@ -309,6 +328,8 @@ CHECKS: Final = (
     forgotten_machines,
     foreign_machines,
     launches,
+    raised_bids,
+    stalls,
     doubles,
     healthy_machines_killed,
     needed_machines_ended,

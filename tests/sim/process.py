@@ -36,6 +36,7 @@ from spotd.daemon.wake import WakeEvent
 from spotd.store import StateError, Store
 from spotd_jobs.objects.api import StoreUnavailable
 from spotd_providers.contract import errors
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import Provider
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -108,7 +109,10 @@ class Process:
         )
         grants = Grants(daemon)
         self.executor = Executor(
-            providers={name: cast("Provider", CloudCalls(cloud, grants)) for name, cloud in daemon.clouds.items()},
+            providers={
+                name: cast("Provider", (BidCalls if cloud.trade.states_floor else CloudCalls)(cloud, grants))
+                for name, cloud in daemon.clouds.items()
+            },
             install=daemon.policy.current.install,
             commits=self.commits,
             grants=grants,
@@ -348,6 +352,26 @@ class CloudCalls:
         if isinstance(result, Exception):
             raise result
         return result
+
+
+class BidCalls(CloudCalls):
+    """The same of a provider at which bids can be changed."""
+
+    async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
+        cloud = self._cloud
+
+        def effect() -> None:
+            if cloud.down:
+                raise CloudDown
+            cloud.advance(self._daemon.true)
+            cloud.change_bid(ref, price)
+
+        try:
+            await self._called(effect, TERMINATE_TAKES)
+        except Refused as exc:
+            raise refusal(exc.failure) from exc
+        except (LostAnswer, CloudDown) as exc:
+            raise errors.Unavailable(DOWN) from exc
 
 
 def refusal(failure: LaunchFailure) -> errors.ProviderError:

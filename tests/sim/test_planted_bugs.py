@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import money, oracles, planted, planted_lives, planted_promises
+from tests.sim import money, oracles, planted, planted_lives, planted_moves, planted_promises
 from tests.sim.oracles import CHECKS, broken_rules
 from tests.sim.planted import Bug
 from tests.sim.run import Result, run_world
@@ -13,12 +13,14 @@ from tests.sim.worlds import Shape
 pytestmark = pytest.mark.long
 
 SEEDS = range(12)
-BUGS = {**planted.BUGS, **planted_promises.PROMISES, **planted_lives.LIVES}
+BUGS = {**planted.BUGS, **planted_promises.PROMISES, **planted_lives.LIVES, **planted_moves.MOVES}
 AT_ONCE = (
     oracles.said_by_the_core,
     oracles.foreign_machines,
     oracles.launches,
     oracles.doubles,
+    oracles.raised_bids,
+    oracles.stalls,
     oracles.healthy_machines_killed,
     oracles.resumes,
     oracles.machines_max,

@@ -22,6 +22,7 @@ from spotd_jobs.spec.model import (
     PriceLimit,
     Resources,
     Schedule,
+    WatchdogPolicy,
 )
 from spotd_jobs.spec.model import Work as StatedWork
 from spotd_providers.contract.values import InstallId, Interruption, Market
@@ -34,6 +35,7 @@ INSTALL = InstallId("lab")
 WINDOW = timedelta(minutes=4)
 """More than the slowest launch and the worst lag of a list together, as the contract asks of a plugin."""
 GPU_COUNTS = (1, 8, 2, 4)
+WATCHDOG = WatchdogPolicy(no_progress=timedelta(minutes=30))
 CHEAP_STORAGE = 3_000
 """With it a disk for 10 TB stays under every ceiling."""
 
@@ -60,6 +62,10 @@ class Shape:
     hazards: frozenset[Hazard] = frozenset()
     need: tuple[int, int] = (20, 400)
     """Minutes of work in a job, least and most."""
+    floors: bool = False
+    """Lists of the bid market state what wins, and bids can be changed."""
+    watched: bool = False
+    """Jobs have a watchdog; they print nothing and save all the time."""
     paces: tuple[int, ...] = (30, 60, 120, 240)
     """Seconds between two polls, one of these."""
 
@@ -168,6 +174,8 @@ def some_job(rng: Random, luck: Random, number: int, shape: Shape, at: datetime)
         retries=rng.choice([1, 2]),
         gpus=gpus,
     )
+    if shape.watched:
+        made = replace(made, spec=replace(made.spec, watchdog=WATCHDOG))
     need = timedelta(minutes=rng.randint(*shape.need))
     if Hazard.DEADLINES in shape.hazards:
         made = due(made, need, luck)
@@ -207,6 +215,7 @@ def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
         gpus=GPU_COUNTS if Hazard.GPUS in hazards else (1,),
         upload_price=upload,
         download_price=upload // 2,
+        states_floor=shape.floors,
     )
     if Hazard.BORN_LONG_AGO in hazards:
         bidders = replace(bidders, born_long_ago=True)
