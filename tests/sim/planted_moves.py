@@ -8,12 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core import bids, watchdog
+from spotd.core import orphans, relocation, watchdog
 from spotd.core.attempts import Attempt
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
 from spotd.core.progress import HostSample, Watch, watched
 from spotd.core.relocation import Relocation
 from spotd.core.states import EndReason
+from spotd.daemon.bid_changes import BidChanges
 from spotd_jobs.spec.model import WatchdogPolicy
+from spotd_providers.contract.money import MicroUsdPerHour
 from tests.sim.planted import Bug, patched
 from tests.sim.worlds import Shape
 
@@ -24,12 +28,28 @@ WATCHED: Final = replace(LONG, watched=True)
 
 
 def bids_without_a_limit() -> AbstractContextManager[None]:
-    """Raises a bid as high as it takes."""
-    return patched((bids, "bid_limit", lambda _item, _job, _policy: 10**9))
+    """Keeps the machine at any price."""
+
+    def wrong(item: Attempt, _job: Job, _policy: Policy) -> MicroUsdPerHour | None:
+        return None if item.bidding.floor is None else MicroUsdPerHour(2 * item.quote.price.gpu)
+
+    return patched(
+        (relocation, "raised_bid", wrong), (Relocation, "_cheapest_move", lambda _self, _job, _item, _rate: None)
+    )
+
+
+def bids_more_than_it_counts() -> AbstractContextManager[None]:
+    """Places twice the bid that ceiling and budgets know of."""
+    call = BidChanges._call
+
+    async def wrong(self: BidChanges, attempt: Attempt) -> tuple[str, str]:
+        return await call(self, replace(attempt, price_max=MicroUsdPerHour(2 * attempt.price_max)))
+
+    return patched((BidChanges, "_call", wrong))
 
 
 def moves_before_it_has_ended() -> AbstractContextManager[None]:
-    """Takes the machine for gone as soon as its job is to move."""
+    """Takes the machine for gone as soon as its job is to move, and never ends it."""
     move = Relocation._move
 
     def wrong(self: Relocation, item: Attempt) -> None:
@@ -38,8 +58,9 @@ def moves_before_it_has_ended() -> AbstractContextManager[None]:
         if self._moved > before:
             self._builder.end_attempt(item.id, EndReason.MIGRATED, "at once")
             self._builder.machine_gone(item.id)
+            self._builder.wake(self._now)
 
-    return patched((Relocation, "_move", wrong))
+    return patched((Relocation, "_move", wrong), (orphans, "is_own_key", lambda _policy, _key: False))
 
 
 def saving_is_nothing() -> AbstractContextManager[None]:
@@ -52,7 +73,8 @@ def saving_is_nothing() -> AbstractContextManager[None]:
 
 
 MOVES: Mapping[str, Bug] = {
-    "raise a bid above the ceiling": Bug(patch=bids_without_a_limit, rule=("raised_bids",), shape=BIDDING),
+    "raise a bid above the ceiling": Bug(patch=bids_without_a_limit, rule=("said_by_the_core",), shape=BIDDING),
+    "bid more than was counted": Bug(patch=bids_more_than_it_counts, rule=("raised_bids",), shape=BIDDING),
     "move before the machine has ended": Bug(patch=moves_before_it_has_ended, rule=("doubles",), shape=MOVING),
     "stop a job that saves": Bug(patch=saving_is_nothing, rule=("stalls",), shape=WATCHED),
 }
