@@ -226,3 +226,16 @@ async def test_outputs_that_were_written_over_are_handed_to_no_job(rig: Rig) -> 
         await rig.until_state(reader, JobState.FAILED)
         assert "the outputs of prep are not in the store any more as it left them" in rig.job(reader).reason
         assert len(rig.shop.requests) == 1
+
+
+async def test_ten_thousand_jobs_are_one_submission_one_transaction_and_one_cancellation(rig: Rig) -> None:
+    async with rig.ready():
+        array = await submit_array(rig, "0-9999", price=CHEAP)
+        answer = await rig.handlers().arrays.cancel(array)
+        assert answer is not None
+        assert (answer["jobs"], answer["states"]) == (10_000, {"CANCELLED": 10_000})
+        with rig.store._engine.connect() as connection:
+            query = "SELECT kind, count(*) FROM events WHERE job_id IS NOT NULL GROUP BY kind"
+            counts: dict[str, int] = dict(connection.exec_driver_sql(query).all())
+        assert counts["job.submitted"] == counts["job.cancelled"] == 10_000
+        assert sum(counts.values()) < 20_010

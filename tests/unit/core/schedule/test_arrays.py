@@ -50,11 +50,11 @@ def test_without_a_limit_all_run_that_the_machines_allow_and_the_rest_waits_for_
 
 
 def test_only_the_first_job_of_an_array_moves_to_and_fro_with_prices() -> None:
-    world = world_of(tasks(500, ceiling=1))
+    world = world_of(tasks(10_000, ceiling=1))
     plan = decide(world, market(*OFFERS), NOW)
     assert [one.state for one in plan.jobs.values()] == [JobState.WAITING_PRICE]
     assert len(plan.events) == 1
-    assert "above the ceiling" in plan.verdicts[JobId("j400")].sentence
+    assert "above the ceiling" in plan.verdicts[JobId("j9999")].sentence
 
 
 def test_a_job_of_an_array_that_had_a_machine_waits_for_no_other() -> None:
