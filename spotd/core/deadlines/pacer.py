@@ -25,7 +25,7 @@ from spotd.core.jobs import Job, Pacing
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policies.library import WITH_DEADLINE, choose
 from spotd.core.policies.observation import Action, Choice, hours_words
-from spotd.core.policies.slack_pacing import reserve_s
+from spotd.core.policies.slack_pacing import reserve_s, slack_s
 from spotd.core.quarantine import contain
 from spotd.core.quotes import Quote
 from spotd.core.requests import stop_attempt
@@ -145,7 +145,7 @@ class Pacer:
         return ahead
 
     def _note(self, job: Job, ahead: Outlook, barred: str) -> None:
-        slack = f"{hours_words(ahead.slack_s)} of slack" if ahead.slack_s >= 0 else _late_words(ahead)
+        slack = f"{hours_words(max(0, slack_s(ahead.seen)))} of slack" if ahead.slack_s >= 0 else _late_words(ahead)
         words = f"{ahead.words(self._builder.now)}, {slack}"
         self._words[job.id] = f"{words}; {barred}" if barred else words
         self._warn(job, ahead, barred)
