@@ -18,6 +18,7 @@ from spotd.core.deadlines.due import due_at, due_words
 from spotd.core.deadlines.open_time import time_until
 from spotd.core.experience.starts import usual_start
 from spotd.core.jobs import Job
+from spotd.core.machine_speed import machine_speed_ppm
 from spotd.core.policies.observation import Action, Observation, Zone, hours_words
 from spotd.core.policy import Policy
 from spotd.core.quotes import Quote
@@ -104,7 +105,7 @@ def outlook(job: Job, item: Attempt | None, world: World, now: datetime, quotes:
     task_s = _seconds(_on(job, replace(work, time=whole), offer))
     holds, pending = _held(job, item, world, now)
     used = held if holds is Action.SPOT else None
-    up = _zone(job, None, None, policy, now) if is_paused else _zone(job, spot, used, policy, now)
+    up = _zone(job, None if is_paused else used or spot, offer, policy, now)
     seen = Observation(
         task_s=task_s,
         work_s=max(_seconds(_on(job, kept, offer)), task_s // LEAST_SHARE),
@@ -161,15 +162,21 @@ def _fast_enough(job: Job, work: RemainingWork, quotes: Quotes, left: timedelta,
     return None if fastest is None else fastest[1]
 
 
-def _zone(job: Job, spot: Quote | None, held: Quote | None, policy: Policy, now: datetime) -> Zone:
-    """Return the spot market as one zone: a job takes the best machine of it, wherever that is."""
-    quote = held or spot
+def _zone(job: Job, quote: Quote | None, machine: Offer | None, policy: Policy, now: datetime) -> Zone:
+    """Return the spot market as one zone: a job takes the best machine of it, wherever that is.
+
+    Its price is that of as much work as the machine does in an hour on which the deadline is to be met.
+    """
     if quote is None:
         return Zone(name=SPOT_ZONE, is_up=False, price=MicroUsdPerHour(0), **_past(job))
     since = job.pacing.up_since
     age = timedelta(0) if since is None else max(timedelta(0), now - since)
     up = _seconds(age + policy.recheck_every)
-    return Zone(name=SPOT_ZONE, is_up=True, price=quote.price.total, up_s=up, **_past(job))
+    price = quote.price.total
+    if machine is not None:
+        here = machine_speed_ppm(job, quote.offer.gpu, quote.offer.gpu_count)
+        price = MicroUsdPerHour(price * machine_speed_ppm(job, machine.gpu, machine.gpu_count) // here)
+    return Zone(name=SPOT_ZONE, is_up=True, price=price, up_s=up, **_past(job))
 
 
 def _past(job: Job) -> dict[str, int]:

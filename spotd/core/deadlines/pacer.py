@@ -192,9 +192,9 @@ class Pacer:
 
 
 def _is_cheaper(ahead: Outlook) -> bool:
-    """Whether spot costs less than on-demand now."""
-    spot, demand = ahead.spot, ahead.on_demand
-    return spot is not None and (demand is None or spot.price.total < demand.price.total)
+    """Whether spot costs less than on-demand now, for the same work."""
+    [zone], demand = ahead.seen.zones, ahead.seen.on_demand
+    return zone.is_up and (demand is None or zone.price < demand)
 
 
 def _late_words(ahead: Outlook) -> str:

@@ -145,6 +145,15 @@ def test_the_faster_machine_is_bought_when_the_cheaper_one_would_be_late() -> No
     assert item.quote.offer.offer_id == "fast"
 
 
+def test_a_slow_spot_machine_costs_more_than_a_fast_one_on_demand() -> None:
+    gpu = (GpuAlternative(name="RTX_4090", count=1), GpuAlternative(name="H100_SXM", count=1))
+    speeds = (GpuSpeed(name="RTX_4090", ppm=200_000), GpuSpeed(name="H100_SXM", ppm=1_000_000))
+    fast = _sold("fast", price=490_000, gpu="H100_SXM")
+    for price, expected in ((97_000, Market.SPOT), (99_000, Market.ON_DEMAND)):
+        owner = job(**_due(60, gpu=gpu, spec={"speed": speeds}))
+        assert _placed(decide(_world(owner), market(offer("slow", price=price), fast), NOW)) is expected
+
+
 def test_only_time_in_windows_counts() -> None:
     """40 hours away, but open for two nights of eight hours: too little even for on-demand."""
     nights = {"windows": (Window(days=tuple(range(7)), start_min=0, end_min=480),), "timezone": "UTC"}
