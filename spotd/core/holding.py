@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt
+from spotd.core.learning import learn_from_hold
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policy import Policy
 from spotd.core.pricing import halted_rate
@@ -42,6 +43,7 @@ def keep_outbid(builder: PlanBuilder, item: Attempt) -> None:
     known = item.bidding
     if known.held_since is None:
         builder.put_attempt(replace(item, bidding=replace(known, held_since=builder.now, woke_at=None)))
+        learn_from_hold(builder, item)
         disk = f"${as_usd(halted_rate(item.quote)):.4f} per hour for its disk"
         why = f"somebody bid more for the machine; it is kept for now, at {disk}"
         builder.event("attempt.held", why, attempt=item.id)

@@ -31,12 +31,21 @@ def learn_from_end(builder: WorkingCopy, item: Attempt, reason: EndReason, *, su
     Args:
         suspects_job: the job failed to start elsewhere just before, so that the host is not to blame.
     """
-    spoke = item.heartbeat_seen_at is not None
-    span = exposure(item, builder.now)
-    is_loss = reason in _LOST and item.launched_at is not None and spoke
+    spoke, held_since = item.heartbeat_seen_at is not None, item.bidding.held_since
+    span = exposure(item, builder.now if held_since is None else min(builder.now, held_since))
+    is_loss = reason in _LOST and item.launched_at is not None and spoke and held_since is None
     if span is not None and spoke:
         _add_exposure(builder, item, span, ONE if is_loss else 0)
     _add_faults(builder, item, reason, is_loss=is_loss, suspects_job=suspects_job)
+
+
+def learn_from_hold(builder: WorkingCopy, item: Attempt) -> None:
+    """Add the loss of a machine that was outbid and is kept: its command is dead, whatever becomes of it."""
+    offer = item.quote.offer
+    time = time_subject(offer.market, slot_of(builder.now))
+    of_time = RecordId(kind=RecordKind.LOSSES_TIME, provider=offer.provider, subject=time)
+    for identity in (*loss_records(offer), of_time):
+        builder.learn(identity, ONE, timedelta(0))
 
 
 def learn_from_start(builder: WorkingCopy, item: Attempt, image: str) -> None:

@@ -13,6 +13,7 @@ from spotd.core.attempts import Attempt
 from spotd.core.experience.hazards import HAZARD_PPM_MAX, PPM, Hazards, slot_of
 from spotd.core.experience.hosts import MALUS_PPM_MAX, host_memories, malus_ppm, records_of_host
 from spotd.core.experience.starts import PRIOR, START_MAX, is_slow, usual_start
+from spotd.core.holding import keep_outbid
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.reconcile import reconcile
 from spotd.core.records import KEPT_FOR, ONE, Experience, RecordId, RecordKind, added, faded, is_faded, with_records
@@ -122,6 +123,18 @@ def test_a_machine_that_never_spoke_is_a_failed_start_and_no_preemption() -> Non
 def test_a_loss_soon_after_the_launch_is_remembered_of_the_host() -> None:
     assert counts(ended(EndReason.OUTBID, hours=0.3).experience)[K.EARLY_LOSSES] == (1, 0)
     assert K.EARLY_LOSSES not in counts(ended(EndReason.OUTBID, hours=0.6).experience)
+
+
+def test_a_machine_that_is_outbid_and_kept_is_one_loss_and_no_more_hours() -> None:
+    world = world_with(AttemptState.RUNNING)
+    [item] = world.attempts.values()
+    builder = PlanBuilder(world, NOW)
+    keep_outbid(builder, item)
+    held = builder.attempt(item.id)
+    keep_outbid(builder, held)
+    assert counts(builder.plan().experience)[K.LOSSES_HOST] == (1, 0)
+    bidding = replace(held.bidding, held_since=NOW - HOUR)
+    assert counts(ended(EndReason.OUTBID, hours=5, bidding=bidding).experience)[K.LOSSES_HOST] == (0, 4)
 
 
 def test_a_job_that_failed_to_start_elsewhere_blames_no_host() -> None:
