@@ -18,7 +18,7 @@ from spotd.core.quotes import Quote
 from spotd.core.ranked_offers import RankedOffers
 from spotd.core.records import ONE
 from spotd.core.remaining_work import RemainingWork, WorkSource, remaining_work, time_on, unsaved_work
-from spotd.core.words import dollar_words, span_words
+from spotd.core.words import dollar_words, machine_words, span_words
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, as_usd
 
@@ -81,7 +81,7 @@ def _compared_words(
     parts: list[str] = []
     for quote, expected, fits in best:
         kind = (quote.offer.gpu, quote.offer.gpu_count)
-        words = f"{kind[1]} x {kind[0]} at ${as_usd(quote.price.total):.2f}/h"
+        words = f"{machine_words(*kind)} at ${as_usd(quote.price.total):.2f}/h"
         if left is None:
             hour = MicroUsd(_work_hour(quote.price.total, expected))
             words += f" counts as {dollar_words(hour)} for an hour of work" + ("" if parts else " at speed 1.0")
@@ -147,7 +147,7 @@ def _running_words(job: Job, item: Attempt, left: RemainingWork | None, now: dat
     knows = speeds_of(job).is_known
     unknown = "" if knows else "; its speed is not known, so that it counts as one of speed 1.0"
     yield (
-        f"on its {offer.gpu_count} x {offer.gpu} at ${as_usd(total):.2f}/h"
+        f"on its {machine_words(offer.gpu, offer.gpu_count)} at ${as_usd(total):.2f}/h"
         f" the rest takes {_hours(going_on)} and about {_dollars(cost)}{unknown}"
     )
 

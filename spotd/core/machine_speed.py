@@ -54,6 +54,8 @@ class Speeds:
 
     def of(self, gpu: str, count: int) -> int:
         """Return the speed of a machine of this kind, in millionths; never 0."""
+        if count <= 0:
+            return PPM  # of machines without a GPU nothing is known
         if self.per_gpu:
             return max(1, _stated_ppm(self.per_gpu, gpu) * shares(count))
         if self.measured:
@@ -63,7 +65,7 @@ class Speeds:
 
     def knows(self, gpu: str, count: int) -> bool:
         """Whether the speed of this very kind is stated or measured."""
-        if self.per_gpu:
+        if self.per_gpu and count > 0:
             return _exact_ppm(self.per_gpu, gpu) is not None
         return any(kind == (gpu, count) for kind, _ in self.measured)
 

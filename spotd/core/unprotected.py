@@ -12,6 +12,7 @@ from spotd.core.jobs import Job
 from spotd.core.market import MarketSnapshot
 from spotd.core.records import ONE
 from spotd.core.remaining_work import remaining_on
+from spotd.core.words import machine_words
 from spotd.core.world import World
 
 _HOUR = timedelta(hours=1)
@@ -29,10 +30,11 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
     offers = catalogue.list_for(catalogue.key_of(job))
     for quote in catalogue.ranked(offers):
         offer = quote.offer
-        ceiling = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, world.policy)
+        kind = (offer.gpu, offer.gpu_count)
+        ceiling = ceiling_for(*kind, job.spec.price, world.policy)
         if not is_admissible(quote, ceiling, job.spec.price):
             continue
-        length = remaining_on(job, offer.gpu, offer.gpu_count)
+        length = remaining_on(job, *kind)
         if length is None or not is_taken_back(offer):
             return ""
         hazards = Hazards(experience, now, attempts, prior_ppm=prior_hazard_ppm(world.policy))
@@ -41,7 +43,7 @@ def unprotected_words(job: Job, world: World, market: MarketSnapshot, now: datet
             return ""
         count, span = hazards.evidence_of(offer)
         return (
-            f"{job.name} would run {length / _HOUR:.1f} h on {offer.gpu_count} x {offer.gpu} at {offer.provider}, where"
+            f"{job.name} would run {length / _HOUR:.1f} h on {machine_words(*kind)} at {offer.provider}, where"
             f" a spot machine is lost every {PPM / hazard:.1f} h in the mean ({count / ONE:.1f} losses in"
             f" {span / _HOUR:.0f} machine hours on record), and nothing in the job says that it saves: each loss would"
             " begin it anew"

@@ -86,6 +86,10 @@ def test_without_speeds_every_machine_counts_as_one_of_speed_one() -> None:
     assert {remaining_on(job, gpu, n) for gpu in ("H100_SXM", "RTX_4090") for n in (1, 8)} == {24 * HOUR}
 
 
+def test_a_machine_without_a_gpu_counts_as_one_of_speed_one() -> None:
+    assert remaining_on(work_job(24 * HOUR, speed=SPEEDS), "", 0) == 24 * HOUR
+
+
 def test_the_more_exact_of_two_names_counts() -> None:
     speeds = (GpuSpeed(name="H100", ppm=1_000_000), GpuSpeed(name="H100_PCIE", ppm=700_000))
     job = work_job(speed=speeds)
