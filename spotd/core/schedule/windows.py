@@ -58,7 +58,7 @@ def open_spans(windows: tuple[Window, ...], zone: ZoneInfo, at: datetime) -> tup
     return tuple(span for span in spans if span.closes is None or span.closes > at)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _spans_around(windows: tuple[Window, ...], zone: ZoneInfo, today: date) -> tuple[OpenSpan, ...]:
     days = [today + offset * DAY for offset in range(-BEFORE, AHEAD)]
     found = [_span_on(window, zone, day) for day in days for window in windows if day.weekday() in window.days]
