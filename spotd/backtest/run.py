@@ -33,7 +33,7 @@ from spotd.core.plan import Plan
 from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import PPM
 from spotd.core.reconcile import reconcile
-from spotd.core.retention import trim
+from spotd.core.retention import REMEMBERED, trim
 from spotd.core.states import InvariantBroken, JobState
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
@@ -203,6 +203,8 @@ class JobRun:
             item = self._world.attempts.get(machine.attempt)
             if item is None or item.stop is not None or item.over_ceiling_at is not None or not item.state.counts:
                 return soon
+            if item.running_at is None and machine.works_from <= now:
+                return soon  # its host has not been read since its command began
             ends = [at for at in (machine.works_from, machine.finishes_at) if at > now]
             if self._pays_for_saves(item):
                 ends.append(machine.saved_at(machine.saves(now) + 1))
@@ -289,7 +291,9 @@ class JobRun:
             machine.ended_at = machine.finishes_at if finished else now
         machine.reports += 1
         count = machine.saves(now)
-        fresh = [*range(max(machine.reported_saves, count - self._job.spec.checkpoint.keep) + 1, count + 1)]
+        fresh = [
+            *range(max(machine.reported_saves, count - max(REMEMBERED, self._job.spec.checkpoint.keep)) + 1, count + 1)
+        ]
         machine.reported_saves = count
         saved = [_checkpoint(machine, number, self._terms) for number in fresh]
         if stop is not None and stop.flush and machine.works_from < now:

@@ -12,6 +12,9 @@ from spotd.backtest.model import Assumptions, VanishedRule
 from spotd.backtest.recorded import RecordedMarket
 from spotd.backtest.replay import MarketReplay, PlannedRun
 from spotd.backtest.run import JobRun, RunOutcome, policy_of, series_key
+from spotd.core.jobs import Job
+from spotd.core.records import Experience
+from spotd.core.states import JobState
 from spotd_jobs.spec.model import (
     Deadline,
     GpuAlternative,
@@ -27,18 +30,30 @@ from spotd_jobs.spec.model import (
 from tests.unit.backtest import plain
 from tests.unit.backtest.builders import FEES, START, job, random_market
 
+Seen = tuple[RunOutcome, Job, Experience]
+
+
+def seen(run: JobRun, recorded: RecordedMarket) -> Seen:
+    """The outcome, and everything that later decisions were made from, but for the list of checkpoints.
+
+    In which words a job waits may change without a decision that matters.
+    """
+    job, experience = run._job, run._world.experience
+    words = {"state": JobState.QUEUED, "reason": "", "state_since": job.submitted_at, "checkpoints": ()}
+    return run.outcome(recorded.ends_at), replace(job, **words), experience  # type: ignore[arg-type]  # its own fields
+
 
 def both(
     recorded: RecordedMarket, planned: list[tuple[JobSpec, int]], terms: Assumptions, *, per_gpu: bool = True
-) -> tuple[list[RunOutcome], list[RunOutcome]]:
+) -> tuple[list[Seen], list[Seen]]:
     policy = policy_of(terms, recorded.providers, paced=planned[0][0].schedule.deadline is not None)
     numbers = {series_key(one): number for number, one in enumerate(recorded.series)}
-    slow: list[RunOutcome] = []
-    fast: list[RunOutcome] = []
+    slow: list[Seen] = []
+    fast: list[Seen] = []
     for spec, start in planned:
         run = JobRun(spec, policy, terms, numbers, start)
         plain.played(run, recorded, start, terms.step_s)
-        slow.append(run.outcome(recorded.ends_at))
+        slow.append(seen(run, recorded))
     runs = []
     for spec, start in planned:
         assert spec.price is not None
@@ -46,7 +61,7 @@ def both(
         runs.append(PlannedRun(JobRun(spec, policy, terms, numbers, start), start, limit))
     replay = MarketReplay(recorded, runs, step_s=terms.step_s, fees=FEES, per_gpu=per_gpu)
     list(replay.advance())
-    fast.extend(one.run.outcome(recorded.ends_at) for one in runs)
+    fast.extend(seen(one.run, recorded) for one in runs)
     return slow, fast
 
 
