@@ -44,6 +44,11 @@ EXPLAIN_COLUMNS: Sequence[Column[QuoteResponse]] = (
 )
 FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage price / 720) + upload + restore traffic"
 
+RANKING = (
+    "a job takes the machine with the lowest $/H x (1 + losses per hour x hours that a loss costs) / speed for it;"
+    " --job JOB states that with figures"
+)
+
 
 @click.command()
 @click.option("--gpu", metavar="NAME", help="Only this GPU, in any usual spelling.")
@@ -62,6 +67,8 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, job: str | N
         stderr.note(f"nothing is offered{f' for {gpu}' if gpu else ''} now")
     elif explain:
         stderr.note(FORMULA)
+        if job is None:
+            stderr.note(RANKING)
         show_table(EXPLAIN_COLUMNS, quotes)
     else:
         show_table(QUOTE_COLUMNS, quotes)

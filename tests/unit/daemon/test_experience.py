@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from spotd.api.requests import PriceQuery
 from spotd.core.checkpoint_advice import advised_interval, prior_hazard_ppm
 from spotd.core.records import ONE, RecordKind
 from spotd.core.states import AttemptState
-from spotd_jobs.spec.model import CheckpointPolicy
+from spotd_jobs.spec.model import CheckpointPolicy, Work
 from spotd_providers.contract.values import InstanceState, Loss
 from tests.unit.core.builders import job
 from tests.unit.daemon.rig import Rig
@@ -61,3 +62,14 @@ async def test_a_loss_and_a_start_are_on_record_after_a_restart(rig: Rig) -> Non
     assert counts[RecordKind.LOSSES_PROVIDER] == counts[RecordKind.LOSSES_HOST] == ONE
     assert counts[RecordKind.STARTS] == ONE
     assert counts[RecordKind.EARLY_LOSSES] == ONE
+
+
+async def test_why_and_prices_state_what_finishing_costs(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit(job(spec={"work": Work(time=timedelta(hours=10))}))
+        await rig.until_running(name, 1)
+        why = await rig.handlers().jobs.why(name)
+        assert why["costs"][0].startswith("on its 1 x RTX_4090 at $0.40/h the rest takes ")
+        shown = await rig.handlers().prices.quotes(PriceQuery(job="job1"))
+        assert shown["costs"] == why["costs"]
+        assert (await rig.handlers().prices.quotes(PriceQuery()))["costs"] == []
