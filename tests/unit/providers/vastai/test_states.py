@@ -195,3 +195,16 @@ def test_no_combination_of_words_is_a_crash(
 )
 def test_only_labels_of_this_installation_are_ours(label: Any, ours: bool) -> None:
     assert (key_of(label, InstallId("lab")) is not None) is ours
+
+
+@pytest.mark.parametrize(
+    ("more", "floor"),
+    [
+        pytest.param({"min_bid": 0.171}, 171_000, id="of a bid"),
+        pytest.param({"min_bid": 0.171, "is_bid": False}, None, id="on-demand has none"),
+        pytest.param({"min_bid": "0.171 $"}, None, id="no number"),
+        pytest.param({}, None, id="not stated"),
+    ],
+)
+def test_the_lowest_bid_that_wins_is_read_where_there_is_one(more: dict[str, Any], floor: int | None) -> None:
+    assert as_instance(row("running", "running", "running", **more), KEY, now=START).bid_floor == floor

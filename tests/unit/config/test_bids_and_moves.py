@@ -1,0 +1,36 @@
+"""The tables `[bids]` and `[moves]`: off as they stand, and bounded."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.config.test_config import problems_of, read
+
+
+def test_without_them_nothing_of_a_running_machine_changes(tmp_path: Path) -> None:
+    config = read(tmp_path, "").config
+    assert (config.bids.raise_running, config.bids.hold, config.moves.most) == (False, timedelta(0), 0)
+
+
+def test_they_are_understood(tmp_path: Path) -> None:
+    config = read(tmp_path, '[bids]\nraise_running = true\nhold = "15m"\n[moves]\nmost = 3\n').config
+    assert (config.bids.raise_running, config.bids.hold, config.moves.most) == (True, timedelta(minutes=15), 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[bids]\nhold = "16m"\n', "bids.hold"),
+        ('[bids]\nhold = "-1m"\n', "bids.hold"),
+        ("[bids]\nhold = nan\n", "bids.hold"),
+        ('[bids]\nraise_running = "yes"\n', "bids.raise_running"),
+        ("[moves]\nmost = -1\n", "moves.most"),
+        ("[moves]\nmost = 100000\n", "moves.most"),
+        ("[moves]\nmany = 1\n", "moves.many"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(tmp_path: Path, text: str, key: str) -> None:
+    assert list(problems_of(tmp_path, text)) == [key]
