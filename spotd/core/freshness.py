@@ -43,11 +43,11 @@ def is_due(known: Freshness, now: datetime) -> bool:
     return now - known.since >= due_after(known.every)
 
 
-def is_late(known: Freshness, up: timedelta, now: datetime) -> bool:
-    """Whether the same is so by the host's clock, too."""
+def is_due_there(known: Freshness, up: timedelta) -> bool:
+    """Whether the same is so by the host's clock."""
     ran = up - known.up
     # A runner that was started again counts from the beginning.
-    return is_due(known, now) and (ran if ran >= timedelta(0) else up) >= due_after(known.every)
+    return (ran if ran >= timedelta(0) else up) >= due_after(known.every)
 
 
 def raised(known: Freshness, now: datetime) -> Freshness:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spotd.core.freshness import Freshness, is_due, is_late, raised
+from spotd.core.freshness import Freshness, is_due, is_due_there, raised
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId
 from spotd.core.plan_builder import PlanBuilder
@@ -46,7 +46,7 @@ def note_freshness(builder: PlanBuilder, attempt_id: AttemptId, report: HostStat
     if report.liveness_check:
         if builder.now - (item.read_at or known.since) >= every / READS_PER_INTERVAL:
             builder.read_in_full(attempt_id)
-    elif is_new and is_late(known, report.up, builder.now):
+    elif is_new and is_due_there(known, report.up):
         late = raised(known, builder.now)
         builder.put_attempt(replace(item, freshness=late))
         words = late_words(late, job.checkpoints[0].name if job.checkpoints else "", builder.now)

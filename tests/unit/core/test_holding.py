@@ -103,6 +103,8 @@ def test_a_machine_that_wakes_goes_on_once_it_has_spoken() -> None:
     awake = applied(first, seen(first, InstanceState.RUNNING))
     assert awake.attempts[FIRST].bidding.woke_at == NOW
     assert awake.attempts[FIRST].bidding.held_since is not None, "its grant still offers what to go on from"
+    silent = applied(awake, seen(awake, InstanceState.RUNNING, minutes=3))
+    assert silent.attempts[FIRST].bidding.held_since is not None
     after = applied(awake, seen(awake, InstanceState.RUNNING, seq=6, minutes=3))
     item = after.attempts[FIRST]
     assert item.bidding.held_since is None

@@ -21,7 +21,7 @@ from spotd.core.pricing import needs_of, quote
 from spotd.core.relocating import compare, expected_losses
 from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import World
-from spotd_jobs.spec.model import Deadline, Schedule, Window, Work
+from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
 from spotd_providers.contract.money import MicroUsdPerGb
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 
@@ -91,7 +91,23 @@ def test_a_job_stays(world: World, price: int) -> None:
 
 
 def test_a_machine_of_another_kind_counts_only_where_speeds_are_known() -> None:
-    assert not is_moved(move(running(), 50_000, gpu="RTX_3090"))
+    world = running()
+    owner = world.jobs[FIRST.job]
+    both = Resources(gpu=tuple(GpuAlternative(name=name, count=1) for name in ("RTX_4090", "RTX_3090")))
+    unknown = replace(owner, spec=replace(owner.spec, resources=both))
+    known = replace(
+        unknown,
+        spec=replace(
+            unknown.spec,
+            work=Work(time=50 * HOUR),
+            speed=(GpuSpeed(name="RTX_4090", ppm=1_000_000), GpuSpeed(name="RTX_3090", ppm=500_000)),
+        ),
+    )
+    moves = [
+        is_moved(move(replace(world, jobs={owner.id: one}), price, gpu="RTX_3090"))
+        for one, price in ((unknown, 50_000), (known, 50_000), (known, 250_000))
+    ]
+    assert moves == [False, True, False], "half as fast for more than half of the price is no saving"
 
 
 def test_dear_traffic_keeps_a_job_where_it_is() -> None:

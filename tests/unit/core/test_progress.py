@@ -83,18 +83,18 @@ def test_figures_that_stop_coming_add_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read_at", "up"),
+    ("read_at", "up", "most"),
     [
-        pytest.param(480.0, 480.0, id="eight hours of sleep, or of a silent store"),
-        pytest.param(480.0, 2.0, id="the daemon's clock leaps ahead"),
-        pytest.param(-480.0, 2.0, id="the daemon's clock is set back"),
-        pytest.param(2.0, 1e9, id="the host states nonsense"),
+        pytest.param(480.0, 480.0, 60 / SHARE, id="eight hours of sleep, or of a silent store"),
+        pytest.param(480.0, 2.0, 2, id="the daemon's clock leaps ahead"),
+        pytest.param(-480.0, 2.0, 0, id="the daemon's clock is set back"),
+        pytest.param(2.0, 1e9, 2, id="the host states nonsense"),
     ],
 )
-def test_a_gap_adds_no_more_than_a_share_of_the_limit(read_at: float, up: float) -> None:
+def test_a_gap_adds_no_more_than_a_share_of_the_limit(read_at: float, up: float, most: float) -> None:
     found = after((0, sample(0)), (read_at, sample(up)))
-    assert found.quiet <= 60 * MINUTE / SHARE
-    assert found.idle <= 20 * MINUTE / SHARE
+    assert found.quiet == most * MINUTE
+    assert found.idle == min(most, 20 / SHARE) * MINUTE
 
 
 def test_a_runner_that_was_started_again_counts_anew_and_what_is_known_stays() -> None:

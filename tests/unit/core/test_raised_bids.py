@@ -92,7 +92,7 @@ def test_a_bid_is_raised_when_the_floor_has_come_near() -> None:
         pytest.param(bid_world(None), id="the floor is not known"),
         pytest.param(bid_world(0.60), id="the floor is above the ceiling"),
         pytest.param(bid_world(on_demand=0.44), id="on-demand costs no more"),
-        pytest.param(bid_world(budget=0.10), id="the budget does not carry it"),
+        pytest.param(bid_world(budget=0.125), id="the budget does not carry it"),
         pytest.param(bid_world(stop=world_with(AttemptState.STOPPING).attempts[FIRST].stop), id="it is being stopped"),
         pytest.param(
             bid_world(known=Bidding(placed=(usd(0.44),), floor=usd(0.43), changed_at=NOW - MINUTE)), id="a moment ago"
@@ -171,7 +171,11 @@ def bid_of(item: Attempt) -> tuple[MicroUsdPerHour, MicroUsdPerHour]:
 
 def test_budgets_and_ceiling_count_the_new_bid_before_the_call() -> None:
     assert bid_of(owed().attempts[FIRST]) == (usd(0.473), usd(0.473))
-    assert raised(owed())[0] is None, "one at a time"
+    later = owed()
+    item = later.attempts[FIRST]
+    near = replace(item.bidding, floor=usd(0.47), changed_at=NOW - 10 * MINUTE)
+    again = replace(later, attempts={FIRST: replace(item, bidding=replace(near, placed=(usd(0.44),)))})
+    assert raised(again)[1].attempts == {}, "one at a time"
 
 
 def test_an_accepted_bid_is_billed() -> None:
