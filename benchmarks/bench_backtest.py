@@ -125,7 +125,8 @@ def main() -> int:
     steps = plain.played(planned.run, recorded, start, 60, until=start + PLAIN_HOURS * 3600)
     by_minute = (time.process_time() - began_plain) / max(1, steps)
     runs = len(cases) * len(question.starts)
-    print(f"{options.offers} offers, {options.days:g} days, {changes} changes, {runs} runs, Python {sys.version[:7]}")
+    python = sys.version.split()[0]
+    print(f"{options.offers} offers, {options.days:g} days, {changes} changes, {runs} runs, Python {python}")
     print(f"all of it        {wall:6.1f} s with {options.processes} processes, {used:.1f} s of CPU")
     print(f"  of it reading  {reading:6.1f} s of CPU, in one process")
     print(f"  the runs       {(used - reading) / runs * 1000:6.1f} ms of CPU each, {minutes} minutes of market in all")
