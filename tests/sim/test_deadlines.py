@@ -29,9 +29,9 @@ SHAPE = Shape(
 
 
 def feasible(made: Job, need: timedelta, luck: Random) -> Job:
-    """A third more time than work and three hours, on-demand under the ceiling, and any policy."""
+    """Little more time than work and two hours, on-demand under the ceiling, and any policy."""
     schedule = Schedule(
-        deadline=Deadline(span=timedelta(hours=3) + need * 1.3), policy=luck.choice([None, *PolicyName])
+        deadline=Deadline(span=timedelta(hours=2) + need * 1.05), policy=luck.choice([None, *PolicyName])
     )
     resources = replace(made.spec.resources, market=MarketChoice.AUTO)
     price = PriceLimit(per_gpu_hour=50_000_000)
@@ -41,8 +41,12 @@ def feasible(made: Job, need: timedelta, luck: Random) -> Job:
     return replace(made, spec=spec)
 
 
+FAST = 2
+"""Without the shield a job of this world is late."""
+
+
 @pytest.mark.parametrize(
-    "seed", [pytest.param(0, marks=pytest.mark.long), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
+    "seed", [pytest.param(n, marks=pytest.mark.long if n == FAST else pytest.mark.slow) for n in range(10)]
 )
 def test_no_job_that_could_be_in_time_is_late(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worlds, "due", feasible)
