@@ -1,8 +1,7 @@
 """From a job file, or the same given by flags, to one frozen `JobSpec`.
 
 Every problem is reported, not only the first, each with its full key and a way out. Unknown keys are refused with the
-nearest known one; keys that the job file will have one day are refused as not available yet, never ignored, because a
-key that is silently dropped is worse than one that is refused.
+nearest known one, never ignored, because a key that is silently dropped is worse than one that is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
     for table in sorted(_TABLES)
 }
 """Every key a job file may hold, by table."""
-
-NOT_YET: Final[Mapping[str, str]] = {}
-"""Keys of the job file that are not built yet, with what to do meanwhile."""
 
 _HOMES: Final = {key: f"{table}.{key}" if table else key for table, keys in KNOWN.items() for key in sorted(keys)}
 """The full path of every known key by its last part, for keys that stand in the wrong table."""
@@ -153,18 +149,10 @@ def _find(data: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def _known_or_reported(table: str) -> frozenset[str]:
-    """Keys that need no report as unknown: they are known, or reported as not available yet or belonging elsewhere."""
-    if not table:
-        below = {name for name in KNOWN if name} | {path for path in NOT_YET if "." not in path}
-        return KNOWN[""] | below
-    return KNOWN[table] | {path.partition(".")[2] for path in NOT_YET if path.startswith(f"{table}.")}
+    """Keys that need no report as unknown: they are known, or reported as belonging elsewhere."""
+    return KNOWN[table] if table else KNOWN[""] | {name for name in KNOWN if name}
 
 
 def _refuse_foreign_keys(data: Mapping[str, Any], problems: list[Problem]) -> None:
-    for path, hint in NOT_YET.items():
-        table, _, key = path.rpartition(".")
-        holder = data.get(table) if table else data
-        if isinstance(holder, Mapping) and key in holder:
-            problems.append(Problem(key=path, message="not available yet", hint=hint))
     if data.get("watchdog") == {}:
         problems.append(Problem(key="watchdog", message="watches nothing", hint='add no_progress = "1h", or remove it'))

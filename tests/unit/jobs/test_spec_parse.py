@@ -24,7 +24,7 @@ from spotd_jobs.spec.model import (
     Resources,
     Work,
 )
-from spotd_jobs.spec.parse import KNOWN, NOT_YET, merge, parse_job
+from spotd_jobs.spec.parse import KNOWN, merge, parse_job
 from spotd_jobs.spec.problems import Problem, SpecError
 
 FULL = """
@@ -299,16 +299,6 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(changes: dict[str,
     assert list(found) == [key]
     assert found[key].message == "unknown key"
     assert hint in found[key].hint
-
-
-@pytest.mark.parametrize("path", sorted(NOT_YET))
-def test_a_key_of_a_later_version_is_refused_as_not_available_yet(path: str) -> None:
-    table, _, key = path.rpartition(".")
-    value = {table: {key: "36h"}} if table else {key: {"H100": 1.0}}
-    found = problems_of(merge(LEAST, value))
-    assert list(found) == [path]
-    assert found[path].message == "not available yet"
-    assert found[path].hint == NOT_YET[path]
 
 
 def test_every_problem_is_reported_and_located() -> None:
