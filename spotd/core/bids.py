@@ -189,7 +189,10 @@ def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listin
         return
     if mine.bid_floor is not None:
         placed = item.bidding.placed or (item.quote.price.gpu,)
-        known = with_floor(replace(item.bidding, placed=placed), mine.bid_floor)
+        known = replace(item.bidding, placed=placed)
+        # The price stated for our own machine is our bid, too, be it that a restored state knows no such one.
+        if mine.price is None or not is_echo(mine.bid_floor, (mine.price,)):
+            known = with_floor(known, mine.bid_floor)
         if known.floor != item.bidding.floor:
             builder.put_attempt(replace(item, bidding=known))
     note_awake(builder, builder.attempt(attempt_id), mine)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from spotd.core.absence import is_missing_for_long, is_missing_twice, proves_absence, settle_until_missing
-from spotd.core.attempts import Attempt
+from spotd.core.attempts import Attempt, StopOrder
 from spotd.core.billing import charge_unseen, last_lived
 from spotd.core.billing_limits import lease_and_save
 from spotd.core.holding import is_kept, keep_outbid
@@ -133,6 +133,10 @@ def end_halted(case: Case) -> None:
     item, mine = case.item, case.mine
     if mine is None:
         return
+    if item.stop is not None and item.bidding.held_since is not None and not _is_newer(case.listing, item.stop):
+        case.builder.list_again(item.provider)  # it may have woken since the list
+        watch_clocks(case)
+        return
     if item.stop is not None:
         case.end(item.stop.reason, item.stop.detail)
         return
@@ -198,6 +202,10 @@ def _is_end_accepted(builder: PlanBuilder, item: Attempt, listing: Listing | Non
     intent = builder.end_order(item)
     accepted_at = None if intent is None else intent.accepted_at
     return listing is not None and accepted_at is not None and listing.at > accepted_at
+
+
+def _is_newer(listing: Listing | None, order: StopOrder) -> bool:
+    return listing is not None and listing.at > order.ordered_at
 
 
 def _is_unanswerable(case: Case) -> bool:

@@ -187,7 +187,15 @@ class JobPlacement:
         self._wait(job, *self.preemption.money_for(job, agreed, refusal), best=chosen, ceiling=ceiling)
 
     def _could_start(self, job: Job) -> bool:
-        return next(self._carried_quotes(job, self._free_offers(job)[0], defaultdict(int)), None) is not None
+        """Whether price, pace and budgets would let the job have a machine at once, were one free."""
+        paced = self.pacer.paced(job)
+        if paced is None:
+            return False
+        offers = self._free_offers(paced)[0]
+        chosen = next(self._carried_quotes(paced, offers, defaultdict(int)), None)
+        others = () if chosen is None else (chosen, *self._needing_less(paced, offers, chosen[0]))
+        agreed = (agree(paced, one, ceiling, None, self.policy)[0] for one, ceiling in others)
+        return any(self.budget_guard.refusal(paced, one) is None for one in agreed)
 
     def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
         return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)

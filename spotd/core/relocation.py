@@ -25,6 +25,7 @@ from spotd.core.bids import bid_limit, may_change, pays_bid, raise_bid, raised_b
 from spotd.core.ceilings import agree
 from spotd.core.experience.starts import usual_start
 from spotd.core.holding import hold_is_over
+from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.moves import Moves
 from spotd.core.placement import JobPlacement
@@ -65,7 +66,7 @@ class Relocation:
         if not self._policy.raise_bids and not self._policy.hold_max:
             return
         for item in self._running():
-            if pays_bid(item):
+            if pays_bid(item) and (item.notice_at is None or item.bidding.held_since is not None):
                 contain(self._builder, item.id.job, partial(self._judge_bid, item), "its bid cannot be judged")
 
     def move_to_cheaper(self) -> None:
@@ -73,25 +74,36 @@ class Relocation:
         if not self._policy.moves_max or self._policy.launches_paused:
             return
         for item in self._running():
-            if self._moved < MOVES_AT_ONCE and self._may_move(item):
+            if self._moved < MOVES_AT_ONCE and item.notice_at is None and self._may_move(item):
                 contain(self._builder, item.id.job, partial(self._move, item), "its move cannot be judged")
 
     def _running(self) -> list[Attempt]:
         builder = self._builder
         found = [builder.attempt(i) for i, a in self._placement.world.attempts.items() if a.state.counts]
-        free = (a for a in found if a.stop is None and a.notice_at is None)
-        return sorted(free, key=lambda a: (a.id.job, a.id.number))
+        return sorted((a for a in found if a.stop is None), key=lambda a: (a.id.job, a.id.number))
 
     def _elsewhere(self, job: Job, item: Attempt) -> Iterator[Quote]:
         """Yield the best machines on other hosts that the job accepts, as they would be agreed."""
-        here = item.quote.offer
+        here, awaited = item.quote.offer, self._awaited()
         for count, (candidate, ceiling) in enumerate(self._placement.quotes(job)):
             if count >= COMPARED_MAX:
                 return
             offer = candidate.offer
             if offer.provider == here.provider and (offer.host_id or offer.offer_id) == (here.host_id or here.offer_id):
                 continue
+            if awaited.get((offer.provider, offer.offer_id), job.id) != job.id:
+                continue
             yield agree(job, candidate, ceiling, None, self._policy)[0]
+
+    def _awaited(self) -> dict[tuple[str, str], JobId]:
+        """Return which machines other jobs were stopped for a moment ago, and do not have yet."""
+        jobs = (self._builder.job(i) for i, job in self._placement.world.jobs.items() if job.moves.at is not None)
+        return {
+            (job.moves.provider, job.moves.offer): job.id
+            for job in jobs
+            if job.moves.attempt == job.attempts_made and not job.state.is_final
+            if job.moves.at is not None and timedelta(0) <= self._now - job.moves.at < DWELL
+        }
 
     def _cheapest_move(self, job: Job, item: Attempt, rate_here: int) -> tuple[Quote, Comparison] | None:
         """Return the other machine on which the job ends for the least, and what that costs beside staying."""
@@ -116,7 +128,8 @@ class Relocation:
             self._judge_held(job, self._builder.attempt(item.id))
 
     def _raise(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
-        if not self._placement.market.offer_cache[item.provider].changes_bids:
+        sold = self._placement.market.offer_cache.get(item.provider)
+        if sold is None or not sold.changes_bids:
             return
         higher = repriced(item.quote, bid)
         move = self._cheapest_move(job, item, running_rate(higher))
@@ -133,13 +146,18 @@ class Relocation:
             raise_bid(self._builder, item, bid, why)
 
     def _judge_held(self, job: Job, item: Attempt) -> None:
-        """Leave an outbid machine once another one is as good, or once it was waited for long enough."""
+        """Leave an outbid machine once another one is as good, or once it was waited for long enough.
+
+        It may have woken since it was listed, as after hours of sleep: so it is ordered to save and stop, and ended at
+        once where a newer list shows that it is halted.
+        """
         since = item.bidding.held_since
         if since is None:
             return
         why = self._why_not_held(job, item)
         if why:
-            self._builder.end_attempt(item.id, EndReason.OUTBID)
+            stop_attempt(self._builder, item, EndReason.OUTBID, why)
+            self._builder.list_again(item.provider)
             message = f"its outbid machine is not waited for any longer: {why}"
             self._builder.event("attempt.left", message, attempt=item.id)
         else:
@@ -173,8 +191,8 @@ class Relocation:
     def _move(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
         needs = needs_of(job, self._policy)
-        rules = self._policy.providers[item.provider]
-        upload = breakdown(item.quote.offer, item.quote.price.gpu, needs, rules.fee_ppm).upload
+        agreed = item.quote.price
+        upload = breakdown(item.quote.offer, agreed.gpu, needs, agreed.fee_ppm).upload
         rate_here = item.meter.rate + upload
         move = self._cheapest_move(job, item, rate_here)
         if move is None:

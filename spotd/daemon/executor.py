@@ -141,8 +141,6 @@ class Executor:
         # What is settled is never open again, so it need not be struck off any longer.
         self._launched.intersection_update(world.intents)
         for intent in plan.intents.values():
-            if intent.kind is IntentKind.CHANGE_BID and intent.state is IntentState.OPEN:
-                self._start_bid(world, intent)
             if intent.kind is not IntentKind.LAUNCH or intent.state is not IntentState.OPEN:
                 continue
             if intent.id in self._launched or intent.attempt is None or self._over:
@@ -156,11 +154,12 @@ class Executor:
                 self._start(self._group, attempt, job)
 
     def _start_bid(self, world: World, intent: Intent) -> None:
-        """Start the change of a bid; what is not started stays open, and the next start of the daemon gives it up."""
-        if intent.attempt is None or self._group is None or self._retired or intent.id in self._changing:
+        """Start the change of a bid; what cannot be started yet stays open for the next cycle."""
+        attempt = None if intent.attempt is None else world.attempts.get(intent.attempt)
+        if attempt is None or self._group is None or self._retired or intent.id in self._changing:
             return
         self._changing.add(intent.id)
-        self._group.start_soon(self._change_bid, world.attempts[intent.attempt], intent.id, name=f"bid-{intent.key}")
+        self._group.start_soon(self._change_bid, attempt, intent.id, name=f"bid-{intent.key}")
 
     async def _change_bid(self, attempt: Attempt, intent: IntentId) -> None:
         try:
@@ -175,9 +174,11 @@ class Executor:
         group.start_soon(self._launch, attempt, job, name=f"launch-{attempt.key}")
 
     def end(self, world: World) -> None:
-        """Every machine that is owed its end, and whose time it is, is being ended."""
+        """Every machine that is owed its end, and whose time it is, is being ended; each bid that is owed is placed."""
         now = self._clock.now()
         for intent in world.intents.values():
+            if intent.kind is IntentKind.CHANGE_BID and intent.state is IntentState.OPEN:
+                self._start_bid(world, intent)
             due = intent.not_before is None or intent.not_before <= now
             if intent.kind is not IntentKind.TERMINATE or intent.state is not IntentState.OPEN or not due:
                 continue

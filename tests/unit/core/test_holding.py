@@ -72,7 +72,9 @@ def left(some: World, *offers: Offer) -> str:
     plan = decide(some, bid_market(*offers), NOW)
     if FIRST not in plan.attempts:
         return ""
-    assert plan.attempts[FIRST].end_reason is EndReason.OUTBID
+    item = plan.attempts[FIRST]
+    assert item.stop is not None
+    assert (item.state, item.stop.reason, item.stop.flush) == (AttemptState.STOPPING, EndReason.OUTBID, True)
     return next(event.message for event in plan.events if event.kind == "attempt.left").partition(": ")[2]
 
 
@@ -124,3 +126,24 @@ def test_a_cancelled_or_stopped_job_holds_nothing() -> None:
     some = world_with(AttemptState.STOPPING)
     some = replace(some, policy=replace(some.policy, hold_max=10 * MINUTE))
     assert outbid(some).attempts[FIRST].end_reason is EndReason.CANCELLED
+
+
+def test_a_machine_that_nobody_looked_at_for_hours_is_ended_only_where_a_new_list_shows_it_halted() -> None:
+    """It may have woken and worked meanwhile: what it has not saved would be lost."""
+    asleep = world(held_since=NOW - 8 * 60 * MINUTE)
+    stopping = applied(asleep, decide(asleep, bid_market(), NOW))
+    assert stopping.attempts[FIRST].state is AttemptState.STOPPING
+    old = replace(instance(InstanceState.PAUSED, loss=Loss.OUTBID), market=Market.SPOT)
+    stale = reconcile(stopping, listing(old, at=NOW - MINUTE), report(seq=5, phase="run"), NOW)
+    assert FIRST not in stale.attempts or stale.attempts[FIRST].state is AttemptState.STOPPING
+    assert stale.list_again
+    halted = outbid(applied(stopping, stale), minutes=1)
+    assert halted.attempts[FIRST].end_reason is EndReason.OUTBID
+    awake = seen(stopping, InstanceState.RUNNING, minutes=1)
+    assert awake.attempts[FIRST].state is AttemptState.STOPPING, "it has its time to save"
+
+
+def test_a_machine_whose_host_gave_notice_before_is_left_in_time_too() -> None:
+    some = world(held_since=NOW - 11 * MINUTE)
+    noticed = replace(some.attempts[FIRST], notice_at=NOW - 12 * MINUTE)
+    assert left(replace(some, attempts={FIRST: noticed})) == "it was kept for 10 min"

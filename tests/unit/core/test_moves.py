@@ -168,3 +168,19 @@ def test_the_hazard_falls_with_age() -> None:
     losses = [expected_losses(age, HOUR) for age in ages]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] == 100_000
+
+
+def test_a_machine_that_a_job_is_on_its_way_to_draws_no_other_one() -> None:
+    world = running()
+    second = AttemptId(job=job(2).id, number=1)
+    owner = replace(world.jobs[FIRST.job], id=second.job, name="job2")
+    twin = replace(world.attempts[FIRST], id=second, key="spotd-lab-j2-1")  # type: ignore[arg-type]  # a key
+    both = replace(world, jobs={**world.jobs, owner.id: owner}, attempts={**world.attempts, second: twin})
+    first = applied(both, move(both))
+    assert not [item for item in move(first).attempts.values() if item.stop is not None]
+    assert [i for i, item in move(first, 150_000).attempts.items() if item.stop is not None] == []
+    late = {
+        i: replace(one, moves=replace(one.moves, at=NOW - 2 * HOUR)) for i, one in first.jobs.items() if one.moves.at
+    }
+    assert is_moved(move(applied(first, Plan(jobs=late)))) is False, "its own machine saves already"
+    assert second in move(applied(first, Plan(jobs=late))).attempts, "a move that never ended holds no machine"

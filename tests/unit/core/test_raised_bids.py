@@ -229,3 +229,15 @@ def test_the_echo_of_a_list_is_not_taken_for_the_floor() -> None:
     world = bid_world(None)
     assert listed(world, 0.44, minutes=0, floor=0.44).attempts == {}
     assert listed(world, 0.44, minutes=0, floor=0.42).attempts[FIRST].bidding.floor == usd(0.42)
+
+
+def test_a_provider_whose_offers_are_unknown_costs_no_job_its_machine() -> None:
+    assert decide(bid_world(), MarketSnapshot(), NOW).contained == ()
+
+
+def test_what_a_list_states_as_the_price_of_our_machine_is_no_other_bid() -> None:
+    """A state that was restored does not know the newest bids."""
+    world = bid_world(None)
+    mine = replace(instance(InstanceState.RUNNING), market=Market.SPOT, price=usd(0.48), bid_floor=usd(0.481))
+    after = applied(world, reconcile(world, listing(mine), {}, NOW))
+    assert after.attempts[FIRST].bidding.floor is None

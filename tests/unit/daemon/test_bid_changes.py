@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotd.core.ids import JobId
-from spotd.core.states import EndReason
+from spotd.core.states import AttemptState, EndReason
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, InstanceState, Loss
@@ -101,3 +101,30 @@ async def test_an_outbid_machine_is_ended_when_its_time_is_up(rig: Rig) -> None:
         await rig.until(lambda: not rig.shop.not_gone())
         assert rig.attempts(name)[0].end_reason is EndReason.OUTBID
         assert rig.kinds().count("attempt.held") == 1
+
+
+async def test_a_bid_of_a_cycle_that_was_faster_than_the_start_of_the_calls_is_placed_later(rig: Rig) -> None:
+    async with running(rig):
+        group, rig.executor._group = rig.executor._group, None
+        floor(rig, 430_000)
+        await rig.until(lambda: "bid.raising" in rig.kinds())
+        assert rig.shop.bids == []
+        rig.executor._group = group
+        await rig.until(lambda: rig.shop.bids == [473_000])
+
+
+async def test_an_outbid_machine_that_woke_while_its_time_ran_out_may_save(rig: Rig) -> None:
+    async with running(rig) as name:
+        rig.shop.set_state(KEY, InstanceState.PAUSED, Loss.OUTBID)
+        await rig.until(lambda: "attempt.held" in rig.kinds())
+        rig.shop.faults["instances"].extend(Unavailable("away") for _ in range(1000))
+        await rig.until(lambda: "attempt.left" in rig.kinds())
+        rig.shop.set_state(KEY, InstanceState.RUNNING)
+        assert rig.grant(name, 1).orders.stop is not None
+        assert rig.attempts(name)[0].state is AttemptState.STOPPING
+        rig.shop.faults["instances"].clear()
+        host = rig.host(name, 1)
+        host.checkpoint("step-2")
+        host.beat("save")
+        await rig.until(lambda: rig.attempts(name)[0].end_reason is EndReason.OUTBID)
+        assert rig.job(name).checkpoints[0].name == "step-2"

@@ -93,6 +93,7 @@ def test_a_lower_job_saves_and_stops_where_all_machines_are_in_use_and_both_side
         pytest.param(urgent(schedule=Schedule()), id="it does not ask"),
         pytest.param(urgent(priority=0), id="the same priority"),
         pytest.param(urgent(ceiling=1), id="no offer is under its ceiling"),
+        pytest.param(replace(urgent(), budget_set=MicroUsd(1_000)), id="its own budget carries no machine"),
     ],
 )
 def test_nothing_is_stopped_for_a_job_that(one: Job) -> None:
