@@ -23,6 +23,7 @@ STDIN: Final = "-"
 
 _MISSING: Final = "is missing"
 _INDEX: Final = re.compile(r"\[\d+\].*")
+_LIST: Final = re.compile(r"\[(\"[^\[\]]*\")\]")
 
 
 class _Problem(Protocol):
@@ -74,9 +75,11 @@ class JobDraft:
             hint = problem.hint
             if problem.message == _MISSING and not self.source:
                 hint = f"give {flag}, or {key} in a job file"
-            written = f"write {_INDEX.sub('', key).rpartition('.')[2]} = "
-            if hint.startswith(written) and flag.startswith("--"):
-                hint = f"write {flag} {hint.removeprefix(written)}"
+            written = f"{_INDEX.sub('', key).rpartition('.')[2]} = "
+            if hint.startswith(f"write {written}") and flag.startswith("--"):
+                # A list in a file is a flag that is repeated.
+                hint = _LIST.sub(lambda found: found[1].replace('", "', f'" {flag} "'), hint)
+                hint = hint.replace(written, f"{flag} ")
             return f"{flag}: {problem.message}", hint
         line = line_of(self.text, key) if self.text and key else None
         place = self.source if line is None else f"{self.source}:{line}"

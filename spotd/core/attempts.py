@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Final
 
 from spotd.core.bidding import Bidding
 from spotd.core.charges import NOTHING, Meter
@@ -15,6 +16,9 @@ from spotd.core.quotes import Quote
 from spotd.core.states import AttemptState, EndReason
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, MicroUsdPerHour
 from spotd_providers.contract.values import AttemptKey, InstanceRef, ProviderName
+
+_ENDS_ITSELF: Final = frozenset({"upload", "done"})
+"""Phases of a host whose command has ended."""
 
 
 class MachineState(StrEnum):
@@ -122,3 +126,8 @@ class Attempt:
     @property
     def provider(self) -> ProviderName:
         return self.quote.offer.provider
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether its command has ended, as its host states: it stores what is left, and reports how it ended."""
+        return self.phase in _ENDS_ITSELF

@@ -183,7 +183,7 @@ class Relocation:
         schedule, moves = job.spec.schedule, job.moves
         if item.state is not AttemptState.RUNNING or item.running_at is None or item.bidding.held_since is not None:
             return False
-        if job.cancel_requested or schedule.deadline is not None or schedule.windows:
+        if job.cancel_requested or item.ends_itself or schedule.deadline is not None or schedule.windows:
             return False
         since = max(item.running_at, moves.at or item.running_at)
         return moves.count < self._policy.moves_max and self._now - since >= DWELL

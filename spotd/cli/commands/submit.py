@@ -144,7 +144,9 @@ def _checked_array(text: str) -> str:
         try:
             count_text = count(len(parse_array(text).indexes), "job")
         except BadValue as exc:
-            raise CommandFailed(f"--array: {exc}", code=ExitCode.USAGE, hint=exc.hint) from exc
+            raise CommandFailed(
+                "the job was refused", code=ExitCode.USAGE, rows=[(f"--array: {exc}", exc.hint)]
+            ) from exc
         stderr.note(f"an array of {count_text}; each sees its index as SPOTD_ARRAY_INDEX")
     return text
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
 
 from spotd.core.attempts import Attempt
 from spotd.core.deadlines.due import due_at, due_words, duration_left
@@ -20,9 +19,6 @@ from spotd.core.requests import stop_attempt
 from spotd.core.states import EndReason
 from spotd.core.words import span_words
 from spotd.core.world import World
-
-_ENDS_ITSELF: Final = frozenset({"upload", "done"})
-"""Phases of a host whose command has ended."""
 
 
 def words_of_expiry(job: Job, now: datetime) -> str:
@@ -51,7 +47,7 @@ def _enforce(builder: PlanBuilder, item: Attempt) -> None:
     if builder.attempt(item.id).stop is not None or not builder.attempt(item.id).state.counts:
         return
     due, left = due_at(job), duration_left(job, item, now)
-    patience = builder.policy.save_limit if item.phase in _ENDS_ITSELF else timedelta(0)
+    patience = builder.policy.save_limit if item.ends_itself else timedelta(0)
     if due is not None and due + patience <= now:
         stop_attempt(builder, item, EndReason.DEADLINE_PASSED, _detail(_deadline_detail(due), job))
     elif left is not None and left + patience <= timedelta(0):

@@ -114,7 +114,7 @@ class Pacer:
         ahead = self._outlook(job, item)
         if ahead is None or job.spec.resources.market is not MarketChoice.AUTO:
             return
-        if item.stop is not None or not item.state.counts or item.state is AttemptState.INTENDED:
+        if item.stop is not None or not item.state.counts or item.state is AttemptState.INTENDED or item.ends_itself:
             return
         chosen = self._choice(job, ahead)
         holds = ahead.seen.holds

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from spotd.core.attempts import Attempt
 from spotd.core.bounds import bytes_within
@@ -71,21 +72,32 @@ def _enforce(builder: PlanBuilder, item: Attempt) -> None:
     job, now = builder.job(item.id.job), builder.now
     if builder.attempt(item.id).stop is not None:
         return
-    schedule, zone = job.spec.schedule, zone_of(job.spec.schedule.timezone)
+    zone = zone_of(job.spec.schedule.timezone)
     if zone is None:
         return  # what runs goes on: which hour it is there cannot be known
-    span = next(iter(open_spans(schedule.windows, zone, now)), None)
-    if span is None or span.opens > now:
-        words = ", ".join(map(window_words, schedule.windows))
-        stop_attempt(builder, item, EndReason.WINDOW_CLOSED, f"it is outside of {words} {schedule.timezone}")
-        return
-    if span.closes is None:
-        return
-    save_at = save_instant(job, item.quote.offer, builder.policy, span.opens, span.closes)
-    if now < save_at:
+    why, save_at = _why_to_save(job, item, builder.policy, zone, now)
+    if why and item.ends_itself:
+        # Its command has ended: what it still uploads is waited for as long as any save, as if it were earlier.
+        patience = builder.policy.save_limit
+        earlier, save_at = _why_to_save(job, item, builder.policy, zone, now - patience)
+        why, save_at = (why if earlier else ""), None if save_at is None else save_at + patience
+    if why:
+        stop_attempt(builder, item, EndReason.WINDOW_CLOSED, why)
+    elif save_at is not None:
         builder.wake(save_at)
-        return
-    stop_attempt(builder, item, EndReason.WINDOW_CLOSED, f"closes {_clock_words(span.closes, schedule, now)}")
+
+
+def _why_to_save(job: Job, item: Attempt, policy: Policy, zone: ZoneInfo, at: datetime) -> tuple[str, datetime | None]:
+    """Return why the machine must save at this instant, empty where it need not, and when it must at last."""
+    schedule = job.spec.schedule
+    span = next(iter(open_spans(schedule.windows, zone, at)), None)
+    if span is None or span.opens > at:
+        words = ", ".join(map(window_words, schedule.windows))
+        return f"it is outside of {words} {schedule.timezone}", None
+    if span.closes is None:
+        return "", None
+    save_at = save_instant(job, item.quote.offer, policy, span.opens, span.closes)
+    return ("" if at < save_at else f"closes {_clock_words(span.closes, schedule, at)}"), save_at
 
 
 def save_instant(job: Job, offer: Offer | None, policy: Policy, opens: datetime, closes: datetime) -> datetime:

@@ -71,3 +71,13 @@ def test_what_is_no_array_is_refused_before_the_daemon_is_asked(
     run = ctl("submit", str(path), *arguments)
     assert run.code == 2
     assert sentence in run.err
+
+
+def test_a_refused_flag_shows_itself_and_not_the_key_of_a_file(ctl: Ctl, tmp_path: Path) -> None:
+    plain = ("submit", "--gpu", "H100", "--image", "i", "--name", "x")
+    assert ctl(*plain, "--array", "5-1", "--", "true").err == (
+        'error: --array: "5-1" has a range without an index\n  hint: write --array 0-15, 0-15:2, 1,3,7 or 0-99%4\n'
+    )
+    run = ctl(*plain, "--window", "?", "--timezone", "UTC", "--deadline", "0s", "--", "true")
+    assert '  hint: write --window "Mon-Fri 22:00-08:00" --window "Sat,Sun"\n' in run.err
+    assert "an instant with its zone: --deadline 2026-11-24T08:00:00+02:00\n" in run.err

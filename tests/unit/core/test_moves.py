@@ -184,3 +184,10 @@ def test_a_machine_that_a_job_is_on_its_way_to_draws_no_other_one() -> None:
     }
     assert is_moved(move(applied(first, Plan(jobs=late)))) is False, "its own machine saves already"
     assert second in move(applied(first, Plan(jobs=late))).attempts, "a move that never ended holds no machine"
+
+
+def test_a_job_whose_command_has_ended_stays() -> None:
+    world = running()
+    [item] = world.attempts.values()
+    assert is_moved(move(world))
+    assert not is_moved(move(replace(world, attempts={item.id: replace(item, phase="upload")})))

@@ -289,3 +289,11 @@ def test_no_figure_quarantines_a_job(hours: float, work: float) -> None:
     for world in (_world(job(**_due(hours, work=work))), _running(_SPOT, hours, work=work), _running(_sold(), hours)):
         plan = decide(world, market(_SPOT, _sold()), NOW)
         assert not [e for e in plan.events if "quarantin" in e.kind or "contained" in e.kind]
+
+
+def test_a_job_whose_command_has_ended_is_moved_nowhere() -> None:
+    world = _running(_SPOT, 20.5, ran=4 * _HOUR, saved=False)
+    assert _order(world, _SPOT, _sold()) is not None
+    [item] = world.attempts.values()
+    uploading = replace(world, attempts={item.id: replace(item, phase="upload")})
+    assert _order(uploading, _SPOT, _sold()) is None

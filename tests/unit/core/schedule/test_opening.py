@@ -148,3 +148,17 @@ def test_a_large_checkpoint_is_saved_earlier_but_never_for_more_than_half_of_the
     most = save_lead(replace(owner, checkpoints=(huge,)), None, shop_policy())
     assert most == 3 * MINUTE + shop_policy().save_limit
     assert save_instant(replace(owner, checkpoints=(huge,)), None, shop_policy(), NOW, NOW + HOUR) == NOW + HOUR / 2
+
+
+def test_a_machine_that_only_uploads_is_left_to_finish_for_as_long_as_a_save() -> None:
+    world, item = running("Mon 08:00-14:10")
+    uploading = replace(world, attempts={item.id: replace(item, phase="upload")})
+    save_at, limit = NOW + 10 * MINUTE - LEAD, world.policy.save_limit
+    plan = decide(uploading, market(), save_at)
+    assert plan.attempts.get(item.id, item).stop is None
+    last = save_at + limit - timedelta(seconds=5)
+    plan = decide(uploading, market(), last)
+    assert plan.attempts.get(item.id, item).stop is None
+    assert plan.wake_at == save_at + limit
+    assert decide(uploading, market(), save_at + limit).attempts[item.id].stop is not None
+    assert decide(world, market(), save_at).attempts[item.id].stop is not None
