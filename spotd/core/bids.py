@@ -30,7 +30,7 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.policy import Policy
 from spotd.core.pricing import PPM, gpu_price_limit, gpu_price_within, metered_rate, on_demand_rate, repriced, usual_bid
 from spotd.core.world import World
-from spotd_providers.contract.money import MicroUsdPerHour, as_usd, whole_machine
+from spotd_providers.contract.money import MicroUsdPerHour, as_usd, shares, whole_machine
 from spotd_providers.contract.values import Instance, Listing, Market
 
 RAISE_EVERY: Final = timedelta(minutes=5)
@@ -187,16 +187,31 @@ def note_bid(builder: PlanBuilder, attempt_id: AttemptId, mine: Instance, listin
     item = builder.attempt(attempt_id)
     if not pays_bid(item) or not item.state.counts:
         return
-    if mine.bid_floor is not None:
+    if mine.bid_floor is not None and mine.bid_floor != item.bidding.floor:
         placed = item.bidding.placed or (item.quote.price.gpu,)
         known = replace(item.bidding, placed=placed)
         # The price stated for our own machine is our bid, too, be it that a restored state knows no such one.
-        if mine.price is None or not is_echo(mine.bid_floor, (mine.price,)):
+        stated = () if mine.price is None else (mine.price,)
+        if not is_echo(mine.bid_floor, (*stated, *_bids_beside(builder, item))):
             known = with_floor(known, mine.bid_floor)
         if known.floor != item.bidding.floor:
             builder.put_attempt(replace(item, bidding=known))
     note_awake(builder, builder.attempt(attempt_id), mine)
     _settle_bid(builder, builder.attempt(attempt_id), mine, listing)
+
+
+def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, ...]:
+    """Return our bids for other machines of the same host, as if for this one: the host may state them as its floor."""
+    here = item.quote.offer
+    found: list[MicroUsdPerHour] = []
+    for other in builder.attempts():
+        offer = other.quote.offer
+        if here.host_id is None or (offer.provider, offer.host_id) != (here.provider, here.host_id):
+            continue
+        if other.id != item.id and other.state.counts and offer.pays_bid:
+            bids = other.bidding.placed or (other.quote.price.gpu,)
+            found += [MicroUsdPerHour(bid * shares(here.gpu_count) // shares(offer.gpu_count)) for bid in bids]
+    return tuple(found)
 
 
 def _settle_bid(builder: PlanBuilder, item: Attempt, mine: Instance, listing: Listing | None) -> None:

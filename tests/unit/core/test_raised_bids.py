@@ -241,3 +241,22 @@ def test_what_a_list_states_as_the_price_of_our_machine_is_no_other_bid() -> Non
     mine = replace(instance(InstanceState.RUNNING), market=Market.SPOT, price=usd(0.48), bid_floor=usd(0.481))
     after = applied(world, reconcile(world, listing(mine), {}, NOW))
     assert after.attempts[FIRST].bidding.floor is None
+
+
+def test_the_bid_for_another_machine_of_ours_on_the_same_host_is_no_floor() -> None:
+    """Two of our machines would outbid each other up to their ceilings."""
+    world = bid_world(None)
+    item, owner = world.attempts[FIRST], world.jobs[FIRST.job]
+    second = AttemptId(job=job(2).id, number=1)
+    twin = replace(item, id=second, key="spotd-lab-j2-1", price_max=usd(0.473))  # type: ignore[arg-type]  # a key
+    twin = replace(twin, ref=None, bidding=Bidding(placed=(usd(0.44), usd(0.473))))
+    mine = replace(instance(InstanceState.RUNNING), market=Market.SPOT, price=usd(0.44), bid_floor=usd(0.473))
+    jobs = {**world.jobs, second.job: replace(owner, id=second.job, name="job2")}
+
+    def floor_beside(other: Attempt) -> MicroUsdPerHour | None:
+        both = replace(world, jobs=jobs, attempts={FIRST: item, second: other})
+        return applied(both, reconcile(both, listing(mine), {}, NOW)).attempts[FIRST].bidding.floor
+
+    assert floor_beside(twin) is None
+    elsewhere = replace(twin.quote, offer=replace(twin.quote.offer, host_id="another"))  # type: ignore[arg-type]  # an id
+    assert floor_beside(replace(twin, quote=elsewhere)) == usd(0.473)
