@@ -162,8 +162,8 @@ def _way(hint: Any) -> tuple[_Convert | None, _Convert | None]:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return to_json, lambda text: from_json(hint, text)
     if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
-        adapter = _adapter(hint)
-        return lambda value: adapter.dump_json(value).decode(), adapter.validate_json
+        # An adapter of nested values takes up to a megabyte; a daemon without such rows needs none.
+        return lambda value: _adapter(hint).dump_json(value).decode(), lambda text: _adapter(hint).validate_json(text)
     if get_origin(hint) is tuple:
         return compact, lambda text: tuple(json.loads(text))
     if get_origin(hint) is Mapping:
