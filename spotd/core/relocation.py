@@ -60,6 +60,7 @@ class Relocation:
         self._policy = placement.policy
         self._now = placement.now
         self._moved = 0
+        self._awaited = self._awaited_machines()
 
     def raise_bids(self) -> None:
         """Raise the bids that are about to lose, and decide about machines that were outbid."""
@@ -84,18 +85,18 @@ class Relocation:
 
     def _elsewhere(self, job: Job, item: Attempt) -> Iterator[Quote]:
         """Yield the best machines on other hosts that the job accepts, as they would be agreed."""
-        here, awaited = item.quote.offer, self._awaited()
+        here = item.quote.offer
         for count, (candidate, ceiling) in enumerate(self._placement.quotes(job)):
             if count >= COMPARED_MAX:
                 return
             offer = candidate.offer
             if offer.provider == here.provider and (offer.host_id or offer.offer_id) == (here.host_id or here.offer_id):
                 continue
-            if awaited.get((offer.provider, offer.offer_id), job.id) != job.id:
+            if self._awaited.get((offer.provider, offer.offer_id), job.id) != job.id:
                 continue
             yield agree(job, candidate, ceiling, None, self._policy)[0]
 
-    def _awaited(self) -> dict[tuple[str, str], JobId]:
+    def _awaited_machines(self) -> dict[tuple[str, str], JobId]:
         """Return which machines other jobs were stopped for a moment ago, and do not have yet."""
         jobs = (self._builder.job(i) for i, job in self._placement.world.jobs.items() if job.moves.at is not None)
         return {

@@ -17,6 +17,7 @@ from typing import Final
 from spotd.core.attempts import Attempt
 from spotd.core.budgets import BudgetGuard
 from spotd.core.ids import JobId
+from spotd.core.interruption_credit import machines_in_use
 from spotd.core.jobs import Job
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.quotes import Quote
@@ -52,10 +53,10 @@ class Preemption:
         """
         if why[0] is not VerdictKind.MACHINES or not job.spec.schedule.preempt or not could_start():
             return why
-        ending = [item for item in self._world.attempts.values() if not self._goes_on(item)]
+        ending = machines_in_use(self._world, self._builder.now) - len(list(self._running()))
         stopped = sum(self._builder.attempt(item.id).stop is not None for item in self._running())
         self._waiting += 1
-        if len(ending) + stopped >= self._waiting:
+        if ending + stopped >= self._waiting:
             return why[0], f"{why[1]}; it waits for one of those that end", None
         victim = next(iter(self._victims(job)), None)
         return self._stopped(job, [] if victim is None else [victim], why)

@@ -157,3 +157,15 @@ def test_a_stop_for_another_job_counts_as_no_failure_and_no_preemption() -> None
     traits = EndReason.MADE_ROOM.traits
     assert (traits.next_state, traits.is_recovery, traits.is_failed_start) == (JobState.QUEUED, False, False)
     assert timedelta(0) < DWELL
+
+
+def test_a_machine_that_counts_no_more_is_not_waited_for() -> None:
+    """Its provider was away for so long that it is not among the machines in use: its end makes no room."""
+    owner, item = running(1)
+    over, old = running(2)
+    until = NOW - 30 * 60 * MINUTE
+    meter = replace(old.meter, since=until, until=until)
+    old = replace(old, state=AttemptState.ENDING, ended_at=until, end_reason=EndReason.DONE, meter=meter)
+    over = replace(over, state=JobState.SUCCEEDED, ended_at=until)
+    plan = decided(world_of((owner, item), (over, old), waiting=(urgent(),), policy=shop_policy(machines_max=1)))
+    assert stopped(plan) == ["j1"]
