@@ -26,8 +26,21 @@ _FIRST: Final = (
 """Which state of several an array shows."""
 
 
-def with_arrays_as_one(jobs: Iterable[JobResponse]) -> list[JobResponse]:
-    """Return the jobs in their order, with one line for each array where its first job is."""
+def cut_array(jobs: Sequence[JobResponse]) -> str:
+    """Return the id of the array of which a limit may have cut off jobs; empty where there is none.
+
+    The jobs of an array that has ended follow each other in a list, so it can be the last one only.
+    """
+    task = jobs[-1]["array"] if jobs else None
+    return "" if task is None else task["id"]
+
+
+def with_arrays_as_one(jobs: Iterable[JobResponse], whole: Sequence[JobResponse] = ()) -> list[JobResponse]:
+    """Return the jobs in their order, with one line for each array where its first job is.
+
+    Args:
+        whole: all jobs of one of the arrays.
+    """
     tasks: dict[str, list[JobResponse]] = {}
     lines: list[tuple[JobResponse, ArrayTaskResponse | None]] = []
     for job in jobs:
@@ -38,6 +51,9 @@ def with_arrays_as_one(jobs: Iterable[JobResponse]) -> list[JobResponse]:
         if task is not None:
             tasks[task["id"]] = [job]
         lines.append((job, task))
+    for task in (job["array"] for job in whole[:1]):
+        if task is not None:
+            tasks[task["id"]] = list(whole)
     return [job if task is None else _line(task, tasks[task["id"]]) for job, task in lines]
 
 

@@ -120,14 +120,17 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, output:
         return
     lines = jobs
     if not array and any(job["array"] is not None for job in jobs):
-        from spotd.cli.arrays import with_arrays_as_one
+        from spotd.cli.arrays import cut_array, with_arrays_as_one
 
-        lines = with_arrays_as_one(jobs)
+        whole: list[JobResponse] = []
+        if answer["more"] and (cut := cut_array(jobs)):
+            whole = Daemon().jobs({**query, "array": cut})["jobs"]
+        lines = with_arrays_as_one(jobs, whole)
     show_table(ls_columns(answer["now"]), lines)
     for job, words in [(job, words) for job in jobs if (words := warning_of(job))][:WARNINGS_MAX]:
         stderr.warning(f"{job['name']} ({job['id']}): {words}")
     if answer["more"]:
-        stderr.note(f"older jobs are left out; spotctl ls --limit {limit * 10} shows more")
+        stderr.note(f"only the newest ended jobs are read, {limit} of them; spotctl ls --limit {limit * 10} shows more")
 
 
 def warning_of(job: JobResponse) -> str:

@@ -81,3 +81,12 @@ def test_a_refused_flag_shows_itself_and_not_the_key_of_a_file(ctl: Ctl, tmp_pat
     run = ctl(*plain, "--window", "?", "--timezone", "UTC", "--deadline", "0s", "--", "true")
     assert '  hint: write --window "Mon-Fri 22:00-08:00" --window "Sat,Sun"\n' in run.err
     assert "an instant with its zone: --deadline 2026-11-24T08:00:00+02:00\n" in run.err
+
+
+def test_an_array_that_a_limit_cuts_is_counted_whole(ctl: Ctl, sweep: str) -> None:
+    ctl("cancel", "sweep")
+    run = ctl("ls", "-n", "2")
+    [_, line] = run.out.splitlines()
+    assert line.startswith(f"{sweep}  sweep 6/6  CANCELLED")
+    assert "only the newest ended jobs are read, 2 of them; spotctl ls --limit 20 shows more" in run.err
+    assert len(json.loads(ctl("ls", "-n", "2", "-o", "json").out)["jobs"]) == 2
