@@ -16,6 +16,7 @@ from spotd.daemon.clock import ClockFileBroken
 from spotd.daemon.crash import CrashPoints, never
 from spotd.daemon.errors import BadConfig
 from spotd.daemon.log import Redactor
+from spotd.service import malloc
 from spotd.service.composition import App, DaemonEnded
 from spotd.service.configuration import DISK_FULL, load_settings
 from spotd.service.sockets import SocketRefused
@@ -34,6 +35,7 @@ def run(config_path: str | Path | None, overrides: Mapping[str, str], *, crash: 
     `overrides` are variables laid over the environment, in force on every reload too: `STATE_DIRECTORY`,
     `SPOTD_SOCKET`, and any key of the config (`SPOTD_DAEMON__POLL_EVERY`).
     """
+    malloc.share_one_pool()
     redactor = Redactor()
     logs.configure(redactor)
     load = partial(load_settings, config_path, overrides)

@@ -1,0 +1,45 @@
+"""All threads of a daemon share one pool of memory, where the C library can be told so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+TOLD = """
+import ctypes, threading
+from spotd.service import malloc
+malloc.share_one_pool()
+libc = ctypes.CDLL(None)
+libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.fdopen.restype = ctypes.c_void_p
+together = threading.Barrier(6)
+def take():
+    together.wait()
+    for _ in range(200):
+        bytearray(3000)
+threads = [threading.Thread(target=take) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+out = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, out)
+libc.fflush(out)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc_info is glibc's")
+def test_threads_that_allocate_at_once_share_one_pool() -> None:
+    done = subprocess.run([sys.executable, "-c", TOLD], capture_output=True, text=True, timeout=60, check=False)
+    if "malloc_info" in done.stderr:
+        pytest.skip("the C library is not glibc")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("<heap nr=") == 1
+
+
+def test_another_c_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spotd.service import malloc
+
+    monkeypatch.setattr("ctypes.CDLL", object)
+    malloc.share_one_pool()
