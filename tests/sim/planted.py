@@ -280,11 +280,11 @@ BUGS: Mapping[str, Bug] = {
         daemon=BelievesEveryListing, patch=lists_alone, rule=("healthy_machines_killed", "doubles"), seed=1
     ),
     "believe large news at once": Bug(patch=large_news_at_once, rule=("healthy_machines_killed",)),
-    "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=ENDS_LATE, seed=2),
-    "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",), seed=1),
+    "take paused for gone": Bug(patch=paused_is_gone, rule=("doubles",), shape=ENDS_LATE, seed=5),
+    "launch while the old machine may live": Bug(patch=no_waiting_for_the_old_machine, rule=("doubles",), seed=2),
     "resume from the oldest checkpoint": Bug(daemon=ResumesFromTheOldest, rule=("resumes",)),
-    "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=6),
-    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=3),
+    "accept reports of ended attempts": Bug(daemon=ReadsTheDead, rule=("resumes",), shape=HEARD_LATE, seed=2),
+    "accept manifests unseen": Bug(daemon=AcceptsUnseen, rule=("resumes",), seed=5),
     "promise no money to running machines": Bug(patch=nothing_is_promised, rule=("budgets",), shape=BUDGETED, seed=3),
     "bid above the ceiling": Bug(patch=bids_without_limit, rule=("launches",)),
     "count no machines": Bug(
@@ -297,6 +297,6 @@ BUGS: Mapping[str, Bug] = {
         patch=forgets_what_it_owed, rule=("launches", "jobs_lost", "forgotten_machines"), limit=timedelta(hours=30)
     ),
     "take a silent store for silent hosts": Bug(
-        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",)
+        daemon=BlindIsSilent, patch=silence_alone, rule=("healthy_machines_killed",), seed=6
     ),
 }

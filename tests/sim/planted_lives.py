@@ -131,7 +131,7 @@ LIVES: Mapping[str, Bug] = {
         daemon=KnowsOnlyItsState, rule=("needed_machines_ended",), shape=RESTORED, seed=12
     ),
     "renew the grant of an attempt that a restored state takes for the newest": Bug(
-        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=92
+        daemon=RenewsAnyGrant, rule=("doubles",), shape=AWAY_AND_RESTORED, seed=53
     ),
     "buy what was cancelled while its launch waited": Bug(
         patch=sends_what_waited, rule=("cancels_lost",), shape=holding(Hazard.HASTY, storm=timedelta(hours=2))
@@ -148,7 +148,7 @@ LIVES: Mapping[str, Bug] = {
         patch=ends_of_a_full_disk_are_forgotten, rule=("spending",), shape=AWAY_AND_FULL, seed=8
     ),
     "take the clock of a host for a right one": Bug(
-        patch=dates_of_hosts_as_they_are, rule=("ambiguous_cost",), shape=CLOCKS_DIFFER, seed=20
+        patch=dates_of_hosts_as_they_are, rule=("ambiguous_cost",), shape=CLOCKS_DIFFER, seed=30
     ),
     "ask again at once after a refusal": Bug(
         patch=refused_and_asked_again,

@@ -195,6 +195,7 @@ PROMISES: Mapping[str, Bug] = {
         patch=fixed_prices_stay,
         rule=("above_ceiling",),
         shape=replace(WITHIN, hazards=frozenset({Hazard.OVERCHARGE})),
+        seed=1,
     ),
     "try for ever what can never start": Bug(
         patch=no_setback,
@@ -243,6 +244,10 @@ PROMISES: Mapping[str, Bug] = {
         patch=offers_are_not_checked, rule=("said_by_the_core",), shape=FAULTY_PLUGIN, limit=timedelta(hours=2)
     ),
     "take the instants of a plugin as they are": Bug(
-        patch=instants_are_not_checked, rule=("said_by_the_core",), shape=FAULTY_PLUGIN, limit=timedelta(hours=2)
+        patch=instants_are_not_checked,
+        rule=("said_by_the_core",),
+        shape=FAULTY_PLUGIN,
+        limit=timedelta(hours=2),
+        seed=1,
     ),
 }
