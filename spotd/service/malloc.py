@@ -1,4 +1,4 @@
-"""The C library's allocator, told to keep one pool of memory for all threads.
+"""One pool of memory of the C library for all threads.
 
 glibc gives each of the first threads that allocate at once a pool of its own and returns little of it: up to four
 megabytes of a daemon, whose threads mostly wait.

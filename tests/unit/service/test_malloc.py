@@ -1,4 +1,4 @@
-"""All threads of a daemon share one pool of memory, where the C library can be told so."""
+"""All threads of a daemon share one pool of memory, where the C library has such a setting."""
 
 from __future__ import annotations
 
