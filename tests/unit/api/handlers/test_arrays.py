@@ -228,6 +228,7 @@ async def test_outputs_that_were_written_over_are_handed_to_no_job(rig: Rig) -> 
         assert len(rig.shop.requests) == 1
 
 
+@pytest.mark.long
 async def test_ten_thousand_jobs_are_one_submission_one_transaction_and_one_cancellation(rig: Rig) -> None:
     async with rig.ready():
         array = await submit_array(rig, "0-9999", price=CHEAP)
