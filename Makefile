@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The tests start hundreds of processes; without its compiled modules each would compile all of spotd anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test check format swarm frameworks clients bench clean
+.PHONY: help demo quick test system check format swarm frameworks clients bench clean
 
 # The lines beginning with `##@` name the groups.
 help: ## list what make can do
@@ -39,7 +39,10 @@ format: $(VENV)/.dev ## put the code into its format
 ##@ Before a merge
 test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
 	@echo "running the tests; longer swarms are 'make swarm'"
-	@$(BIN)/python -m pytest -n 4 $(SPREAD) --durations=25 --durations-min=1 -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 4 $(SPREAD) --durations=25 --durations-min=1 -m "not slow and not system" $(ARGS)
+
+system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Prometheus (those that lack one are skipped)
+	@$(BIN)/python -m pytest -m system $(ARGS)
 
 ##@ Longer
 swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills

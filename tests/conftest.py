@@ -3,8 +3,8 @@
 Hypothesis: the machine may be busy, so slowness is no failure; and `make test` draws the same examples every time, so
 that what failed for one fails for all. The longer targets draw new ones: HYPOTHESIS_PROFILE=search.
 
-Tiers: a test is `quick` by its folder, unless it is marked `process`, `long` or `slow`. A quick test that starts a
-process or really sleeps fails, whatever runs it.
+Tiers: a test is `quick` by its folder, unless it is marked `process`, `long`, `slow` or `system`. A quick test
+that starts a process or really sleeps fails, whatever runs it.
 
 Order: several workers begin with what takes long, half of them with tests that mostly wait and half with tests that
 mostly compute, so that no processor idles meanwhile and no long test is left for the end.
@@ -48,7 +48,7 @@ _QUICK_FOLDERS: Final = (
     "unit/store",
 )
 _QUICK_PLACES: Final = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)
-_NOT_QUICK: Final = ("process", "long", "slow", "e2e")
+_NOT_QUICK: Final = ("process", "long", "slow", "system", "e2e")
 _SERVERS: Final = frozenset({"weed"})
 """Fixtures that start a process."""
 _PROCESS_EVENTS: Final = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})

@@ -34,6 +34,7 @@ async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, cl
         lifespan="off",
         log_config=None,
         access_log=False,
+        http="h11",  # the same parser whatever else is installed
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,

@@ -126,7 +126,7 @@ def serving(app: AsgiApp) -> Iterator[Served]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     port = listener.getsockname()[1]
     config = uvicorn.Config(
-        _Recorder(app, requests, transports), ws="none", lifespan="off", log_config=None, access_log=False
+        _Recorder(app, requests, transports), http="h11", ws="none", lifespan="off", log_config=None, access_log=False
     )
     config.load()
     protocol = _protocol(transports)

@@ -156,6 +156,7 @@ async def _run(
     server = uvicorn.Server(
         uvicorn.Config(
             app.app,
+            http="h11",  # the same parser whatever else is installed
             ws="none",
             lifespan="off",
             log_config=None,
