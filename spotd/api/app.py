@@ -22,6 +22,7 @@ from spotd.api.handlers import Handlers
 from spotd.api.parameters import (
     read_array,
     read_budget_change,
+    read_ceiling,
     read_cost_grouping,
     read_draft,
     read_event_query,
@@ -261,6 +262,16 @@ class _Api:
         change = read_budget_change(await read_json(request, {"budget"}))
         ref = request.path_params["ref"]
         return self._reply({"job": await self._ask(lambda: self._handlers.amendments.set_budget(ref, change))})
+
+    @_serving("POST", "/v1/jobs/{ref}/ceiling")
+    async def set_ceiling(self, request: Request) -> Response:
+        """Change the ceiling of a job, or of each job of an array that has not ended."""
+        limit = read_ceiling(await read_json(request, {"ceiling"}))
+        ref = request.path_params["ref"]
+        array = await self._ask(lambda: self._handlers.arrays.set_ceiling(ref, limit))
+        if array is not None:
+            return self._reply({"array": array})
+        return self._reply({"job": await self._ask(lambda: self._handlers.amendments.set_ceiling(ref, limit))})
 
     @_serving("POST", "/v1/machines/forget")
     async def forget(self, request: Request) -> Response:

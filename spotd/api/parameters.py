@@ -17,14 +17,17 @@ from spotd.api.timestamps import utc_instant
 from spotd.core.states import JobState
 from spotd.store import CostGrouping
 from spotd_jobs.spec.arrays import INDEX_MAX
+from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
-from spotd_jobs.spec.units import parse_money
+from spotd_jobs.spec.units import parse_money, parse_price
 from spotd_providers.contract.values import Market
 
 BODY_BYTES_MAX: Final = 2 * 2**20
 SECRET_BYTES_MAX: Final = 64 * 1024
 SECRETS_BYTES_MAX: Final = 2**20
 """All of one job: Linux gives a program at most 2 MiB for its arguments and its environment together."""
+CONFIG_CEILING: Final = "config"
+CEILING_HINT: Final = "write 2.40 per GPU-hour, 19.20/h for the machine, or config for the ceiling of the config"
 BUDGET_HINT: Final = "write +20 to add dollars, or 140 to set them"
 MACHINE_LENGTH_MAX: Final = 1000
 NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
@@ -86,6 +89,17 @@ def read_budget_change(body: Mapping[str, Any]) -> BudgetChange:
     if amount == 0:
         raise Invalid("the budget must be above 0", hint=BUDGET_HINT)
     return BudgetChange(amount=amount, is_added=is_added)
+
+
+def read_ceiling(body: Mapping[str, Any]) -> PriceLimit | None:
+    """Return a price as a job file states it in `max_price`; `None` for `config`, the ceiling of the config."""
+    value = body.get("ceiling")
+    if value == CONFIG_CEILING:
+        return None
+    try:
+        return parse_price(value)
+    except BadValue as exc:
+        raise Invalid(f"the ceiling {exc}", hint=CEILING_HINT) from exc
 
 
 def read_machine(body: Mapping[str, Any]) -> str:

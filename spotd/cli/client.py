@@ -20,6 +20,7 @@ COMMANDS = {
     "cancel": Lazy(target=f"{_HERE}.jobs:cancel", help="Stop a job and destroy its machine."),
     "retry": Lazy(target=f"{_HERE}.jobs:retry", help="Queue an ended job again, from its newest checkpoint."),
     "budget": Lazy(target=f"{_HERE}.amend:budget", help="Change what a job may cost in all."),
+    "ceiling": Lazy(target=f"{_HERE}.amend:ceiling", help="Change what a machine of a job may cost per hour."),
     "forget": Lazy(target=f"{_HERE}.amend:forget", help="Give up a machine that can neither be seen nor ended."),
     "prices": Lazy(target=f"{_HERE}.prices:prices", help="Effective prices now.", aliases=("offers",)),
     "history": Lazy(target=f"{_HERE}.history:history", help="What prices were, as far back as they are kept."),

@@ -85,6 +85,9 @@ class Daemon:
     def set_budget(self, ref: str, budget: str) -> Json:
         return self._transport.json("POST", _job(ref, "budget"), body={"budget": budget})
 
+    def set_ceiling(self, ref: str, ceiling: str) -> Json:
+        return self._transport.json("POST", _job(ref, "ceiling"), body={"ceiling": ceiling})
+
     def forget(self, machine: str) -> Json:
         return self._transport.json("POST", "/v1/machines/forget", body={"machine": machine})
 

@@ -60,7 +60,8 @@ class Attempt:
 
     Attributes:
         quote: what was agreed at commit; its total is the price this attempt may not exceed.
-        ceiling: what the job accepted at commit, per GPU.
+        ceiling: the highest that the job accepted for this machine, at commit or since, per GPU.
+        ceiling_set: what it accepts since its owner changed that; `ceiling` counts while this is `None`.
         ref: the machine, once the provider named it.
         ever_listed: a complete listing showed the machine; only then can absence mean loss quickly.
         missing_since: first of the consecutive complete listings that lack the machine.
@@ -122,10 +123,16 @@ class Attempt:
     watch: Watch | None = None
     freshness: Freshness | None = None
     bidding: Bidding = field(default_factory=Bidding)
+    ceiling_set: MicroUsdPerGpuHour | None = None
 
     @property
     def provider(self) -> ProviderName:
         return self.quote.offer.provider
+
+    @property
+    def ceiling_now(self) -> MicroUsdPerGpuHour:
+        """What the job accepts to pay for this machine from now on."""
+        return self.ceiling if self.ceiling_set is None else self.ceiling_set
 
     @property
     def ends_itself(self) -> bool:

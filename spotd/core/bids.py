@@ -62,7 +62,7 @@ def bid_limit(item: Attempt, job: Job, policy: Policy) -> int:
     """Return the highest bid that the job accepts and that is less than the on-demand price of the same machine."""
     offer = item.quote.offer
     today = ceiling_for(offer.gpu, offer.gpu_count, job.spec.price, policy)
-    ceiling = item.ceiling if today is None else min(item.ceiling, today)
+    ceiling = item.ceiling_now if today is None else min(item.ceiling_now, today)
     limit = gpu_price_limit(item.quote, ceiling)
     allowed = total_ceiling(ceiling, offer.gpu_count, job.spec.price)
     if allowed < whole_machine(ceiling, offer.gpu_count):

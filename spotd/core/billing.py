@@ -242,16 +242,16 @@ def words_over_ceiling(builder: PlanBuilder, item: Attempt) -> str:
     offer, price = item.quote.offer, item.quote.price
     total = item.meter.rate + price.upload + price.restore
     per_gpu_now = per_gpu(MicroUsdPerHour(total), offer.gpu_count)
-    if per_gpu_now <= item.ceiling:
+    if per_gpu_now <= item.ceiling_now:
         return ""
     is_fixed = offer.market is not Market.SPOT or offer.pays_bid
     first, last = item.over_ceiling_at, item.listed_at
     if (is_fixed or total > LEAP * price.total) and (first is None or last is None or last <= first):
         return ""
-    if is_fixed and per_gpu_now <= item.ceiling + item.ceiling * FIXED_TOLERANCE_PPM // PPM:
+    if is_fixed and per_gpu_now <= item.ceiling_now + item.ceiling_now * FIXED_TOLERANCE_PPM // PPM:
         return ""
     borne = borne_until(item, builder.job(item.id.job), per_gpu_now, builder.now)
     if borne is not None:
         builder.wake(borne)
         return ""
-    return f"{per_gpu_words(per_gpu_now)}, accepted were {per_gpu_words(item.ceiling)}"
+    return f"{per_gpu_words(per_gpu_now)}, accepted are {per_gpu_words(item.ceiling_now)}"

@@ -72,7 +72,7 @@ def _explain_running(placement: JobPlacement, job: Job, item: Attempt | None) ->
         sentence=job.reason if item is None else _running_words(placement, job, item),
         at=placement.now,
         best=item.quote if item is not None else None,
-        ceiling=item.ceiling if item is not None else None,
+        ceiling=item.ceiling_now if item is not None else None,
     )
 
 

@@ -22,8 +22,8 @@ DWELL_MAX: Final = timedelta(minutes=10)
 
 def borne_until(item: Attempt, job: Job, price: MicroUsdPerGpuHour, now: datetime) -> datetime | None:
     """Until when this price above the ceiling is borne, as far as is known now; `None` if it is not."""
-    since, excess = item.over_ceiling_at, price - item.ceiling
-    if since is None or since > now or excess * 100 > item.ceiling * MARGIN_PERCENT:
+    since, excess = item.over_ceiling_at, price - item.ceiling_now
+    if since is None or since > now or excess * 100 > item.ceiling_now * MARGIN_PERCENT:
         return None
     ends_at = since + DWELL_MAX
     count = shares(item.quote.offer.gpu_count)

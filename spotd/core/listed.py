@@ -105,7 +105,7 @@ def record_live(builder: PlanBuilder, item: Attempt, mine: Instance) -> None:
     quote = item.quote
     if mine.price is not None and mine.price != quote.price.gpu:
         quote = repriced(quote, mine.price)
-    is_over = quote.price.per_gpu > item.ceiling
+    is_over = quote.price.per_gpu > item.ceiling_now
     if mine.state is InstanceState.RUNNING:
         start_billing(builder, item.id)
     note_listed(builder, item.id, at, exactly=is_over or item.running_at is None)

@@ -8,13 +8,15 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.attempts import Attempt, StopOrder
+from spotd.core.ceilings import ceiling_for
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job, Pacing
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
 from spotd.core.states import AttemptState, EndReason, InvariantBroken, JobState
-from spotd.core.words import dollar_words
+from spotd.core.words import dollar_words, limit_words
 from spotd.core.world import World
+from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import MicroUsd
 
 
@@ -123,6 +125,37 @@ def set_budget(world: World, job: Job, amount: MicroUsd, now: datetime) -> Plan:
         budget_microusd=amount,
     )
     return builder.plan()
+
+
+def set_ceiling(world: World, jobs: Iterable[Job], limit: PriceLimit | None, now: datetime) -> Plan:
+    """Let each machine of these jobs cost no more than this from now on; `None` is what the config says.
+
+    A machine that costs more than the new ceiling is judged as one whose price rose above it.
+    """
+    builder = PlanBuilder(world, now)
+    counting = {item.id.job: item for item in world.attempts.values() if item.state.counts}
+    for job in jobs:
+        if job.spec.price == limit:
+            continue
+        before, after = limit_words(job.spec.price), limit_words(limit)
+        builder.put_job(replace(job, spec=replace(job.spec, price=limit)))
+        builder.event(
+            "job.ceiling", f"its owner changed the job's ceiling from {before} to {after}", job=job.id, ceiling=after
+        )
+        if job.id in counting:
+            _set_ceiling(builder, counting[job.id], limit)
+    return builder.plan()
+
+
+def _set_ceiling(builder: PlanBuilder, item: Attempt, limit: PriceLimit | None) -> None:
+    offer = item.quote.offer
+    ceiling = ceiling_for(offer.gpu, offer.gpu_count, limit, builder.policy)
+    if ceiling is None:
+        return  # no other machine is bought without one, and this one keeps what was agreed
+    changed = replace(item, ceiling=max(item.ceiling, ceiling), ceiling_set=ceiling)
+    if ceiling < item.ceiling_now and item.over_ceiling_at is None:
+        changed = replace(changed, over_ceiling_at=builder.now)  # the next listing takes it back where that is not so
+    builder.put_attempt(changed)
 
 
 def retry(world: World, job: Job, now: datetime) -> Plan:

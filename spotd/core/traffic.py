@@ -88,7 +88,7 @@ def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) 
         debt = max(0, item.traffic_spent - cost(paid_off_per_hour, builder.now - item.traffic_since))
     builder.put_attempt(replace(item, traffic_since=builder.now, traffic_spent=MicroUsd(debt + added)))
     if item.stop is None and item.state.counts and debt > cost(paid_off_per_hour, max(WINDOW_MIN, every)):
-        accepted = per_gpu_words(item.ceiling)
+        accepted = per_gpu_words(item.ceiling_now)
         moved = traffic_cost(item.quote.offer, item.uploaded_bytes, 0)
         stop_attempt(
             builder,
@@ -100,6 +100,6 @@ def _hold_to_ceiling(builder: PlanBuilder, attempt: AttemptId, added: MicroUsd) 
 
 def left_for_uploads(item: Attempt) -> MicroUsdPerHour:
     """Return what the ceiling leaves per hour for uploads beside the machine's time, with the tolerance."""
-    whole = whole_machine(item.ceiling, item.quote.offer.gpu_count)
+    whole = whole_machine(item.ceiling_now, item.quote.offer.gpu_count)
     time = max(item.meter.rate, 0)
     return MicroUsdPerHour(max(0, whole - time - item.quote.price.restore) + whole * TOLERANCE_PPM // PPM)

@@ -12,7 +12,7 @@ from spotd.core.policy import Policy
 from spotd.core.pricing import repriced
 from spotd.core.quotes import Quote
 from spotd.core.verdicts import PassedOver
-from spotd_jobs.spec.model import Resources
+from spotd_jobs.spec.model import PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, as_usd
 
 _CENT: Final = 10_000
@@ -34,6 +34,15 @@ def span_words(span: timedelta) -> str:
 
 def per_gpu_words(price: MicroUsdPerGpuHour) -> str:
     return f"${as_usd(price):.4f}/GPU-h"
+
+
+def limit_words(limit: PriceLimit | None) -> str:
+    """Return a job's ceiling in the unit in which it is stated."""
+    if limit is not None and limit.machine_hour is not None:
+        return f"${as_usd(limit.machine_hour):.4f}/h for the machine"
+    if limit is not None and limit.per_gpu_hour is not None:
+        return per_gpu_words(MicroUsdPerGpuHour(limit.per_gpu_hour))
+    return "that of the config"
 
 
 def quote_words(quote: Quote) -> str:

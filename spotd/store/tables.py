@@ -194,6 +194,7 @@ class AttemptRow(Base, table=True):
     watch: str | None = _text(nullable=True)
     freshness: str | None = _text(nullable=True)
     bidding: str = Field(sa_column=Column(Text, nullable=False, server_default="{}"))
+    ceiling_set: int | None = _big(nullable=True)
 
 
 class CheckpointRow(Base, table=True):

@@ -1,4 +1,4 @@
-"""What owners change about jobs and machines that exist: a job's budget, and machines that are given up."""
+"""What owners change about jobs and machines that exist: budgets, ceilings, and machines that are given up."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from spotd.core.world import World
 from spotd.daemon.crash import CrashPoint
 from spotd.daemon.hosts.reader import with_job
 from spotd.store import Reads
+from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import ProviderName
 
@@ -28,7 +29,7 @@ BUDGET_MAX = MicroUsd(10**13)
 
 
 class AmendmentHandlers:
-    """Changes budgets of jobs, and gives machines up."""
+    """Changes budgets and ceilings of jobs, and gives machines up."""
 
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
         self._context = context
@@ -48,6 +49,18 @@ class AmendmentHandlers:
 
         await self._context.commit(decide, _POINTS)
         self._context.log.info("job.budget_changed", job=job_id)
+        return await self._jobs.line(job_id)
+
+    async def set_ceiling(self, ref: str, limit: PriceLimit | None) -> JobResponse:
+        """Set what a machine of the job may cost; `None` is what the config says."""
+        job_id = await self._context.find(ref)
+
+        def decide(reads: Reads, world: World, now: datetime) -> Plan:
+            job = get_job(reads, job_id, world)
+            return requests.set_ceiling(world.with_job(job), [job], limit, now)
+
+        await self._context.commit(decide, _POINTS)
+        self._context.log.info("job.ceiling_changed", job=job_id)
         return await self._jobs.line(job_id)
 
     async def forget(self, machine: str) -> ForgottenResponse:

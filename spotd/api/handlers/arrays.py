@@ -1,4 +1,4 @@
-"""Whole arrays: cancel and retry every job of one."""
+"""Whole arrays: cancel and retry every job of one, and change their ceiling."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from spotd.core.states import JobState
 from spotd.core.world import World
 from spotd.daemon.crash import CrashPoint
 from spotd.store import JobView, Reads
+from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import as_usd
 
 RETRIES_PER_REQUEST: Final = 100
@@ -25,7 +26,7 @@ REFUSALS_MAX: Final = 5
 
 
 class ArrayHandlers:
-    """Cancels and retries the jobs of an array. Each method returns `None` where the reference means no array."""
+    """Changes the jobs of an array together. Each method returns `None` where the reference means no array."""
 
     def __init__(self, context: HandlerContext, jobs: JobHandlers) -> None:
         self._context = context
@@ -43,6 +44,20 @@ class ArrayHandlers:
 
         await self._context.commit(decide, (CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL))
         self._context.log.info("array.cancel_requested", array=array)
+        return await self._response(array)
+
+    async def set_ceiling(self, ref: str, limit: PriceLimit | None) -> ArrayResponse | None:
+        """Set what a machine of each job of the array may cost, in one transaction; those that ended keep theirs."""
+        array = await self._context.find_array(ref)
+        if array is None:
+            return None
+
+        def decide(_reads: Reads, world: World, now: datetime) -> Plan:
+            mine = [job for job in world.jobs.values() if job.array is not None and job.array.id == array]
+            return requests.set_ceiling(world, mine, limit, now)
+
+        await self._context.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
+        self._context.log.info("array.ceiling_changed", array=array)
         return await self._response(array)
 
     async def retry(self, ref: str, *, start: int = 0) -> ArrayResponse | None:

@@ -125,7 +125,7 @@ class JobHandlers:
     ) -> JobDetailResponse:
         """Return everything about a job; `job` is `None` where its own row or a checkpoint's cannot be understood."""
         current = next((a for a in attempts if a.state.counts), None)
-        ceiling = current.ceiling if current is not None else None
+        ceiling = current.ceiling_now if current is not None else None
         if job is not None and ceiling is None and job.spec.resources.gpu:
             first = job.spec.resources.gpu[0]
             ceiling = ceiling_for(first.name, first.count, job.spec.price, self._context.policy.current)

@@ -59,7 +59,7 @@ def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
         gpu=offer.gpu,
         gpu_count=offer.gpu_count,
         effective_usd_h=as_usd(item.quote.price.total),
-        ceiling_usd_gpu_h=as_usd(item.ceiling),
+        ceiling_usd_gpu_h=as_usd(item.ceiling_now),
         on_demand_usd_h=usd(item.quote.on_demand),
         intended_at=utc_text(item.intended_at),
         launched_at=instant(item.launched_at),

@@ -1,4 +1,4 @@
-"""`spotctl budget` and `spotctl forget`: what owners change about jobs and machines that exist."""
+"""`spotctl budget`, `ceiling` and `forget`: what owners change about jobs and machines that exist."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
+from spotd.cli.commands.jobs import array_words
 from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
-from spotd.cli.words import clean, dollars
+from spotd.cli.words import clean, dollars, price
 from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
-    from spotd.api.schemas.jobs import ForgottenResponse, JobResponse
+    from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobResponse
 
 
 @click.command()
@@ -47,6 +48,35 @@ def budget(*, ref: str, amount: str, yes: bool, output: str) -> int | None:
         )
     if changed["state"] == "EXPIRED":
         stderr.note(f"spotctl retry {changed['id']} queues it again with this budget")
+    return None
+
+
+@click.command()
+@job_argument
+@click.argument("limit", metavar="USD")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output(TABLE, JSON, ID)
+def ceiling(*, ref: str, limit: str, yes: bool, output: str) -> int | None:
+    """Change the ceiling of a job, or of each job of an array: 2.40 per GPU-hour, 19.20/h for the machine.
+
+    `config` takes the ceiling of the config again. A running machine that costs more is given up in order.
+    """
+    daemon = Daemon()
+    if not yes and stderr.can_ask() and not stderr.ask(f"change the ceiling of {clean(ref)} to {clean(limit)}?"):
+        stderr.note("nothing was changed")
+        return ExitCode.INTERRUPTED
+    answer = daemon.set_ceiling(ref, limit)
+    array: ArrayResponse | None = answer.get("array")
+    if array is not None:
+        if not show_data(answer, output, [array["id"]]):
+            stdout.line(array_words(array))
+        return None
+    changed: JobResponse = answer["job"]
+    if not show_data(answer, output, [changed["id"]]):
+        usd = daemon.job(changed["id"])["ceiling_usd_gpu_h"]
+        accepted = "has no ceiling" if usd is None else f"accepts up to ${price(usd)} per GPU-hour"
+        name = f"{changed['name']} ({changed['id']})"
+        stdout.line(clean(f"{name} {accepted}; it is {changed['state']}: {changed['reason']}"))
     return None
 
 

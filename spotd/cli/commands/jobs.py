@@ -378,7 +378,7 @@ def _cancel_question(daemon: Daemon, ref: str) -> tuple[str, str]:
     return job["id"], f"stop {clean(job['name'])} on {clean(where_text(job))}?" if on_machine else ""
 
 
-def _array_words(array: ArrayResponse) -> str:
+def array_words(array: ArrayResponse) -> str:
     states = ", ".join(f"{many} {state}" for state, many in sorted(array["states"].items()))
     return clean(f"{array['name']} ({array['id']}), {count(array['jobs'], 'job')}: {states}")
 
@@ -404,7 +404,7 @@ def _changed(answer: Mapping[str, Any], output: str) -> None:
     array: ArrayResponse | None = answer.get("array")
     if array is not None:
         if not show_data(answer, output, [array["id"]]):
-            stdout.line(_array_words(array))
+            stdout.line(array_words(array))
         return
     job: JobResponse = answer["job"]
     if not show_data(answer, output, [job["id"]]):

@@ -13,6 +13,7 @@ from spotd.core.schedule.after import Predecessors
 from spotd.core.schedule.opening import window_wait
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
+from spotd_jobs.spec.model import PriceLimit
 
 TurnWait = tuple[VerdictKind, str, datetime | None]
 WAITS_FOR_ITS_TURN: Final = frozenset({VerdictKind.WINDOW, VerdictKind.AFTER, VerdictKind.ARRAY})
@@ -31,8 +32,8 @@ class Turns:
         self._builder = builder
         self._world = world
         self._predecessors = Predecessors(world)
-        self._first_waiting: dict[JobId, tuple[str, str]] = {}
-        """Of each array, the name of the first job that waits, and what for."""
+        self._first_waiting: dict[tuple[JobId, PriceLimit | None], tuple[str, str]] = {}
+        """Of each array and each ceiling in it, the name of the first job that waits, and what for."""
         self._at_work: Counter[JobId] | None = None
         """How many jobs of each array have a machine."""
 
@@ -62,7 +63,7 @@ class Turns:
         task = job.array
         if task is None:
             return ""
-        if is_untried(job) and (first := self._first_waiting.get(task.id)):
+        if is_untried(job) and (first := self._first_waiting.get((task.id, job.spec.price))):
             return f"comes after {first[0]} of its array ({first[1]})"
         if task.at_once is None:
             return ""
@@ -83,7 +84,7 @@ class Turns:
     def note_wait(self, job: Job, sentence: str) -> None:
         """Let the jobs of its array that come later wait for this one."""
         if job.array is not None and is_untried(job):
-            self._first_waiting.setdefault(job.array.id, (job.name, sentence))
+            self._first_waiting.setdefault((job.array.id, job.spec.price), (job.name, sentence))
 
     def note_launch(self, job: Job) -> None:
         """Count a machine for the array of this job."""

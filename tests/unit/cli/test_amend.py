@@ -1,4 +1,4 @@
-"""`spotctl budget` and `spotctl forget`."""
+"""`spotctl budget`, `spotctl ceiling` and `spotctl forget`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from spotd.core.attempts import MachineState
 from spotd.core.ids import JobId
 from spotd.core.states import JobState
+from spotd_jobs.spec.model import PriceLimit
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 
@@ -60,6 +61,37 @@ def test_the_new_budget_is_told_with_what_is_spent_of_it(stocked: Ctl) -> None:
     out = stocked("budget", "llama-lora", "+20").out
     assert out.startswith("llama-lora (6k0a1b2c3d) may cost $140.00 in all, $")
     assert "of it is spent; it is " in out
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("2.40", PriceLimit(per_gpu_hour=2_400_000)),
+        ("$3.10/gpu-h", PriceLimit(per_gpu_hour=3_100_000)),
+        ("19.20/h", PriceLimit(machine_hour=19_200_000)),
+        ("config", None),
+    ],
+)
+def test_a_ceiling_is_set_in_the_units_of_a_job_file(stocked: Ctl, text: str, limit: PriceLimit | None) -> None:
+    assert stocked("ceiling", "llama-lora", text, "-o", "id").out == "6k0a1b2c3d\n"
+    assert stocked.rig.job(JobId(worlds.RUNNING_ID)).spec.price == limit
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e308", "2.40/day", "=2.40", "+1", "9" * 400, "Config"])
+def test_what_is_no_ceiling_is_refused_with_a_way_out(stocked: Ctl, text: str) -> None:
+    result = stocked("ceiling", "llama-lora", "--", text)
+    assert result.code == 2
+    assert result.err.startswith("error: the ceiling ")
+    assert "hint: write 2.40 per GPU-hour" in result.err
+    assert stocked.rig.job(JobId(worlds.RUNNING_ID)).spec.price == PriceLimit(per_gpu_hour=2_400_000)
+
+
+def test_the_new_ceiling_is_stated_and_shown(stocked: Ctl) -> None:
+    out = stocked("ceiling", "llama-lora", "3.10").out
+    assert out == "llama-lora (6k0a1b2c3d) accepts up to $3.100 per GPU-hour; it is RUNNING: runs on local h3\n"
+    assert "$3.100 per GPU-hour" in stocked("show", "llama-lora").out
+    assert "its owner changed the job's ceiling from $2.4000/GPU-h to $3.1000/GPU-h" in stocked("why", "6k0a").out
+    assert stocked("ceiling", "absent", "3.10").code == 6
 
 
 def machine_state(ctl: Ctl) -> MachineState:

@@ -44,6 +44,7 @@ def test_a_whole_array_is_cancelled_retried_and_charged_by_its_name(ctl: Ctl, sw
     assert ctl("retry", sweep).out == f"sweep ({sweep}), 6 jobs: 6 QUEUED\n"
     assert ctl("cancel", "sweep-4").out.startswith("sweep-4 (")
     assert "sweep-4" in ctl("cost", "sweep").out
+    assert ctl("ceiling", "sweep", "3").out == f"sweep ({sweep}), 6 jobs: 1 CANCELLED, 5 QUEUED\n"
     assert "sweep is an array, and this takes one of its jobs" in ctl("show", "sweep").err
 
 

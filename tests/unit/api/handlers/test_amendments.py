@@ -13,7 +13,9 @@ from spotd.core.ids import JobId
 from spotd.core.states import JobState
 from spotd.daemon.hosts import monitor
 from spotd_jobs.objects.api import ObjectInfo, StoreError, StoreUnavailable
+from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.errors import AuthFailed
+from tests.unit.api.handlers.test_arrays import CHEAP, jobs_of, submit_array
 from tests.unit.core.builders import job
 from tests.unit.daemon.host import Host
 from tests.unit.daemon.rig import Rig
@@ -171,3 +173,59 @@ async def test_a_machine_whose_host_wrote_what_cannot_be_read_is_given_up_all_th
         await given_up(rig, name, last=lambda _host: monkeypatch.setattr(monitor, "read_host", breaks))
         assert rig.job(name).state is JobState.RECOVERING
         assert "host.not_readable" in rig.log.events()
+
+
+async def test_a_raised_ceiling_buys_at_once_and_a_lowered_one_lets_the_machine_go(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit(job(ceiling=100_000))
+        await rig.until_state(name, JobState.WAITING_PRICE)
+        raised = rig.clock.now()
+        await rig.handlers().amendments.set_ceiling("job1", PriceLimit(per_gpu_hour=500_000))
+        await rig.until(lambda: bool(rig.shop.requests))
+        assert rig.clock.now() - raised < timedelta(seconds=5)
+        await rig.until_running(name, 1)
+        assert (await rig.handlers().jobs.detail(name))["ceiling_usd_gpu_h"] == 0.5
+        await rig.handlers().amendments.set_ceiling(name, PriceLimit(per_gpu_hour=100_000))
+        why = await rig.handlers().jobs.why(name)
+        assert any("from $0.5000/GPU-h to $0.1000/GPU-h" in event["message"] for event in why["events"])
+        await rig.until(lambda: rig.attempts(name)[0].stop is not None)
+        order = rig.attempts(name)[0].stop
+        assert order is not None
+        assert order.detail == "$0.4000/GPU-h, accepted are $0.1000/GPU-h"
+
+
+async def test_a_changed_ceiling_outlives_the_daemon(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+        await rig.handlers().amendments.set_ceiling(name, PriceLimit(machine_hour=700_000))
+    next_life = rig.reborn()
+    async with next_life.ready():
+        assert next_life.job(name).spec.price == PriceLimit(machine_hour=700_000)
+        assert next_life.attempts(name)[0].ceiling_now == 700_000
+        detail = await next_life.handlers().jobs.detail(name)
+        assert (detail["ceiling_usd_gpu_h"], detail["spec"]["price"]) == (0.7, {"max_price": "0.7/h"})
+
+
+async def test_an_ended_job_keeps_the_ceiling_that_is_set_for_its_retry(rig: Rig) -> None:
+    async with rig.ready():
+        name = await rig.submit(job(ceiling=100_000))
+        await rig.cancel(name)
+        await rig.until_state(name, JobState.CANCELLED)
+        await rig.handlers().amendments.set_ceiling(name, PriceLimit(per_gpu_hour=500_000))
+        await rig.handlers().jobs.retry(name)
+        await rig.until(lambda: bool(rig.shop.requests))
+
+
+async def test_the_ceiling_of_one_job_of_an_array_is_its_own_and_that_of_the_array_is_all_theirs(rig: Rig) -> None:
+    async with rig.ready():
+        array = await submit_array(rig, "0-3", price=CHEAP)
+        handlers = rig.handlers()
+        await rig.until(lambda: all(one.state is not JobState.QUEUED for one in jobs_of(rig, array)[:1]))
+        await handlers.amendments.set_ceiling("train-2", PriceLimit(per_gpu_hour=500_000))
+        await rig.until(lambda: [one.attempts_made for one in jobs_of(rig, array)] == [0, 0, 1, 0])
+        answer = await handlers.arrays.set_ceiling("train", PriceLimit(per_gpu_hour=500_000))
+        assert answer is not None
+        assert {one.spec.price for one in jobs_of(rig, array)} == {PriceLimit(per_gpu_hour=500_000)}
+        await rig.until(lambda: sum(one.attempts_made for one in jobs_of(rig, array)) > 1)
+        assert await handlers.arrays.set_ceiling("train-2", None) is None
