@@ -23,3 +23,22 @@ def write_once(path: Path, text: str) -> str:
     finally:
         draft.unlink(missing_ok=True)
     return path.read_text(encoding="utf-8")
+
+
+def replace_whole(path: Path, text: str, *, mode: int) -> None:
+    """Write the text in place of whatever the file held; a reader gets the one or the other.
+
+    Raises:
+        OSError
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        # Its mode from the first moment on: the text may be a key.
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

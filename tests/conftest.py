@@ -45,6 +45,7 @@ _QUICK_FOLDERS: Final = (
     "unit/history",
     "unit/jobs",
     "unit/providers/gpus",
+    "unit/setup",
     "unit/store",
 )
 _QUICK_PLACES: Final = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)

@@ -15,6 +15,9 @@ COMMANDS = {
     "run": Lazy(target=f"{_HERE}:run", help="Run the daemon in the foreground."),
     "demo": Lazy(target=f"{_HERE}:demo", help="Watch real jobs survive preemption; two minutes, no account."),
     "migrate": Lazy(target=f"{_HERE}:migrate", help="Bring the state database to this version."),
+    "install-service": Lazy(
+        target="spotd.cli.commands.service:install_service", help="Run the daemon as a service of systemd."
+    ),
     "config": Lazy(target=f"{_HERE}:config", help="Check the configuration, or print an example."),
 }
 

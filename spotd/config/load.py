@@ -292,8 +292,8 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
     return warnings
 
 
-def _open_secrets(config: Config, path: Path | None) -> list[Problem]:
-    """Return a warning for each secret in a file which other users can read, whichever section names it."""
+def secrets_of(config: Config) -> Iterator[tuple[tuple[str, ...], CredentialRef | SecretStr]]:
+    """Yield every secret of the configuration with its key, whichever section names it."""
     tables: list[tuple[tuple[str, ...], object]] = [
         (("daemon",), config.daemon),
         (("store",), config.store),
@@ -301,18 +301,23 @@ def _open_secrets(config: Config, path: Path | None) -> list[Problem]:
     ]
     for provider in config.providers:
         tables += [((_PROVIDERS, provider.name), provider.common), ((_PROVIDERS, provider.name), provider.settings)]
-    warnings = []
     for place, table in tables:
-        for where, value in _secrets_in(table, place):
-            kept = path if not isinstance(value, CredentialRef) or value.inline is not None else _file_of(value)
-            if kept is None or not others_may_read(kept):
-                continue
-            hint = f"chmod 600 {kept}"
-            if kept == path:
-                variable = "_".join(where[1:] if where[0] == _PROVIDERS else ("spotd", *where)).upper()
-                hint += f', or write {where[-1]} = {{ env = "{variable}" }}'
-            message = "is a secret in a file that other users can read"
-            warnings.append(Problem(key=key_path(where), message=message, hint=hint))
+        yield from _secrets_in(table, place)
+
+
+def _open_secrets(config: Config, path: Path | None) -> list[Problem]:
+    """Return a warning for each secret in a file which other users can read."""
+    warnings = []
+    for where, value in secrets_of(config):
+        kept = path if not isinstance(value, CredentialRef) or value.inline is not None else _file_of(value)
+        if kept is None or not others_may_read(kept):
+            continue
+        hint = f"chmod 600 {kept}"
+        if kept == path:
+            variable = "_".join(where[1:] if where[0] == _PROVIDERS else ("spotd", *where)).upper()
+            hint += f', or write {where[-1]} = {{ env = "{variable}" }}'
+        message = "is a secret in a file that other users can read"
+        warnings.append(Problem(key=key_path(where), message=message, hint=hint))
     return warnings
 
 

@@ -18,6 +18,7 @@ PACKAGES = {"spotd": REPO / "spotd", "spotd_providers": REPO / "providers" / "sp
             "spotd_jobs": REPO / "jobs" / "spotd_jobs"}  # fmt: skip
 VERSION = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["version"]
 EXAMPLE = "spotd/demo/example/"
+UNITS = "spotd/setup/units/"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_the_wheel_holds_the_three_packages_whole_and_nothing_else(wheel: Path) 
         for path in source.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    packed = {name for name in names if not name.startswith((dist_info, EXAMPLE))}
+    packed = {name for name in names if not name.startswith((dist_info, EXAMPLE, UNITS))}
     assert packed == expected
     assert not [name for name in packed if "fake" in name], "fakes are for tests"
     assert {f"{package}/py.typed" for package in PACKAGES} <= packed
@@ -76,6 +77,17 @@ def test_the_wheel_brings_the_training_script_of_the_demo_byte_for_byte(wheel: P
         brought = {name.removeprefix(EXAMPLE) for name in archive.namelist() if name.startswith(EXAMPLE)}
         assert archive.read(EXAMPLE + "train.py") == (REPO / "examples" / "numpy" / "train.py").read_bytes()
     assert brought == {path.name for path in (REPO / "examples" / "numpy").iterdir() if path.is_file()}
+
+
+def test_the_wheel_brings_the_units_and_the_installed_command_writes_one_for_itself(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        brought = {name.removeprefix(UNITS) for name in archive.namelist() if name.startswith(UNITS)}
+    assert brought == {path.name for path in (REPO / "systemd").iterdir()}
+    done = run([installed / "spotd", "install-service", "--user", "--dry-run"], tmp_path)
+    # pytest's folders are in /tmp, which a service does not see.
+    assert f"{installed} is hidden from it" in done.stderr or f"ExecStart={installed}/spotd run" in done.stdout
 
 
 @pytest.mark.parametrize("name", sorted(PACKAGES))

@@ -1,0 +1,12 @@
+"""Why a step of the set-up cannot be done."""
+
+from __future__ import annotations
+
+
+class SetupRefused(Exception):
+    """A step cannot be done; nothing was changed. `message` is the reason and `hint` the way out."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
