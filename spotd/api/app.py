@@ -234,6 +234,11 @@ class _Api:
         ref = request.path_params["ref"]
         return self._reply(await self._ask(lambda: self._handlers.jobs.detail(ref)))
 
+    @_serving("GET", "/v1/jobs/{ref}/gpus")
+    async def gpu_history(self, request: Request) -> Response:
+        ref = request.path_params["ref"]
+        return self._reply(await self._ask(lambda: self._handlers.jobs.gpu_history(ref)))
+
     @_serving("GET", "/v1/jobs/{ref}/why")
     async def why(self, request: Request) -> Response:
         ref = request.path_params["ref"]

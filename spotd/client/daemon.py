@@ -72,6 +72,9 @@ class Daemon:
     def why(self, ref: str) -> Json:
         return self._transport.json("GET", _job(ref, "why"))
 
+    def gpu_history(self, ref: str) -> Json:
+        return self._transport.json("GET", _job(ref, "gpus"))
+
     def logs(self, ref: str, query: Query) -> Iterator[Json]:
         return self._transport.lines(_job(ref, "logs"), query=query)
 

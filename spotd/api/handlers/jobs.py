@@ -21,8 +21,15 @@ from spotd.api.handlers.render import (
     usd,
 )
 from spotd.api.requests import JobQuery
-from spotd.api.schemas.jobs import JobDetailResponse, JobPageResponse, JobResponse
+from spotd.api.schemas.jobs import (
+    GpuHistoryResponse,
+    GpuSampleResponse,
+    JobDetailResponse,
+    JobPageResponse,
+    JobResponse,
+)
 from spotd.api.schemas.plans import WhyResponse
+from spotd.api.timestamps import utc_text
 from spotd.core import recovery, requests
 from spotd.core.attempts import Attempt
 from spotd.core.ceilings import ceiling_for
@@ -151,6 +158,20 @@ class JobHandlers:
         if job is None or job.state.is_final:
             return ""
         return advice_words(job, current, self._context.world(), self._context.clock.now())
+
+    async def gpu_history(self, ref: str) -> GpuHistoryResponse:
+        """Return the use of the GPUs of the machine that the job has now."""
+        job_id = await self._context.find(ref)
+        attempt = self._context.world().counting_attempt(job_id)
+        if attempt is None:
+            return GpuHistoryResponse(attempt=None, samples=[])
+        samples = [
+            GpuSampleResponse(
+                at=utc_text(one.at), util_pct=one.util_pct, mem_used_mb=one.mem_used_mb, mem_total_mb=one.mem_total_mb
+            )
+            for one in self._context.host_monitor.gpu_samples(attempt.id)
+        ]
+        return GpuHistoryResponse(attempt=attempt.id.number, samples=samples)
 
     async def why(self, ref: str) -> WhyResponse:
         job_id = await self._context.find(ref)

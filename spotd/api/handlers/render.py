@@ -135,7 +135,13 @@ def job_response(
         summary=view.closing_words(now),
         checkpoint_late=_late_words(view, shown, now),
         array=None if view.array is None else _array_response(view.array),
+        ceiling_usd_gpu_h=_ceiling(shown, verdict),
     )
+
+
+def _ceiling(attempts: Iterable[Attempt], verdict: Verdict | None) -> float | None:
+    current = next((item.ceiling for item in attempts if item.state.counts), None)
+    return usd(current if current is not None or verdict is None else verdict.ceiling)
 
 
 def _late_words(view: JobView, attempts: Iterable[Attempt], now: datetime) -> str:

@@ -48,6 +48,25 @@ class GpuResponse(TypedDict):
     at: str
 
 
+class GpuSampleResponse(TypedDict):
+    """All GPUs of a machine at one instant: their mean use and the sum of their memory, null where it is not stated."""
+
+    at: str
+    util_pct: float | None
+    mem_used_mb: float | None
+    mem_total_mb: float | None
+
+
+class GpuHistoryResponse(TypedDict):
+    """The use of the machine that a job has now, oldest first; `attempt` is null and `samples` empty without one.
+
+    Only what this run of the daemon has read; the distance of the samples grows with the time that they cover.
+    """
+
+    attempt: int | None
+    samples: list[GpuSampleResponse]
+
+
 class ForgottenResponse(TypedDict):
     """A machine that was given up; `job` is null for one without an attempt."""
 
@@ -122,6 +141,7 @@ class JobResponse(TypedDict):
     `summary` is one sentence about how long it ran, where, and what that cost and saved; empty before its end.
     `checkpoint_late` states for how long nothing was saved, while that is longer than `[checkpoint] every` allows.
     `array` is null for a job that was not submitted with `--array`.
+    `ceiling_usd_gpu_h` is the one of its machine, else of the newest decision about it; null where neither is known.
     """
 
     id: str
@@ -151,6 +171,7 @@ class JobResponse(TypedDict):
     summary: str
     checkpoint_late: str
     array: ArrayTaskResponse | None
+    ceiling_usd_gpu_h: float | None
 
 
 class JobDetailResponse(TypedDict):

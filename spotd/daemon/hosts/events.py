@@ -67,6 +67,7 @@ def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, 
         return
     if view.heartbeat is None or heartbeat.seq > view.heartbeat.seq:
         view.heartbeat_at = at
+        view.gpu_history.take(heartbeat.gpus, at)
         # The first read of a process goes by what the process before has read.
         view.written_after = before or (attempt.read_at if heartbeat.seq > attempt.heartbeat_seq else None)
     view.heartbeat = heartbeat

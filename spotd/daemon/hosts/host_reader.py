@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from spotd.core.checkpoints import Checkpoint, FallbackRestore
+from spotd.daemon.hosts.gpu_history import GpuHistory
 from spotd.daemon.hosts.limits import HostRation
 from spotd.daemon.hosts.outputs import OutputsSeen
 from spotd.daemon.hosts.proved_chunks import ProvedChunks
@@ -44,6 +45,7 @@ class HostReader:
     written_after: datetime | None = None
     """A read at this instant did not find the newest heartbeat yet."""
     transfers: TransferMeter = field(default_factory=TransferMeter)
+    gpu_history: GpuHistory = field(default_factory=GpuHistory)
     exit: Exit | None = None
     exit_at: datetime | None = None
     stored_bytes: int = 0

@@ -35,6 +35,7 @@ from spotd.core.world import World
 from spotd.daemon import object_keys
 from spotd.daemon.controllers import Outage
 from spotd.daemon.hosts.flood import FloodLimits, count
+from spotd.daemon.hosts.gpu_history import GpuSample
 from spotd.daemon.hosts.host_reader import HostReader
 from spotd.daemon.hosts.limits import HostShare
 from spotd.daemon.hosts.liveness import STRAYS_KEPT, delete_strays, is_quiet, list_markers, note_marker
@@ -112,6 +113,11 @@ class HostMonitor:
         """When that heartbeat was read."""
         view = self._views.get(attempt)
         return view.heartbeat_at if view is not None else None
+
+    def gpu_samples(self, attempt: AttemptId) -> list[GpuSample]:
+        """Return what the GPUs of a host did, oldest first, as far as this process has read it."""
+        view = self._views.get(attempt)
+        return [] if view is None else list(view.gpu_history.samples())
 
     def transfer(self, attempt: AttemptId) -> HostTransfer | None:
         """Return what a host is moving now, as far as its newest heartbeats show it."""

@@ -109,6 +109,7 @@ def job(**given: Any) -> JobResponse:
         "summary": "",
         "checkpoint_late": "",
         "array": None,
+        "ceiling_usd_gpu_h": 2.4,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

@@ -22,11 +22,12 @@ from tests.unit.api.place import Place, place
 
 TARGETS = (
     "GET /v1/status", "GET /v1/jobs", "GET /v1/jobs?state=FAILED&limit=1", "GET /v1/jobs/llama-lora",
-    "GET /v1/jobs/llama-lora/why", "GET /v1/jobs/prep", "GET /v1/jobs/prep/why", "GET /v1/jobs/nobody",
-    "GET /v1/jobs/6/why", "GET /v1/jobs/old/cost", "GET /v1/cost", "GET /v1/jobs/llama-lora/checkpoints",
-    "GET /v1/jobs/llama-lora/files", "GET /v1/prices", "GET /v1/prices?gpu=h100&limit=1", "GET /v1/history",
-    "GET /v1/providers", "GET /v1/doctor", "POST /v1/jobs/old/cancel", "POST /v1/jobs/llama-lora/retry",
-    "POST /v1/jobs/prep/cancel", "POST /v1/jobs/old/retry",
+    "GET /v1/jobs/llama-lora/why", "GET /v1/jobs/llama-lora/gpus", "GET /v1/jobs/prep", "GET /v1/jobs/prep/why",
+    "GET /v1/jobs/nobody", "GET /v1/jobs/6/why", "GET /v1/jobs/old/cost", "GET /v1/cost",
+    "GET /v1/jobs/llama-lora/checkpoints", "GET /v1/jobs/llama-lora/files", "GET /v1/prices",
+    "GET /v1/prices?gpu=h100&limit=1", "GET /v1/history", "GET /v1/providers", "GET /v1/doctor",
+    "POST /v1/jobs/old/cancel", "POST /v1/jobs/llama-lora/retry", "POST /v1/jobs/prep/cancel",
+    "POST /v1/jobs/old/retry",
 )  # fmt: skip
 STREAMS = ("/v1/events", "/v1/jobs/llama-lora/logs")
 COMMANDS = (
