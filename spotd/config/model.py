@@ -243,8 +243,9 @@ class BidsSection(Section):
     """Machines for which a bid is paid. As it stands, a bid is placed once, and an outbid machine is left at once."""
 
     raise_running: bool = False
-    """Whether the bid of a running machine is raised when it is about to be outbid, under the job's ceiling, below the
-    on-demand price of the same machine, and while that is cheaper than to move."""
+    """Whether the bid of a running machine follows the lowest that wins. It is raised before it loses, under the job's
+    ceiling, below the on-demand price of the same machine, and while that is cheaper than to move; it is lowered where
+    that pays even if the machine is lost once for it."""
 
     hold: HoldSpan = timedelta(0)
     """How long an outbid machine is kept at most, for its disk's price, while no other machine is as cheap; "10m" suits

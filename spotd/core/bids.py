@@ -1,13 +1,17 @@
-"""When the bid of a running machine is raised, and to what.
+"""When the bid of a running machine is changed, and to what.
 
 Theory. Where we pay what we bid, a bid is as low as wins with some headroom. When the lowest winning bid comes so near
 that half of the headroom is used up, the machine will be lost soon, and a raise may be cheaper than a restart. The new
 bid is what would be bid for the machine today. It never costs more than the job accepts, and never as much as the same
 machine costs on-demand, where no other user can outbid us. It is held against the next best machine with all that a
-move costs (`relocating`), and against every budget before it is placed.
+move costs (`relocating`), and against every budget and balance before it is placed.
+
+Where the lowest winning bid falls, we go on paying what we bid. A lower bid costs less at once and is outbid sooner, so
+it is placed only where it pays even if the machine is lost once for it (`relocation`). It is at least half of the bid
+before, since a lowest bid that fell by more may be a wrong row.
 
 The intent is durable before the call, one for each machine at a time, and calls are `RAISE_EVERY` apart: the lists that
-show what a change did are late. What it came to is settled by the answer, or by a list (`settle_bid`); until then the
+show what a change did are late. What it came to is settled by the answer, or by a list (`_settle_bid`); until then the
 higher of the two bids counts for ceilings and budgets.
 """
 
@@ -58,6 +62,16 @@ def raised_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | Non
     return MicroUsdPerHour(bid) if bid > current and bid >= floor else None
 
 
+def lowered_bid(item: Attempt, job: Job, policy: Policy) -> MicroUsdPerHour | None:
+    """Return what less to bid for this machine now; `None` where no lower bid has the usual headroom."""
+    floor, current = item.bidding.floor, item.quote.price.gpu
+    if floor is None or not pays_bid(item) or is_echo(floor, item.bidding.placed or (current,)):
+        return None
+    usual = usual_bid(replace(item.quote.offer, gpu_price=floor), policy.bid_headroom_ppm)
+    bid = min(max(usual, -(-current // 2)), bid_limit(item, job, policy))
+    return MicroUsdPerHour(bid) if floor <= bid < current else None
+
+
 def bid_limit(item: Attempt, job: Job, policy: Policy) -> int:
     """Return the highest bid that the job accepts and that is less than the on-demand price of the same machine."""
     offer = item.quote.offer
@@ -79,19 +93,22 @@ def may_change(item: Attempt, builder: PlanBuilder) -> bool:
     return changed_at is None or changed_at > builder.now or builder.now - changed_at >= pause
 
 
-def raise_bid(builder: PlanBuilder, item: Attempt, bid: MicroUsdPerHour, why: str) -> None:
-    """Owe the change of the bid. From here on ceilings and budgets count the new one."""
+def owed_bid(item: Attempt) -> MicroUsdPerHour:
+    """Return the newest bid, which its provider may not have taken yet; a lower one counts only once it has."""
+    return item.bidding.placed[-1] if item.bidding.placed else item.price_max
+
+
+def change_bid(builder: PlanBuilder, item: Attempt, bid: MicroUsdPerHour, why: str) -> None:
+    """Owe the change of the bid. From here on ceilings and budgets count the new one, if it is the higher one."""
     before = item.quote.price.gpu
     floor = item.bidding.floor
-    offer = item.quote.offer if floor is None else replace(item.quote.offer, gpu_price=floor)
-    builder.put_attempt(
-        replace(
-            item,
-            quote=repriced(replace(item.quote, offer=offer), bid),
-            price_max=bid,
-            bidding=with_bid(item.bidding, before, bid, builder.now),
-        )
-    )
+    known = with_bid(item.bidding, before, bid, builder.now)
+    if bid > before:
+        offer = item.quote.offer if floor is None else replace(item.quote.offer, gpu_price=floor)
+        item = replace(item, quote=repriced(replace(item.quote, offer=offer), bid), price_max=bid, bidding=known)
+    else:
+        item = replace(item, bidding=replace(known, before=None))
+    builder.put_attempt(item)
     builder.put_intent(
         Intent(
             id=bid_intent_id(item.key),
@@ -106,7 +123,7 @@ def raise_bid(builder: PlanBuilder, item: Attempt, bid: MicroUsdPerHour, why: st
         )
     )
     builder.event(
-        "bid.raising",
+        "bid.raising" if bid > before else "bid.lowering",
         f"its bid goes from ${as_usd(before):.4f} to ${as_usd(bid):.4f} per hour: {why}",
         attempt=item.id,
         before_microusd_h=before,
@@ -218,33 +235,43 @@ def _settle_bid(builder: PlanBuilder, item: Attempt, mine: Instance, listing: Li
     intent = builder.intent(bid_intent_id(item.key))
     if intent is None or intent.state is not IntentState.UNKNOWN or intent.not_before is None:
         return
-    if mine.price is not None and _is_near(mine.price, item.price_max):
+    if mine.price is not None and _is_near(mine.price, owed_bid(item)):
         _took_it(builder, item, intent)
     elif listing is not None and listing.at > intent.not_before and builder.now >= intent.not_before:
-        if mine.price is None or item.bidding.before is None:
-            _took_it(builder, item, intent)  # nothing contradicts the higher bid, which costs more
-        else:
+        if mine.price is not None and (item.bidding.before is not None or _is_lowering(item)):
             _give_up(builder, item, intent, f"{item.provider} shows ${as_usd(mine.price):.4f} per hour")
+        elif _is_lowering(item):  # nothing contradicts the higher bid, which costs more
+            _give_up(builder, item, intent, f"{item.provider} does not show it")
+        else:
+            _took_it(builder, item, intent)
 
 
 def _is_near(price: int, bid: int) -> bool:
     return abs(price - bid) * PPM <= bid * ROUNDING_PPM
 
 
+def _is_lowering(item: Attempt) -> bool:
+    return owed_bid(item) < item.quote.price.gpu
+
+
 def _took_it(builder: PlanBuilder, item: Attempt, intent: Intent) -> None:
+    kind, bid = "bid.lowered" if _is_lowering(item) else "bid.raised", owed_bid(item)
     builder.put_intent(replace(intent, state=IntentState.DONE, error=""))
-    builder.put_attempt(replace(item, bidding=replace(item.bidding, before=None)))
+    item = replace(item, quote=repriced(item.quote, bid), price_max=bid, bidding=replace(item.bidding, before=None))
+    builder.put_attempt(item)
     if item.machine is MachineState.LIVE and item.bidding.held_since is None and item.meter.since is not None:
         builder.set_rate(item.id, metered_rate(item.quote), on_demand_rate(item.quote))
-    builder.event("bid.raised", f"its bid is ${as_usd(item.price_max):.4f} per hour now", attempt=item.id)
+    builder.event(kind, f"its bid is ${as_usd(bid):.4f} per hour now", attempt=item.id)
 
 
 def _give_up(builder: PlanBuilder, item: Attempt, intent: Intent, why: str) -> None:
-    """Go back to the former bid."""
+    """Go back to the former bid, or stay at it."""
     builder.put_intent(replace(intent, state=IntentState.FAILED, error=why))
-    before = item.bidding.before
+    is_lowering = _is_lowering(item)
+    before = item.quote.price.gpu if is_lowering else item.bidding.before
     if before is None:
         return
     bidding = replace(item.bidding, before=None)
     builder.put_attempt(replace(item, quote=repriced(item.quote, before), price_max=before, bidding=bidding))
-    builder.event("bid.not_raised", f"its bid stays ${as_usd(before):.4f} per hour: {why}", attempt=item.id)
+    kind = "bid.not_lowered" if is_lowering else "bid.not_raised"
+    builder.event(kind, f"its bid stays ${as_usd(before):.4f} per hour: {why}", attempt=item.id)

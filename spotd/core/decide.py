@@ -47,7 +47,7 @@ def _decide(world: World, market: MarketSnapshot, now: datetime) -> Plan:
     enforce_deadlines(builder, world)
     enforcement.enforce_progress()
     relocation = Relocation(placement)
-    relocation.raise_bids()
+    relocation.change_bids()
     for job in _serving_order(world.jobs.values()):
         if builder.job(job.id).state.is_final:
             continue  # quarantined by a former step, or over

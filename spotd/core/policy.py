@@ -84,7 +84,7 @@ class Policy:
     bid_headroom_ppm: int = 100_000
     """How far above the lowest winning bid to bid, where we pay what we bid; never above the ceiling."""
     raise_bids: bool = False
-    """Whether the bid of a running machine is raised when it is about to be outbid."""
+    """Whether the bid of a running machine follows the lowest that wins."""
     hold_max: timedelta = timedelta(0)
     """How long an outbid machine that is kept by its provider is waited for at most."""
     moves_max: int = 0

@@ -1,4 +1,4 @@
-"""Launches that a provider's prepaid balance could not carry, which wait until money was added.
+"""Launches and raised bids that a provider's prepaid balance could not carry, which wait until money was added.
 
 Theory. A provider that is paid in advance stops every machine when the balance is used up, so a machine that is bought
 with the last of it gets nowhere. What is left for a launch is the balance as its provider stated it, without what its
@@ -146,6 +146,18 @@ class PrepaidGuard:
         """Take what the launch needs from the balance."""
         if quote.offer.provider in self._left:
             self._left[quote.offer.provider] -= self._needed(job, quote)
+
+    def carries_raise(self, job: Job, item: Attempt, rate: MicroUsdPerHour) -> bool:
+        """Whether a known balance carries a useful run of this machine at so much per hour; then that is set aside."""
+        left = self._left.get(item.provider)
+        if left is None:
+            return True
+        run = useful_run(job, item.quote.offer, self._world.policy)
+        more = cost(MicroUsdPerHour(max(0, rate - item.quote.price.total)), run)
+        if more > left:
+            return False
+        self._left[item.provider] = left - more
+        return True
 
     def _needed(self, job: Job, quote: Quote) -> MicroUsd:
         """Return what a useful run costs at the price that is agreed if nothing limits it."""

@@ -1,8 +1,9 @@
-"""Running machines beside the market: their bids raised, outbid ones kept or left, healthy ones left for cheaper ones.
+"""Running machines beside the market: their bids changed, outbid ones kept or left, healthy ones left for cheaper ones.
 
 Theory. Each is one comparison of staying and moving (`relocating`), with a margin, since prices move, and with bounds:
 
-* A *bid* is raised while staying at the higher bid costs no more than to move to the best other machine.
+* A *bid* is raised while staying at the higher bid costs no more than to move to the best other machine. It is lowered
+  where even a move to the same machine at the lower bid would be worth it, since the loss of the machine costs that.
 * An *outbid* machine that its provider keeps costs its disk. It is held for `hold_max` at the most, as long as no other
   machine costs less than a tenth more than it did, and the lowest bid that wins is not out of the job's reach. It wakes
   by itself, or by a higher bid. Only what was saved survives on it, so a job that has saved nothing is not held.
@@ -16,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
 from spotd.core.attempts import Attempt
-from spotd.core.bids import bid_limit, may_change, pays_bid, raise_bid, raised_bid
+from spotd.core.bids import bid_limit, change_bid, lowered_bid, may_change, pays_bid, raised_bid
 from spotd.core.ceilings import agree
 from spotd.core.experience.starts import usual_start
 from spotd.core.holding import hold_is_over
@@ -36,7 +37,7 @@ from spotd.core.relocating import Comparison, compare, running_rate
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.words import dollar_words, machine_words, span_words
-from spotd_providers.contract.money import MicroUsdPerHour, as_usd
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour, as_usd
 
 MARGIN_PERCENT: Final = 15
 SAVING_MIN: Final = 50_000
@@ -62,8 +63,8 @@ class Relocation:
         self._moved = 0
         self._awaited = self._awaited_machines()
 
-    def raise_bids(self) -> None:
-        """Raise the bids that are about to lose, and decide about machines that were outbid."""
+    def change_bids(self) -> None:
+        """Raise the bids that are about to lose, lower what is paid too much, and decide about outbid machines."""
         if not self._policy.raise_bids and not self._policy.hold_max:
             return
         for item in self._running():
@@ -108,30 +109,47 @@ class Relocation:
 
     def _cheapest_move(self, job: Job, item: Attempt, rate_here: int) -> tuple[Quote, Comparison] | None:
         """Return the other machine on which the job ends for the least, and what that costs beside staying."""
-        experience = self._placement.world.experience
         best: tuple[Quote, Comparison] | None = None
         for there in self._elsewhere(job, item):
-            start = usual_start(experience, there.offer.provider, job.spec.image) if experience else timedelta(0)
-            rate = MicroUsdPerHour(rate_here)
-            found = compare(job, item, there, self._now, rate_here=rate, usual_start=start)
+            found = self._compare(job, item, there, rate_here)
             if found is not None and (best is None or found.moving < best[1].moving):
                 best = there, found
         return best
+
+    def _compare(self, job: Job, item: Attempt, there: Quote, rate_here: int) -> Comparison | None:
+        experience = self._placement.world.experience
+        start = usual_start(experience, there.offer.provider, job.spec.image) if experience else timedelta(0)
+        return compare(job, item, there, self._now, rate_here=MicroUsdPerHour(rate_here), usual_start=start)
 
     # --- bids ---
 
     def _judge_bid(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
-        bid = raised_bid(item, job, self._policy) if self._policy.raise_bids else None
-        if bid is not None and may_change(item, self._builder) and not self._policy.launches_paused:
-            self._raise(job, item, bid)
+        if self._policy.raise_bids and not self._policy.launches_paused and may_change(item, self._builder):
+            sold = self._placement.market.offer_cache.get(item.provider)
+            if sold is not None and sold.changes_bids:
+                self._follow_floor(job, item)
         if item.bidding.held_since is not None:
             self._judge_held(job, self._builder.attempt(item.id))
 
-    def _raise(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
-        sold = self._placement.market.offer_cache.get(item.provider)
-        if sold is None or not sold.changes_bids:
+    def _follow_floor(self, job: Job, item: Attempt) -> None:
+        higher = raised_bid(item, job, self._policy)
+        if higher is not None:
+            self._raise(job, item, higher)
             return
+        lower = lowered_bid(item, job, self._policy)
+        if lower is not None and self._has_settled(job, item, item.bidding.changed_at):
+            self._lower(job, item, lower)
+
+    def _lower(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
+        found = self._compare(job, item, repriced(item.quote, bid), running_rate(item.quote))
+        if found is None or not _is_worth(found):
+            return
+        floor, saved = item.bidding.floor or bid, dollar_words(MicroUsd(found.saving))
+        why = f"the lowest that wins is ${as_usd(floor):.4f}, and even with a restart that saves {saved}"
+        change_bid(self._builder, item, bid, f"{why} over the next {span_words(found.left)}")
+
+    def _raise(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
         higher = repriced(item.quote, bid)
         move = self._cheapest_move(job, item, running_rate(higher))
         if move is not None and move[1].saving > 0:
@@ -143,8 +161,9 @@ class Relocation:
             if move is None
             else (f", and to move would cost {dollar_words(move[1].moving)} instead of {dollar_words(move[1].staying)}")
         )
-        if self._placement.budget_guard.carries_raise(job, item, higher.price.total):
-            raise_bid(self._builder, item, bid, why)
+        guards = (self._placement.prepaid_guard, self._placement.budget_guard)
+        if all(guard.carries_raise(job, item, higher.price.total) for guard in guards):
+            change_bid(self._builder, item, bid, why)
 
     def _judge_held(self, job: Job, item: Attempt) -> None:
         """Leave an outbid machine once another one is as good, or once it was waited for long enough.
@@ -181,13 +200,16 @@ class Relocation:
 
     def _may_move(self, item: Attempt) -> bool:
         job = self._builder.job(item.id.job)
-        schedule, moves = job.spec.schedule, job.moves
+        return job.moves.count < self._policy.moves_max and self._has_settled(job, item, job.moves.at)
+
+    def _has_settled(self, job: Job, item: Attempt, changed_at: datetime | None) -> bool:
+        """Whether the machine works as it is for long enough to be changed for its price alone."""
         if item.state is not AttemptState.RUNNING or item.running_at is None or item.bidding.held_since is not None:
             return False
+        schedule = job.spec.schedule
         if job.cancel_requested or item.ends_itself or schedule.deadline is not None or schedule.windows:
             return False
-        since = max(item.running_at, moves.at or item.running_at)
-        return moves.count < self._policy.moves_max and self._now - since >= DWELL
+        return self._now - max(item.running_at, changed_at or item.running_at) >= DWELL
 
     def _move(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
@@ -199,7 +221,7 @@ class Relocation:
         if move is None:
             return
         there, found = move
-        if found.saving * 100 < found.staying * MARGIN_PERCENT or found.saving < SAVING_MIN:
+        if not _is_worth(found):
             return
         if self._placement.budget_guard.refusal(job, there) is not None:
             return
@@ -218,6 +240,10 @@ class Relocation:
         stop_attempt(self._builder, item, EndReason.MIGRATED, words)
         self._placement.catalogue.take(offer)
         self._moved += 1
+
+
+def _is_worth(found: Comparison) -> bool:
+    return found.saving * 100 >= found.staying * MARGIN_PERCENT and found.saving >= SAVING_MIN
 
 
 def move_words(there: Quote, found: Comparison, rate_here: MicroUsdPerHour) -> str:

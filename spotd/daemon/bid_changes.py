@@ -22,6 +22,7 @@ from spotd_providers.contract.errors import (
     RateLimited,
     RequestRejected,
 )
+from spotd_providers.contract.money import MicroUsdPerHour
 from spotd_providers.contract.provider import ChangesBids, Logger
 from spotd_providers.contract.values import ProviderName
 
@@ -38,7 +39,7 @@ class Commit(Protocol):
 
 
 class BidChanges:
-    """Makes the calls that raise bids."""
+    """Makes the calls that change bids."""
 
     def __init__(self, provider: Callable[[ProviderName], GuardedProvider], commit: Commit, log: Logger) -> None:
         self._provider = provider
@@ -46,7 +47,7 @@ class BidChanges:
         self._log = log
 
     async def change(self, attempt: Attempt) -> None:
-        """Set the bid of this attempt's machine to its `price_max`, once."""
+        """Set the bid of this attempt's machine to the newest that is owed, once."""
         committed = await self._commit(
             lambda world, now: bids.bid_sent(world, attempt.id, now), _POINTS, otherwise=lambda _world, _now: Plan()
         )
@@ -54,8 +55,9 @@ class BidChanges:
         now = committed.world.attempts.get(attempt.id)
         if intent is None or intent.state is not IntentState.SENT or now is None or now.ref is None:
             return
-        refused, unknown = await self._call(now)
-        fields = {"key": attempt.key, "provider": attempt.provider, "bid_microusd_h": now.price_max}
+        bid = bids.owed_bid(now)
+        refused, unknown = await self._call(now, bid)
+        fields = {"key": attempt.key, "provider": attempt.provider, "bid_microusd_h": bid}
         if unknown:
             await self._commit(lambda world, at: bids.bid_unknown(world, attempt.id, unknown, at), _POINTS)
             self._log.warning("bid.unknown", detail=unknown, **fields)
@@ -64,9 +66,9 @@ class BidChanges:
             self._log.warning("bid.refused", detail=refused, **fields)
         else:
             await self._commit(lambda world, at: bids.bid_changed(world, attempt.id, at), _POINTS)
-            self._log.info("bid.raised", **fields)
+            self._log.info("bid.changed", **fields)
 
-    async def _call(self, attempt: Attempt) -> tuple[str, str]:
+    async def _call(self, attempt: Attempt, bid: MicroUsdPerHour) -> tuple[str, str]:
         """Return why the provider refused the bid, and why it is unknown whether it took it; mostly two empty texts."""
         if attempt.ref is None:
             return "there is no machine", ""
@@ -75,7 +77,7 @@ class BidChanges:
             return f"bids at {attempt.provider} cannot be changed", ""
         try:
             with anyio.fail_after(CHANGE_DEADLINE_S):
-                await cast(ChangesBids, provider).change_bid(attempt.ref, attempt.price_max)
+                await cast(ChangesBids, provider).change_bid(attempt.ref, bid)
         except _REFUSALS as exc:
             return str(exc) or type(exc).__name__, ""
         except ProviderError as exc:

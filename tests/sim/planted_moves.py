@@ -42,8 +42,8 @@ def bids_more_than_it_counts() -> AbstractContextManager[None]:
     """Places twice the bid that ceiling and budgets know of."""
     call = BidChanges._call
 
-    async def wrong(self: BidChanges, attempt: Attempt) -> tuple[str, str]:
-        return await call(self, replace(attempt, price_max=MicroUsdPerHour(2 * attempt.price_max)))
+    async def wrong(self: BidChanges, attempt: Attempt, bid: MicroUsdPerHour) -> tuple[str, str]:
+        return await call(self, attempt, MicroUsdPerHour(2 * bid))
 
     return patched((BidChanges, "_call", wrong))
 

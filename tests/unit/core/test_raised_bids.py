@@ -1,4 +1,4 @@
-"""Bids of running machines: raised in time, within every limit, once at a time, and never because of their own echo."""
+"""Bids of running machines: changed in time, within each limit, once at a time, and never because of their own echo."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from spotd.core import bids, outcomes
 from spotd.core.applied import applied
 from spotd.core.attempts import Attempt
 from spotd.core.bidding import Bidding
+from spotd.core.checkpoints import Checkpoint
 from spotd.core.decide import decide
 from spotd.core.ids import AttemptId
 from spotd.core.intents import IntentKind, IntentState, bid_intent_id
@@ -27,6 +28,7 @@ from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.values import Instance, InstanceState, Market, Offer
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, listing, market, offer, shop_policy, world_with
 
+HOUR = timedelta(hours=1)
 FIRST = AttemptId(job=job().id, number=1)
 
 
@@ -136,6 +138,105 @@ def test_no_bid_ever_breaks_a_limit(floor: float, bid: float, on_demand: float |
     assert found >= usd(floor)
     assert repriced(item.quote, found).price.per_gpu <= item.ceiling
     assert on_demand is None or found < usd(on_demand)
+
+
+@pytest.mark.parametrize(("balance", "bid"), [(None, 0.473), (1, 0.473), (0.001, None)])
+def test_a_raise_that_a_known_balance_does_not_carry_is_not_made(balance: float | None, bid: float | None) -> None:
+    shown = bid_market()
+    shop = replace(shown.offer_cache[SHOP], balance_at=NOW, balance=None if balance is None else MicroUsd(usd(balance)))
+    plan = decide(
+        bid_world(running_at=NOW - 2 * HOUR, intended_at=NOW - 2 * HOUR), replace(shown, offer_cache={SHOP: shop}), NOW
+    )
+    assert [item.price_max for item in plan.attempts.values()] == ([] if bid is None else [usd(bid)])
+
+
+# --- lowered ---
+
+
+def settled_world(floor: float, *, ran: float = 3, **changes: Any) -> World:
+    world = bid_world(floor, running_at=NOW - ran * HOUR, heartbeat_seen_at=NOW, **changes)
+    saved = Checkpoint(name="s", attempt=1, step=1, bytes=1, at=NOW - MINUTE, manifest_key="k", sha256="0" * 64)
+    owner = replace(world.jobs[FIRST.job], checkpoints=(saved,))
+    return replace(world, jobs={owner.id: owner}, policy=replace(world.policy, hold_max=HOUR))
+
+
+def lowered(world: World) -> tuple[MicroUsdPerHour | None, Plan]:
+    """What less is bid after a decision."""
+    plan = decide(world, bid_market(), NOW)
+    return (bids.owed_bid(plan.attempts[FIRST]) if FIRST in plan.attempts else None), plan
+
+
+def test_a_bid_is_lowered_when_the_floor_fell_and_the_old_one_counts_until_the_provider_took_it() -> None:
+    bid, plan = lowered(settled_world(0.25))
+    assert bid == usd(0.275)  # the floor and a tenth
+    assert bid_of(plan.attempts[FIRST]) == (usd(0.44), usd(0.44))
+    [event] = [e for e in plan.events if e.kind == "bid.lowering"]
+    assert event.message == (
+        "its bid goes from $0.4400 to $0.2750 per hour: the lowest that wins is $0.2500,"
+        " and even with a restart that saves $0.44 over the next 3 h 0 min"
+    )
+    world = applied(settled_world(0.25), plan)
+    world = applied(world, bids.bid_sent(world, FIRST, NOW))
+    after = bids.bid_changed(world, FIRST, NOW)
+    assert bid_of(after.attempts[FIRST]) == (usd(0.275), usd(0.275))
+    assert after.attempts[FIRST].meter.rate == usd(0.275)
+    assert [e.kind for e in after.events] == ["bid.lowered"]
+
+
+def test_a_bid_is_never_lowered_to_less_than_half_at_once() -> None:
+    assert lowered(settled_world(0.01))[0] == usd(0.22)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param(settled_world(0.38), id="too little is saved"),
+        pytest.param(settled_world(0.25, ran=0.9), id="its machine runs for less than an hour"),
+        pytest.param(
+            settled_world(0.0, known=Bidding(placed=(usd(0.44),), floor=usd(0.25), changed_at=NOW - 50 * MINUTE)),
+            id="its bid was changed within the hour",
+        ),
+        pytest.param(settled_world(0.0, known=Bidding(placed=(usd(0.25), usd(0.44)), floor=usd(0.25))), id="an echo"),
+        pytest.param(settled_world(0.25, notice_at=NOW), id="its machine is being taken"),
+        pytest.param(
+            settled_world(0.25, known=Bidding(placed=(usd(0.44),), floor=usd(0.25), held_since=NOW)), id="it is outbid"
+        ),
+    ],
+)
+def test_a_bid_is_not_lowered(world: World) -> None:
+    assert FIRST not in decide(world, bid_market(), NOW).attempts
+
+
+@settings(max_examples=80, deadline=None)
+@given(floor=st.floats(0.001, 2.0), bid=st.floats(0.01, 0.5), on_demand=st.none() | st.floats(0.01, 2.0))
+def test_no_lowered_bid_is_below_the_floor_or_above_any_limit(
+    floor: float, bid: float, on_demand: float | None
+) -> None:
+    world = bid_world(floor, bid=bid, on_demand=on_demand)
+    item, owner = world.attempts[FIRST], world.jobs[FIRST.job]
+    found = bids.lowered_bid(item, owner, world.policy)
+    if found is not None:
+        assert usd(floor) <= found < item.quote.price.gpu <= 2 * found
+        assert found <= bids.bid_limit(item, owner, world.policy)
+        assert bids.raised_bid(item, owner, world.policy) is None
+
+
+@pytest.mark.parametrize(
+    ("price", "bid", "kind"),
+    [
+        pytest.param(0.275, 0.275, "bid.lowered", id="the list shows the new bid"),
+        pytest.param(0.44, 0.44, "bid.not_lowered", id="the list still shows the old one"),
+        pytest.param(None, 0.44, "bid.not_lowered", id="without a price the higher bid counts"),
+    ],
+)
+def test_an_unknown_lowering_is_settled_by_a_list(price: float | None, bid: float, kind: str) -> None:
+    world = settled_world(0.25)
+    world = applied(world, lowered(world)[1])
+    world = applied(world, bids.bid_sent(world, FIRST, NOW))
+    world = applied(world, bids.bid_unknown(world, FIRST, "no answer", NOW))
+    plan = listed(world, price, minutes=4)
+    assert kind in [e.kind for e in plan.events]
+    assert bid_of(applied(world, plan).attempts[FIRST]) == (usd(bid), usd(bid))
 
 
 # --- what became of it ---

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd.core import relocation
 from spotd.core.ids import JobId
 from spotd.core.states import AttemptState, EndReason
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
@@ -57,6 +58,22 @@ async def test_a_bid_is_raised_once_and_its_echo_raises_nothing(rig: Rig) -> Non
             rig.host(name, 1).beat("run")
             await rig.clock.sleep(MINUTE / 2)
         assert rig.shop.bids == [473_000]
+
+
+async def test_a_bid_is_lowered_once_and_billed_when_the_provider_took_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relocation, "DWELL", 3 * MINUTE)
+    monkeypatch.setattr(relocation, "_is_worth", lambda _found: True)
+    async with running(rig) as name:
+        floor(rig, 200_000)
+        for _ in range(8):
+            rig.host(name, 1).beat("run")
+            await rig.clock.sleep(MINUTE)
+        assert rig.shop.bids == [220_000]
+        assert [kind for kind in rig.kinds() if kind.startswith("bid.")] == ["bid.lowering", "bid.lowered"]
+        [attempt] = rig.attempts(name)
+        assert (attempt.price_max, attempt.meter.rate) == (220_000, 220_000)
 
 
 @pytest.mark.parametrize(
