@@ -11,7 +11,7 @@ from spotd.backtest.advice import ceiling_words, dollar_words, span_words
 from spotd.cli import stderr, stdout
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import clean, count
+from spotd.words import clean, count
 
 if TYPE_CHECKING:
     from spotd.backtest.result import Result

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from spotd.cli import stderr
-from spotd.cli.words import silence_texts
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.words import silence_texts
 
 if TYPE_CHECKING:
     from spotd.api.schemas.prices import QuoteResponse

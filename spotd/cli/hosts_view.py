@@ -9,8 +9,8 @@ from spotd.cli import stderr, stdout
 from spotd.cli.options import show_data
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, local_text
 from spotd.client.daemon import Daemon
+from spotd.words import NOTHING, clean, local_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.health import ForgottenHostResponse, HostResponse

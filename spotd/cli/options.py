@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from spotd.cli import stdout
-from spotd.cli.words import clean
+from spotd.words import clean
 
 F = TypeVar("F", bound=Callable[..., Any])
 

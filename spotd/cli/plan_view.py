@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import text as table_text
-from spotd.cli.words import clean, dollars, gpu_text, price, silence_texts, size_text, where_text
+from spotd.words import clean, dollars, gpu_text, price, silence_texts, size_text, where_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.plans import PlanResponse, ResumeSourceResponse

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from spotd.cli import stdout
-from spotd.cli.words import clean
+from spotd.words import clean
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """How a spreadsheet's formula may begin, their full-width forms with them."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from spotd.cli import stderr, stdout
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import clean, count, gpu_text, price, where_text
 from spotd.estimates.accuracy import KNOWN_ERRORS, work_kind
 from spotd.estimates.architecture import Architecture
 from spotd.estimates.fitting import CARDS_MAX, GIB, GpuFit, MemoryNeeds, can_compute, nominal_bytes, reported_bytes
 from spotd.estimates.memory import MemoryParts, trained_params
 from spotd.estimates.rule_of_thumb import RuleOfThumb
 from spotd.estimates.workload import Layout, Precision, Workload
+from spotd.words import clean, count, gpu_text, price, where_text
 from spotd_providers.contract.gpus import UnknownGpu, gpu_info, resolve
 from spotd_providers.contract.gpus_table import GpuInfo
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from spotd.cli.words import clean, size_text, span_text
+from spotd.words import clean, size_text, span_text
 
 _RED: Final = "\x1b[1;31m"
 _DIM: Final = "\x1b[2m"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from spotd.cli import stderr, stdout
-from spotd.cli.words import clean, price
+from spotd.words import clean, price
 
 T = TypeVar("T")
 _GAP: Final = 2

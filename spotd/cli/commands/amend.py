@@ -11,8 +11,8 @@ from spotd.cli.codes import ExitCode
 from spotd.cli.commands.jobs import array_words
 from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
-from spotd.cli.words import clean, dollars, price
 from spotd.client.daemon import Daemon
+from spotd.words import clean, dollars, price
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobResponse

@@ -14,8 +14,8 @@ from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, count, local_text, size_text
 from spotd.client.daemon import Daemon
+from spotd.words import NOTHING, clean, count, local_text, size_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse

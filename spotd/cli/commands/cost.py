@@ -11,7 +11,8 @@ from spotd.cli import sheet, stderr, stdout
 from spotd.cli.options import CSV, JSON, TABLE, output, show_data
 from spotd.cli.table import Column, state_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import (
+from spotd.client.daemon import Daemon
+from spotd.words import (
     NOTHING,
     clean,
     compared_text,
@@ -26,7 +27,6 @@ from spotd.cli.words import (
     span_text,
     where_text,
 )
-from spotd.client.daemon import Daemon
 
 if TYPE_CHECKING:
     from spotd.api.schemas.costs import (

@@ -10,7 +10,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
-from spotd.cli.words import clean
+from spotd.words import clean
 
 if TYPE_CHECKING:
     from spotd.config.load import Loaded

@@ -12,9 +12,9 @@ from spotd.cli.commands.logs import without_schema
 from spotd.cli.follow import Waiting, followed
 from spotd.cli.options import ID, JSON, TABLE, output
 from spotd.cli.when import When, WhenType, instants
-from spotd.cli.words import clean, local_text
 from spotd.client.daemon import Daemon
 from spotd.client.transport import Json
+from spotd.words import clean, local_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.streams import EventResponse

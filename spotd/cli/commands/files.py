@@ -15,8 +15,8 @@ from spotd.cli.options import JSON, TABLE, job_argument, output, show_data
 from spotd.cli.pulling import choose, pull_into
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import clean, count, size_text
 from spotd.client.daemon import Daemon
+from spotd.words import clean, count, size_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.files import FileResponse, FilesResponse

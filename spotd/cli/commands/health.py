@@ -13,9 +13,9 @@ from spotd.cli.hosts_view import forget_host, show_hosts
 from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.cli.table import Cell, Column
 from spotd.cli.table import show as show_table
-from spotd.cli.words import NOTHING, clean, count, dollars, seconds_between, short_span, span_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonUnreachable
+from spotd.words import NOTHING, clean, count, dollars, seconds_between, short_span, span_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.health import CheckResponse, DoctorResponse, ProviderResponse, ReconcileResponse

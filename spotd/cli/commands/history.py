@@ -13,8 +13,8 @@ from spotd.cli.options import JSON, TABLE, output, show_data
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
 from spotd.cli.when import SpanType, When, WhenType, instants
-from spotd.cli.words import local_text, price, span_text
 from spotd.client.daemon import Daemon
+from spotd.words import local_text, price, span_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PastPricesResponse

@@ -11,7 +11,9 @@ from spotd.cli import stderr, stdout
 from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
 from spotd.cli.table import Column, state_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import (
+from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonRefused
+from spotd.words import (
     NOTHING,
     clean,
     compared_text,
@@ -27,8 +29,6 @@ from spotd.cli.words import (
     span_text,
     where_text,
 )
-from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import (

@@ -10,8 +10,8 @@ from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode, of_state
 from spotd.cli.follow import Waiting, followed
 from spotd.cli.options import JSON, TABLE, job_argument, output
-from spotd.cli.words import AnsiStripper, clean
 from spotd.client.daemon import Daemon
+from spotd.words import AnsiStripper, clean
 
 if TYPE_CHECKING:
     from spotd.api.schemas.streams import LogResponse

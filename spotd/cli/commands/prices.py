@@ -11,8 +11,8 @@ from spotd.cli import stderr
 from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import show as show_table
-from spotd.cli.words import clean, gpu_text, price, silence_texts, where_text
 from spotd.client.daemon import Daemon
+from spotd.words import clean, gpu_text, price, silence_texts, where_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.prices import QuoteResponse

@@ -18,10 +18,10 @@ from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, output
 from spotd.cli.plan_view import plan_text
 from spotd.cli.secrets import collect
-from spotd.cli.words import count, price, size_text
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 from spotd.client.transport import Json
+from spotd.words import count, price, size_text
 from spotd_jobs.spec.arrays import parse_array
 from spotd_jobs.spec.keys import FLAGS, KEYS
 from spotd_jobs.spec.problems import BadValue

@@ -27,7 +27,7 @@ HELP_MODULES = {
     "spotd.cli.lazy",
     "spotd.cli.stderr",
     "spotd.cli.stdout",
-    "spotd.cli.words",
+    "spotd.words",
 }
 LS_MODULES = HELP_MODULES | {
     "spotd.cli.commands",

@@ -10,10 +10,10 @@ import pytest
 
 from spotd.api.requests import LogQuery
 from spotd.cli.follow import PATIENCE_S, Waiting, followed
-from spotd.cli.words import AnsiStripper, clean
 from spotd.client.errors import DaemonUnreachable
 from spotd.core.ids import JobId
 from spotd.core.states import AttemptState
+from spotd.words import AnsiStripper, clean
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.store.values import launch_done, plan
