@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any, Final
 
 NOTHING: Final = "-"
+WITHOUT_CEILING: Final = "no ceiling applies to this GPU"
+"""The verdict of the API on a quote against which nothing else speaks."""
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
@@ -141,6 +143,27 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def stage_text(stage: Mapping[str, Any], now: str) -> str:
+    """Return what a machine does now in a clause, with its bytes and for how long it has done so."""
+    parts = [stage["text"]]
+    if stage["bytes_total"]:
+        done, total = stage["bytes_done"], stage["bytes_total"]
+        parts.append(f"{size_text(done)} of {size_text(total)} ({100 * done // total} %)")
+    if stage["since"] is not None:
+        parts.append(f"for {span_text(seconds_between(stage['since'], now) or 0)} so far")
+    return ", ".join(parts)
+
+
+def stage_word(stage: Mapping[str, Any], now: str) -> str:
+    """Return the same for a narrow column: `restore 41% 2m`."""
+    parts = [stage["name"]]
+    if stage["bytes_total"]:
+        parts.append(f"{100 * stage['bytes_done'] // stage['bytes_total']}%")
+    if stage["since"] is not None:
+        parts.append(short_span(seconds_between(stage["since"], now) or 0))
+    return " ".join(parts)
+
+
 def count(number: int, noun: str) -> str:
     """Return the number with its noun, in the plural where that is due."""
     ending = "" if number == 1 else "ies" if noun.endswith("y") else "s"
@@ -156,6 +179,12 @@ def gpu_text(machine: Mapping[str, Any]) -> str:
 def where_text(machine: Mapping[str, Any]) -> str:
     """Return provider and host, as far as there is one."""
     return "/".join(part for part in (machine["provider"], machine["host"]) if part) or NOTHING
+
+
+def verdict_text(quote: Mapping[str, Any]) -> str:
+    """Return the verdict on a quote; nothing where no ceiling applies, which is said once and not on each line."""
+    verdict: str = quote["verdict"]
+    return NOTHING if verdict == WITHOUT_CEILING else verdict
 
 
 def silence_texts(answer: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import text as table_text
-from spotd.words import clean, dollars, gpu_text, price, silence_texts, size_text, where_text
+from spotd.words import clean, dollars, gpu_text, price, silence_texts, size_text, verdict_text, where_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.plans import PlanResponse, ResumeSourceResponse
@@ -25,7 +25,7 @@ _COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("$/GPU-H", per_gpu_cell, right=True),
     Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=2),
     Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
-    Column("VERDICT", lambda quote: quote["verdict"], least=8),
+    Column("VERDICT", verdict_text, least=8),
 )
 
 

@@ -54,10 +54,9 @@ def block(text: str) -> None:
 
 
 def error(message: str, *, hint: str = "") -> None:
-    """`error: ...`, and after a blank line `hint: ...`."""
+    """`error: ...`, and below it `hint: ...`."""
     line(f"{_styled('error:', _RED)} {clean(message)}")
     if hint:
-        line()
         line(f"hint: {clean(hint)}")
 
 
@@ -68,7 +67,6 @@ def errors(rows: Sequence[tuple[str, str]], *, hint: str = "") -> None:
         if own_hint:
             line(f"  hint: {clean(own_hint)}")
     if hint:
-        line()
         line(f"hint: {clean(hint)}")
 
 

@@ -20,6 +20,7 @@ from spotd.api.handlers.render import (
     quote_response,
     usd,
 )
+from spotd.api.handlers.stages import Words, provider_words, stage_response
 from spotd.api.requests import JobQuery
 from spotd.api.schemas.jobs import (
     GpuHistoryResponse,
@@ -27,6 +28,7 @@ from spotd.api.schemas.jobs import (
     JobDetailResponse,
     JobPageResponse,
     JobResponse,
+    StageResponse,
 )
 from spotd.api.schemas.plans import WhyResponse
 from spotd.api.timestamps import utc_text
@@ -80,7 +82,8 @@ class JobHandlers:
                 views = sorted([*active, *ended[:room]], key=lambda v: (v.submitted_at, v.id), reverse=True)
             if query.states:
                 views = [view for view in views if view.state.value in query.states]
-            lines = {view.id: self._listed(reads, view) for view in views}
+            words = self._provider_words()
+            lines = {view.id: self._listed(reads, view, words) for view in views}
             self._lines = lines
             return JobPageResponse(
                 jobs=[line.response for line in lines.values()], more=more, paused=self._context.why_paused
@@ -88,20 +91,28 @@ class JobHandlers:
 
         return await self._context.read(work)
 
-    def _listed(self, reads: Reads, view: JobView) -> _Line:
+    def _listed(self, reads: Reads, view: JobView, words: Words) -> _Line:
         """Return the line of a job; the one shown last where nothing in it has changed, as while a machine runs."""
         sentence = self._sentence(view.id)
         known = self._lines.get(view.id)
         if known is not None and known.view is view and known.sentence == sentence and not view.open:
             return known
-        return _Line(view=view, sentence=sentence, response=self._response(reads, view.id, (), view))
+        return _Line(view=view, sentence=sentence, response=self._response(reads, view.id, (), words, view))
+
+    def _provider_words(self) -> Words:
+        return provider_words(self._context.offer_cache.listings())
 
     def _sentence(self, job: JobId) -> str | None:
         verdict = self._context.verdict_of(job)
         return None if verdict is None else verdict.sentence
 
     def _response(
-        self, reads: Reads, job: JobId, attempts: tuple[Attempt, ...], view: JobView | None = None
+        self,
+        reads: Reads,
+        job: JobId,
+        attempts: tuple[Attempt, ...],
+        words: Words | None = None,
+        view: JobView | None = None,
     ) -> JobResponse:
         line = view or reads.job_view(job)
         if line is None:
@@ -110,7 +121,8 @@ class JobHandlers:
         shown = attempts
         if not attempts and state is not None:
             shown = tuple(state.world.attempts[a.id] for a in line.open if a.id in state.world.attempts)
-        return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor)
+        words = self._provider_words() if words is None else words
+        return job_response(line, shown, verdict, self._context.clock.now(), self._context.host_monitor, words)
 
     async def detail(self, ref: str) -> JobDetailResponse:
         job_id = await self._context.find(ref)
@@ -203,12 +215,18 @@ class JobHandlers:
                 costs=self._costs(job_id),
                 passed_over=passed_over_responses(verdict.passed_over) if verdict is not None else [],
                 boards=offers_responses(context.offer_cache.snapshot(), notes_of(context.offer_cache, context.clock)),
+                stage=self._stage(job),
                 events=[
                     event_response(item, job.name) for item in reads.newest_events(job_id=job_id, limit=EVENTS_WITH_WHY)
                 ],
             )
 
         return await context.read(work)
+
+    def _stage(self, job: JobView) -> StageResponse | None:
+        attempts = self._context.world().attempts
+        known = (attempts[one.id] for one in job.open if one.id in attempts)
+        return stage_response(known, self._context.host_monitor, self._provider_words())
 
     def _costs(self, job_id: JobId) -> list[str]:
         """Return what finishing the job is expected to cost, in sentences."""

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from spotd.api.handlers.stages import Words, stage_response
 from spotd.api.schemas.jobs import (
     ArrayTaskResponse,
     AttemptResponse,
@@ -101,8 +102,13 @@ def job_response(
     verdict: Verdict | None,
     now: datetime,
     hosts: HostMonitor,
+    words: Words,
 ) -> JobResponse:
-    """Return the job object. In a list, `attempts` are those that have not ended."""
+    """Return the job object. In a list, `attempts` are those that have not ended.
+
+    Args:
+        words: what providers say of machines.
+    """
     machine, shown = next((a for a in view.open if a.state.counts), None), tuple(attempts)
     spent_by_now, compared = view.spent_at(now), view.on_demand_at(now)
     gpu, count = _gpu_of(view, machine)
@@ -136,6 +142,7 @@ def job_response(
         checkpoint_late=_late_words(view, shown, now),
         array=None if view.array is None else _array_response(view.array),
         ceiling_usd_gpu_h=_ceiling(shown, verdict),
+        stage=stage_response(shown, hosts, words),
     )
 
 

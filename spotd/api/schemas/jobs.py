@@ -35,6 +35,23 @@ class TransferResponse(TypedDict):
     failing: str
 
 
+class StageResponse(TypedDict):
+    """What a machine does while the job's command does not run.
+
+    Attributes:
+        name: `launch`, `image`, `boot`, `code`, `set-up`, `restore`, `save` or `upload`.
+        text: the same as a clause, with the provider's own words where it has any.
+        since: null where the daemon does not know.
+        bytes_done, bytes_total: of what is moved in this stage, null where nothing is or it is not known.
+    """
+
+    name: str
+    text: str
+    since: str | None
+    bytes_done: int | None
+    bytes_total: int | None
+
+
 class GpuResponse(TypedDict):
     """The use of one GPU, as the heartbeat that was read at `at` states it; what its driver leaves out is null."""
 
@@ -142,6 +159,7 @@ class JobResponse(TypedDict):
     `checkpoint_late` states for how long nothing was saved, while that is longer than `[checkpoint] every` allows.
     `array` is null for a job that was not submitted with `--array`.
     `ceiling_usd_gpu_h` is the one of its machine, else of the newest decision about it; null where neither is known.
+    `stage` is null while its command runs, and without a machine.
     """
 
     id: str
@@ -172,6 +190,7 @@ class JobResponse(TypedDict):
     checkpoint_late: str
     array: ArrayTaskResponse | None
     ceiling_usd_gpu_h: float | None
+    stage: StageResponse | None
 
 
 class JobDetailResponse(TypedDict):

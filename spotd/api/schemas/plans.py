@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from spotd.api.schemas.jobs import StageResponse
 from spotd.api.schemas.prices import PollResponse, QuoteResponse
 from spotd.api.schemas.streams import EventResponse
 
@@ -87,3 +88,4 @@ class WhyResponse(TypedDict):
     passed_over: list[PassedOverResponse]
     boards: list[PollResponse]
     events: list[EventResponse]
+    stage: StageResponse | None

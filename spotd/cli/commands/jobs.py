@@ -9,7 +9,7 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
-from spotd.cli.table import Column, state_cell
+from spotd.cli.table import Cell, Column, state_cell
 from spotd.cli.table import show as show_table
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused
@@ -27,6 +27,8 @@ from spotd.words import (
     short_span,
     size_text,
     span_text,
+    stage_text,
+    stage_word,
     where_text,
 )
 
@@ -50,7 +52,7 @@ def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
     return (
         Column("ID", lambda job: job["id"]),
         Column("NAME", lambda job: job["name"], least=8),
-        Column("STATE", lambda job: state_cell(job["state"]), least=10),
+        Column("STATE", lambda job: _state_cell(job, now), least=10),
         Column("GPU", gpu_text, least=6),
         Column("WHERE", where_text, least=6),
         Column("$/H", lambda job: _rate_text(job["effective_usd_h"]), right=True),
@@ -78,6 +80,13 @@ def _attempt_columns(now: str) -> Sequence[Column[AttemptResponse]]:
         Column("RESUMED FROM", lambda attempt: attempt["resumed_from"] or NOTHING, least=8),
         Column("END", lambda attempt: attempt["detail"] or attempt["reason"] or attempt["state"], least=8),
     )
+
+
+def _state_cell(job: JobResponse, now: str) -> Cell:
+    """Return the state, and what its machine is busy with while the command does not run."""
+    stage = job.get("stage")
+    known = state_cell(job["state"])
+    return known if stage is None else Cell(f"{known.text} {stage_word(stage, now)}", known.style)
 
 
 def _rate_text(usd_h: float | None) -> str:
@@ -236,7 +245,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("checkpoint", _newest_text(job)),
         ("late", job.get("checkpoint_late", "")),
         ("transfer", _transfer_text(job["transfer"])),
-        ("phase", detail["phase"]),
+        ("phase", detail["phase"] if (stage := job.get("stage")) is None else stage_text(stage, now)),
         ("saving", detail.get("checkpoint_advice", "")),
         ("submitted", local_text(job["submitted_at"])),
         ("started", local_text(job["started_at"])),
@@ -311,6 +320,8 @@ def why(*, ref: str, output: str) -> None:
     shape: WhyResponse = answer["why"]
     best, ceiling = shape["best"], shape["ceiling_usd_gpu_h"]
     lines = [clean(f"{shape['name']} ({shape['id']}) is {shape['state']}: {shape['sentence']}")]
+    if (stage := shape.get("stage")) is not None:
+        lines.append(f"  machine   {clean(stage_text(stage, answer['now']))}")
     if ceiling is not None:
         lines.append(f"  ceiling   ${price(ceiling)} per GPU-hour")
     if best is not None:

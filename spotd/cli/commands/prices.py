@@ -12,10 +12,22 @@ from spotd.cli.options import ID, JSON, TABLE, output, show_data
 from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import show as show_table
 from spotd.client.daemon import Daemon
-from spotd.words import clean, gpu_text, price, silence_texts, where_text
+from spotd.words import WITHOUT_CEILING, clean, count, gpu_text, price, silence_texts, verdict_text, where_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.prices import QuoteResponse
+
+
+def ceiling_note(quotes: Sequence[QuoteResponse]) -> str:
+    """Return a sentence on the GPUs among the quotes for which no ceiling is set; empty if there are none."""
+    names = list(dict.fromkeys(clean(quote["gpu"]) for quote in quotes if quote["verdict"] == WITHOUT_CEILING))
+    if not names:
+        return ""
+    some = ", ".join(names[:GPUS_NAMED_MAX]) + (
+        f" and {count(len(names) - GPUS_NAMED_MAX, 'other GPU')}" if len(names) > GPUS_NAMED_MAX else ""
+    )
+    return f"no ceiling applies to {some}: set [ceilings] in the configuration, or give a job a max_price"
+
 
 QUOTE_COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("WHERE", where_text, least=10),
@@ -26,11 +38,12 @@ QUOTE_COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("$/H", lambda quote: price(quote["effective_usd_h"]), right=True, drop=1),
     Column("ON-DEMAND", lambda quote: price(quote["on_demand_usd_h"]), right=True, drop=3),
     Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
-    Column("VERDICT", lambda quote: quote["verdict"], least=8),
+    Column("VERDICT", verdict_text, least=8),
 )
 EXPLAIN_COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("WHERE", where_text, least=8),
     Column("GPU", gpu_text, least=6),
+    Column("MARKET", lambda quote: quote["market"], least=4),
     Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True),
     Column("+STORAGE", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True),
     Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True),
@@ -42,6 +55,7 @@ EXPLAIN_COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=2),
     Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
 )
+GPUS_NAMED_MAX = 5
 FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage price / 720) + upload + restore traffic"
 
 RANKING = (
@@ -72,6 +86,8 @@ def prices(*, gpu: str | None, provider: str | None, explain: bool, job: str | N
         show_table(EXPLAIN_COLUMNS, quotes)
     else:
         show_table(QUOTE_COLUMNS, quotes)
+    if missing := ceiling_note(quotes):
+        stderr.note(missing)
     for sentence in answer.get("costs", []):
         stderr.note(clean(sentence))
     for sentence in silence_texts(answer):

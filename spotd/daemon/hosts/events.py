@@ -68,6 +68,8 @@ def read_heartbeat(objects: ObjectStore, view: HostReader, attempt: Attempt, *, 
     if view.heartbeat is None or heartbeat.seq > view.heartbeat.seq:
         view.heartbeat_at = at
         view.gpu_history.take(heartbeat.gpus, at)
+        if heartbeat.phase != (attempt.phase if view.heartbeat is None else view.heartbeat.phase):
+            view.phase_at = at
         # The first read of a process goes by what the process before has read.
         view.written_after = before or (attempt.read_at if heartbeat.seq > attempt.heartbeat_seq else None)
     view.heartbeat = heartbeat

@@ -40,6 +40,8 @@ class HostReader:
     heartbeat: Heartbeat | None = None
     heartbeat_at: datetime | None = None
     """When it was read for the first time."""
+    phase_at: datetime | None = None
+    """When its phase was first read; `None` where that was before this process."""
     heartbeat_read_at: datetime | None = None
     """When the newest heartbeat was last asked for."""
     written_after: datetime | None = None

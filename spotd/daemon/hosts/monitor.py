@@ -119,6 +119,11 @@ class HostMonitor:
         view = self._views.get(attempt)
         return [] if view is None else list(view.gpu_history.samples())
 
+    def phase_at(self, attempt: AttemptId) -> datetime | None:
+        """When the phase of that heartbeat was first read, if it was not read by a former process."""
+        view = self._views.get(attempt)
+        return view.phase_at if view is not None else None
+
     def transfer(self, attempt: AttemptId) -> HostTransfer | None:
         """Return what a host is moving now, as far as its newest heartbeats show it."""
         view = self._views.get(attempt)

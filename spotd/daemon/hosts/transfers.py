@@ -18,6 +18,7 @@ from spotd_jobs.wire.reports import Heartbeat, Phase
 SAMPLES: Final = 10
 LEFT_S_MAX: Final = 10 * 366 * 86400.0
 SPAN_S_MIN: Final = 0.001
+_BEFORE_RESTORE: Final = frozenset({Phase.BOOT, Phase.CODE, Phase.SETUP})
 
 
 class TransferKind(StrEnum):
@@ -93,8 +94,10 @@ def _bare(heartbeat: Heartbeat) -> HostTransfer | None:
     """Return the transfer under way, as far as one heartbeat shows it."""
     if heartbeat.exit is not None:
         return None
-    if heartbeat.phase is Phase.RESTORE and heartbeat.restore is not None:
-        at = heartbeat.restore
+    at = heartbeat.restore
+    # The code is fetched and set-up runs while a restore is under way.
+    early = heartbeat.phase in _BEFORE_RESTORE and at is not None and at.bytes_done < at.bytes_total
+    if at is not None and (early or heartbeat.phase is Phase.RESTORE):
         return HostTransfer(
             kind=TransferKind.RESTORE, name=at.name, done=at.bytes_done, total=at.bytes_total, rate=None, left_s=None
         )

@@ -110,6 +110,7 @@ def job(**given: Any) -> JobResponse:
         "checkpoint_late": "",
         "array": None,
         "ceiling_usd_gpu_h": 2.4,
+        "stage": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
@@ -258,6 +259,7 @@ def why(**given: Any) -> WhyResponse:
         "costs": [],
         "passed_over": [{"reason": "above the ceiling", "offers": 40}],
         "boards": [board()],
+        "stage": None,
         "events": [event()],
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above

@@ -103,7 +103,7 @@ def test_rm_removes_and_a_pinned_one_is_refused(saved: Ctl) -> None:
     refused = saved("checkpoints", "llama-lora", "rm", "step-1100", "-y")
     assert (refused.code, refused.err) == (
         2,
-        f"error: checkpoint step-1100 of llama-lora is pinned\n\nhint: spotctl checkpoints {JOB} unpin step-1100\n",
+        f"error: checkpoint step-1100 of llama-lora is pinned\nhint: spotctl checkpoints {JOB} unpin step-1100\n",
     )
     assert saved("checkpoints", "llama-lora", "rm", "step-1200", "-y").out == "step-1200 (1.5 MB) is removed\n"
     assert [one.name for one in saved.rig.job(JOB).checkpoints] == ["step-1100"]

@@ -39,7 +39,7 @@ def spotctl(*arguments: str, stdout: IO[str] | int = subprocess.PIPE) -> subproc
 def test_a_command_of_a_later_version_says_so(ctl: Ctl, command: str, more: tuple[str, ...]) -> None:
     result = ctl(command, *more)
     assert (result.code, result.out) == (2, "")
-    assert result.err == f"error: spotctl {command} is not available yet\n\nhint: spotctl --help\n"
+    assert result.err == f"error: spotctl {command} is not available yet\nhint: spotctl --help\n"
 
 
 def test_help_shows_what_works_and_nothing_else(ctl: Ctl) -> None:
@@ -151,7 +151,7 @@ def test_no_daemon_is_exit_5_with_the_way_to_start_one(
     monkeypatch.setenv("SPOTD_SOCKET", str(tmp_path / "none"))
     result = ctl("ls")
     assert (result.code, result.out) == (5, "")
-    assert result.err.startswith(f"error: the daemon is not running: there is no socket {tmp_path / 'none'}\n\nhint: ")
+    assert result.err.startswith(f"error: the daemon is not running: there is no socket {tmp_path / 'none'}\nhint: ")
     assert "spotd run" in result.err
 
 

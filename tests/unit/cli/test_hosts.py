@@ -47,7 +47,7 @@ def test_a_host_can_be_forgotten(used: Ctl, name: str) -> None:
 def test_a_host_of_which_nothing_is_remembered_cannot_be_forgotten(used: Ctl) -> None:
     result = used("providers", "--forget", "m-99")
     assert result.code == 6
-    assert result.err == "error: nothing is remembered of a host 'm-99'\n\nhint: spotctl providers --hosts\n"
+    assert result.err == "error: nothing is remembered of a host 'm-99'\nhint: spotctl providers --hosts\n"
 
 
 def test_before_any_host_was_used_there_is_a_word_on_that(ctl: Ctl) -> None:

@@ -46,7 +46,7 @@ def test_ls_json_is_the_promised_job_object(stocked: Ctl) -> None:
     promised = (
         "id name state reason provider host gpu gpu_count attempt attempts effective_usd_h spent_usd on_demand_usd "
         "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer gpus "
-        "uncompared_usd summary checkpoint_late array"
+        "uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage"
     )
     assert list(body["jobs"][0]) == promised.split()
     assert set(body["jobs"][0]["checkpoint"]) >= {"name", "step", "bytes", "at"}
@@ -209,7 +209,7 @@ def test_retry_queues_an_ended_job_again(stocked: Ctl) -> None:
 def test_an_unknown_job_is_exit_6(stocked: Ctl, command: str) -> None:
     result = stocked(command, "nobody")
     assert (result.code, result.out) == (6, "")
-    assert result.err == "error: there is no job 'nobody'\n\nhint: spotctl ls\n"
+    assert result.err == "error: there is no job 'nobody'\nhint: spotctl ls\n"
 
 
 @pytest.mark.parametrize("ref", ["", "a/b", "..", "a\nb", "x" * 5000, "a?b#c", "%2e%2e", "ä"])

@@ -45,8 +45,10 @@ def test_explain_shows_every_term(ctl: Ctl) -> None:
     ctl.place.answers("prices.quotes", {"quotes": [made_responses.quote()], "boards": [], "more": False})
     result = ctl("offers", "--gpu", "H100", "--explain")
     assert result.out == (
-        "WHERE      GPU     GPU$/H  +STORAGE    +FEE  (FEE X)  +UPLOAD  +RESTORE   =$/H  $/GPU-H    BID  CEILING\n"
-        "vast/4410  H100:1   1.850    0.0417  0.3783     1.20   0.0300    0.0100  2.310    2.310  2.400    2.400\n"
+        "WHERE      GPU     MARKET  GPU$/H  +STORAGE    +FEE  (FEE X)  +UPLOAD  +RESTORE   =$/H  $/GPU-H"
+        "    BID  CEILING\n"
+        "vast/4410  H100:1  spot     1.850    0.0417  0.3783     1.20   0.0300    0.0100  2.310    2.310"
+        "  2.400    2.400\n"
     )
     assert "fee multiplier x (gpu + disk GB x storage price / 720)" in result.err
 

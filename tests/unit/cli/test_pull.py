@@ -211,7 +211,7 @@ def test_no_outputs_yet_is_exit_6_with_a_way_out(ctl: Ctl) -> None:
     result = ctl("pull", "llama-lora")
     assert (result.code, result.err) == (
         6,
-        "error: job llama-lora has no outputs (yet)\n\nhint: outputs are stored on success, if the job names any\n",
+        "error: job llama-lora has no outputs (yet)\nhint: outputs are stored on success, if the job names any\n",
     )
 
 

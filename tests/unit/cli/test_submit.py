@@ -280,7 +280,7 @@ def test_a_job_waits_for_its_price_otherwise(ctl: Ctl, job_file: Path) -> None:
 def test_a_budget_that_forbids_it_is_exit_4(ctl: Ctl, job_file: Path) -> None:
     ctl.place.answers("submissions.plan", OverBudget("the month's budget is spent", hint="raise [budget] month"))
     result = ctl("submit", "train.toml", "-y")
-    assert (result.code, result.err) == (4, "error: the month's budget is spent\n\nhint: raise [budget] month\n")
+    assert (result.code, result.err) == (4, "error: the month's budget is spent\nhint: raise [budget] month\n")
 
 
 def test_a_name_that_is_under_way_is_refused(ctl: Ctl, job_file: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_name_that_is_under_way_is_refused(ctl: Ctl, job_file: Path) -> None:
     result = ctl("submit", "train.toml", "-y")
     assert result.code == 2
     assert result.err.endswith(
-        "error: a job named llama-lora is RUNNING already (6k0a1b2c3d)\n\n"
+        "error: a job named llama-lora is RUNNING already (6k0a1b2c3d)\n"
         "hint: wait for it, cancel it (spotctl cancel 6k0a1b2c3d), or give this one another name\n"
     )
 
