@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -31,14 +32,30 @@ def replace_whole(path: Path, text: str, *, mode: int) -> None:
     Raises:
         OSError
     """
+    with _drafted(path, text, mode) as draft:
+        draft.replace(path)
+
+
+def create_whole(path: Path, text: str, *, mode: int) -> None:
+    """Write the text into a file that is not there yet; there is never a part of it.
+
+    Raises:
+        FileExistsError: it is there, and stays as it is. OSError
+    """
+    with _drafted(path, text, mode) as draft:
+        path.hardlink_to(draft)
+
+
+@contextmanager
+def _drafted(path: Path, text: str, mode: int) -> Iterator[Path]:
+    """Yield a file beside the path with the text in it, on the disk, and with its mode from the first moment on."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # Its mode from the first moment on: the text may be a key.
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        yield draft
     finally:
         draft.unlink(missing_ok=True)

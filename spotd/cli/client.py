@@ -12,6 +12,7 @@ from spotd.cli.lazy import Lazy, LazyGroup
 _HERE = "spotd.cli.commands"
 
 COMMANDS = {
+    "init": Lazy(target=f"{_HERE}.init:init", help="Set spotd up: a few questions, tried live, then a configuration."),
     "submit": Lazy(target=f"{_HERE}.submit:submit", help="Queue a job, after showing what it would cost and where."),
     "ls": Lazy(target=f"{_HERE}.jobs:ls", help="List jobs.", aliases=("ps", "queue")),
     "show": Lazy(target=f"{_HERE}.jobs:show", help="Everything about one job."),

@@ -52,8 +52,8 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
     except ConfigError as exc:
         raise BadConfig(str(exc)) from exc
     config, state_dir = loaded.config, paths.state_dir(environ)
-    place, open_objects, store_secrets = _store(config, state_dir, environ)
-    providers = tuple(_provider(one, config, environ) for one in config.providers)
+    place, open_objects, store_secrets = open_store(config, state_dir, environ)
+    providers = tuple(provider_settings(one, config, environ) for one in config.providers)
     return Settings(
         install=InstallId(config.daemon.install or _own_install(state_dir)),
         state_dir=state_dir,
@@ -91,7 +91,7 @@ def _warning(problem: Problem, source: str) -> str:
     return f"{sentence} ({problem.hint})" if problem.hint else sentence
 
 
-def _store(
+def open_store(
     config: Config, state_dir: Path, environ: Mapping[str, str]
 ) -> tuple[str, Callable[[], ObjectStore], tuple[str, ...]]:
     """Return the checkpoint store's name, how it is opened, and the secrets of it.
@@ -130,7 +130,8 @@ def _store(
     return str(place), partial(open_bucket, place), secret
 
 
-def _provider(one: ProviderConfig, config: Config, environ: Mapping[str, str]) -> ProviderSettings:
+def provider_settings(one: ProviderConfig, config: Config, environ: Mapping[str, str]) -> ProviderSettings:
+    """Return one provider's settings with its secret; what is wrong with them is in `last_error`."""
     credential, last_error = None, ""
     if one.common.api_key is not None:
         try:

@@ -580,5 +580,5 @@ def test_a_plugin_that_cannot_describe_itself_is_not_used_and_the_daemon_starts(
     common = SimpleNamespace(api_key=None, fee_multiplier=None, poll_every=None, machines_every=None, enabled=True)
     one = SimpleNamespace(name=BAD, common=common, plugin=Misdescribed(traits), settings={})
     config = SimpleNamespace(daemon=SimpleNamespace(poll_every=timedelta(minutes=1), machines_every=timedelta(12)))
-    settings = configuration._provider(one, config, {})  # type: ignore[arg-type]  # what of them is read
+    settings = configuration.provider_settings(one, config, {})  # type: ignore[arg-type]  # what of them is read
     assert (settings.fee_ppm, "a bug in it" in settings.last_error) == (1_000_000, True)
