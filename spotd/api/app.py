@@ -23,29 +23,72 @@ from spotd.api.parameters import (
     read_array,
     read_budget_change,
     read_ceiling,
-    read_cost_grouping,
     read_draft,
-    read_event_query,
     read_flag,
-    read_history_query,
     read_host,
-    read_job_query,
-    read_json,
-    read_log_query,
     read_machine,
     read_names,
-    read_price_query,
     read_resume_from,
-    read_retry,
     read_secrets,
     read_sha256,
     read_spans,
-    read_verification,
-    without_unknown,
 )
-from spotd.api.requests import Submission
-from spotd.api.responses import INTERNAL, BodyTooLong, error_body, json_response, refusal_response
-from spotd.api.streams import ByteStream, RecordStream
+from spotd.api.requests import (
+    ContentsQuery,
+    CostQuery,
+    EventQuery,
+    FileQuery,
+    FilesQuery,
+    HistoryQuery,
+    JobQuery,
+    LogQuery,
+    PriceQuery,
+    RetryQuery,
+    Submission,
+    VerificationQuery,
+)
+from spotd.api.responses import (
+    INTERNAL,
+    JSON_TYPE,
+    STATUS_OF_DEFECT,
+    BodyTooLong,
+    error_body,
+    json_response,
+    refusal_response,
+)
+from spotd.api.routes import ApiRoute, routes_of, serving
+from spotd.api.schemas.answers import (
+    CalibrationAnswer,
+    CheckpointsAnswer,
+    CodeAnswer,
+    DaemonStatusAnswer,
+    ForgottenAnswer,
+    ForgottenHostsAnswer,
+    JobAnswer,
+    JobOrArrayAnswer,
+    PlanAnswer,
+    PresentAnswer,
+    ProvidersAnswer,
+    WhyAnswer,
+)
+from spotd.api.schemas.bodies import (
+    BudgetBody,
+    CeilingBody,
+    CheckpointsBody,
+    HostBody,
+    MachineBody,
+    PinBody,
+    PlanBody,
+    SubmitBody,
+)
+from spotd.api.schemas.checkpoints import VerificationResponse
+from spotd.api.schemas.costs import CostResponse, LedgerResponse
+from spotd.api.schemas.files import FilesResponse
+from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
+from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse
+from spotd.api.schemas.prices import HistoryResponse, PricesResponse
+from spotd.api.schemas.streams import EventResponse, LogResponse
+from spotd.api.streams import ByteStream, Record, RecordStream
 from spotd.api.timestamps import utc_text
 
 CODE_BYTES_MAX: Final = 8 * 2**30
@@ -57,20 +100,7 @@ _ERROR_CHECK_S: Final = 0.1
 
 Failure = Callable[[str, Exception], None]
 """Called with the route and what broke; must not raise."""
-_Endpoint = Callable[[Request], Awaitable[Response]]
-_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Response]])
-_ROUTES: Final[list[tuple[str, str, str]]] = []
-"""Method, path and the name of the endpoint."""
-
-
-def _serving(method: str, path: str) -> Callable[[_Method], _Method]:
-    """Make a method of `_Api` the endpoint of a route."""
-
-    def register(endpoint: _Method) -> _Method:
-        _ROUTES.append((method, path, endpoint.__name__))
-        return endpoint
-
-    return register
+T = TypeVar("T")
 
 
 def make_app(
@@ -87,9 +117,14 @@ def make_app(
     """
     api = _Api(handlers, on_failure, closing, code_bytes_max)
     return Starlette(
-        routes=[Route(path, api.guarded(path, getattr(api, name)), methods=[method]) for method, path, name in _ROUTES],
+        routes=[Route(route.path, api.guarded(route), methods=[route.method]) for route in api_routes()],
         exception_handlers={HTTPException: _http_exception},
     )
+
+
+def api_routes() -> tuple[ApiRoute, ...]:
+    """Return everything that the application serves."""
+    return routes_of(_Api)
 
 
 async def _http_exception(request: Request, exc: Exception) -> Response:
@@ -97,7 +132,9 @@ async def _http_exception(request: Request, exc: Exception) -> Response:
     code = RefusalCode.NOT_FOUND if status == 404 else RefusalCode.INVALID
     message = f"this daemon does not know {request.method} {request.url.path}"
     hint = "spotctl and the daemon may be of different versions"
-    return json_response(error_body(code, message, hint=hint), status=status)
+    response = json_response(error_body(code, message, hint=hint), status=status)
+    response.headers.update(getattr(exc, "headers", None) or {})
+    return response
 
 
 class _Api:
@@ -111,24 +148,28 @@ class _Api:
         self._closing = closing
         self._code_bytes_max = code_bytes_max
 
-    def guarded(self, path: str, endpoint: _Endpoint) -> _Endpoint:
-        """Return the endpoint, with everything that can go wrong turned into JSON."""
+    def guarded(self, route: ApiRoute) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a route, with everything that can go wrong turned into JSON."""
+        endpoint = getattr(self, route.name)
 
         async def answer(request: Request) -> Response:
             try:
-                return await endpoint(request)
+                found = await endpoint(**await route.arguments(request))
+                return found if isinstance(found, Response) else self._reply(found, status=route.status)
             except ApiRefusal as refusal:
                 return refusal_response(refusal)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as exc:  # noqa: BLE001 - the edge of the API: the cause goes to the log, a sentence to the caller
-                self._on_failure(path, exc)
+                self._on_failure(route.path, exc)
                 message = "the daemon met an error of its own; nothing is known to have changed"
-                return json_response(error_body(INTERNAL, message, hint="see the daemon's log"), status=500)
+                return json_response(
+                    error_body(INTERNAL, message, hint="see the daemon's log"), status=STATUS_OF_DEFECT
+                )
 
         return answer
 
-    async def _ask(self, call: Callable[[], Awaitable[Any]], *, limit_s: float = QUICK_S) -> Any:
+    async def _ask(self, call: Callable[[], Awaitable[T]], *, limit_s: float = QUICK_S) -> T:
         """Return the call's result, given up as soon as the state store has an error.
 
         Raises:
@@ -136,7 +177,7 @@ class _Api:
         """
         if sentence := self._handlers.context.database.last_error:
             raise _store_down(sentence)
-        results: list[Any] = []
+        results: list[T] = []
         failures: list[Exception] = []
         sentence = ""
 
@@ -162,36 +203,44 @@ class _Api:
             raise _store_down(sentence)
         raise ApiUnavailable(f"the daemon did not find an answer within {limit_s:.0f} s", hint="spotctl doctor")
 
-    def _reply(self, body: Mapping[str, Any], *, status: int = 200) -> Response:
+    def _reply(self, body: Mapping[str, Any], *, status: int) -> Response:
         return json_response({"now": utc_text(self._handlers.context.clock.now()), **body}, status=status)
 
-    @_serving("GET", "/v1/status")
-    async def status(self, request: Request) -> Response:
-        without_unknown(request, ())
-        return self._reply({"status": await self._ask(self._handlers.health.status)})
+    @serving("GET", "/v1/openapi.json")
+    async def openapi(self) -> Response:
+        """Describe this API, as OpenAPI 3.1."""
+        from spotd.api.openapi import document_bytes  # only needed by those who ask
 
-    @_serving("POST", "/v1/plan")
-    async def plan(self, request: Request) -> Response:
-        body = await read_json(request, {"draft", "resume_from", "array"})
+        return Response(document_bytes(api_routes()), media_type=JSON_TYPE)
+
+    @serving("GET", "/v1/status")
+    async def status(self) -> DaemonStatusAnswer:
+        """Sum the daemon up: version, machines, jobs by state, spending."""
+        return {"status": await self._ask(self._handlers.health.status)}
+
+    @serving("POST", "/v1/plan", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def plan(self, body: PlanBody) -> PlanAnswer:
+        """Plan a job without queueing it: candidates with effective prices, ceilings, verdict."""
         draft, resume_from, array = read_draft(body), read_resume_from(body), read_array(body)
         plan = await self._ask(lambda: self._handlers.submissions.plan(draft, resume_from, array), limit_s=PATIENT_S)
-        return self._reply({"plan": plan})
+        return {"plan": plan}
 
-    @_serving("GET", "/v1/code/{sha256}")
-    async def has_code(self, request: Request) -> Response:
-        sha256 = read_sha256(request.path_params["sha256"])
-        present = await self._ask(lambda: self._handlers.submissions.has_code(sha256), limit_s=PATIENT_S)
-        return self._reply({"present": present})
+    @serving("GET", "/v1/code/{sha256}")
+    async def has_code(self, sha256: str) -> PresentAnswer:
+        """Return whether a packed workdir is in the store."""
+        known = read_sha256(sha256)
+        present = await self._ask(lambda: self._handlers.submissions.has_code(known), limit_s=PATIENT_S)
+        return {"present": present}
 
-    @_serving("PUT", "/v1/code/{sha256}")
-    async def put_code(self, request: Request) -> Response:
-        """Store the body as it comes; bounded in size, not in time, since a workdir may be large and its disk slow."""
-        sha256 = read_sha256(request.path_params["sha256"])
+    @serving("PUT", "/v1/code/{sha256}")
+    async def put_code(self, sha256: str, request: Request) -> CodeAnswer:
+        """Store a packed workdir under its hash."""
+        # Bounded in size, not in time, since a workdir may be large and its disk slow.
+        known = read_sha256(sha256)
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._code_bytes_max:
             raise self._code_too_large()
-        stored = await self._handlers.submissions.put_code(sha256, self._bounded(request))
-        return self._reply({"code": stored})
+        return {"code": await self._handlers.submissions.put_code(known, self._bounded(request))}
 
     async def _bounded(self, request: Request) -> AsyncIterator[bytes]:
         taken = 0
@@ -209,9 +258,9 @@ class _Api:
             hint="list data and checkpoints in .gitignore, so that only code is packed",
         )
 
-    @_serving("POST", "/v1/jobs")
-    async def submit(self, request: Request) -> Response:
-        body = await read_json(request, {"draft", "code_sha256", "secrets", "resume_from", "array", "i_know"})
+    @serving("POST", "/v1/jobs", status=201, refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT, RefusalCode.BUDGET])
+    async def submit(self, body: SubmitBody) -> JobDetailResponse:
+        """Queue a job, or an array of jobs."""
         code = body.get("code_sha256")
         submission = Submission(
             draft=read_draft(body),
@@ -221,204 +270,190 @@ class _Api:
             array=read_array(body),
             i_know=read_flag(body, "i_know"),
         )
-        detail = await self._ask(lambda: self._handlers.submissions.submit(submission))
-        return self._reply(detail, status=201)
+        return await self._ask(lambda: self._handlers.submissions.submit(submission))
 
-    @_serving("GET", "/v1/jobs")
-    async def jobs(self, request: Request) -> Response:
-        query = read_job_query(request)
-        return self._reply(await self._ask(lambda: self._handlers.jobs.page(query)))
+    @serving("GET", "/v1/jobs", refuses=[RefusalCode.NOT_FOUND])
+    async def jobs(self, query: JobQuery) -> JobPageResponse:
+        """List jobs, newest submission first."""
+        return await self._ask(lambda: self._handlers.jobs.page(query))
 
-    @_serving("GET", "/v1/jobs/{ref}")
-    async def job(self, request: Request) -> Response:
-        ref = request.path_params["ref"]
-        return self._reply(await self._ask(lambda: self._handlers.jobs.detail(ref)))
+    @serving("GET", "/v1/jobs/{ref}")
+    async def job(self, ref: str) -> JobDetailResponse:
+        """Show everything about a job."""
+        return await self._ask(lambda: self._handlers.jobs.detail(ref))
 
-    @_serving("GET", "/v1/jobs/{ref}/gpus")
-    async def gpu_history(self, request: Request) -> Response:
-        ref = request.path_params["ref"]
-        return self._reply(await self._ask(lambda: self._handlers.jobs.gpu_history(ref)))
+    @serving("GET", "/v1/jobs/{ref}/gpus")
+    async def gpu_history(self, ref: str) -> GpuHistoryResponse:
+        """Return the use of the GPUs of the machine that a job has now."""
+        return await self._ask(lambda: self._handlers.jobs.gpu_history(ref))
 
-    @_serving("GET", "/v1/jobs/{ref}/why")
-    async def why(self, request: Request) -> Response:
-        ref = request.path_params["ref"]
-        return self._reply({"why": await self._ask(lambda: self._handlers.jobs.why(ref))})
+    @serving("GET", "/v1/jobs/{ref}/why")
+    async def why(self, ref: str) -> WhyAnswer:
+        """Explain why a job waits, runs where it does, or ended."""
+        return {"why": await self._ask(lambda: self._handlers.jobs.why(ref))}
 
-    @_serving("POST", "/v1/jobs/{ref}/cancel")
-    async def cancel(self, request: Request) -> Response:
+    @serving("POST", "/v1/jobs/{ref}/cancel")
+    async def cancel(self, ref: str) -> JobOrArrayAnswer:
         """Cancel a job, or each job of an array."""
-        ref = request.path_params["ref"]
         array = await self._ask(lambda: self._handlers.arrays.cancel(ref))
         if array is not None:
-            return self._reply({"array": array})
-        return self._reply({"job": await self._ask(lambda: self._handlers.jobs.cancel(ref))})
+            return {"array": array}
+        return {"job": await self._ask(lambda: self._handlers.jobs.cancel(ref))}
 
-    @_serving("POST", "/v1/jobs/{ref}/retry")
-    async def retry(self, request: Request) -> Response:
+    @serving("POST", "/v1/jobs/{ref}/retry", refuses=[RefusalCode.BUDGET])
+    async def retry(self, ref: str, query: RetryQuery) -> JobOrArrayAnswer:
         """Queue a job again, or some of the jobs of an array."""
-        ref, (anyway, start) = request.path_params["ref"], read_retry(request)
-        array = await self._ask(lambda: self._handlers.arrays.retry(ref, start=start), limit_s=PATIENT_S)
+        array = await self._ask(lambda: self._handlers.arrays.retry(ref, start=query.start), limit_s=PATIENT_S)
         if array is not None:
-            return self._reply({"array": array})
-        return self._reply({"job": await self._ask(lambda: self._handlers.jobs.retry(ref, anyway=anyway))})
+            return {"array": array}
+        return {"job": await self._ask(lambda: self._handlers.jobs.retry(ref, anyway=query.anyway))}
 
-    @_serving("POST", "/v1/jobs/{ref}/budget")
-    async def set_budget(self, request: Request) -> Response:
-        change = read_budget_change(await read_json(request, {"budget"}))
-        ref = request.path_params["ref"]
-        return self._reply({"job": await self._ask(lambda: self._handlers.amendments.set_budget(ref, change))})
+    @serving("POST", "/v1/jobs/{ref}/budget")
+    async def set_budget(self, ref: str, body: BudgetBody) -> JobAnswer:
+        """Change what a job may cost in all."""
+        change = read_budget_change(body)
+        return {"job": await self._ask(lambda: self._handlers.amendments.set_budget(ref, change))}
 
-    @_serving("POST", "/v1/jobs/{ref}/ceiling")
-    async def set_ceiling(self, request: Request) -> Response:
+    @serving("POST", "/v1/jobs/{ref}/ceiling")
+    async def set_ceiling(self, ref: str, body: CeilingBody) -> JobOrArrayAnswer:
         """Change the ceiling of a job, or of each job of an array that has not ended."""
-        limit = read_ceiling(await read_json(request, {"ceiling"}))
-        ref = request.path_params["ref"]
+        limit = read_ceiling(body)
         array = await self._ask(lambda: self._handlers.arrays.set_ceiling(ref, limit))
         if array is not None:
-            return self._reply({"array": array})
-        return self._reply({"job": await self._ask(lambda: self._handlers.amendments.set_ceiling(ref, limit))})
+            return {"array": array}
+        return {"job": await self._ask(lambda: self._handlers.amendments.set_ceiling(ref, limit))}
 
-    @_serving("POST", "/v1/machines/forget")
-    async def forget(self, request: Request) -> Response:
-        machine = read_machine(await read_json(request, {"machine"}))
-        return self._reply({"forgotten": await self._ask(lambda: self._handlers.amendments.forget(machine))})
+    @serving("POST", "/v1/machines/forget", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def forget(self, body: MachineBody) -> ForgottenAnswer:
+        """Give up a machine that can neither be seen nor ended."""
+        machine = read_machine(body)
+        return {"forgotten": await self._ask(lambda: self._handlers.amendments.forget(machine))}
 
-    @_serving("GET", "/v1/jobs/{ref}/cost")
-    async def job_cost(self, request: Request) -> Response:
-        ref = request.path_params["ref"]
-        return self._reply(await self._ask(lambda: self._handlers.receipts.cost(ref)))
+    @serving("GET", "/v1/jobs/{ref}/cost")
+    async def job_cost(self, ref: str) -> CostResponse:
+        """Return the receipt of a job, or of each job of an array."""
+        return await self._ask(lambda: self._handlers.receipts.cost(ref))
 
-    @_serving("GET", "/v1/cost")
-    async def cost(self, request: Request) -> Response:
-        if (by := read_cost_grouping(request)) is not None:
-            return self._reply(await self._ask(lambda: self._handlers.ledger.groups(by)))
-        return self._reply(await self._ask(lambda: self._handlers.receipts.cost(None)))
+    @serving("GET", "/v1/cost")
+    async def cost(self, query: CostQuery) -> CostResponse | LedgerResponse:
+        """Return receipts, sums and budgets; or costs added up by job, day, provider, GPU or host."""
+        if (by := query.by) is not None:
+            return await self._ask(lambda: self._handlers.ledger.groups(by))
+        return await self._ask(lambda: self._handlers.receipts.cost(None))
 
-    @_serving("GET", "/v1/calibration")
-    async def calibration(self, request: Request) -> Response:
-        without_unknown(request, ())
-        return self._reply({"calibration": await self._ask(self._handlers.ledger.calibrations)})
+    @serving("GET", "/v1/calibration")
+    async def calibration(self) -> CalibrationAnswer:
+        """Compare what was booked with the providers' own bills."""
+        return {"calibration": await self._ask(self._handlers.ledger.calibrations)}
 
-    @_serving("GET", "/v1/jobs/{ref}/checkpoints")
-    async def checkpoints(self, request: Request) -> Response:
-        ref = request.path_params["ref"]
-        return self._reply({"checkpoints": await self._ask(lambda: self._handlers.checkpoints.entries(ref))})
+    @serving("GET", "/v1/jobs/{ref}/checkpoints")
+    async def checkpoints(self, ref: str) -> CheckpointsAnswer:
+        """List the checkpoints of a job."""
+        return {"checkpoints": await self._ask(lambda: self._handlers.checkpoints.entries(ref))}
 
-    @_serving("GET", "/v1/jobs/{ref}/checkpoints/verify")
-    async def verify_checkpoints(self, request: Request) -> Response:
-        """Answer with a stream, since it takes as long as there are bytes."""
-        names, every = read_verification(request)
-        records = self._handlers.checkpoints.verify(request.path_params["ref"], names, every=every)
+    @serving("GET", "/v1/jobs/{ref}/checkpoints/verify")
+    async def verify_checkpoints(self, ref: str, query: VerificationQuery) -> RecordStream[VerificationResponse]:
+        """Read checkpoints back and check each byte; a stream, since it takes as long as there are bytes."""
+        if query.checkpoint and query.all:
+            raise Invalid("the parameters checkpoint and all exclude each other")
+        records = self._handlers.checkpoints.verify(ref, query.checkpoint, every=query.all)
         return await self._records(records, route="verify", follow=False)
 
-    @_serving("POST", "/v1/jobs/{ref}/checkpoints/pin")
-    async def pin_checkpoints(self, request: Request) -> Response:
-        body = await read_json(request, {"checkpoints", "pinned"})
-        names, pinned = read_names(body), body.get("pinned", True)
-        if not isinstance(pinned, bool):
-            raise Invalid("pinned is true or false")
-        ref = request.path_params["ref"]
+    @serving("POST", "/v1/jobs/{ref}/checkpoints/pin")
+    async def pin_checkpoints(self, ref: str, body: PinBody) -> CheckpointsAnswer:
+        """Keep checkpoints for good, or no longer."""
+        names, pinned = read_names(body), read_flag(body, "pinned", default=True)
         changed = await self._ask(lambda: self._handlers.checkpoints.pin(ref, names, pinned=pinned))
-        return self._reply({"checkpoints": changed})
+        return {"checkpoints": changed}
 
-    @_serving("POST", "/v1/jobs/{ref}/checkpoints/remove")
-    async def remove_checkpoints(self, request: Request) -> Response:
-        names = read_names(await read_json(request, {"checkpoints"}))
-        ref = request.path_params["ref"]
-        return self._reply({"checkpoints": await self._ask(lambda: self._handlers.checkpoints.remove(ref, names))})
+    @serving("POST", "/v1/jobs/{ref}/checkpoints/remove")
+    async def remove_checkpoints(self, ref: str, body: CheckpointsBody) -> CheckpointsAnswer:
+        """Remove checkpoints of a job."""
+        names = read_names(body)
+        return {"checkpoints": await self._ask(lambda: self._handlers.checkpoints.remove(ref, names))}
 
-    @_serving("GET", "/v1/jobs/{ref}/files")
-    async def files(self, request: Request) -> Response:
-        without_unknown(request, ("checkpoint",))
-        ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
-        return self._reply(await self._ask(lambda: self._handlers.files.entries(ref, checkpoint), limit_s=PATIENT_S))
+    @serving("GET", "/v1/jobs/{ref}/files")
+    async def files(self, ref: str, query: FilesQuery) -> FilesResponse:
+        """List the files of a checkpoint, or of the outputs."""
+        return await self._ask(lambda: self._handlers.files.entries(ref, query.checkpoint), limit_s=PATIENT_S)
 
-    @_serving("GET", "/v1/jobs/{ref}/files/content")
-    async def file_content(self, request: Request) -> Response:
-        without_unknown(request, ("checkpoint", "path"))
-        path = request.query_params.get("path", "")
-        if not path:
-            raise Invalid("the parameter path is missing")
-        ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
-        chunks = self._handlers.files.content(ref, checkpoint, path)
+    @serving("GET", "/v1/jobs/{ref}/files/content")
+    async def file_content(self, ref: str, query: FileQuery) -> ByteStream:
+        """Send a file of a checkpoint, or of the outputs."""
+        chunks = self._handlers.files.content(ref, query.checkpoint, query.path)
         first = await self._first(chunks)
         return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file content", exc))
 
-    @_serving("GET", "/v1/jobs/{ref}/files/contents")
-    async def file_contents(self, request: Request) -> Response:
-        """Send many files one behind the other, in the order of the list: a request for each would take hours."""
-        without_unknown(request, ("checkpoint", "manifest", "files"))
-        ref, checkpoint = request.path_params["ref"], request.query_params.get("checkpoint")
-        manifest, spans = read_spans(request)
-        chunks = self._handlers.files.contents(ref, checkpoint, manifest, spans)
+    @serving("GET", "/v1/jobs/{ref}/files/contents")
+    async def file_contents(self, ref: str, query: ContentsQuery) -> ByteStream:
+        """Send many files one behind the other, in the order of their list: a request for each would take hours."""
+        manifest, spans = read_sha256(query.manifest), read_spans(query.files)
+        chunks = self._handlers.files.contents(ref, query.checkpoint, manifest, spans)
         first = await self._first(chunks)
         return ByteStream(first, chunks, on_failure=lambda exc: self._on_failure("file contents", exc))
 
-    @_serving("GET", "/v1/jobs/{ref}/logs")
-    async def logs(self, request: Request) -> Response:
-        query = read_log_query(request)
-        records = self._handlers.logs.stream(request.path_params["ref"], query)
-        return await self._records(records, route="logs", follow=query.follow)
+    @serving("GET", "/v1/jobs/{ref}/logs")
+    async def logs(self, ref: str, query: LogQuery) -> RecordStream[LogResponse]:
+        """Send the log of a job, and go on while it runs if that is asked for."""
+        return await self._records(self._handlers.logs.stream(ref, query), route="logs", follow=query.follow)
 
-    @_serving("GET", "/v1/events")
-    async def events(self, request: Request) -> Response:
-        query = read_event_query(request)
+    @serving("GET", "/v1/events", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def events(self, query: EventQuery) -> RecordStream[EventResponse]:
+        """Send events, and go on as they happen if that is asked for."""
         return await self._records(self._handlers.events.stream(query), route="events", follow=query.follow)
 
-    async def _records(self, records: AsyncIterator[Any], *, route: str, follow: bool) -> Response:
+    async def _records(self, records: AsyncIterator[Record], *, route: str, follow: bool) -> RecordStream[Record]:
         """Answer with a stream whose first record was awaited only where that cannot take for ever."""
         first = [] if follow and route == "events" else await self._first(records)
         return RecordStream(first, records, closing=self._closing, on_failure=lambda exc: self._on_failure(route, exc))
 
-    async def _first(self, items: AsyncIterator[Any]) -> list[Any]:
+    async def _first(self, items: AsyncIterator[T]) -> list[T]:
         """Return the first item or nothing, so that a refusal still gets its status code."""
 
-        async def step() -> list[Any]:
+        async def step() -> list[T]:
             async for item in items:
                 return [item]
             return []
 
-        found: list[Any] = await self._ask(step, limit_s=PATIENT_S)
-        return found
+        return await self._ask(step, limit_s=PATIENT_S)
 
-    @_serving("GET", "/v1/prices")
-    async def prices(self, request: Request) -> Response:
-        query = read_price_query(request)
-        return self._reply(await self._ask(lambda: self._handlers.prices.quotes(query)))
+    @serving("GET", "/v1/prices", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
+    async def prices(self, query: PriceQuery) -> PricesResponse:
+        """List what is on offer now with its effective price, cheapest per GPU first."""
+        return await self._ask(lambda: self._handlers.prices.quotes(query))
 
-    @_serving("GET", "/v1/history")
-    async def history(self, request: Request) -> Response:
-        query = read_history_query(request)
-        return self._reply(await self._ask(lambda: self._handlers.prices.history(query)))
+    @serving("GET", "/v1/history")
+    async def history(self, query: HistoryQuery) -> HistoryResponse:
+        """Return what prices were, in spans of equal length."""
+        return await self._ask(lambda: self._handlers.prices.history(query))
 
-    @_serving("GET", "/v1/providers")
-    async def providers(self, request: Request) -> Response:
-        """Answer without the state store too: it is asked when something is wrong."""
-        without_unknown(request, ())
-        return self._reply({"providers": await self._handlers.health.providers()})
+    @serving("GET", "/v1/providers")
+    async def providers(self) -> ProvidersAnswer:
+        """Return how each provider is doing; without the state store too, since it is asked when something is wrong."""
+        return {"providers": await self._handlers.health.providers()}
 
-    @_serving("GET", "/v1/hosts")
-    async def hosts(self, request: Request) -> Response:
-        without_unknown(request, ())
-        return self._reply(await self._ask(self._handlers.hosts.hosts))
+    @serving("GET", "/v1/hosts")
+    async def hosts(self) -> HostsResponse:
+        """List what is remembered of hosts, the worst first."""
+        return await self._ask(self._handlers.hosts.hosts)
 
-    @_serving("POST", "/v1/hosts/forget")
-    async def forget_host(self, request: Request) -> Response:
-        host = read_host(await read_json(request, {"host"}))
-        return self._reply({"forgotten": await self._ask(lambda: self._handlers.hosts.forget(host))})
+    @serving("POST", "/v1/hosts/forget", refuses=[RefusalCode.NOT_FOUND])
+    async def forget_host(self, body: HostBody) -> ForgottenHostsAnswer:
+        """Forget what is remembered of a host."""
+        host = read_host(body)
+        return {"forgotten": await self._ask(lambda: self._handlers.hosts.forget(host))}
 
-    @_serving("GET", "/v1/doctor")
-    async def doctor(self, request: Request) -> Response:
-        """Answer without the state store too, and report that it is down."""
-        without_unknown(request, ())
+    @serving("GET", "/v1/doctor")
+    async def doctor(self) -> DoctorResponse:
+        """Check daemon, store and providers; without the state store too, to report that it is down."""
         with anyio.move_on_after(PATIENT_S):
-            return self._reply(await self._handlers.doctor.report())
+            return await self._handlers.doctor.report()
         raise ApiUnavailable("the checks did not end in time", hint="see the daemon's log")
 
-    @_serving("POST", "/v1/reconcile")
-    async def reconcile(self, request: Request) -> Response:
-        without_unknown(request, ())
-        return self._reply(await self._ask(self._handlers.health.reconcile, limit_s=PATIENT_S))
+    @serving("POST", "/v1/reconcile")
+    async def reconcile(self) -> ReconcileResponse:
+        """List the machines of all providers now, and compare."""
+        return await self._ask(self._handlers.health.reconcile, limit_s=PATIENT_S)
 
 
 def _store_down(sentence: str) -> ApiUnavailable:

@@ -1,26 +1,21 @@
-"""Bodies and query parameters of requests, checked before a handler sees them. All errors are `Invalid`."""
+"""Bodies and text parameters of requests, checked before a handler sees them. All errors are `Invalid`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
 
 from spotd.api.errors import Invalid
-from spotd.api.requests import BudgetChange, EventQuery, HistoryQuery, JobQuery, JobRequest, LogQuery, PriceQuery
+from spotd.api.requests import BudgetChange, JobRequest
 from spotd.api.responses import BodyTooLong
-from spotd.api.timestamps import utc_instant
-from spotd.core.states import JobState
-from spotd.store import CostGrouping
-from spotd_jobs.spec.arrays import INDEX_MAX
+from spotd.api.schemas.bodies import DraftBody
 from spotd_jobs.spec.model import PriceLimit
 from spotd_jobs.spec.problems import BadValue
 from spotd_jobs.spec.units import parse_money, parse_price
-from spotd_providers.contract.values import Market
 
 BODY_BYTES_MAX: Final = 2 * 2**20
 SECRET_BYTES_MAX: Final = 64 * 1024
@@ -31,14 +26,12 @@ CEILING_HINT: Final = "write 2.40 per GPU-hour, 19.20/h for the machine, or conf
 BUDGET_HINT: Final = "write +20 to add dollars, or 140 to set them"
 MACHINE_LENGTH_MAX: Final = 1000
 NUL_HINT: Final = "no environment variable can hold one; encode the value, for example with base64"
-_COUNT_MAX: Final = 1_000_000
-EVERY_S_MAX: Final = 366 * 86_400
 _SPAN: Final = re.compile(r"(\d{1,7})-(\d{1,7})", re.ASCII)
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+SHA256_PATTERN: Final = "^[0-9a-f]{64}$"
 
 
-async def read_json(request: Request, known: Collection[str]) -> Mapping[str, Any]:
-    """Return the body as an object with no keys but these, all of its text valid Unicode."""
+async def read_json(request: Request, kind: type) -> Mapping[str, Any]:
+    """Return the body as an object with no keys but those of this type, all of its text valid Unicode."""
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -56,7 +49,7 @@ async def read_json(request: Request, known: Collection[str]) -> Mapping[str, An
     if not isinstance(body, dict):
         raise Invalid("the request is not a JSON object")
     for key in body:
-        if key not in known:
+        if key not in kind.__annotations__:
             raise Invalid(f"the request holds the unknown key {key!r}")
     return body
 
@@ -65,7 +58,7 @@ def read_draft(body: Mapping[str, Any]) -> JobRequest:
     draft = body.get("draft")
     if not isinstance(draft, dict):
         raise Invalid("the request has no draft")
-    unknown = set(draft) - {"data", "flags", "source", "base_dir"}
+    unknown = set(draft) - set(DraftBody.__annotations__)
     if unknown:
         raise Invalid(f"the draft holds the unknown key {min(unknown)!r}")
     data, flags = draft.get("data", {}), draft.get("flags", {})
@@ -110,9 +103,9 @@ def read_machine(body: Mapping[str, Any]) -> str:
     return value
 
 
-def read_flag(body: Mapping[str, Any], name: str) -> bool:
-    """Return whether this is set; false where it is not given."""
-    value = body.get(name, False)
+def read_flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """Return whether this is set."""
+    value = body.get(name, default)
     if not isinstance(value, bool):
         raise Invalid(f"{name} is true or false")
     return value
@@ -128,7 +121,7 @@ def read_host(body: Mapping[str, Any]) -> str:
 
 def read_resume_from(body: Mapping[str, Any]) -> str:
     """`JOB` or `JOB:CHECKPOINT`, empty where nothing was given."""
-    text = body.get("resume_from") or ""
+    text = "" if body.get("resume_from") is None else body["resume_from"]
     if not isinstance(text, str) or text.startswith(":") or text.endswith(":"):
         raise Invalid("resume_from is JOB or JOB:CHECKPOINT", hint="spotctl checkpoints JOB lists them")
     return text
@@ -136,7 +129,7 @@ def read_resume_from(body: Mapping[str, Any]) -> str:
 
 def read_secrets(body: Mapping[str, Any]) -> dict[str, str]:
     """Return values by name. No message here ever holds a value."""
-    secrets = body.get("secrets") or {}
+    secrets = {} if body.get("secrets") is None else body["secrets"]
     if not isinstance(secrets, dict) or not all(isinstance(value, str) for value in secrets.values()):
         raise Invalid("secrets are an object of texts")
     for name, value in secrets.items():
@@ -150,80 +143,17 @@ def read_secrets(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_sha256(value: object) -> str:
-    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+    if not isinstance(value, str) or not re.fullmatch(SHA256_PATTERN, value):
         raise Invalid("a code hash is 64 lower-case hexadecimal digits")
     return value
 
 
-def without_unknown(request: Request, known: Collection[str]) -> None:
-    """Require that every query parameter is known and given once."""
-    for name in request.query_params:
-        if name not in known:
-            raise Invalid(f"unknown parameter {name!r}")
-
-
-def _count(request: Request, name: str, default: int | None, *, least: int = 0, most: int = _COUNT_MAX) -> int | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdecimal() or not least <= int(text[:12]) <= most:
-        raise Invalid(f"the parameter {name} must be a whole number from {least} to {most}")
-    return int(text)
-
-
-def _instant(request: Request, name: str) -> datetime | None:
-    text = request.query_params.get(name)
-    try:
-        return None if text is None else utc_instant(text)
-    except (ValueError, OverflowError) as exc:
-        raise Invalid(f"the parameter {name} must be an instant such as 2026-11-21T10:00:00Z") from exc
-
-
-def _flag(request: Request, name: str) -> bool:
-    text = request.query_params.get(name, "0")
-    if text not in {"0", "1"}:
-        raise Invalid(f"the parameter {name} must be 0 or 1")
-    return text == "1"
-
-
-def read_job_query(request: Request) -> JobQuery:
-    without_unknown(request, ("state", "active", "limit", "array"))
-    limit = _count(request, "limit", 1000, least=1)
-    states = request.query_params.getlist("state")
-    for state in states:
-        if state not in set(JobState):
-            raise Invalid(f"no job is ever in a state {state!r}", hint=f"one of {', '.join(JobState)}")
-    return JobQuery(
-        states=frozenset(states),
-        active_only=_flag(request, "active"),
-        limit=1000 if limit is None else limit,
-        array=request.query_params.get("array", ""),
-    )
-
-
 def read_array(body: Mapping[str, Any]) -> str:
     """Return the indexes of an array; empty for one job."""
-    text = body.get("array") or ""
+    text = "" if body.get("array") is None else body["array"]
     if not isinstance(text, str):
         raise Invalid("array is a text such as 0-15")
     return text
-
-
-def read_retry(request: Request) -> tuple[bool, int]:
-    """Return whether also a job that succeeded is meant, and from which index of an array on."""
-    without_unknown(request, ("anyway", "start"))
-    return _flag(request, "anyway"), _count(request, "start", 0, most=INDEX_MAX + 1) or 0
-
-
-def read_cost_grouping(request: Request) -> CostGrouping | None:
-    """Return by what costs are to be added up; `None` for receipts."""
-    without_unknown(request, ("by",))
-    by = request.query_params.get("by")
-    if by is None:
-        return None
-    if by not in set(CostGrouping):
-        raise Invalid(f"costs are not added up by {by!r}", hint=f"one of {', '.join(CostGrouping)}")
-    return CostGrouping(by)
 
 
 def read_names(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -234,74 +164,12 @@ def read_names(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def read_verification(request: Request) -> tuple[tuple[str, ...], bool]:
-    """Return which checkpoints are to be verified, and whether all are."""
-    without_unknown(request, ("checkpoint", "all"))
-    names, every = tuple(dict.fromkeys(request.query_params.getlist("checkpoint"))), _flag(request, "all")
-    if names and every:
-        raise Invalid("the parameters checkpoint and all exclude each other")
-    return names, every
-
-
-def read_spans(request: Request) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Return which manifest is meant, and which of its files, as first and last of each span of their list."""
+def read_spans(text: str) -> tuple[tuple[int, int], ...]:
+    """Return first and last of each span of a list of files."""
     spans = []
-    for text in request.query_params.get("files", "").split(","):
-        found = _SPAN.fullmatch(text)
+    for one in text.split(","):
+        found = _SPAN.fullmatch(one)
         if found is None or int(found[1]) > int(found[2]):
             raise Invalid("the parameter files is a list of spans such as 0-17,20-20")
         spans.append((int(found[1]), int(found[2])))
-    return read_sha256(request.query_params.get("manifest")), tuple(spans)
-
-
-def read_price_query(request: Request) -> PriceQuery:
-    without_unknown(request, ("gpu", "provider", "job", "limit"))
-    limit = _count(request, "limit", 50, least=1)
-    return PriceQuery(
-        gpu=request.query_params.get("gpu"),
-        provider=request.query_params.get("provider"),
-        job=request.query_params.get("job"),
-        limit=50 if limit is None else limit,
-    )
-
-
-def read_history_query(request: Request) -> HistoryQuery:
-    without_unknown(request, ("gpu", "provider", "market", "offer", "pool", "since", "until", "every_s"))
-    market = request.query_params.get("market")
-    if market is not None and market not in set(Market):
-        raise Invalid(f"there is no market {market!r}", hint=f"one of {', '.join(Market)}")
-    return HistoryQuery(
-        gpu=request.query_params.get("gpu"),
-        provider=request.query_params.get("provider"),
-        market=market,
-        offer=request.query_params.get("offer"),
-        pool=request.query_params.get("pool"),
-        since=_instant(request, "since"),
-        until=_instant(request, "until"),
-        every_s=_count(request, "every_s", None, least=60, most=EVERY_S_MAX),
-    )
-
-
-def read_log_query(request: Request) -> LogQuery:
-    without_unknown(request, ("after", "tail", "attempt", "follow"))
-    return LogQuery(
-        after=request.query_params.get("after"),
-        tail=_count(request, "tail", None),
-        attempt=_count(request, "attempt", None, least=1),
-        follow=_flag(request, "follow"),
-    )
-
-
-def read_event_query(request: Request) -> EventQuery:
-    without_unknown(request, ("after", "since", "job", "limit", "follow"))
-    after = request.query_params.get("after")
-    if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 19):
-        raise Invalid("the parameter after must be the id of an event")
-    limit = _count(request, "limit", 1000)
-    return EventQuery(
-        after=None if after is None else int(after),
-        since=_instant(request, "since"),
-        job=request.query_params.get("job"),
-        limit=1000 if limit is None else limit,
-        follow=_flag(request, "follow"),
-    )
+    return tuple(spans)

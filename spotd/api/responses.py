@@ -15,8 +15,10 @@ from spotd_jobs.spec.problems import Problem
 
 INTERNAL: Final = "internal"
 JSON_TYPE: Final = "application/json"
+STATUS_OF_LONG_BODY: Final = 413
+STATUS_OF_DEFECT: Final = 500
 
-_STATUS: Final[Mapping[RefusalCode, int]] = {
+STATUS_OF_CODE: Final[Mapping[RefusalCode, int]] = {
     RefusalCode.NOT_FOUND: 404,
     RefusalCode.AMBIGUOUS: 409,
     RefusalCode.INVALID: 422,
@@ -61,5 +63,5 @@ def refusal_body(refusal: ApiRefusal) -> dict[str, ErrorResponse]:
 
 
 def refusal_response(refusal: ApiRefusal) -> Response:
-    status = 413 if isinstance(refusal, BodyTooLong) else _STATUS[refusal.code]
+    status = STATUS_OF_LONG_BODY if isinstance(refusal, BodyTooLong) else STATUS_OF_CODE[refusal.code]
     return json_response(refusal_body(refusal), status=status)

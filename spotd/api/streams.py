@@ -10,7 +10,7 @@ connection and the reader sees that something is missing.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -23,6 +23,7 @@ from spotd.api.schemas import SCHEMA
 
 IDLE_LINE_S: Final = 10.0
 _CLOSE_S: Final = 2.0
+Record = TypeVar("Record", bound=Mapping[str, Any])
 NDJSON_TYPE: Final = "application/x-ndjson"
 
 
@@ -82,15 +83,15 @@ class ByteStream(_Streamed):
             await _close(self._rest)
 
 
-class RecordStream(_Streamed):
+class RecordStream(_Streamed, Generic[Record]):
     """The records as lines, until they end, the reader goes, or the daemon closes."""
 
     media_type = NDJSON_TYPE
 
     def __init__(
         self,
-        first: Sequence[Mapping[str, Any]],
-        rest: AsyncIterator[Mapping[str, Any]],
+        first: Sequence[Record],
+        rest: AsyncIterator[Record],
         *,
         closing: anyio.Event | None,
         on_failure: Callable[[Exception], None],

@@ -75,13 +75,13 @@ class JobHandlers:
             more = False
             active = () if query.array else reads.jobs(active=True)
             views = _jobs_of_array(reads, query) if query.array else list(active)
-            if not query.active_only and not query.array:
+            if not query.active and not query.array:
                 room = max(0, query.limit - len(active))
                 ended = reads.ended_jobs(limit=room + 1)
                 more = len(ended) > room
                 views = sorted([*active, *ended[:room]], key=lambda v: (v.submitted_at, v.id), reverse=True)
-            if query.states:
-                views = [view for view in views if view.state.value in query.states]
+            if query.state:
+                views = [view for view in views if view.state in query.state]
             words = self._provider_words()
             lines = {view.id: self._listed(reads, view, words) for view in views}
             self._lines = lines
@@ -323,7 +323,7 @@ def _jobs_of_array(reads: Reads, query: JobQuery) -> list[JobView]:
     array = find_array(reads, query.array)
     if array is None:
         raise NotFound(f"there is no array {query.array}", hint="spotctl ls")
-    return [view for view in reads.array_jobs(array) if not (query.active_only and view.state.is_final)]
+    return [view for view in reads.array_jobs(array) if not (query.active and view.state.is_final)]
 
 
 def _aside_words(row: UnreadableRow) -> str:

@@ -147,7 +147,7 @@ def job_response(
 
 
 def _ceiling(attempts: Iterable[Attempt], verdict: Verdict | None) -> float | None:
-    current = next((item.ceiling for item in attempts if item.state.counts), None)
+    current = next((item.ceiling_now for item in attempts if item.state.counts), None)
     return usd(current if current is not None or verdict is None else verdict.ceiling)
 
 

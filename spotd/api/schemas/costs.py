@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from spotd.api.schemas.envelope import Answer
+
 
 class AttemptCostResponse(TypedDict):
     """One line of a receipt. `seconds` is metered machine time.
@@ -126,7 +128,7 @@ class CostGroupResponse(TypedDict):
     saved_usd: float
 
 
-class LedgerResponse(TypedDict):
+class LedgerResponse(Answer):
     """What everything cost by `job`, `day`, `provider`, `gpu` or `host`, and in all.
 
     Very many groups end with one named `(others)`.
@@ -160,7 +162,7 @@ class CalibrationResponse(TypedDict):
     sentence: str
 
 
-class CostResponse(TypedDict):
+class CostResponse(Answer):
     """Receipts of the jobs asked for, their sums, what belongs to no job, and the budgets.
 
     Of many jobs only the newest have a receipt here; the sums hold the `more` others, too. `uncompared_usd` of

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from spotd.api.schemas.envelope import Answer
+
 
 class FileResponse(TypedDict):
     """One path of a checkpoint or of the outputs. `mode` holds the permission bits.
@@ -20,7 +22,7 @@ class FileResponse(TypedDict):
     target: str | None
 
 
-class FilesResponse(TypedDict):
+class FilesResponse(Answer):
     """What `pull` can fetch: `kind` is `outputs` or `checkpoint`, `name` the checkpoint's, `attempt` who wrote it.
 
     `manifest_sha256` is of this very list.

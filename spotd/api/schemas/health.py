@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from spotd.api.schemas.envelope import Answer
+
 
 class CapabilityResponse(TypedDict):
     """`reason` is the sentence for a power that is missing."""
@@ -65,7 +67,7 @@ class CheckResponse(TypedDict):
     hint: str
 
 
-class DoctorResponse(TypedDict):
+class DoctorResponse(Answer):
     ok: bool
     checks: list[CheckResponse]
 
@@ -79,7 +81,7 @@ class ListingResponse(TypedDict):
     error: str
 
 
-class ReconcileResponse(TypedDict):
+class ReconcileResponse(Answer):
     """The machines were listed and compared at once; `actions` names what follows, empty when all is in order."""
 
     listings: list[ListingResponse]
@@ -129,7 +131,7 @@ class HostResponse(TypedDict):
     cools_until: str | None
 
 
-class HostsResponse(TypedDict):
+class HostsResponse(Answer):
     """Hosts that jobs have used, the worst first. `more`: there are more than are shown."""
 
     hosts: list[HostResponse]

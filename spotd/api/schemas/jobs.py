@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from spotd.api.schemas.envelope import Answer
+
 
 class CheckpointResponse(TypedDict):
     """A complete, verified checkpoint; `attempt` wrote it."""
@@ -74,7 +76,7 @@ class GpuSampleResponse(TypedDict):
     mem_total_mb: float | None
 
 
-class GpuHistoryResponse(TypedDict):
+class GpuHistoryResponse(Answer):
     """The use of the machine that a job has now, oldest first; `attempt` is null and `samples` empty without one.
 
     Only what this run of the daemon has read; the distance of the samples grows with the time that they cover.
@@ -193,7 +195,7 @@ class JobResponse(TypedDict):
     stage: StageResponse | None
 
 
-class JobDetailResponse(TypedDict):
+class JobDetailResponse(Answer):
     """What `show` adds to the job object.
 
     Attributes:
@@ -217,7 +219,7 @@ class JobDetailResponse(TypedDict):
     set_aside: list[str]
 
 
-class JobPageResponse(TypedDict):
+class JobPageResponse(Answer):
     """Jobs, newest submission first. `more` when the limit cut some off.
 
     Attributes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from spotd.api.schemas.envelope import Answer
+
 
 class BreakdownResponse(TypedDict):
     """Every term of an effective price, whole machine per hour: total = gpu + storage + fee + upload + restore."""
@@ -63,7 +65,7 @@ class PollResponse(TypedDict):
     note: str
 
 
-class PricesResponse(TypedDict):
+class PricesResponse(Answer):
     """Quotes, cheapest effective price per GPU first, and the providers they come from. `more`: the limit cut some.
 
     `costs` are sentences on what finishing the job is expected to cost for which they were asked, if any.
@@ -102,7 +104,7 @@ class PastPricesResponse(TypedDict):
     buckets: list[PastBucketResponse]
 
 
-class HistoryResponse(TypedDict):
+class HistoryResponse(Answer):
     """What prices were, with today's fee multipliers and a disk of `disk_gb`.
 
     Attributes:

@@ -112,10 +112,10 @@ async def test_a_job_is_listed_cancelled_twice_and_retried_once(rig: Rig) -> Non
     async with rig.ready():
         handlers = rig.handlers()
         job = await submitted(rig, price={"max_price": 0.01})
-        assert [j["id"] for j in (await handlers.jobs.page(JobQuery(active_only=True)))["jobs"]] == [job]
+        assert [j["id"] for j in (await handlers.jobs.page(JobQuery(active=True)))["jobs"]] == [job]
         for _ in range(2):
             assert (await handlers.jobs.cancel(job))["state"] == "CANCELLED"
-        assert (await handlers.jobs.page(JobQuery(active_only=True)))["jobs"] == []
+        assert (await handlers.jobs.page(JobQuery(active=True)))["jobs"] == []
         assert len((await handlers.jobs.page(JobQuery()))["jobs"]) == 1
         assert (await handlers.jobs.retry(job))["state"] == "QUEUED"
         with pytest.raises(StateConflict):

@@ -16,7 +16,8 @@ from starlette.requests import Request
 
 from spotd.api.errors import Invalid
 from spotd.api.handlers import ledger
-from spotd.api.parameters import read_cost_grouping
+from spotd.api.queries import read_query
+from spotd.api.requests import CostQuery
 from spotd.core.charges import Charge, ChargePart, CostSums, Meter, sums_of
 from spotd.core.metering import unsettled_sums
 from spotd.core.plan import Plan
@@ -196,7 +197,7 @@ async def test_groups_are_added_up_where_they_are_read_and_not_in_the_event_loop
 def test_what_nothing_is_added_up_by_is_refused() -> None:
     request = Request({"type": "http", "query_string": b"by=colour"})
     with pytest.raises(Invalid, match="colour"):
-        read_cost_grouping(request)
+        read_query(request, CostQuery)
 
 
 async def calibrated(folder: Path, machines: int) -> tuple[Any, list[str]]:

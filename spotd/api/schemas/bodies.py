@@ -1,0 +1,84 @@
+"""What requests carry, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+
+class DraftBody(TypedDict, total=False):
+    """A job as its owner wrote it.
+
+    Attributes:
+        data: the job file as parsed from TOML (dates as ISO strings); empty without a file.
+        flags: what was given by flags, in the same shape; a value here replaces the file's value of that key.
+        source: the job file's path as the user wrote it, empty without one.
+        base_dir: absolute folder that a relative `workdir` is relative to.
+    """
+
+    data: dict[str, Any]
+    flags: dict[str, Any]
+    source: str
+    base_dir: str
+
+
+class PlanBody(TypedDict):
+    """A job, or an array of jobs, to be planned.
+
+    Attributes:
+        resume_from: `JOB` or `JOB:CHECKPOINT` of another job to begin from, empty to begin afresh.
+        array: indexes of an array of such jobs, as in `0-15%4`; empty for one job.
+    """
+
+    draft: DraftBody
+    resume_from: NotRequired[str | None]
+    array: NotRequired[str | None]
+
+
+class SubmitBody(PlanBody):
+    """A job, or an array of jobs, to be queued.
+
+    Attributes:
+        code_sha256: of a code archive that was stored before, null for a job without a workdir.
+        secrets: values by name; they go to the secret store and nowhere else.
+        i_know: its owner knows that it may lose everything.
+    """
+
+    code_sha256: NotRequired[str | None]
+    secrets: NotRequired[dict[str, str] | None]
+    i_know: NotRequired[bool]
+
+
+class BudgetBody(TypedDict):
+    """What a job may cost in all: `140` or `"=140"` sets dollars, `"+20"` adds them."""
+
+    budget: str | float
+
+
+class CeilingBody(TypedDict):
+    """What a machine of a job may cost: `2.40` per GPU-hour, `"19.20/h"` in all, `"config"` as the config says."""
+
+    ceiling: str | float
+
+
+class MachineBody(TypedDict):
+    """A machine by its id at its provider, its key, or `JOB-NUMBER`."""
+
+    machine: str
+
+
+class HostBody(TypedDict):
+    """A host as `HOST` or `PROVIDER/HOST`."""
+
+    host: str
+
+
+class CheckpointsBody(TypedDict):
+    """Checkpoints of a job by their names, at least one."""
+
+    checkpoints: list[str]
+
+
+class PinBody(CheckpointsBody):
+    """Checkpoints to be kept for good, or no longer."""
+
+    pinned: NotRequired[bool]
