@@ -18,6 +18,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from spotd import paths
 from spotd.config.credentials import CredentialRef, others_may_read, resolve_credential
+from spotd.config.metrics import MetricsSection
 from spotd.config.model import (
     NOT_YET,
     SECTIONS,
@@ -111,6 +112,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
     budget = _section(BudgetSection, data, "budget", problems)
     bids = _section(BidsSection, data, "bids", problems)
     moves = _section(MovesSection, data, "moves", problems)
+    metrics = _section(MetricsSection, data, "metrics", problems)
     config = Config(
         daemon=daemon,
         store=store,
@@ -119,6 +121,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         budget=budget,
         bids=bids,
         moves=moves,
+        metrics=metrics,
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)

@@ -21,6 +21,8 @@ from pydantic import (
 )
 
 from spotd.config.credentials import CredentialRef
+from spotd.config.metrics import MetricsSection
+from spotd.config.section import Section
 from spotd.config.values import (
     Bytes,
     CeilingPrice,
@@ -57,14 +59,6 @@ def _identity(value: str) -> str:
 
 
 Identity = Annotated[str, AfterValidator(_identity)]
-
-
-class Section(BaseModel):
-    """One table of the config: nothing unknown, nothing coerced."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
-    )
 
 
 class DaemonSection(Section):
@@ -309,6 +303,7 @@ class Config:
     budget: BudgetSection = field(default_factory=BudgetSection)
     bids: BidsSection = field(default_factory=BidsSection)
     moves: MovesSection = field(default_factory=MovesSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
     providers: tuple[ProviderConfig, ...] = ()
 
 
@@ -319,6 +314,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "budget": BudgetSection,
     "bids": BidsSection,
     "moves": MovesSection,
+    "metrics": MetricsSection,
 }
 """Every table of fixed name; `[providers.NAME]` comes beside them."""
 

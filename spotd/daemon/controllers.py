@@ -79,6 +79,7 @@ class Metrics:
     runs: int = 0
     errors: int = 0
     last_duration_s: float = 0.0
+    total_duration_s: float = 0.0
     last_error: str = ""
 
 
@@ -158,6 +159,7 @@ class Controller:
         self.metrics.runs += 1
         self.metrics.errors += bool(error)
         self.metrics.last_duration_s = duration_s
+        self.metrics.total_duration_s += duration_s
         self.metrics.last_error = error or self.metrics.last_error
         if self._outage is not None:
             self._outage.update(error)

@@ -67,6 +67,7 @@ class Settings:
     take_over: frozenset[str] = frozenset()
     clock_scale: float = 1.0
     clock_start: datetime | None = None
+    metrics_address: tuple[str, int] | None = None
     secrets: tuple[str, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     """What is not wrong but should be mended, for the log."""
@@ -97,6 +98,7 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
         ("store_place", "[store]"),
         ("flood", "[store] flood limits"),
         ("clock_scale", "the speed of the clock"),
+        ("metrics_address", "[metrics]"),
     ):
         if getattr(old, name) != getattr(new, name):
             restart.append(words)

@@ -172,6 +172,8 @@ class App:
             for controller in daemon.controllers:
                 group.start_soon(controller.run, name=controller.name)
             daemon.hosting.start(group)
+            if address := self.settings.metrics_address:
+                group.start_soon(_serve_metrics, daemon, *address, name="metrics")
             group.start_soon(self._take_stock, daemon, name="stock")
             await started.wait()
             self.notify.ready("running")
@@ -218,6 +220,13 @@ async def _serving(
         await serve(api, sock, started=started, closing=closing)
     finally:
         closed.set()
+
+
+async def _serve_metrics(daemon: _Daemon, host: str, port: int) -> None:
+    from spotd.service.metrics.parts import make_listener
+
+    controllers = (*daemon.controllers, daemon.price_recorder.controller)
+    await make_listener(host, port, daemon.parts, controllers, log=logs.get("metrics")).run()
 
 
 class _Daemon:

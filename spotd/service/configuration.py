@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -15,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from spotd import paths
 from spotd.config.credentials import resolve_credential
 from spotd.config.load import load
+from spotd.config.metrics import parse_address
 from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, Config, ProviderConfig
 from spotd.config.refusals import ConfigError
 from spotd.daemon.errors import BadConfig
@@ -81,9 +83,24 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         take_over=frozenset(config.daemon.take_over),
         clock_scale=config.daemon.time_scale,
         clock_start=config.daemon.time_start,
+        metrics_address=_metrics_address(config),
         secrets=(*(one.credential for one in providers if one.credential is not None), *store_secrets),
         warnings=tuple(_warning(problem, str(loaded.path)) for problem in loaded.warnings),
     )
+
+
+def _metrics_address(config: Config) -> tuple[str, int] | None:
+    """Return where the metrics are to be served.
+
+    Raises:
+        BadConfig: they are to be, and what makes them is not installed.
+    """
+    if config.metrics.listen is None:
+        return None
+    if find_spec("prometheus_client") is None:
+        hint = "pip install 'spotd[metrics]', or remove the key"
+        raise BadConfig(f"metrics.listen: the metrics need prometheus-client\n\nhint: {hint}")
+    return parse_address(config.metrics.listen)
 
 
 def _warning(problem: Problem, source: str) -> str:

@@ -23,7 +23,7 @@ from spotd.core.plan import Event
 from spotd.core.policy import Policy
 from spotd.core.quarantine import QUARANTINE_MARK
 from spotd.core.records import Experience
-from spotd.core.states import AttemptState, JobState
+from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import PastJob, UnreadableRow, World
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, instant_out
@@ -274,6 +274,19 @@ class Reads:
             CostGroup(key=str(row.group_key), name=row.group_name, attempts=row.attempts, sums=rows.COST_SUMS.read(row))
             for row in found
         )
+
+    def costs_of_providers(self) -> Mapping[ProviderName, CostSums]:
+        """Return what is booked at each provider, from one row for each day."""
+        query = select(DAY_COSTS.c.provider, *_sums_of(DAY_COSTS)).group_by(DAY_COSTS.c.provider)
+        return {row.provider: rows.COST_SUMS.read(row) for row in rows.fetch(self._connection, query)}
+
+    def ends_of_attempts(self) -> Mapping[tuple[ProviderName, EndReason], int]:
+        """Return how many attempts have ended at each provider for each reason."""
+        columns = (ATTEMPTS.c.provider, ATTEMPTS.c.end_reason)
+        query = select(*columns, func.count()).where(ATTEMPTS.c.end_reason.is_not(None)).group_by(*columns)
+        found = self._connection.execute(query).all()
+        known = {reason.value: reason for reason in EndReason}
+        return {(provider, known[reason]): count for provider, reason, count in found if reason in known}
 
     def open_attempts(self) -> tuple[tuple[Attempt, str], ...]:
         """Return every attempt that has not ended, with the name of its job; what cannot be understood is left out."""

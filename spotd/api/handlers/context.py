@@ -13,6 +13,7 @@ import anyio.to_thread
 
 from spotd.api.errors import ApiUnavailable, NotFound
 from spotd.api.job_refs import JobHead, resolve
+from spotd.api.schemas.health import CheckResponse
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from spotd.core.plan import Plan
@@ -66,6 +67,8 @@ class HandlerContext:
     """A private folder for what is on its way into the object store."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of this process, for `status` and `doctor`: version, config path, state folder."""
+    findings: list[Callable[[], list[CheckResponse]]] = field(default_factory=list)
+    """What parts that only some daemons have add to `doctor`."""
     inline: bool = False
     _limiter: anyio.CapacityLimiter | None = None
 

@@ -68,6 +68,7 @@ class DoctorHandlers:
             rows.extend((mode_row("state folder", folder), filesystem_row(folder, mounts_text())))
         rows.extend(await self._containment_rows())
         rows.append(await self._history_row())
+        rows.extend(row for finding in context.findings for row in finding())
         paused = context.policy.why_paused
         if paused:
             rows.append(row_of("daemon", "launches", paused, ok=False))

@@ -34,6 +34,11 @@ class RequestCounts:
         while self._samples and at - self._samples[0][0] >= HOUR:
             self._samples.popleft()
 
+    @property
+    def total(self) -> int:
+        """Return the requests since the provider was opened."""
+        return self._before
+
     def last_minute(self, now: datetime) -> int:
         """Return the requests of the last minute."""
         return sum(sent for at, sent in self._samples if now - at < MINUTE)

@@ -279,6 +279,10 @@ BAD = [
         "env",
         id="path",
     ),
+    pytest.param('[metrics]\nlisten = "9464"', "metrics.listen", "no address with a port", "127.0.0.1:9464", id="port"),
+    pytest.param(
+        '[metrics]\nlisten = "0.0.0.0:9464"', "metrics", "is reached from other computers", "remote = true", id="remote"
+    ),
     pytest.param('[notify]\nurls = ["ntfy://x"]', "notify.urls", "not available yet", "events -f", id="notify"),
     pytest.param('[notify]\nurl = "x"', "notify.url", "unknown key", '"urls"?', id="notify typo"),
     pytest.param(

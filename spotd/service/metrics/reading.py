@@ -1,0 +1,156 @@
+"""What the metrics are made of: references to frozen values of the running daemon, and sums of its state.
+
+References are taken on the event loop, which costs next to nothing. Sums are read by the state's reader, and all that
+is computed from both is computed in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from spotd.api.handlers.context import HandlerContext
+from spotd.api.handlers.health import HealthHandlers
+from spotd.api.schemas.health import ProviderResponse
+from spotd.core.attempts import Attempt
+from spotd.core.charges import CostSums
+from spotd.core.ids import AttemptId
+from spotd.core.market import MarketSnapshot
+from spotd.core.policy import Policy
+from spotd.core.states import EndReason, JobState
+from spotd.core.world import World
+from spotd.daemon.controllers import Controller
+from spotd.daemon.controllers import Metrics as ControllerFigures
+from spotd.daemon.market.pollers import Poller
+from spotd.store import Reads
+from spotd_providers.contract.values import ProviderName
+
+JOBS_MAX: Final = 200
+"""So many running jobs have series of their own, the oldest; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSums:
+    """What only the state knows: it survives a restart."""
+
+    jobs: Mapping[JobState, int]
+    costs: Mapping[ProviderName, CostSums]
+    ends: Mapping[tuple[ProviderName, EndReason], int]
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollFigures:
+    """Requests and failures of one provider since it was opened."""
+
+    requests: int
+    offers_errors: int
+    machines_errors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUse:
+    """The mean over the GPUs of one machine, each from 0 to 1, by its newest heartbeat; `None` where unknown."""
+
+    gpu: float | None
+    memory: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Everything that one answer to a scraper is made of."""
+
+    now: datetime
+    version: str
+    world: World | None
+    decided_at: datetime | None
+    market: MarketSnapshot
+    policy: Policy
+    is_held: bool
+    contained: int
+    sums: StoredSums
+    providers: Sequence[ProviderResponse]
+    polls: Mapping[ProviderName, PollFigures]
+    controllers: Mapping[str, ControllerFigures]
+    running: Sequence[Attempt]
+    running_total: int
+    uses: Mapping[AttemptId, HostUse]
+
+
+class MetricsReader:
+    """Reads the running daemon."""
+
+    def __init__(self, context: HandlerContext, controllers: Sequence[Controller]) -> None:
+        self._context = context
+        self._controllers = controllers
+
+    async def read(self) -> Reading:
+        """Return what is true now.
+
+        Raises:
+            ApiUnavailable: the state cannot be read now.
+        """
+        context = self._context
+        sums = await context.read(_sums)
+        providers = await HealthHandlers(context).providers()
+        state = context.control_loop.state
+        world = None if state is None else state.world
+        running = [] if world is None else _running(world)
+        shown = running[:JOBS_MAX]
+        return Reading(
+            now=context.clock.now(),
+            version=str(context.facts.get("version", "")),
+            world=world,
+            decided_at=None if state is None else state.at,
+            market=context.offer_cache.snapshot(),
+            policy=context.policy.current,
+            is_held=bool(context.control_loop.held),
+            contained=len(context.control_loop.contained),
+            sums=sums,
+            providers=providers,
+            polls={name: _polls(entry.poller) for name, entry in context.providers.items() if entry.poller is not None},
+            controllers={one.name: one.metrics for one in self._controllers},
+            running=shown,
+            running_total=len(running),
+            uses={item.id: self._use_of(item.id) for item in shown},
+        )
+
+    def _use_of(self, attempt: AttemptId) -> HostUse:
+        heartbeat = self._context.host_monitor.heartbeat(attempt)
+        gpus = () if heartbeat is None else heartbeat.gpus
+        memory = [
+            min(1.0, gpu.mem_used_mb / gpu.mem_total_mb)
+            for gpu in gpus
+            if gpu.mem_used_mb is not None and gpu.mem_total_mb
+        ]
+        return HostUse(gpu=_mean(gpu.util_pct / 100 for gpu in gpus if gpu.util_pct is not None), memory=_mean(memory))
+
+
+def _mean(figures: Iterable[float]) -> float | None:
+    found = list(figures)
+    return sum(found) / len(found) if found else None
+
+
+def _running(world: World) -> list[Attempt]:
+    """Return the machines whose command runs, the oldest first."""
+    found = [a for a in world.attempts.values() if a.state.counts and a.running_at is not None]
+    return sorted(found, key=lambda a: (a.intended_at, a.id.job, a.id.number))
+
+
+def _polls(poller: Poller) -> PollFigures:
+    return PollFigures(
+        requests=poller.request_counts.total,
+        offers_errors=poller.offers.metrics.errors,
+        machines_errors=poller.machines.metrics.errors,
+    )
+
+
+def _sums(reads: Reads) -> StoredSums:
+    return StoredSums(
+        jobs=reads.counts_by_state(),
+        costs=reads.costs_of_providers(),
+        ends=reads.ends_of_attempts(),
+        quarantined=len(reads.quarantined_jobs()),
+    )

@@ -1,0 +1,153 @@
+"""One scraper, many, and those that are slow or hostile: none of them holds anything up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from spotd.api.errors import ApiUnavailable
+from spotd.service.metrics.listener import ANSWER_WITHIN_S, CONNECTIONS_MAX, KEPT_S, Address, MetricsListener
+from tests.unit.daemon.rig import Log
+
+pytestmark = pytest.mark.anyio
+GET = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\n\r\n"
+
+
+class Peer(anyio.abc.ByteStream):
+    """The other end of a connection: it sends these pieces, then is silent or gone."""
+
+    def __init__(self, *pieces: bytes, stays: bool = False, reads: bool = True) -> None:
+        self.pieces = list(pieces)
+        self.stays = stays
+        self.reads = reads
+        self.got = b""
+        self.is_closed = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if self.pieces:
+            return self.pieces.pop(0)
+        if self.stays:
+            await anyio.sleep_forever()
+        raise anyio.EndOfStream
+
+    async def send(self, item: bytes) -> None:
+        if not self.reads:
+            await anyio.sleep_forever()
+        self.got += item
+
+    async def send_eof(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+    @property
+    def extra_attributes(self) -> Any:
+        return {}
+
+    @property
+    def status(self) -> int:
+        return int(self.got.split(b" ")[1]) if self.got else 0
+
+
+class Source:
+    """Counts how often the figures are computed."""
+
+    def __init__(self, *, takes_s: float = 0.0, error: Exception | None = None) -> None:
+        self.count = 0
+        self.takes_s = takes_s
+        self.error = error
+
+    async def __call__(self) -> bytes:
+        self.count += 1
+        await anyio.sleep(self.takes_s)
+        if self.error is not None:
+            raise self.error
+        return b"spotd_info 1\n"
+
+
+def listener(source: Source, host: str = "127.0.0.1") -> MetricsListener:
+    return MetricsListener(Address(host=host, port=9464), source, log=Log())
+
+
+async def test_a_scrape_gets_the_figures_and_a_closed_connection() -> None:
+    peer = Peer(GET[:20], GET[20:])
+    await listener(Source()).answer(peer)
+    assert peer.got.endswith(b"Connection: close\r\n\r\nspotd_info 1\n")
+    assert b"Content-Length: 13\r\n" in peer.got
+    assert peer.is_closed
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        pytest.param(b"GET /metrics?x=1 HTTP/1.1\r\nhost: localhost\r\n\r\n", 200, id="query"),
+        pytest.param(b"GET /metrics HTTP/1.1\r\nHost: [::1]:9464\r\n\r\n", 200, id="IPv6"),
+        pytest.param(b"GET / HTTP/1.0\r\n\r\n", 200, id="root"),
+        pytest.param(b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403, id="a name that leads here"),
+        pytest.param(b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, id="POST"),
+        pytest.param(b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, id="elsewhere"),
+        pytest.param(b"\x16\x03\x01\xff\r\n\r\n", 405, id="TLS"),
+        pytest.param(b"G" * 100_000, 0, id="endless"),
+        pytest.param(b"", 0, id="nothing"),
+    ],
+)
+async def test_every_request_has_its_answer(request_text: bytes, status: int) -> None:
+    peer = Peer(*(request_text[n : n + 4096] for n in range(0, len(request_text), 4096)))
+    await listener(Source()).answer(peer)
+    assert (peer.status, peer.is_closed) == (status, True)
+
+
+async def test_an_address_that_others_reach_answers_to_any_name() -> None:
+    peer = Peer(b"GET /metrics HTTP/1.1\r\nHost: spotd.example\r\n\r\n")
+    await listener(Source(), host="192.0.2.1").answer(peer)
+    assert peer.status == 200
+
+
+async def test_many_scrapers_at_once_cost_one_computation() -> None:
+    source = Source(takes_s=1.0)
+    served = listener(source)
+    peers = [Peer(GET) for _ in range(CONNECTIONS_MAX)]
+    async with anyio.create_task_group() as group:
+        for peer in peers:
+            group.start_soon(served.answer, peer)
+    assert {peer.status for peer in peers} == {200}
+    assert source.count == 1
+    await anyio.sleep(KEPT_S)
+    await served.answer(Peer(GET))
+    assert source.count == 2
+
+
+async def test_slow_scrapers_are_dropped_and_those_beyond_the_limit_are_refused() -> None:
+    served = listener(Source())
+    slow = [Peer(b"GET /", stays=True), *(Peer(GET, stays=True, reads=False) for _ in range(CONNECTIONS_MAX - 1))]
+    async with anyio.create_task_group() as group:
+        for peer in slow:
+            group.start_soon(served.answer, peer)
+        await anyio.sleep(0.1)
+        refused = Peer(GET)
+        await served.answer(refused)
+        assert refused.status == 503
+        await anyio.sleep(ANSWER_WITHIN_S)
+        assert all(peer.is_closed for peer in slow)
+        late = Peer(GET)
+        await served.answer(late)
+        assert late.status == 200
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(Source(error=ApiUnavailable("the disk is full", hint="")), id="the state cannot be read"),
+        pytest.param(Source(error=RuntimeError("a bug")), id="a defect"),
+        pytest.param(Source(takes_s=1e6), id="never"),
+    ],
+)
+async def test_figures_that_cannot_be_had_are_an_answer(source: Source) -> None:
+    peer = Peer(GET)
+    await listener(source).answer(peer)
+    assert peer.status == 503
+    assert b"a bug" not in peer.got
