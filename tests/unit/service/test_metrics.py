@@ -97,13 +97,13 @@ async def test_what_is_taken_back_lowers_what_was_spent_and_never_the_counter(ri
     async with rig.ready():
         reading = await reader_of(rig).read()
 
-    def with_sums(**changes: int) -> Series:
-        money = {name: MicroUsd(value) for name, value in changes.items()}
-        return series_of(replace(reading, sums=replace(reading.sums, costs={SHOP: CostSums(**money)})))
+    def with_sums(amount: int, *, free: int = 0, corrected: int = 0) -> Series:
+        sums = CostSums(amount=MicroUsd(amount), free=MicroUsd(free), corrected=MicroUsd(corrected))
+        return series_of(replace(reading, sums=replace(reading.sums, costs={SHOP: sums})))
 
     shop = (("provider", SHOP),)
-    first, credited = with_sums(amount=3_000_000), with_sums(amount=2_000_000, free=1_000_000)
-    corrected = with_sums(amount=1_500_000, free=1_000_000, corrected=-500_000)
+    first, credited = with_sums(3_000_000), with_sums(2_000_000, free=1_000_000)
+    corrected = with_sums(1_500_000, free=1_000_000, corrected=-500_000)
     assert [s["spotd_spent_usd", shop] for s in (first, credited, corrected)] == [3, 2, 1.5]
     assert [s["spotd_booked_usd_total", shop] for s in (first, credited, corrected)] == [3, 3, 3]
 
