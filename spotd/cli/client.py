@@ -37,6 +37,7 @@ COMMANDS = {
     "providers": Lazy(target=f"{_HERE}.health:providers", help="Health and powers of each provider."),
     "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),
     "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
+    "completion": Lazy(target=f"{_HERE}.completion:completion", help="Completion for bash, zsh or fish."),
 }
 NOT_YET = ("top", "web", "ssh")
 

@@ -6,6 +6,7 @@ the whole of it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ def run(group: click.Group, name: str, arguments: Sequence[str] | None = None) -
     """Run the command line; print each error, and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if f"_{name.upper()}_COMPLETE" in os.environ:
-        group.main(args=words, prog_name=name)  # the shell asks for completions; this call ends the process
+        # A shell asks for completions; the call ends the process. What goes wrong stays out of the person's line.
+        with contextlib.suppress(Exception):
+            group.main(args=words, prog_name=name)
+        return ExitCode.SOFTWARE
     try:
         # Not `group.main`: it writes an empty line on Ctrl-C, also where stdout is no terminal.
         with group.make_context(name, words) as ctx:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from spotd import paths
 from spotd.client.errors import DaemonRefused
-from spotd.client.transport import PATIENT_S, Json, Query, Transport
+from spotd.client.transport import ANSWER_S, PATIENT_S, Json, Query, Transport
 
 SPANS_MAX: Final = 200
 """So that the line of a request stays within what every server takes."""
@@ -63,8 +63,8 @@ class Daemon:
         """Return the answer unparsed: with a thousand jobs, parsing it only to print it takes half of the time."""
         return self._transport.json_bytes("GET", "/v1/jobs", query=query)
 
-    def jobs(self, query: Query) -> Json:
-        return self._transport.json("GET", "/v1/jobs", query=query)
+    def jobs(self, query: Query, *, timeout_s: float = ANSWER_S) -> Json:
+        return self._transport.json("GET", "/v1/jobs", query=query, timeout_s=timeout_s)
 
     def job(self, ref: str) -> Json:
         return self._transport.json("GET", _job(ref))

@@ -16,7 +16,7 @@ from spotd.cli.codes import ExitCode
 from spotd.cli.draft import read_draft
 from spotd.cli.failures import CommandFailed
 from spotd.cli.figures import PURCHASE, Figure, number
-from spotd.cli.options import JSON, TABLE, output
+from spotd.cli.options import JSON, TABLE, complete_file, output
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
 from spotd.paths import state_dir
@@ -69,7 +69,7 @@ def _fee(text: str) -> tuple[str, int]:
 
 
 @click.command()
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", shell_complete=complete_file)
 @click.option("--history", metavar="DIR|own", required=True, help="Recorded prices; own: those of the daemon.")
 @click.option("--ceiling", type=RANGE, metavar="1.5..3.0", help="Per GPU-hour; 12/h..24/h: of the machine.")
 @click.option(

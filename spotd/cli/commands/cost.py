@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from spotd.cli import sheet, stderr, stdout
-from spotd.cli.options import CSV, JSON, TABLE, output, show_data
+from spotd.cli.options import CSV, JSON, TABLE, complete_job, output, show_data
 from spotd.cli.table import Column, state_cell
 from spotd.cli.table import show as show_table
 from spotd.client.daemon import Daemon
@@ -104,7 +104,7 @@ _CALIBRATION_KEYS: Final = (
 
 
 @click.command()
-@click.argument("ref", metavar="[JOB]", required=False)
+@click.argument("ref", metavar="[JOB]", required=False, shell_complete=complete_job)
 @click.option("--by", "by", type=click.Choice(_GROUPINGS), help="Add everything up by this.")
 @click.option("--calibrate", is_flag=True, help="Compare providers' own bills with what was booked.")
 @output(TABLE, JSON, CSV)

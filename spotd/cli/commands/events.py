@@ -10,7 +10,7 @@ import click
 from spotd.cli import stderr, stdout
 from spotd.cli.commands.logs import without_schema
 from spotd.cli.follow import Waiting, followed
-from spotd.cli.options import ID, JSON, TABLE, output
+from spotd.cli.options import ID, JSON, TABLE, complete_job, output
 from spotd.cli.when import When, WhenType, instants
 from spotd.client.daemon import Daemon
 from spotd.client.transport import Json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("ref", metavar="[JOB]", required=False)
+@click.argument("ref", metavar="[JOB]", required=False, shell_complete=complete_job)
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
 @click.option("--since", type=WhenType(), metavar="SPAN|INSTANT", help="Only those at or after this.")
 @click.option("-n", "--limit", type=click.IntRange(0, 1_000_000), help="Only the newest so many.")

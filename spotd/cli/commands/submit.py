@@ -15,7 +15,7 @@ from spotd.cli.codes import ExitCode
 from spotd.cli.commands.logs import TextPrinter, follow_to_end
 from spotd.cli.draft import JobDraft, nested, read_draft
 from spotd.cli.failures import CommandFailed
-from spotd.cli.options import ID, JSON, TABLE, output
+from spotd.cli.options import ID, JSON, TABLE, complete_file, output
 from spotd.cli.plan_view import plan_text
 from spotd.cli.secrets import collect
 from spotd.client.daemon import Daemon
@@ -67,7 +67,7 @@ def _job_options(function: F) -> F:
 
 
 @click.command(cls=_WithCommand)
-@click.argument("file", metavar="[JOB.toml] [-- COMMAND...]", required=False)
+@click.argument("file", metavar="[JOB.toml] [-- COMMAND...]", required=False, shell_complete=complete_file)
 @_job_options
 @click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the job; may be repeated.")
 @click.option("--secret", "secret", multiple=True, metavar="NAME", help="Secret, read from this environment.")
