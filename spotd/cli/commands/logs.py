@@ -15,6 +15,7 @@ from spotd.words import AnsiStripper, clean
 
 if TYPE_CHECKING:
     from spotd.api.schemas.streams import LogResponse
+    from spotd.cli.line_filter import Printer
 
 
 @click.command()
@@ -23,18 +24,37 @@ if TYPE_CHECKING:
 @click.option("-n", "--tail", type=click.IntRange(0, 1_000_000), help="Only the last so many lines.")
 @click.option("--attempt", type=click.IntRange(1, 1_000_000), help="Only this attempt.")
 @click.option("--raw", is_flag=True, help="Leave control sequences in: the host's text can then steer your terminal.")
+@click.option("--grep", metavar="TEXT", help="Only lines that contain TEXT, of those that would be shown.")
+@click.option("-E", "--regexp", is_flag=True, help="TEXT is a regular expression, given up where it takes too long.")
+@click.option("-i", "--ignore-case", is_flag=True, help="With --grep: small letters are capital ones.")
+@click.option("-C", "--context", type=click.IntRange(0, 1000), default=0, help="With --grep: so many lines around.")
 @output(TABLE, JSON)
-def logs(*, ref: str, follow: bool, tail: int | None, attempt: int | None, raw: bool, output: str) -> int:
+def logs(
+    *,
+    ref: str,
+    follow: bool,
+    tail: int | None,
+    attempt: int | None,
+    raw: bool,
+    grep: str | None,
+    regexp: bool,
+    ignore_case: bool,
+    context: int,
+    output: str,
+) -> int:
     """What a job wrote, over all its machines; kept after they are gone."""
+    if grep is None and (regexp or ignore_case or context):
+        raise click.UsageError("-E, -i and -C belong to --grep")
     query: dict[str, Any] = {"tail": tail, "attempt": attempt}
     daemon = Daemon()
-    printer = JsonPrinter() if output == JSON else TextPrinter(raw=raw)
+    printer: Printer = TextPrinter(raw=raw) if output != JSON else JsonPrinter() if follow else DocumentPrinter()
+    if grep is not None:
+        from spotd.cli.line_filter import FilteringPrinter, LineFilter, expression, plain_text
+
+        matches = (expression if regexp else plain_text)(grep, ignore_case=ignore_case)
+        printer = FilteringPrinter(printer, LineFilter(matches, context=context), raw=raw)
     if follow:
         return follow_to_end(daemon, ref, query, printer)
-    if output == JSON:
-        records = [without_schema(record) for record in daemon.logs(ref, query)]
-        stdout.document({"schema": 1, "logs": records})
-        return ExitCode.OK
     for record in daemon.logs(ref, query):
         printer.show(record)
     printer.end()
@@ -75,6 +95,19 @@ class TextPrinter:
             self._at_line_start = text.endswith("\n")
 
 
+class DocumentPrinter:
+    """All records as one document."""
+
+    def __init__(self) -> None:
+        self._records: list[dict[str, Any]] = []
+
+    def show(self, record: LogResponse) -> None:
+        self._records.append(without_schema({**record}))
+
+    def end(self) -> None:
+        stdout.document({"schema": 1, "logs": self._records})
+
+
 class JsonPrinter:
     """Every record as a line of JSON."""
 
@@ -89,7 +122,7 @@ def follow_to_end(
     daemon: Daemon,
     ref: str,
     query: dict[str, Any],
-    printer: TextPrinter | JsonPrinter,
+    printer: Printer,
     *,
     waiting: Waiting | None = None,
 ) -> int:
