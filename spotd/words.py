@@ -39,7 +39,7 @@ def clean(text: str) -> str:
     return _SPACES.sub(" ", _UNSAFE.sub("", _SEQUENCE.sub("", text))).strip()
 
 
-class AnsiStripper:
+class ControlFilter:
     """Takes the control sequences out of a stream of text, also where one is cut in two.
 
     Line feeds and tabs stay. A carriage return becomes a line feed, so that progress bars remain readable.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
-from spotd.words import AnsiStripper
+from spotd.words import ControlFilter
 
 if TYPE_CHECKING:
     from spotd.api.schemas.streams import LogResponse
@@ -132,7 +132,7 @@ class FilteringPrinter:
     def __init__(self, inner: Printer, lines: LineFilter, *, raw: bool) -> None:
         self._inner = inner
         self._lines = lines
-        self._stripper = None if raw else AnsiStripper()
+        self._controls = None if raw else ControlFilter()
         self._latest: LogResponse | None = None
 
     def show(self, record: LogResponse) -> None:
@@ -141,7 +141,7 @@ class FilteringPrinter:
             self._inner.show(record)
             return
         self._latest = record
-        text = record["text"] if self._stripper is None else self._stripper.feed(record["text"])
+        text = record["text"] if self._controls is None else self._controls.feed(record["text"])
         self._pass_on(self._lines.feed(text))
 
     def end(self) -> None:
@@ -149,9 +149,9 @@ class FilteringPrinter:
         self._inner.end()
 
     def _flush(self) -> None:
-        if self._stripper is not None:
-            self._pass_on(self._lines.feed(self._stripper.end()))
-            self._stripper = AnsiStripper()
+        if self._controls is not None:
+            self._pass_on(self._lines.feed(self._controls.end()))
+            self._controls = ControlFilter()
         self._pass_on(self._lines.end())
 
     def _pass_on(self, text: str) -> None:

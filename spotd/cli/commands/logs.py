@@ -11,7 +11,7 @@ from spotd.cli.codes import ExitCode, of_state
 from spotd.cli.follow import Waiting, followed
 from spotd.cli.options import JSON, TABLE, job_argument, output
 from spotd.client.daemon import Daemon
-from spotd.words import AnsiStripper, clean
+from spotd.words import ControlFilter, clean
 
 if TYPE_CHECKING:
     from spotd.api.schemas.streams import LogResponse
@@ -70,12 +70,12 @@ class TextPrinter:
 
     def __init__(self, *, raw: bool) -> None:
         self._raw = raw
-        self._stripper = AnsiStripper()
+        self._controls = ControlFilter()
         self._at_line_start = True
 
     def show(self, record: LogResponse) -> None:
         if record["kind"] == "log":
-            self._write(record["text"] if self._raw else self._stripper.feed(record["text"]))
+            self._write(record["text"] if self._raw else self._controls.feed(record["text"]))
             return
         self.end()
         if not record["text"]:
@@ -84,8 +84,8 @@ class TextPrinter:
 
     def end(self) -> None:
         """Print what was held back, and begin a line for what comes next on the screen."""
-        self._write(self._stripper.end())
-        self._stripper = AnsiStripper()
+        self._write(self._controls.end())
+        self._controls = ControlFilter()
         if not self._at_line_start and stdout.is_terminal():
             self._write("\n")
 

@@ -13,7 +13,7 @@ from spotd.cli.follow import PATIENCE_S, Waiting, followed
 from spotd.client.errors import DaemonUnreachable
 from spotd.core.ids import JobId
 from spotd.core.states import AttemptState
-from spotd.words import AnsiStripper, clean
+from spotd.words import ControlFilter, clean
 from tests.unit.api import worlds
 from tests.unit.cli.conftest import Ctl
 from tests.unit.store.values import launch_done, plan
@@ -157,18 +157,18 @@ CORPUS = [
 
 @pytest.mark.parametrize(("raw", "shown"), CORPUS)
 def test_control_sequences_are_taken_out(raw: str, shown: str) -> None:
-    stripper = AnsiStripper()
-    assert stripper.feed(raw) + stripper.end() == shown
+    controls = ControlFilter()
+    assert controls.feed(raw) + controls.end() == shown
 
 
 @pytest.mark.parametrize(("raw", "shown"), CORPUS[:-1])
 def test_a_sequence_that_is_cut_anywhere_does_not_get_through(raw: str, shown: str) -> None:
     for place in range(len(raw) + 1):
-        stripper = AnsiStripper()
-        pieces = stripper.feed(raw[:place]) + stripper.feed(raw[place:]) + stripper.end()
+        controls = ControlFilter()
+        pieces = controls.feed(raw[:place]) + controls.feed(raw[place:]) + controls.end()
         assert pieces == shown
-    stripper = AnsiStripper()
-    assert "".join(stripper.feed(char) for char in raw) + stripper.end() == shown
+    controls = ControlFilter()
+    assert "".join(controls.feed(char) for char in raw) + controls.end() == shown
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_eight_times_the_text_costs_about_eight_times_the_work(piece: str, first
         best = float("inf")
         for _ in range(3):
             begun = time.process_time()
-            AnsiStripper().feed(text)
+            ControlFilter().feed(text)
             clean(text)
             best = min(best, time.process_time() - begun)
         return best
