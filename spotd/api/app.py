@@ -395,16 +395,20 @@ class _Api:
     @serving("GET", "/v1/jobs/{ref}/logs")
     async def logs(self, ref: str, query: LogQuery) -> RecordStream[LogResponse]:
         """Send the log of a job, and go on while it runs if that is asked for."""
+        if query.follow:
+            await self._ask(lambda: self._handlers.logs.require(ref, query))
         return await self._records(self._handlers.logs.stream(ref, query), route="logs", follow=query.follow)
 
     @serving("GET", "/v1/events", refuses=[RefusalCode.NOT_FOUND, RefusalCode.CONFLICT])
     async def events(self, query: EventQuery) -> RecordStream[EventResponse]:
         """Send events, and go on as they happen if that is asked for."""
+        if query.follow:
+            await self._ask(lambda: self._handlers.events.require(query))
         return await self._records(self._handlers.events.stream(query), route="events", follow=query.follow)
 
     async def _records(self, records: AsyncIterator[Record], *, route: str, follow: bool) -> RecordStream[Record]:
-        """Answer with a stream whose first record was awaited only where that cannot take for ever."""
-        first = [] if follow and route == "events" else await self._first(records)
+        """Answer with a stream; its first record is awaited only where that cannot take as long as a job."""
+        first = [] if follow else await self._first(records)
         return RecordStream(first, records, closing=self._closing, on_failure=lambda exc: self._on_failure(route, exc))
 
     async def _first(self, items: AsyncIterator[T]) -> list[T]:

@@ -26,9 +26,17 @@ class EventHandlers:
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
+    async def require(self, query: EventQuery) -> JobId | None:
+        """Return the job whose events are meant, `None` for those of all.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return None if query.job is None else await self._context.find(query.job)
+
     async def stream(self, query: EventQuery) -> AsyncGenerator[EventResponse, None]:
         """Yield the events; with `follow` it never ends by itself."""
-        job = None if query.job is None else await self._context.find(query.job)
+        job = await self.require(query)
         names: dict[JobId, str] = {}
         first, last = await self._context.read(lambda reads: self._first(reads, query, job))
         await self._learn(names, first)

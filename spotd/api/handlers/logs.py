@@ -70,6 +70,20 @@ class LogHandlers:
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
+    async def require(self, ref: str, query: LogQuery) -> JobId:
+        """Return the job whose log is meant.
+
+        Raises:
+            NotFound: there is no such job, or it has no such attempt.
+            Invalid: there is no such cursor.
+        """
+        if query.after is not None:
+            parse_cursor(query.after)
+        job = await self._context.find(ref)
+        if query.attempt is not None and query.attempt not in await self._numbers(job):
+            raise NotFound(f"job {job} has no attempt {query.attempt}", hint=f"spotctl show {job}")
+        return job
+
     async def stream(self, ref: str, query: LogQuery) -> AsyncGenerator[LogResponse, None]:
         """Yield records from where the query begins to the end of what is there, or of the job when it is followed.
 
@@ -78,10 +92,8 @@ class LogHandlers:
         Raises:
             NotFound: at the first step, before any record.
         """
-        job = await self._context.find(ref)
+        job = await self.require(ref, query)
         start = parse_cursor(query.after) if query.after is not None else None
-        if query.attempt is not None and query.attempt not in await self._numbers(job):
-            raise NotFound(f"job {job} has no attempt {query.attempt}", hint=f"spotctl show {job}")
         skip_text: dict[tuple[int, str], int] = {}
         if query.tail is not None and start is None:
             start, skip_text = await self._tail_start(job, query)

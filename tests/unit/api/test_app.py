@@ -241,6 +241,25 @@ def test_a_log_of_an_unknown_job_is_refused_before_the_stream_begins(place: Plac
     assert (status, body["error"]["code"]) == (404, "not_found")
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/v1/jobs/llama-lora/logs?follow=1", 200),
+        ("/v1/jobs/llama-lora/logs?follow=1&after=x", 422),
+        ("/v1/jobs/llama-lora/logs?follow=1&attempt=7", 404),
+        ("/v1/events?follow=1&after=999", 200),
+        ("/v1/events?follow=1&job=absent", 404),
+    ],
+)
+def test_a_stream_that_is_followed_is_answered_before_its_first_record(place: Place, target: str, status: int) -> None:
+    connection = _Unix(place.socket)
+    began = time.monotonic()
+    connection.request("GET", target)
+    assert connection.getresponse().status == status
+    assert time.monotonic() - began < 5.0
+    connection.close()
+
+
 def test_records_come_one_a_line(place: Place) -> None:
     end = made_responses.log(kind="end", cursor=2, state="SUCCEEDED")
     place.streams("logs.stream", [made_responses.log("a\n", cursor=1), end])
