@@ -11,18 +11,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import date
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, Table, insert, select
+from sqlalchemy import Connection, Insert, Table, bindparam, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
 from spotd.core.charges import Charge, CostSums, sums_of
 from spotd.core.ids import AttemptId
 from spotd.store import rows
+from spotd.store.conditions import IDS, chunks
 from spotd.store.mapping import Columns
 from spotd.store.tables import ATTEMPT_COSTS, CHARGES, DAY_COSTS
-from spotd.store.world import chunks
 from spotd_providers.contract.values import ProviderName
+
+_BEGUN: Final = select(CHARGES.c.job_id, CHARGES.c.attempt, CHARGES.c.start).where(
+    CHARGES.c.start >= bindparam("earliest"), CHARGES.c.job_id.in_(IDS)
+)
 
 
 def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
@@ -32,9 +36,8 @@ def append_charges(connection: Connection, charges: Sequence[Charge]) -> None:
     fresh = [rows.CHARGE.out(charge) for charge in charges]
     earliest = min(int(row["start"]) for row in fresh)
     taken: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-    columns = select(CHARGES.c.job_id, CHARGES.c.attempt, CHARGES.c.start).where(CHARGES.c.start >= earliest)
     for some in chunks({str(row["job_id"]) for row in fresh}):
-        for job_id, attempt, start in connection.execute(columns.where(CHARGES.c.job_id.in_(some))):
+        for job_id, attempt, start in connection.execute(_BEGUN, {"ids": some, "earliest": earliest}):
             taken[job_id, attempt].add(start)
     for row in fresh:
         _begin_apart(row, taken[str(row["job_id"]), int(row["attempt"])])

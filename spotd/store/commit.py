@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Insert, Table, delete, func, insert, not_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert_into
 
 from spotd.core.checkpoints import Checkpoint
@@ -22,15 +22,21 @@ from spotd.core.world import UnreadableRow
 from spotd.store import rows
 from spotd.store.charges import append_charges
 from spotd.store.columns import instant_out, words_out
+from spotd.store.conditions import FINAL, IDS, chunks
 from spotd.store.experience import delete_records
 from spotd.store.mapping import Columns
 from spotd.store.points import AtPoint, StorePoint
 from spotd.store.row_cache import RowCache
 from spotd.store.rules import StoredRows, check_plan
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, EVENTS, EXPERIENCE, INTENTS, JOBS
-from spotd.store.world import chunks, load_checkpoints
+from spotd.store.world import load_checkpoints
 
-_FINAL_JOBS: Final = sorted(state.value for state in JobState if state.is_final)
+_JOBS: Final = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(IDS))
+_ATTEMPTS: Final = select(ATTEMPTS.c.job_id, ATTEMPTS.c.number, ATTEMPTS.c.state, ATTEMPTS.c.key).where(
+    ATTEMPTS.c.job_id.in_(IDS)
+)
+_INTENTS: Final = select(INTENTS.c.id, INTENTS.c.state).where(INTENTS.c.id.in_(IDS))
+_LAST_EVENT: Final = select(func.max(EVENTS.c.seq))
 
 
 def write_plan(connection: Connection, memory: RowCache, plan: Plan, at_point: AtPoint) -> int:
@@ -81,15 +87,14 @@ def _stored(connection: Connection, plan: Plan) -> StoredRows:
     jobs: dict[JobId, JobState] = {}
     attempts: dict[AttemptId, tuple[AttemptState, str]] = {}
     for some in chunks(touched):
-        for job_id, state in connection.execute(select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(some))):
+        for job_id, state in connection.execute(_JOBS, {"ids": some}):
             jobs[job_id] = JobState(state)
-        columns = (ATTEMPTS.c.job_id, ATTEMPTS.c.number, ATTEMPTS.c.state, ATTEMPTS.c.key)
-        for job_id, number, state, key in connection.execute(select(*columns).where(ATTEMPTS.c.job_id.in_(some))):
+        for job_id, number, state, key in connection.execute(_ATTEMPTS, {"ids": some}):
             attempts[AttemptId(job=job_id, number=number)] = (AttemptState(state), key)
     intents = {
-        row.id: IntentState(row.state)
+        intent: IntentState(state)
         for some in chunks(plan.intents)
-        for row in connection.execute(select(INTENTS.c.id, INTENTS.c.state).where(INTENTS.c.id.in_(some)))
+        for intent, state in connection.execute(_INTENTS, {"ids": some})
     }
     for row in plan.sealed:
         if row.attempt is not None and (known := attempts.get(AttemptId(job=row.job, number=row.attempt))):
@@ -109,7 +114,7 @@ def _seal(connection: Connection, sealed: Sequence[UnreadableRow]) -> None:
     """Mark rows that cannot be understood as over, without reading them."""
     for row in sealed:
         if row.attempt is None:
-            update_job = update(JOBS).where(JOBS.c.id == row.job, JOBS.c.state.not_in(_FINAL_JOBS))
+            update_job = update(JOBS).where(JOBS.c.id == row.job, not_(FINAL))
             reason = words_out(f"{QUARANTINE_MARK}its row in the state cannot be understood ({row.error})")
             connection.execute(update_job.values(state=JobState.FAILED.value, reason=reason))
         else:
@@ -131,7 +136,7 @@ def _append(connection: Connection, table: Table, values: Sequence[Columns]) -> 
 def _append_events(connection: Connection, plan: Plan) -> int:
     if not plan.events:
         return 0
-    first = int(connection.execute(select(func.max(EVENTS.c.seq))).scalar() or 0) + 1
+    first = int(connection.execute(_LAST_EVENT).scalar() or 0) + 1
     _append(connection, EVENTS, [rows.event_out(first + n, event) for n, event in enumerate(plan.events)])
     return first + len(plan.events) - 1
 

@@ -28,9 +28,9 @@ from spotd.core.plan import Event
 from spotd.core.states import JobState
 from spotd.store import rows
 from spotd.store.columns import instant_in, instant_out
+from spotd.store.conditions import chunks
 from spotd.store.experience import forget_faded
 from spotd.store.tables import COOLDOWNS, EVENTS, FOLDING_KEY, INTENTS, JOBS, META
-from spotd.store.world import chunks
 
 NEVER_FOLDED: Final = ("attempt.billed", "attempt.credited", "checkpoint.fallback")
 """What receipts are made of."""

@@ -10,14 +10,28 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, desc, func, literal, null, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    desc,
+    func,
+    literal,
+    not_,
+    null,
+    or_,
+    select,
+    true,
+)
 
 from spotd.core.attempts import Attempt
 from spotd.core.calibration import BilledMachine
 from spotd.core.charges import Charge, CostSums
 from spotd.core.checkpoints import OF_ANOTHER_JOB, Checkpoint
 from spotd.core.ids import AttemptId, JobId
-from spotd.core.intents import Intent, IntentState
+from spotd.core.intents import Intent
 from spotd.core.jobs import Job
 from spotd.core.plan import Event
 from spotd.core.policy import Policy
@@ -27,6 +41,7 @@ from spotd.core.states import AttemptState, EndReason, JobState
 from spotd.core.world import PastJob, UnreadableRow, World
 from spotd.store import rows
 from spotd.store.columns import duration_in, instant_in, instant_out
+from spotd.store.conditions import ACTIVE, IDS, NOT_ENDED, OPEN, chunks
 from spotd.store.engine import DatabasePlace
 from spotd.store.errors import StoreCorrupt
 from spotd.store.experience import load_experience
@@ -35,16 +50,13 @@ from spotd.store.readable import ROW_ERRORS, kept, set_aside
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS, META
 from spotd.store.views import ArrayView, AttemptView, CostGroup, CostGrouping, EventView, JobView, MachineView, Totals
-from spotd.store.world import chunks, load_checkpoints, load_past, load_world
+from spotd.store.world import load_checkpoints, load_past, load_world
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, ProviderName
 
 C = TypeVar("C")
 AMBIGUOUS_MAX: Final = 10
 _LAST_CHARACTER: Final = chr(sys.maxunicode)
-_ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
-_NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
-_OPEN_INTENT: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
 _IN_LIST: Final = tuple(c for c in JOBS.c if c.name not in {"spec", "code_sha256", "code_bytes", "chain"})
 _OF_ATTEMPT: Final = tuple(c for c in ATTEMPTS.c if c.name not in {"quote", "stop"})
 _PLAIN_NUMBERS: Final = (
@@ -58,6 +70,9 @@ _PLAIN_NUMBERS: Final = (
     "totals_preemptions",
     "totals_uncompared",
 )
+_JOBS: Final = select(JOBS).where(JOBS.c.id.in_(IDS))
+_NAMES: Final = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(IDS))
+_ATTEMPTS: Final = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(IDS)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
 _OTHER: Final = CHECKPOINTS.alias()
 _NAMESAKE: Final = JOBS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
@@ -140,12 +155,12 @@ class Reads:
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> tuple[JobView, ...]:
         """Return all jobs, or those that are not final; newest first."""
-        where = JOBS.c.state.in_(_ACTIVE) if active else true()
+        where = ACTIVE if active else true()
         return self._memory.listed((active, limit), lambda: self._list(where, limit=limit))
 
     def ended_jobs(self, *, limit: int) -> tuple[JobView, ...]:
         """Return the newest jobs that are final."""
-        return self._memory.listed(("ended", limit), lambda: self._list(JOBS.c.state.not_in(_ACTIVE), limit=limit))
+        return self._memory.listed(("ended", limit), lambda: self._list(not_(ACTIVE), limit=limit))
 
     def quarantined_jobs(self, *, limit: int = 20) -> tuple[JobView, ...]:
         """Return the newest jobs that spotd could not go on with and that were not queued again."""
@@ -169,15 +184,14 @@ class Reads:
 
     def ended_ids(self) -> tuple[JobId, ...]:
         """Return the ids of all final jobs, newest first."""
-        query = select(JOBS.c.id).where(JOBS.c.state.not_in(_ACTIVE)).order_by(*_NEWEST_FIRST)
+        query = select(JOBS.c.id).where(not_(ACTIVE)).order_by(*_NEWEST_FIRST)
         return tuple(JobId(one) for one in self._connection.execute(query).scalars())
 
     def names_of(self, ids: Iterable[JobId]) -> Mapping[JobId, str]:
         """Return the names of these jobs, as far as there are such jobs."""
         found: dict[JobId, str] = {}
         for some in chunks(ids):
-            query = select(JOBS.c.id, JOBS.c.name).where(JOBS.c.id.in_(some))
-            found.update((JobId(one), name) for one, name in self._connection.execute(query))
+            found.update((JobId(one), name) for one, name in self._connection.execute(_NAMES, {"ids": some}))
         return found
 
     def counts_by_state(self) -> Mapping[JobState, int]:
@@ -188,7 +202,7 @@ class Reads:
 
     def jobs_by_id(self, ids: Sequence[JobId]) -> Mapping[JobId, Job]:
         """Return whole jobs without their checkpoints; those that cannot be understood are left out."""
-        found = rows.fetch(self._connection, select(JOBS).where(JOBS.c.id.in_(ids)))
+        found = rows.fetch(self._connection, _JOBS, {"ids": ids})
         jobs = kept(lambda row: rows.JOB.read(row, spec=rows.spec_in(row.spec), checkpoints=()), found)
         return {job.id: job for job in jobs}
 
@@ -207,14 +221,12 @@ class Reads:
 
     def attempts_of(self, job_id: JobId) -> tuple[Attempt, ...]:
         """Return every attempt of a job, ended ones too, oldest first; one that cannot be understood is left out."""
-        query = select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
-        return tuple(kept(rows.attempt_in, rows.fetch(self._connection, query)))
+        return self.attempts_of_jobs([job_id]).get(job_id, ())
 
     def attempts_of_jobs(self, ids: Sequence[JobId]) -> Mapping[JobId, tuple[Attempt, ...]]:
         """Return the same of several jobs."""
-        query = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.number)
         found: dict[JobId, list[Attempt]] = {}
-        for attempt in kept(rows.attempt_in, rows.fetch(self._connection, query)):
+        for attempt in kept(rows.attempt_in, rows.fetch(self._connection, _ATTEMPTS, {"ids": ids})):
             found.setdefault(attempt.id.job, []).append(attempt)
         return {job_id: tuple(some) for job_id, some in found.items()}
 
@@ -224,8 +236,8 @@ class Reads:
         intents = select(INTENTS.c.key, INTENTS.c.provider, INTENTS.c.ref_id)
         found: dict[str, MachineView] = {}
         for query in (
-            intents.where(INTENTS.c.state.in_(_OPEN_INTENT)),
-            attempts.where(ATTEMPTS.c.state.in_(_NOT_ENDED)),
+            intents.where(OPEN),
+            attempts.where(NOT_ENDED),
         ):
             for key, provider, ref in self._connection.execute(query):
                 if key not in found or ref is not None:
@@ -291,9 +303,7 @@ class Reads:
     def open_attempts(self) -> tuple[tuple[Attempt, str], ...]:
         """Return every attempt that has not ended, with the name of its job; what cannot be understood is left out."""
         query = (
-            select(ATTEMPTS, JOBS.c.name.label("job_name"))
-            .join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
-            .where(ATTEMPTS.c.state.in_(_NOT_ENDED))
+            select(ATTEMPTS, JOBS.c.name.label("job_name")).join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id).where(NOT_ENDED)
         )
         return tuple(kept(lambda row: (rows.attempt_in(row), row.job_name), rows.fetch(self._connection, query)))
 
@@ -389,7 +399,7 @@ _GROUPS: Final[Mapping[CostGrouping, Select[Any]]] = {
 
 
 def _job(connection: Connection, job_id: JobId) -> Job | None:
-    row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).one_or_none()
+    row = next(rows.fetch(connection, _JOBS, {"ids": [job_id]}), None)
     if row is None:
         return None
     checkpoints = load_checkpoints(connection, [job_id]).get(job_id, ())
@@ -409,7 +419,7 @@ def _begins_with(text: str) -> ColumnElement[bool]:
 
 def _active_named(name: str) -> ColumnElement[bool]:
     # The name as an expression, so that the index of states is searched: few jobs go on, many may have had the name.
-    return and_(JOBS.c.name.concat("") == name, JOBS.c.state.in_(_ACTIVE))
+    return and_(JOBS.c.name.concat("") == name, ACTIVE)
 
 
 def _open_attempts(connection: Connection, picked: ColumnElement[bool]) -> Mapping[JobId, list[AttemptView]]:

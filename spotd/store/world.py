@@ -5,9 +5,9 @@ Core selects, never ORM objects: a thousand jobs cost a list of their ids and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, or_, select
 
@@ -16,29 +16,21 @@ from spotd.core.charges import Spending
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.cooldowns import COOLDOWNS_REMEMBERED, Cooldown
 from spotd.core.ids import AttemptId, IntentId, JobId
-from spotd.core.intents import Intent, IntentState
+from spotd.core.intents import Intent
 from spotd.core.jobs import Job
 from spotd.core.policy import Policy
 from spotd.core.records import Experience
-from spotd.core.states import AttemptState, JobState
 from spotd.core.world import PastJob, UnreadableRow, World, awaited
 from spotd.store import rows
 from spotd.store.columns import instant_out
+from spotd.store.conditions import ACTIVE, IDS, NOT_ENDED, OPEN, chunks
 from spotd.store.experience import load_experience
 from spotd.store.readable import ROW_ERRORS, error_words, kept
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPTS, CHECKPOINTS, COOLDOWNS, DAY_COSTS, INTENTS, JOBS
 from spotd_providers.contract.money import MicroUsd
 
-T = TypeVar("T")
-PARAMETERS_MAX: Final = 10_000
-"""Values in one IN list; SQLite's limit is 32,766."""
-_ACTIVE: Final = sorted(s.value for s in JobState if not s.is_final)
-_NOT_ENDED: Final = sorted(s.value for s in AttemptState if s is not AttemptState.ENDED)
-_OPEN: Final = sorted(s.value for s in IntentState if s not in {IntentState.DONE, IntentState.FAILED})
-_IN_WORLD: Final = or_(
-    JOBS.c.state.in_(_ACTIVE), JOBS.c.id.in_(select(ATTEMPTS.c.job_id).where(ATTEMPTS.c.state.in_(_NOT_ENDED)))
-)
+_IN_WORLD: Final = or_(ACTIVE, JOBS.c.id.in_(select(ATTEMPTS.c.job_id).where(NOT_ENDED)))
 
 _OF_PAST: Final = tuple(
     c for c in JOBS.c if c.name in {"id", "name", "state", "reason"} or c.name.startswith("outputs_")
@@ -46,8 +38,8 @@ _OF_PAST: Final = tuple(
 
 # Built once: each pass of the control loop reads the world, and to build a statement costs more than to run it.
 _JOB_IDS: Final = select(JOBS.c.id).where(_IN_WORLD)
-_LIVE_ATTEMPTS: Final = select(ATTEMPTS).where(ATTEMPTS.c.state.in_(_NOT_ENDED))
-_OPEN_INTENTS: Final = select(INTENTS).where(INTENTS.c.state.in_(_OPEN)).order_by(INTENTS.c.created_at, INTENTS.c.id)
+_LIVE_ATTEMPTS: Final = select(ATTEMPTS).where(NOT_ENDED)
+_OPEN_INTENTS: Final = select(INTENTS).where(OPEN).order_by(INTENTS.c.created_at, INTENTS.c.id)
 _COOLDOWNS_AFTER: Final = (
     select(COOLDOWNS)
     .where(COOLDOWNS.c.until > bindparam("after"))
@@ -59,13 +51,9 @@ _COSTS_SINCE: Final = (
     .group_by(DAY_COSTS.c.day)
     .order_by(DAY_COSTS.c.day)
 )
-
-
-def chunks(values: Iterable[T]) -> Iterator[Sequence[T]]:
-    """Yield the values in pieces that fit into one statement."""
-    every = list(values)
-    for start in range(0, len(every), PARAMETERS_MAX):
-        yield every[start : start + PARAMETERS_MAX]
+_JOBS: Final = select(JOBS).where(JOBS.c.id.in_(IDS))
+_PAST: Final = select(*_OF_PAST).where(JOBS.c.id.in_(IDS))
+_CHECKPOINTS: Final = select(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(IDS)).order_by(CHECKPOINTS.c.ordinal.desc())
 
 
 def load_world(connection: Connection, memory: RowCache, policy: Policy, now: datetime) -> World:
@@ -96,8 +84,7 @@ def load_past(connection: Connection, ids: Iterable[JobId]) -> dict[JobId, PastJ
     """Return what is known of jobs that others wait for; of those that cannot be understood, nothing."""
     found: dict[JobId, PastJob] = {}
     for some in chunks(ids):
-        query = select(*_OF_PAST).where(JOBS.c.id.in_(some))
-        found.update((past.id, past) for past in kept(rows.PAST_JOB.read, rows.fetch(connection, query)))
+        found.update((past.id, past) for past in kept(rows.PAST_JOB.read, rows.fetch(connection, _PAST, {"ids": some})))
     return found
 
 
@@ -120,7 +107,7 @@ def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], u
             except ROW_ERRORS as exc:
                 unreadable.append(UnreadableRow(job=job, attempt=None, error=error_words(exc)))
     broken = {row.job for row in unreadable if row.attempt is None}
-    for row in rows.fetch(connection, select(JOBS).where(JOBS.c.id.in_(ids))):
+    for row in rows.fetch(connection, _JOBS, {"ids": ids}):
         if row.id in broken:
             continue
         try:
@@ -134,8 +121,7 @@ def _read_jobs(connection: Connection, memory: RowCache, ids: Sequence[JobId], u
 def load_checkpoints(connection: Connection, ids: Sequence[JobId]) -> dict[JobId, tuple[Checkpoint, ...]]:
     """Return the accepted checkpoints of these jobs, newest first; jobs without any are left out."""
     found: dict[JobId, list[Checkpoint]] = {}
-    query = select(CHECKPOINTS).where(CHECKPOINTS.c.job_id.in_(ids)).order_by(CHECKPOINTS.c.ordinal.desc())
-    for row in rows.fetch(connection, query):
+    for row in rows.fetch(connection, _CHECKPOINTS, {"ids": ids}):
         found.setdefault(row.job_id, []).append(rows.CHECKPOINT.read(row))
     return {job: tuple(some) for job, some in found.items()}
 
