@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import text as table_text
-from spotd.words import clean, dollars, gpu_text, price, silence_texts, size_text, verdict_text, where_text
+from spotd.words import clean, count, dollars, gpu_text, price, silence_texts, size_text, verdict_text, where_text
 
 if TYPE_CHECKING:
     from spotd.api.schemas.plans import PlanResponse, ResumeSourceResponse
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 _COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("WHERE", where_text, least=8),
     Column("GPU", gpu_text, least=6),
-    Column("MARKET", lambda quote: quote["market"], least=4, drop=1),
-    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True),
-    Column("+DISK", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True),
-    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True),
-    Column("+TRAFFIC", lambda quote: price(_traffic_usd_h(quote)), right=True),
-    Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True),
+    Column("MARKET", lambda quote: quote["market"], least=4, drop=3),
+    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True, drop=4),
+    Column("+DISK", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True, drop=6),
+    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True, drop=7),
+    Column("+TRAFFIC", lambda quote: price(_traffic_usd_h(quote)), right=True, drop=8),
+    Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True, drop=2),
     Column("$/GPU-H", per_gpu_cell, right=True),
-    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=2),
-    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
+    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=9),
+    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True, drop=1),
     Column("VERDICT", verdict_text, least=8),
 )
 
@@ -46,7 +46,7 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     text = "\n".join(lines) + "\n"
     if plan["candidates"]:
         text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
-    tail = [f"{row['offers']} offers passed over: {row['reason']}" for row in plan["passed_over"]]
+    tail = [f"{count(row['offers'], 'offer')} passed over: {row['reason']}" for row in plan["passed_over"]]
     tail += [f"cost: {sentence}" for sentence in plan.get("costs", [])]
     tail += silence_texts(plan)
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]

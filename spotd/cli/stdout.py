@@ -60,8 +60,22 @@ def write_bytes(data: bytes) -> None:
         raise OutputFailed(exc.strerror or str(exc)) from exc
 
 
-def line(text: str) -> None:
-    write(text + "\n")
+def line(text: str, *, indent: int | None = None) -> None:
+    """Print a line; with an indent it is folded between words where a terminal is too narrow for it."""
+    write((text if indent is None or not is_terminal() else _folded(text, width(), indent)) + "\n")
+
+
+def _folded(text: str, room: int, indent: int) -> str:
+    if len(text) <= room:
+        return text
+    from textwrap import fill
+
+    begin = " " * (len(text) - len(text.lstrip(" ")))
+    below = " " * min(indent, room // 2)
+    return fill(
+        text.lstrip(" "), room, initial_indent=begin, subsequent_indent=below, break_long_words=False,
+        break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
+    )  # fmt: skip
 
 
 def document(body: Mapping[str, Any]) -> None:

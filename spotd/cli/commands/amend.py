@@ -8,11 +8,11 @@ import click
 
 from spotd.cli import stderr, stdout
 from spotd.cli.codes import ExitCode
-from spotd.cli.commands.jobs import array_words
+from spotd.cli.commands.jobs import array_words, job_or_array
 from spotd.cli.failures import CommandFailed
 from spotd.cli.options import ID, JSON, TABLE, job_argument, output, show_data
 from spotd.client.daemon import Daemon
-from spotd.words import clean, dollars, price
+from spotd.words import clean, count, dollars, price
 
 if TYPE_CHECKING:
     from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobResponse
@@ -62,9 +62,15 @@ def ceiling(*, ref: str, limit: str, yes: bool, output: str) -> int | None:
     `config` takes the ceiling of the config again. A running machine that costs more is given up in order.
     """
     daemon = Daemon()
-    if not yes and stderr.can_ask() and not stderr.ask(f"change the ceiling of {clean(ref)} to {clean(limit)}?"):
-        stderr.note("nothing was changed")
-        return ExitCode.INTERRUPTED
+    if not yes and stderr.can_ask():
+        detail, jobs = job_or_array(daemon, ref)
+        usd = None if detail is None else detail["ceiling_usd_gpu_h"]
+        name = f"{count(len(jobs), 'job')} of {ref}" if detail is None else detail["job"]["name"]
+        before = "" if usd is None else f" from ${price(usd)} per GPU-hour"
+        if not stderr.ask(clean(f"change the ceiling of {name}{before} to {limit}?")):
+            stderr.note("nothing was changed")
+            return ExitCode.INTERRUPTED
+        ref = ref if detail is None else detail["job"]["id"]
     answer = daemon.set_ceiling(ref, limit)
     array: ArrayResponse | None = answer.get("array")
     if array is not None:

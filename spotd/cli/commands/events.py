@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from spotd.api.schemas.streams import EventResponse
 
 
+SCREEN_MAX = 200
+"""How many events a terminal gets where nothing states how many."""
+
+
 @click.command()
 @click.argument("ref", metavar="[JOB]", required=False, shell_complete=complete_job)
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
@@ -29,17 +33,21 @@ if TYPE_CHECKING:
 def events(*, ref: str | None, follow: bool, since: When | None, limit: int | None, output: str) -> None:
     """What happened and why, oldest first: all of it, or what belongs to one job."""
     daemon = Daemon()
+    most = SCREEN_MAX if limit is None and since is None and output == TABLE and stdout.is_terminal() else None
+    limit = limit if most is None else most
     query: dict[str, Any] = {"job": ref, "limit": limit, "since": instants(daemon, since)[0]}
     if output == JSON and not follow:
         stdout.document({"schema": 1, "events": [without_schema(record) for record in daemon.events(query)]})
         return
     found = _followed(daemon, query) if follow else daemon.events(query)
-    any_shown = False
+    shown = 0
     for record in found:
         _show(record, output)
-        any_shown = True
-    if not any_shown and output == TABLE:
+        shown += 1
+    if not shown and output == TABLE:
         stderr.note("no events")
+    if shown == most:
+        stderr.note(f"the newest {most} events; spotctl events -n {10 * SCREEN_MAX} shows more")
 
 
 def _followed(daemon: Daemon, query: dict[str, Any]) -> Iterator[Json]:
@@ -62,4 +70,5 @@ def _show(event: EventResponse, output: str) -> None:
         subject = event["job_name"] or event["job"] or "-"
         if event["attempt"] is not None:
             subject += f"#{event['attempt']}"
-        stdout.line(f"{local_text(event['at'])}  {clean(subject)}  {clean(event['kind'])}  {clean(event['message'])}")
+        words = f"{local_text(event['at'])}  {clean(subject)}  {clean(event['kind'])}  {clean(event['message'])}"
+        stdout.line(words, indent=4)

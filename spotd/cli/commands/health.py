@@ -115,9 +115,9 @@ def _show_checks(daemon: Daemon, shape: DoctorResponse) -> None:
     }  # fmt: skip
     for check in [reached, *shape["checks"]]:
         mark = "FAIL" if not check["ok"] else "warn" if check["hint"] else "ok  "
-        stdout.line(f"{mark}  {clean(check['area'])}: {clean(check['name'])}: {clean(check['detail'])}")
+        stdout.line(f"{mark}  {clean(check['area'])}: {clean(check['name'])}: {clean(check['detail'])}", indent=6)
         if check["hint"]:
-            stdout.line(f"      hint: {clean(check['hint'])}")
+            stdout.line(f"      hint: {clean(check['hint'])}", indent=12)
     failed = sum(not check["ok"] for check in shape["checks"])
     warnings = sum(bool(check["ok"] and check["hint"]) for check in shape["checks"])
     well = f"nothing is wrong; {count(warnings, 'warning')}" if warnings else "all is well"

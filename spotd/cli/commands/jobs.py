@@ -53,13 +53,13 @@ def ls_columns(now: str) -> Sequence[Column[JobResponse]]:
         Column("ID", lambda job: job["id"]),
         Column("NAME", lambda job: job["name"], least=8),
         Column("STATE", lambda job: _state_cell(job, now), least=10),
-        Column("GPU", gpu_text, least=6),
-        Column("WHERE", where_text, least=6),
+        Column("GPU", gpu_text, least=6, drop=3),
+        Column("WHERE", where_text, least=6, drop=2),
         Column("$/H", lambda job: _rate_text(job["effective_usd_h"]), right=True),
-        Column("SPENT", lambda job: money(job["spent_usd"]), right=True),
-        Column("SAVED", lambda job: compared_text(job, job["saved_usd"]), right=True, drop=1),
-        Column("RECOV", lambda job: str(job["recoveries"]), right=True, drop=2),
-        Column("CKPT", _checkpoint_text, least=5),
+        Column("SPENT", lambda job: money(job["spent_usd"]), right=True, drop=1),
+        Column("SAVED", lambda job: compared_text(job, job["saved_usd"]), right=True, drop=5),
+        Column("RECOV", lambda job: str(job["recoveries"]), right=True, drop=6),
+        Column("CKPT", _checkpoint_text, least=5, drop=4),
         Column("AGE", lambda job: short_span(seconds_between(job["submitted_at"], now) or 0), right=True),
     )
 
@@ -219,7 +219,8 @@ def show(*, ref: str, output: str) -> None:
         return
     for sentence in detail["set_aside"]:
         stderr.warning(sentence)
-    stdout.write("".join(f"{key + ':':<12}{clean(value)}\n" for key, value in _facts(detail, answer["now"])))
+    for key, value in _facts(detail, answer["now"]):
+        stdout.line(f"{key + ':':<12}{clean(value)}", indent=12)
     if detail["job"]["attempts"]:
         stdout.line("")
         show_table(_attempt_columns(answer["now"]), detail["job"]["attempts"])
@@ -233,7 +234,7 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         ("name", job["name"]),
         ("state", f"{job['state']}: {job['reason']}"),
         ("summary", job.get("summary", "")),
-        ("verdict", job["verdict"]),
+        ("verdict", "" if job["verdict"] == job["reason"] else job["verdict"]),
         ("gpu", gpu_text(job)),
         *((f"gpu {gpu['index']}", _gpu_use_text(gpu, now)) for gpu in job["gpus"]),
         ("where", where_text(job)),
@@ -294,7 +295,7 @@ def _saved_text(job: JobResponse) -> str:
     """Return what was saved against on-demand; nothing where no on-demand price is known."""
     uncompared = job.get("uncompared_usd", 0)
     on_demand = job["on_demand_usd"] - uncompared
-    if uncompared and on_demand <= 0:
+    if on_demand <= 0 and (uncompared or not job["spent_usd"]):
         return ""
     return f"{dollars(job['saved_usd'])} against {dollars(on_demand)} on demand"
 
@@ -329,7 +330,10 @@ def why(*, ref: str, output: str) -> None:
     lines += [f"  cost      {clean(sentence)}" for sentence in shape.get("costs", [])]
     if shape["passed_over"]:
         lines.append("  passed over:")
-        lines += [f"    {row['offers']:>5} offers: {clean(row['reason'])}" for row in shape["passed_over"]]
+        lines += [
+            f"    {row['offers']:>5} {'offer' if row['offers'] == 1 else 'offers'}: {clean(row['reason'])}"
+            for row in shape["passed_over"]
+        ]
     if shape["until"] is not None:
         lines.append(f"  decides again by {local_text(shape['until'])}")
     lines += [f"  {_last_error(row)}" for row in shape["boards"] if row["error"] or row["note"]]
@@ -338,7 +342,8 @@ def why(*, ref: str, output: str) -> None:
         # A job and its attempt change for one reason at one instant: it is printed once.
         lines_once = dict.fromkeys((local_text(event["at"]), clean(event["message"])) for event in shape["events"])
         lines += [f"    {at}  {message}" for at, message in lines_once]
-    stdout.write("".join(f"{line}\n" for line in lines))
+    for line in lines:
+        stdout.line(line, indent=12 if line.startswith(" ") else 2)
 
 
 def _last_error(provider_offers: PollResponse) -> str:
@@ -374,17 +379,31 @@ def cancel(*, ref: str, yes: bool, output: str) -> int | None:
     return None
 
 
-def _cancel_question(daemon: Daemon, ref: str) -> tuple[str, str]:
-    """Return what is cancelled, by its id, and what to ask before; nothing where no machine stops."""
+def job_or_array(daemon: Daemon, ref: str) -> tuple[JobDetailResponse | None, list[JobResponse]]:
+    """Return the job that is meant, or the jobs of an array that have not ended.
+
+    Raises:
+        DaemonRefused: neither is there.
+    """
     try:
-        job: JobResponse = daemon.job(ref)["job"]
+        return daemon.job(ref), []
     except DaemonRefused as exc:
         if exc.code != "not_found":
             raise
-        jobs: list[JobResponse] = daemon.jobs({"array": ref, "active": 1})["jobs"]
+        try:
+            return None, daemon.jobs({"array": ref, "active": 1})["jobs"]
+        except DaemonRefused:
+            raise exc from None
+
+
+def _cancel_question(daemon: Daemon, ref: str) -> tuple[str, str]:
+    """Return what is cancelled, by its id, and what to ask before; nothing where no machine stops."""
+    detail, jobs = job_or_array(daemon, ref)
+    if detail is None:
         machines = sum(job["provider"] is not None for job in jobs)
         question = f"stop {count(len(jobs), 'job')} of {clean(ref)}, {machines} of them on a machine?"
         return ref, question if machines else ""
+    job = detail["job"]
     on_machine = job["provider"] is not None
     return job["id"], f"stop {clean(job['name'])} on {clean(where_text(job))}?" if on_machine else ""
 

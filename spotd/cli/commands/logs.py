@@ -55,9 +55,13 @@ def logs(
         printer = FilteringPrinter(printer, LineFilter(matches, context=context), raw=raw)
     if follow:
         return follow_to_end(daemon, ref, query, printer)
+    any_written = False
     for record in daemon.logs(ref, query):
         printer.show(record)
+        any_written = any_written or record["kind"] == "log"
     printer.end()
+    if not any_written and output == TABLE and tail != 0:
+        stderr.note(f"{clean(ref)} has written nothing yet; spotctl why {clean(ref)} says what it is doing")
     return ExitCode.OK
 
 

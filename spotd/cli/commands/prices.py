@@ -31,29 +31,29 @@ def ceiling_note(quotes: Sequence[QuoteResponse]) -> str:
 
 QUOTE_COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("WHERE", where_text, least=10),
-    Column("REGION", lambda quote: quote["region"], least=6, drop=2),
+    Column("REGION", lambda quote: quote["region"], least=6, drop=4),
     Column("GPU", gpu_text, least=6),
     Column("MARKET", lambda quote: quote["market"], least=4),
     Column("$/GPU-H", per_gpu_cell, right=True),
-    Column("$/H", lambda quote: price(quote["effective_usd_h"]), right=True, drop=1),
-    Column("ON-DEMAND", lambda quote: price(quote["on_demand_usd_h"]), right=True, drop=3),
-    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
+    Column("$/H", lambda quote: price(quote["effective_usd_h"]), right=True, drop=3),
+    Column("ON-DEMAND", lambda quote: price(quote["on_demand_usd_h"]), right=True, drop=5),
+    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True, drop=2),
     Column("VERDICT", verdict_text, least=8),
 )
 EXPLAIN_COLUMNS: Sequence[Column[QuoteResponse]] = (
     Column("WHERE", where_text, least=8),
     Column("GPU", gpu_text, least=6),
-    Column("MARKET", lambda quote: quote["market"], least=4),
-    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True),
-    Column("+STORAGE", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True),
-    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True),
-    Column("(FEE X)", lambda quote: f"{quote['breakdown']['fee_multiplier']:.2f}", right=True, drop=1),
-    Column("+UPLOAD", lambda quote: price(quote["breakdown"]["upload_usd_h"]), right=True),
-    Column("+RESTORE", lambda quote: price(quote["breakdown"]["restore_usd_h"]), right=True),
+    Column("MARKET", lambda quote: quote["market"], least=4, drop=3),
+    Column("GPU$/H", lambda quote: price(quote["breakdown"]["gpu_usd_h"]), right=True, drop=2),
+    Column("+STORAGE", lambda quote: price(quote["breakdown"]["storage_usd_h"]), right=True, drop=4),
+    Column("+FEE", lambda quote: price(quote["breakdown"]["fee_usd_h"]), right=True, drop=5),
+    Column("(FEE X)", lambda quote: f"{quote['breakdown']['fee_multiplier']:.2f}", right=True, drop=9),
+    Column("+UPLOAD", lambda quote: price(quote["breakdown"]["upload_usd_h"]), right=True, drop=6),
+    Column("+RESTORE", lambda quote: price(quote["breakdown"]["restore_usd_h"]), right=True, drop=7),
     Column("=$/H", lambda quote: price(quote["breakdown"]["total_usd_h"]), right=True),
     Column("$/GPU-H", per_gpu_cell, right=True),
-    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=2),
-    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True),
+    Column("BID", lambda quote: price(quote["bid_usd_gpu_h"]), right=True, drop=8),
+    Column("CEILING", lambda quote: price(quote["ceiling_usd_gpu_h"]), right=True, drop=1),
 )
 GPUS_NAMED_MAX = 5
 FORMULA = "$/H of the whole machine = fee multiplier x (gpu + disk GB x storage price / 720) + upload + restore traffic"
