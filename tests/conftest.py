@@ -46,6 +46,7 @@ _QUICK_FOLDERS: Final = (
     "unit/jobs",
     "unit/providers/gpus",
     "unit/setup",
+    "unit/site",
     "unit/store",
 )
 _QUICK_PLACES: Final = tuple(f"{_TESTS / name}{os.sep}" for name in _QUICK_FOLDERS)

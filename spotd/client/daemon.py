@@ -5,12 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from spotd import paths
 from spotd.client.errors import DaemonRefused
-from spotd.client.transport import ANSWER_S, PATIENT_S, Json, Query, Transport
+from spotd.client.transport import ANSWER_S, PATIENT_S, Query, Transport
+
+if TYPE_CHECKING:  # a command that does not print a type does not load it
+    from spotd.api.schemas.answers import (
+        CalibrationAnswer,
+        CheckpointsAnswer,
+        CodeAnswer,
+        DaemonStatusAnswer,
+        ForgottenAnswer,
+        ForgottenHostsAnswer,
+        JobAnswer,
+        JobOrArrayAnswer,
+        PlanAnswer,
+        ProvidersAnswer,
+        WhyAnswer,
+    )
+    from spotd.api.schemas.checkpoints import VerificationResponse
+    from spotd.api.schemas.costs import CostResponse, LedgerResponse
+    from spotd.api.schemas.files import FilesResponse
+    from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
+    from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse
+    from spotd.api.schemas.prices import HistoryResponse, PricesResponse
+    from spotd.api.schemas.streams import EventResponse, LogResponse
 
 SPANS_MAX: Final = 200
 """So that the line of a request stays within what every server takes."""
@@ -26,33 +48,37 @@ class Daemon:
     def socket(self) -> Path:
         return self._transport.path
 
-    def status(self) -> Json:
+    def close_streams(self) -> None:
+        """Let the streams of this object, which other threads read, end at the next sign of the daemon."""
+        self._transport.is_closing = True
+
+    def status(self) -> DaemonStatusAnswer:
         return self._transport.json("GET", "/v1/status")
 
-    def plan(self, draft: Mapping[str, Any], *, resume_from: str = "", array: str = "") -> Json:
+    def plan(self, draft: Mapping[str, Any], *, resume_from: str = "", array: str = "") -> PlanAnswer:
         body = {"draft": draft, "resume_from": resume_from, "array": array}
         return self._transport.json("POST", "/v1/plan", body=body, timeout_s=PATIENT_S)
 
     def has_code(self, sha256: str) -> bool:
         return bool(self._transport.json("GET", f"/v1/code/{sha256}", timeout_s=PATIENT_S).get("present"))
 
-    def put_code(self, sha256: str, content: IO[bytes], size: int) -> Json:
+    def put_code(self, sha256: str, content: IO[bytes], size: int) -> CodeAnswer:
         return self._transport.upload(f"/v1/code/{sha256}", content, size)
 
     def submit(
         self,
         draft: Mapping[str, Any],
         *,
-        code_sha256: str | None,
-        secrets: Mapping[str, str],
+        code_sha256: str | None = None,
+        secrets: Mapping[str, str] | None = None,
         resume_from: str = "",
         array: str = "",
         i_know: bool = False,
-    ) -> Json:
+    ) -> JobDetailResponse:
         body = {
             "draft": draft,
             "code_sha256": code_sha256,
-            "secrets": secrets,
+            "secrets": secrets or {},
             "resume_from": resume_from,
             "array": array,
             "i_know": i_know,
@@ -63,69 +89,69 @@ class Daemon:
         """Return the answer unparsed: with a thousand jobs, parsing it only to print it takes half of the time."""
         return self._transport.json_bytes("GET", "/v1/jobs", query=query)
 
-    def jobs(self, query: Query, *, timeout_s: float = ANSWER_S) -> Json:
+    def jobs(self, query: Query | None = None, *, timeout_s: float = ANSWER_S) -> JobPageResponse:
         return self._transport.json("GET", "/v1/jobs", query=query, timeout_s=timeout_s)
 
-    def job(self, ref: str) -> Json:
+    def job(self, ref: str) -> JobDetailResponse:
         return self._transport.json("GET", _job(ref))
 
-    def why(self, ref: str) -> Json:
+    def why(self, ref: str) -> WhyAnswer:
         return self._transport.json("GET", _job(ref, "why"))
 
-    def gpu_history(self, ref: str) -> Json:
+    def gpu_history(self, ref: str) -> GpuHistoryResponse:
         return self._transport.json("GET", _job(ref, "gpus"))
 
-    def logs(self, ref: str, query: Query) -> Iterator[Json]:
+    def logs(self, ref: str, query: Query | None = None) -> Iterator[LogResponse]:
         return self._transport.lines(_job(ref, "logs"), query=query)
 
-    def cancel(self, ref: str) -> Json:
+    def cancel(self, ref: str) -> JobOrArrayAnswer:
         return self._transport.json("POST", _job(ref, "cancel"))
 
-    def retry(self, ref: str, *, anyway: bool = False, start: int = 0) -> Json:
+    def retry(self, ref: str, *, anyway: bool = False, start: int = 0) -> JobOrArrayAnswer:
         query: Query = {**({"anyway": 1} if anyway else {}), **({"start": start} if start else {})}
         return self._transport.json("POST", _job(ref, "retry"), query=query, timeout_s=PATIENT_S)
 
-    def set_budget(self, ref: str, budget: str) -> Json:
+    def set_budget(self, ref: str, budget: str) -> JobAnswer:
         return self._transport.json("POST", _job(ref, "budget"), body={"budget": budget})
 
-    def set_ceiling(self, ref: str, ceiling: str) -> Json:
+    def set_ceiling(self, ref: str, ceiling: str) -> JobOrArrayAnswer:
         return self._transport.json("POST", _job(ref, "ceiling"), body={"ceiling": ceiling})
 
-    def forget(self, machine: str) -> Json:
+    def forget(self, machine: str) -> ForgottenAnswer:
         return self._transport.json("POST", "/v1/machines/forget", body={"machine": machine})
 
-    def prices(self, query: Query) -> Json:
+    def prices(self, query: Query | None = None) -> PricesResponse:
         return self._transport.json("GET", "/v1/prices", query=query)
 
-    def history(self, query: Query) -> Json:
+    def history(self, query: Query | None = None) -> HistoryResponse:
         return self._transport.json("GET", "/v1/history", query=query)
 
-    def events(self, query: Query) -> Iterator[Json]:
+    def events(self, query: Query | None = None) -> Iterator[EventResponse]:
         return self._transport.lines("/v1/events", query=query)
 
-    def cost(self, ref: str | None) -> Json:
+    def cost(self, ref: str | None = None) -> CostResponse:
         return self._transport.json("GET", "/v1/cost" if ref is None else _job(ref, "cost"))
 
-    def cost_by(self, what: str) -> Json:
+    def cost_by(self, what: str) -> LedgerResponse:
         return self._transport.json("GET", "/v1/cost", query={"by": what})
 
-    def calibration(self) -> Json:
+    def calibration(self) -> CalibrationAnswer:
         return self._transport.json("GET", "/v1/calibration")
 
-    def checkpoints(self, ref: str) -> Json:
+    def checkpoints(self, ref: str) -> CheckpointsAnswer:
         return self._transport.json("GET", _job(ref, "checkpoints"))
 
-    def verify_checkpoints(self, ref: str, query: Query) -> Iterator[Json]:
+    def verify_checkpoints(self, ref: str, query: Query | None = None) -> Iterator[VerificationResponse]:
         return self._transport.lines(_job(ref, "checkpoints/verify"), query=query)
 
-    def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> Json:
+    def pin_checkpoints(self, ref: str, names: Sequence[str], *, pinned: bool) -> CheckpointsAnswer:
         body = {"checkpoints": [*names], "pinned": pinned}
         return self._transport.json("POST", _job(ref, "checkpoints/pin"), body=body)
 
-    def remove_checkpoints(self, ref: str, names: Sequence[str]) -> Json:
+    def remove_checkpoints(self, ref: str, names: Sequence[str]) -> CheckpointsAnswer:
         return self._transport.json("POST", _job(ref, "checkpoints/remove"), body={"checkpoints": [*names]})
 
-    def files(self, ref: str, checkpoint: str | None) -> Json:
+    def files(self, ref: str, checkpoint: str | None = None) -> FilesResponse:
         return self._transport.json("GET", _job(ref, "files"), query={"checkpoint": checkpoint}, timeout_s=PATIENT_S)
 
     def read_file(self, ref: str, checkpoint: str | None, path: str) -> Iterator[bytes]:
@@ -140,19 +166,19 @@ class Daemon:
             query: Query = {"checkpoint": checkpoint, "manifest": manifest, "files": some}
             yield from self._transport.chunks(_job(ref, "files/contents"), query=query)
 
-    def providers(self) -> Json:
+    def providers(self) -> ProvidersAnswer:
         return self._transport.json("GET", "/v1/providers")
 
-    def hosts(self) -> Json:
+    def hosts(self) -> HostsResponse:
         return self._transport.json("GET", "/v1/hosts")
 
-    def forget_host(self, host: str) -> Json:
+    def forget_host(self, host: str) -> ForgottenHostsAnswer:
         return self._transport.json("POST", "/v1/hosts/forget", body={"host": host})
 
-    def doctor(self) -> Json:
+    def doctor(self) -> DoctorResponse:
         return self._transport.json("GET", "/v1/doctor", timeout_s=PATIENT_S)
 
-    def reconcile(self) -> Json:
+    def reconcile(self) -> ReconcileResponse:
         return self._transport.json("POST", "/v1/reconcile", timeout_s=PATIENT_S)
 
 

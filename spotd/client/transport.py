@@ -56,6 +56,8 @@ class Transport:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.is_closing = False
+        """Set by another thread: a stream ends at the next sign of the daemon."""
 
     def json_bytes(
         self,
@@ -108,7 +110,7 @@ class Transport:
             DaemonUnreachable, DaemonRefused: also in the middle.
         """
         with self._exchange("GET", target, query=query, timeout_s=STREAM_S) as response:
-            while line := response.readline(_LINE_BYTES_MAX):
+            while (line := response.readline(_LINE_BYTES_MAX)) and not self.is_closing:
                 if not line.endswith(b"\n"):
                     raise self._garbled()
                 if line.strip():

@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from queue import Empty, Queue
 from typing import Any, Final
 
@@ -69,13 +69,13 @@ def _wait_for_verdict(daemon: Daemon, job: DemoJob) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while daemon.job(job.name)["job"]["state"] in {"QUEUED", "PROVISIONING"}:
         if time.monotonic() > deadline:
-            raise DemoFailed(f"{job.name} did not start: {daemon.why(job.name)['sentence']}")
+            raise DemoFailed(f"{job.name} did not start: {daemon.why(job.name)['why']['sentence']}")
         time.sleep(0.05)
 
 
 def _watch(running: Session, view: View, count: int) -> None:
     """Print the progress until every job is final."""
-    records: Queue[dict[str, Any] | DaemonRefused] = Queue(maxsize=10_000)
+    records: Queue[Mapping[str, Any] | DaemonRefused] = Queue(maxsize=10_000)
     threading.Thread(target=_listen, args=(running.daemon, records), name="events", daemon=True).start()
     deadline = time.monotonic() + TIME_LIMIT_S
     while True:
@@ -94,7 +94,7 @@ def _watch(running: Session, view: View, count: int) -> None:
         time.sleep(0.2)
 
 
-def _listen(daemon: Daemon, records: Queue[dict[str, Any] | DaemonRefused]) -> None:
+def _listen(daemon: Daemon, records: Queue[Mapping[str, Any] | DaemonRefused]) -> None:
     try:
         for event in daemon.events({"follow": "1"}):
             records.put(event)
@@ -104,7 +104,7 @@ def _listen(daemon: Daemon, records: Queue[dict[str, Any] | DaemonRefused]) -> N
         records.put(refused)
 
 
-def _drain(records: Queue[dict[str, Any] | DaemonRefused]) -> Iterator[dict[str, Any]]:
+def _drain(records: Queue[Mapping[str, Any] | DaemonRefused]) -> Iterator[Mapping[str, Any]]:
     while True:
         try:
             found = records.get_nowait()

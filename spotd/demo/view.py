@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -39,8 +40,8 @@ class View(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def event(self, event: dict[str, Any]) -> None: ...
-    def jobs(self, now: str, jobs: list[dict[str, Any]]) -> None: ...
+    def event(self, event: Mapping[str, Any]) -> None: ...
+    def jobs(self, now: str, jobs: Sequence[Mapping[str, Any]]) -> None: ...
 
 
 def clock_words(instant: str) -> str:
@@ -48,7 +49,7 @@ def clock_words(instant: str) -> str:
     return datetime.fromisoformat(instant).strftime("%H:%M:%S")
 
 
-def event_words(event: dict[str, Any]) -> str:
+def event_words(event: Mapping[str, Any]) -> str:
     attempt = f" #{event['attempt']}" if event["attempt"] else ""
     return f"{clock_words(event['at'])}  {(event['job_name'] or '') + attempt:14} {event['message']}"
 
@@ -62,12 +63,12 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Mapping[str, Any]) -> None:
         if event["kind"] in SHOWN:
             sys.stdout.write(event_words(event) + "\n")
             sys.stdout.flush()
 
-    def jobs(self, now: str, jobs: list[dict[str, Any]]) -> None:
+    def jobs(self, now: str, jobs: Sequence[Mapping[str, Any]]) -> None:
         """Print nothing: events are enough here."""
 
 
@@ -80,9 +81,9 @@ class Screen:
 
         self._console = Console()
         self._live = Live(console=self._console, refresh_per_second=8, transient=False)
-        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_ON_SCREEN)
+        self._events: deque[Mapping[str, Any]] = deque(maxlen=EVENTS_ON_SCREEN)
         self._now = ""
-        self._jobs: list[dict[str, Any]] = []
+        self._jobs: Sequence[Mapping[str, Any]] = []
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -93,12 +94,12 @@ class Screen:
     ) -> None:
         self._live.__exit__(kind, exc, trace)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Mapping[str, Any]) -> None:
         if event["kind"] in SHOWN:
             self._events.append(event)
             self._draw()
 
-    def jobs(self, now: str, jobs: list[dict[str, Any]]) -> None:
+    def jobs(self, now: str, jobs: Sequence[Mapping[str, Any]]) -> None:
         self._now, self._jobs = now, jobs
         self._draw()
 

@@ -199,7 +199,7 @@ directory = "{self.market_folder}"
 
     def receipts(self, ref: str) -> list[dict[str, Any]]:
         """What the job cost, attempt by attempt."""
-        return list(self.api.cost(ref)["receipts"])
+        return [dict(one) for one in self.api.cost(ref)["receipts"]]
 
     def state(self, ref: str) -> str:
         return str(self.job(ref)["state"])
@@ -220,7 +220,7 @@ directory = "{self.market_folder}"
         return b"".join(self.api.read_file(ref, None, path)).decode().strip()
 
     def events(self, ref: str | None = None) -> list[dict[str, Any]]:
-        return list(self.api.events({"job": ref} if ref else {}))
+        return [dict(one) for one in self.api.events({"job": ref} if ref else {})]
 
     # --- the market ---
 
@@ -323,7 +323,7 @@ def assert_books_are_clean(found: Lab, *, reconcile_s: float) -> None:
     ends: dict[str, datetime] = {}
     for job in found.api.jobs({})["jobs"]:
         assert job["state"] in FINAL
-        ends[job["id"]] = datetime.fromisoformat(job["ended_at"]).astimezone(UTC)
+        ends[job["id"]] = datetime.fromisoformat(str(job["ended_at"])).astimezone(UTC)
     by_job: dict[str, list[Segment]] = {}
     for span in spans:
         by_job.setdefault(span.key.split("-")[2], []).append(span)

@@ -36,8 +36,7 @@ max_price = 1.00
 
 
 def attempts(found: Lab, ref: str) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = found.api.job(ref)["job"]["attempts"]
-    return made
+    return [dict(one) for one in found.api.job(ref)["job"]["attempts"]]
 
 
 AFTER = '[schedule]\nafter = ["prep"]'

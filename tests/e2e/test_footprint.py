@@ -47,7 +47,7 @@ def idle(folder: Path, *, providers: str, environment: dict[str, str]) -> Iterat
             rows = found.api.providers()["providers"]
             enabled = [row for row in rows if row["enabled"]]
             ready = all(row["offers"] and row["last_listing_at"] for row in enabled)
-            return sorted(row["last_poll_at"] for row in enabled) if ready else None
+            return sorted(str(row["last_poll_at"]) for row in enabled) if ready else None
 
         first = until(polled, what="prices of every provider", within=120, every=0.2)
         until(lambda: (polled() or first)[0] > first[-1], what="another poll of each", within=120, every=0.2)

@@ -69,7 +69,7 @@ class JobKey:
     Attributes:
         path: in the file, as in `checkpoint.keep`.
         read: gives the converted value of a table's key, and keeps what is wrong with it.
-        flag, metavar, help, type, repeated: of the flag for it. Without a help the command takes it in its own way.
+        flag, metavar, help, type, repeated: of the flag for it. Without a metavar the command takes it in its own way.
         field: of `JobSpec`, as in `resources.disk_gb`; the same as `path` where it is empty.
         show: gives the value as the file has it; `None` or empty where it has none.
         missing: how to write it, where a job cannot do without.
@@ -313,6 +313,7 @@ KEYS: Final = (
            "--window", "SPAN", "Run only then, say 'Mon-Fri 22:00-08:00'; may be repeated.", repeated=True,
            show=lambda spec: [window_words(one) for one in spec.schedule.windows]),
     JobKey("schedule.preempt", _one(truth(example="preempt = true")), "--preempt",
+           help="Stop jobs of lower priority, saved, where it could start at once.",
            show=lambda spec: spec.schedule.preempt or None),
     JobKey("schedule.after", _words('after = ["prep-data"]'),
            "--after", "JOB", "Run after this job has succeeded; may be repeated.", repeated=True),
@@ -335,12 +336,17 @@ KEYS: Final = (
            "--on-stall", "ACTION", "move or stop; it saves first, and moves unless given.",
            show=lambda spec: spec.watchdog.action.value if spec.watchdog.is_on else None),
     JobKey("run", _one(_run), "the command behind --", missing=f"write {_RUN}",
+           help="Command of the job: a line for the shell, or a list of words.",
            show=lambda spec: spec.run[2] if spec.run[:2] == _SHELL and len(spec.run) == 3 else list(spec.run)),
     JobKey("env", lambda table, key: table.take_env(key, count_max=256, length_max=32_768), "--env",
+           help="Variables of the job, by name.",
            show=lambda spec: dict(spec.env)),
-    JobKey("secrets", _many(env_name, 'secrets = ["WANDB_API_KEY"]'), "--secret"),
-    JobKey("checkpoint.settle", _one(_span())),
-    JobKey("speed", _speeds, show=lambda spec: {one.name: one.ppm / units.MICRO for one in spec.speed}),
+    JobKey("secrets", _many(env_name, 'secrets = ["WANDB_API_KEY"]'), "--secret",
+           help="Names of variables whose values are secret; they are read where the job is submitted."),
+    JobKey("checkpoint.settle", _one(_span()),
+           help="A checkpoint without a mark of its framework is complete once nothing in it has changed for so long."),
+    JobKey("speed", _speeds, help="How fast the job is on each GPU, against 1.0.",
+           show=lambda spec: {one.name: one.ppm / units.MICRO for one in spec.speed}),
 )  # fmt: skip
 """In the order in which `spotctl submit --help` lists the flags."""
 

@@ -18,6 +18,7 @@ from spotd.client.daemon import Daemon
 from spotd.words import NOTHING, clean, count, local_text, size_text
 
 if TYPE_CHECKING:
+    from spotd.api.schemas.answers import CheckpointsAnswer
     from spotd.api.schemas.checkpoints import KeptCheckpointResponse, VerificationResponse
 
 ACTIONS: Final = ("list", "verify", "pull", "pin", "unpin", "rm")
@@ -175,7 +176,7 @@ def _remove(ref: str, names: Sequence[str], *, yes: bool, output: str) -> int | 
     return None
 
 
-def _show_changed(answer: dict[str, Any], output: str, words: str) -> None:
-    rows: list[KeptCheckpointResponse] = answer["checkpoints"]
+def _show_changed(answer: CheckpointsAnswer, output: str, words: str) -> None:
+    rows = answer["checkpoints"]
     if not show_data(answer, output, [row["name"] for row in rows]):
         stdout.write("".join(f"{clean(row['name'])} ({size_text(row['bytes'])}) is {words}\n" for row in rows))

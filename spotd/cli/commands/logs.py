@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,7 +66,7 @@ def logs(
     return ExitCode.OK
 
 
-def without_schema(record: dict[str, Any]) -> dict[str, Any]:
+def without_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "schema"}
 
 

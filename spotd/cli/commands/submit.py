@@ -58,7 +58,7 @@ class _WithCommand(click.Command):
 
 def _job_options(function: F) -> F:
     """Add the flags that stand for keys of a job file; the parameter's name is the key with `__` for its dot."""
-    for key in reversed([key for key in KEYS if key.help]):
+    for key in reversed([key for key in KEYS if key.metavar]):
         name = key.path.replace(".", "__")
         function = click.option(
             key.flag, name, type=key.type, multiple=key.repeated, metavar=key.metavar, help=key.help
