@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TABLE, JSON, ID, CSV = "table", "json", "id", "csv"
+TABLE, JSON, ID, CSV, CHART = "table", "json", "id", "csv", "chart"
 
 
 def output(*choices: str) -> Callable[[F], F]:

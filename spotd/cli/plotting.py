@@ -1,22 +1,18 @@
-"""A back-test as a picture. matplotlib is asked for only here, and only when something is to be drawn."""
+"""Pictures: what each of them begins and ends with. matplotlib is loaded only when something is to be drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from spotd.backtest.advice import ceiling_words
 from spotd.cli.codes import ExitCode
 from spotd.cli.failures import CommandFailed
 
-if TYPE_CHECKING:
-    from spotd.backtest.result import Result
-
 FORMATS: Final = (".svg", ".png")
-_MICRO: Final = 1_000_000
-_HOUR_S: Final = 3600
-_COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
 """Okabe and Ito's palette, which people who do not see all colours can tell apart."""
 
 
@@ -42,8 +38,9 @@ def require_plotting(path: Path) -> None:
         )
 
 
-def draw(result: Result, path: Path) -> None:
-    """Draw cost, finish and waiting over the ceiling, a line for each policy.
+@contextmanager
+def picture(path: Path, *, width: float, height: float) -> Iterator[Any]:
+    """Yield an empty figure of so many inches, and write it into the file at the end.
 
     Raises:
         CommandFailed: the file cannot be written.
@@ -51,59 +48,29 @@ def draw(result: Result, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"font.size": 10, "svg.hashsalt": "spotd", "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(8, 8.5), dpi=120, layout="constrained")
-        cost, finish, share = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
-        for number, policy in enumerate(dict.fromkeys(one.case.policy for one in result.summaries)):
-            _draw_policy(result, policy, number, cost, finish, share)
-        unit = "per GPU-hour" if result.summaries[0].case.is_per_gpu else "per machine-hour"
-        cost.set_ylabel("cost of the job, $")
-        finish.set_ylabel("from submission to end, h")
-        share.set_ylabel("time without a machine, %")
-        share.set_xlabel(f"ceiling, $ {unit}")
-        share.set_ylim(0, 100)
-        if result.deadline_s is not None:
-            finish.axhline(result.deadline_s / _HOUR_S, color="#444444", linewidth=1)
-            finish.annotate("deadline", (1, result.deadline_s / _HOUR_S), xycoords=("axes fraction", "data"),
-                            ha="right", va="top", fontsize=9)  # fmt: skip
-        chosen = result.advice.summary
-        for axes in (cost, finish, share):
-            axes.grid(visible=True, alpha=0.25)
-            if axes is not share:
-                axes.set_ylim(bottom=0)
-            if chosen is not None:
-                axes.axvline(chosen.case.limit / _MICRO, color="#444444", linestyle=":", linewidth=1.5)
-        figure.align_ylabels()
-        figure.suptitle(_title(result), fontsize=11)
-        cost.legend(frameon=False, fontsize=9)
+    # Without `parse_math` a dollar in a name would begin a formula.
+    style: dict[Any, Any] = {
+        "font.size": 10,
+        "svg.hashsalt": "spotd",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with rc_context({**style, "text.parse_math": False}):
+        figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+        yield figure
         try:
             figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": None})
         except OSError as exc:
             raise CommandFailed(f"{path}: {exc.strerror or exc}", code=ExitCode.LOCAL_IO) from exc
 
 
-def _draw_policy(result: Result, policy: str, number: int, cost: Any, finish: Any, share: Any) -> None:
-    """Draw one policy; later ones are thinner, so that lines which coincide can all be seen."""
-    colour, width = _COLOURS[number % len(_COLOURS)], max(1.0, 3.5 - number)
-    line = {"color": colour, "linewidth": width, "markersize": 4 + 2 * width}
-    rows = [one for one in result.summaries if one.case.policy == policy]
-    ceilings = [one.case.limit / _MICRO for one in rows]
-    nothing = float("nan")
-    several = any(one.case.policy != policy for one in result.summaries)
-    name = f"{policy}: " if several else ""
-    for axes, median, slow, unit in (
-        (cost, [one.cost_median for one in rows], [one.cost_p90 for one in rows], _MICRO),
-        (finish, [one.took_median_s for one in rows], [one.took_p90_s for one in rows], _HOUR_S),
-    ):
-        middle = [nothing if one is None else one / unit for one in median]
-        high = [nothing if one is None else one / unit for one in slow]
-        axes.plot(ceilings, middle, "o-", **line, label=f"{name}median")
-        axes.plot(ceilings, high, "^--", **line, alpha=0.7, label=f"{name}9 of 10 runs")
-        axes.fill_between(ceilings, middle, high, color=colour, alpha=0.12, linewidth=0)
-    share.plot(ceilings, [100 * one.waiting for one in rows], "o-", **line)
+def dated(axes: Any) -> None:
+    """Write the time axis in the time of this computer, briefly."""
+    from datetime import datetime
 
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-def _title(result: Result) -> str:
-    chosen = result.advice.summary
-    advice = "no ceiling recommended" if chosen is None else f"recommended: {ceiling_words(chosen)}"
-    return f"{result.job}: {result.starts} starts for each ceiling; {advice} (dotted)"
+    zone = datetime.now().astimezone().tzinfo
+    locator = AutoDateLocator(tz=zone)  # type: ignore[no-untyped-call]  # matplotlib types only a part of itself
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=zone))  # type: ignore[no-untyped-call]  # as above

@@ -22,9 +22,26 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def size() -> tuple[int, int]:
+    """Return how many columns and lines the terminal has."""
+    columns, lines = shutil.get_terminal_size((120, 40))
+    return max(1, columns), max(1, lines)
+
+
 def width() -> int:
-    """Return how many columns the terminal has."""
-    return max(shutil.get_terminal_size((120, 40)).columns, 40)
+    """Return how many columns a table may have."""
+    return max(size()[0], 40)
+
+
+def encodes(text: str) -> bool:
+    """Whether the encoding of stdout has these characters, on a terminal that may show them."""
+    if os.environ.get("TERM") in {"dumb", "linux"}:
+        return False
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def colour() -> bool:

@@ -161,6 +161,7 @@ def _bucket(item: _Tally, question: SeriesQuery, watches: _Watches, start: int, 
         offers += seconds / max(1, spans.watched_s(watches.get(provider, ()), first, end))
     return Bucket(
         start=start,
+        begins=min(spans.first_watched(watches.get(provider, ()), first, end) for provider in item.by_provider),
         low=item.low,
         quantiles=tuple(MicroUsdPerGpuHour(price) for price in spans.quantiles(item.seconds, SHARES_PERCENT)),
         high=item.high,

@@ -108,6 +108,11 @@ def unpacked(blob: bytes) -> tuple[int, ...]:
     return _PACKED.unpack(blob)
 
 
+def first_watched(watches: Sequence[Watch], since: int, until: int) -> int:
+    """Return when the provider was first polled in this span; its beginning where no poll is on record."""
+    return next((max(since, opens) for opens, closes in watches if closes > since and opens < until), since)
+
+
 def watched_s(watches: Sequence[Watch], start: int, end: int) -> int:
     """Return for how many seconds of the span the provider was polled."""
     return sum(max(0, min(end, until) - max(start, since)) for since, until in watches)

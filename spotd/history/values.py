@@ -70,9 +70,11 @@ class Bucket:
     Attributes:
         quantiles: at each of `SHARES_PERCENT`.
         offers: how many were on offer on average while their providers were polled.
+        begins: from when on in this span prices are known: its start, or the first poll in it.
     """
 
     start: int
+    begins: int
     low: MicroUsdPerGpuHour
     quantiles: tuple[MicroUsdPerGpuHour, ...]
     high: MicroUsdPerGpuHour

@@ -141,6 +141,7 @@ def _bucket(bucket: Bucket) -> PastBucketResponse:
     p10, p25, median, p75, p90 = map(as_usd, bucket.quantiles)
     return PastBucketResponse(
         at=utc_text(datetime.fromtimestamp(bucket.start, tz=UTC)),
+        begins=utc_text(datetime.fromtimestamp(bucket.begins, tz=UTC)),
         offers=round(bucket.offers, 2),
         low_usd_gpu_h=as_usd(bucket.low),
         p10_usd_gpu_h=p10,

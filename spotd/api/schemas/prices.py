@@ -82,10 +82,12 @@ class PastBucketResponse(TypedDict):
 
     Attributes:
         at: when the span begins.
+        begins: from when on in it prices are known: later than `at` where polling began in the middle of it.
         offers: how many were on offer on average while their providers were polled.
     """
 
     at: str
+    begins: str
     offers: float
     low_usd_gpu_h: float
     p10_usd_gpu_h: float

@@ -173,7 +173,7 @@ def backtest(*, job: str, history: str, output: str, plot: Path | None, **given:
     except BacktestRefused as exc:
         raise CommandFailed(exc.message, code=ExitCode.USAGE, hint=exc.hint) from exc
     if plot is not None:
-        from spotd.cli.plotting import draw
+        from spotd.cli.backtest_plot import draw
 
         draw(result, plot)
         stderr.note(f"drawn into {plot}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from spotd.cli import stderr
-from spotd.cli.options import JSON, TABLE, output, show_data
+from spotd.cli import stderr, stdout
+from spotd.cli.options import CHART, JSON, TABLE, output, show_data
 from spotd.cli.table import Column
 from spotd.cli.table import show as show_table
 from spotd.cli.when import SpanType, When, WhenType, instants
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from spotd.api.schemas.prices import HistoryResponse, PastBucketResponse, PastPricesResponse
 
 COLUMNS: Sequence[Column[tuple[PastPricesResponse, PastBucketResponse]]] = (
-    Column("FROM", lambda row: local_text(row[1]["at"])),
+    Column("FROM", lambda row: local_text(row[1].get("begins", row[1]["at"]))),
     Column("GPU", lambda row: row[0]["gpu"], least=6),
     Column("MARKET", lambda row: row[0]["market"], least=4),
     Column("OFFERS", lambda row: f"{row[1]['offers']:.1f}", right=True, drop=1),
@@ -60,7 +61,8 @@ class OwnPrices(click.ParamType[tuple[str, str]]):
 @click.option("--since", type=WhenType(), metavar="SPAN|INSTANT", help="From then on.  [default: 7d]")
 @click.option("--until", type=WhenType(), metavar="SPAN|INSTANT", help="Until then.  [default: now]")
 @click.option("--every", type=SpanType(), metavar="SPAN", help="One line for each such span.  [default: to suit]")
-@output(TABLE, JSON)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg|png", help="Draw it too.")
+@output(TABLE, JSON, CHART)
 def history(
     *,
     gpu: str | None,
@@ -71,15 +73,21 @@ def history(
     since: When | None,
     until: When | None,
     every: timedelta | None,
+    plot: Path | None,
     output: str,
 ) -> None:
     """What a GPU-hour cost: lowest, median and percentiles, weighed by how long each price was on offer.
 
     Effective prices in dollars, with today's fee multipliers. Without a GPU, offer or pool: one line for each GPU.
+    With one, a terminal gets a chart, unless --every or -o asks for the table.
     """
     named = {name for name, _ in (item for item in (offer, pool) if item is not None)} | ({provider} - {None})
     if len(named) > 1:
         raise click.UsageError(f"these name different providers: {', '.join(sorted(filter(None, named)))}")
+    if plot is not None:
+        from spotd.cli.plotting import require_plotting
+
+        require_plotting(plot)
     daemon = Daemon()
     begin, end = instants(daemon, since, until)
     answer = daemon.history(
@@ -94,14 +102,33 @@ def history(
             "every_s": None if every is None else int(every.total_seconds()),
         }
     )
-    if not show_data(answer, output):
-        show(answer, asked_s=None if every is None else int(every.total_seconds()))
+    if plot is not None:
+        from spotd.cli.history_plot import draw
+
+        draw(answer, plot)
+        stderr.note(f"drawn into {plot}")
+    if output == JSON:
+        show_data(answer, output)
+        return
+    is_chosen = every is not None or _is_given("output")
+    spans = max((len(prices["buckets"]) for prices in answer["prices"]), default=0)
+    chart = output == CHART or (not is_chosen and stdout.is_terminal() and spans > 1)
+    show(answer, asked_s=None if every is None else int(every.total_seconds()), chart=chart)
 
 
-def show(answer: HistoryResponse, *, asked_s: int | None) -> None:
-    """Print the prices as a table, and on stderr what keeps them from being the whole answer."""
+def _is_given(name: str) -> bool:
+    """Whether an option stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def show(answer: HistoryResponse, *, asked_s: int | None, chart: bool) -> None:
+    """Print the prices as a table or a chart, and on stderr what keeps them from being the whole answer."""
     rows = [(prices, bucket) for prices in answer["prices"] for bucket in prices["buckets"]]
-    if rows:
+    if rows and chart:
+        from spotd.cli.history_chart import show_chart
+
+        show_chart(answer)
+    elif rows:
         show_table(COLUMNS, rows)
     else:
         stderr.note(f"no prices of this kind between {local_text(answer['since'])} and {local_text(answer['until'])}")

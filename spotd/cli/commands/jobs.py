@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -210,11 +211,27 @@ def _transfer_text(moving: TransferResponse | None) -> str:
 
 @click.command()
 @job_argument
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.svg|png",
+    help="Draw its attempts across hosts, with prices, checkpoints and losses.",
+)
 @output(TABLE, JSON, ID)
-def show(*, ref: str, output: str) -> None:
+def show(*, ref: str, plot: str | None, output: str) -> None:
     """Everything about one job: its state, money, attempts and settings."""
-    answer = Daemon().job(ref)
+    if plot is not None:
+        from spotd.cli.plotting import require_plotting
+
+        require_plotting(Path(plot))
+    daemon = Daemon()
+    answer = daemon.job(ref)
     detail: JobDetailResponse = answer
+    if plot is not None:
+        from spotd.cli.timeline_plot import draw
+
+        draw(detail, daemon.checkpoints(detail["job"]["id"])["checkpoints"], answer["now"], Path(plot))
+        stderr.note(f"drawn into {plot}")
     if show_data(detail, output, [detail["job"]["id"]]):
         return
     for sentence in detail["set_aside"]:

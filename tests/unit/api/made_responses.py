@@ -157,6 +157,7 @@ def detail(row: JobResponse) -> JobDetailResponse:
 def past_bucket(**given: Any) -> PastBucketResponse:
     base: PastBucketResponse = {
         "at": EARLIER,
+        "begins": EARLIER,
         "offers": 12.25,
         "low_usd_gpu_h": 1.9,
         "p10_usd_gpu_h": 2.0,

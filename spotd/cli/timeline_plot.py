@@ -1,0 +1,112 @@
+"""The life of one job as a picture: its attempts across hosts, what they cost, checkpoints and losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from spotd.cli.plotting import COLOURS, dated, picture
+from spotd.words import clean, dollars, instant, price, where_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    from spotd.api.schemas.checkpoints import KeptCheckpointResponse
+    from spotd.api.schemas.jobs import AttemptResponse, JobDetailResponse
+
+HOSTS_MAX: Final = 40
+"""Attempts on hosts before these are not drawn: a row each must stay readable."""
+CHECKPOINTS_MAX: Final = 2_000
+_NAME_CHARS: Final = 40
+_LOSSES: Final = frozenset({"preempted", "outbid", "host_lost", "stalled", "provision_timeout"})
+
+
+def draw(detail: JobDetailResponse, checkpoints: Sequence[KeptCheckpointResponse], now: str, path: Path) -> None:
+    """Draw a row for each host, and the price of the machines below.
+
+    Raises:
+        CommandFailed: the file cannot be written.
+    """
+    job = detail["job"]
+    hosts = list(dict.fromkeys(_host(attempt) for attempt in job["attempts"]))[-HOSTS_MAX:]
+    attempts = [attempt for attempt in job["attempts"] if _host(attempt) in hosts]
+    rows = {name: place for place, name in enumerate(reversed(hosts))}
+    end = _instant(job["ended_at"] or now)
+    with picture(path, width=10, height=3.6 + 0.32 * max(1, len(hosts))) as figure:
+        timeline, money = figure.subplots(2, 1, sharex=True, height_ratios=(0.32 * max(1, len(hosts)) + 0.6, 1.6))
+        for attempt in attempts:
+            _draw_attempt(timeline, money, attempt, rows[_host(attempt)], end)
+        _draw_checkpoints(timeline, checkpoints, {one["attempt"]: rows[_host(one)] for one in attempts})
+        timeline.set_yticks(range(len(rows)), list(rows), fontsize=9)
+        timeline.set_ylim(-0.6, max(0.6, len(rows) - 0.4))
+        timeline.set_xlim(_instant(job["submitted_at"]), end)
+        money.set_ylabel("$ per hour,\nwhole machine")
+        money.set_ylim(bottom=0)
+        for axes in (timeline, money):
+            axes.grid(visible=True, axis="x", alpha=0.25)
+        dated(money)
+        left_out = len(job["attempts"]) - len(attempts)
+        figure.suptitle(_title(detail) + (f"; {left_out} earlier attempts not drawn" if left_out else ""), fontsize=11)
+        handles, labels = _legend(timeline, money)
+        if handles:
+            figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+
+
+def _draw_attempt(timeline: Any, money: Any, attempt: AttemptResponse, row: int, end: datetime) -> None:
+    """Draw the machine from its launch, the command's time in full colour, and how it ended."""
+    began = _instant(attempt["launched_at"] or attempt["intended_at"])
+    over = end if attempt["ended_at"] is None else _instant(attempt["ended_at"])
+    runs = None if attempt["running_at"] is None else _instant(attempt["running_at"])
+    timeline.barh(row, over - began, left=began, height=0.5, color=COLOURS[4], alpha=0.45, label="machine up")
+    if runs is not None:
+        timeline.barh(row, over - runs, left=runs, height=0.5, color=COLOURS[0], label="command runs")
+        timeline.annotate(f"{attempt['attempt']}", (runs, row), xytext=(3, 0), textcoords="offset points",
+                          color="white", fontsize=8, va="center")  # fmt: skip
+    if attempt["reason"] in _LOSSES:
+        timeline.plot(over, row, "X", color=COLOURS[1], markersize=8, label="lost", zorder=3)
+    elif attempt["reason"] is not None:
+        timeline.plot(over, row, "s", color="#444444", markersize=5, label="ended", zorder=3)
+    rate = attempt["effective_usd_h"]
+    money.plot([began, over], [rate, rate], color=COLOURS[0], linewidth=2)
+    if attempt["on_demand_usd_h"] is not None:
+        usual = attempt["on_demand_usd_h"]
+        money.plot(
+            [began, over], [usual, usual], color="#999999", linestyle=":", linewidth=1.5, label="on-demand price"
+        )
+    money.annotate(f"${price(rate)}", (began, rate), xytext=(2, 3), textcoords="offset points", fontsize=8)
+
+
+def _draw_checkpoints(timeline: Any, checkpoints: Sequence[KeptCheckpointResponse], rows: dict[int, int]) -> None:
+    shown = [one for one in checkpoints if one["attempt"] in rows][:CHECKPOINTS_MAX]
+    if shown:
+        timeline.plot(
+            [_instant(one["at"]) for one in shown], [rows[one["attempt"]] + 0.34 for one in shown],
+            "v", color=COLOURS[2], markersize=5, linestyle="none", label="checkpoint",
+        )  # fmt: skip
+
+
+def _legend(*parts: Any) -> tuple[list[Any], list[str]]:
+    """Return each mark once, though every attempt brings its own."""
+    once: dict[str, Any] = {}
+    for axes in parts:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            once.setdefault(label, handle)
+    return list(once.values()), list(once)
+
+
+def _title(detail: JobDetailResponse) -> str:
+    job = detail["job"]
+    name = clean(job["name"])[:_NAME_CHARS]
+    return f"{name} ({clean(job['id'])}), {job['state']}: {dollars(job['spent_usd'])} spent"
+
+
+def _host(attempt: AttemptResponse) -> str:
+    return clean(f"{where_text(attempt)} {attempt['market']}")[:_NAME_CHARS]
+
+
+def _instant(text: str) -> datetime:
+    moment = instant(text)
+    if moment is None:
+        raise ValueError(text)
+    return moment
