@@ -85,7 +85,7 @@ from spotd.api.schemas.checkpoints import VerificationResponse
 from spotd.api.schemas.costs import CostResponse, LedgerResponse
 from spotd.api.schemas.files import FilesResponse
 from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
-from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse
+from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse, ShellResponse
 from spotd.api.schemas.prices import HistoryResponse, PricesResponse
 from spotd.api.schemas.streams import EventResponse, LogResponse
 from spotd.api.streams import ByteStream, Record, RecordStream
@@ -286,6 +286,11 @@ class _Api:
     async def gpu_history(self, ref: str) -> GpuHistoryResponse:
         """Return the use of the GPUs of the machine that a job has now."""
         return await self._ask(lambda: self._handlers.jobs.gpu_history(ref))
+
+    @serving("GET", "/v1/jobs/{ref}/shell", refuses=[RefusalCode.CONFLICT])
+    async def shell(self, ref: str) -> ShellResponse:
+        """Return where the machine that a job has now gives a shell."""
+        return await self._ask(lambda: self._handlers.shell.address(ref), limit_s=PATIENT_S)
 
     @serving("GET", "/v1/jobs/{ref}/why")
     async def why(self, ref: str) -> WhyAnswer:

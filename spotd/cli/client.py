@@ -18,6 +18,7 @@ COMMANDS = {
     "show": Lazy(target=f"{_HERE}.jobs:show", help="Everything about one job."),
     "why": Lazy(target=f"{_HERE}.jobs:why", help="Why a job waits, runs where it does, or stopped."),
     "logs": Lazy(target=f"{_HERE}.logs:logs", help="What a job wrote, over all its machines."),
+    "ssh": Lazy(target=f"{_HERE}.ssh:ssh", help="A shell on a job's machine, where its provider gives one."),
     "cancel": Lazy(target=f"{_HERE}.jobs:cancel", help="Stop a job and destroy its machine."),
     "retry": Lazy(target=f"{_HERE}.jobs:retry", help="Queue an ended job again, from its newest checkpoint."),
     "budget": Lazy(target=f"{_HERE}.amend:budget", help="Change what a job may cost in all."),
@@ -39,7 +40,7 @@ COMMANDS = {
     "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
     "completion": Lazy(target=f"{_HERE}.completion:completion", help="Completion for bash, zsh or fish."),
 }
-NOT_YET = ("top", "web", "ssh")
+NOT_YET = ("top", "web")
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, not_yet=NOT_YET, context_settings={"help_option_names": ["-h", "--help"]})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a command that does not print a type does not load it
     from spotd.api.schemas.costs import CostResponse, LedgerResponse
     from spotd.api.schemas.files import FilesResponse
     from spotd.api.schemas.health import DoctorResponse, HostsResponse, ReconcileResponse
-    from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse
+    from spotd.api.schemas.jobs import GpuHistoryResponse, JobDetailResponse, JobPageResponse, ShellResponse
     from spotd.api.schemas.prices import HistoryResponse, PricesResponse
     from spotd.api.schemas.streams import EventResponse, LogResponse
 
@@ -100,6 +100,9 @@ class Daemon:
 
     def gpu_history(self, ref: str) -> GpuHistoryResponse:
         return self._transport.json("GET", _job(ref, "gpus"))
+
+    def shell(self, ref: str) -> ShellResponse:
+        return self._transport.json("GET", _job(ref, "shell"), timeout_s=PATIENT_S)
 
     def logs(self, ref: str, query: Query | None = None) -> Iterator[LogResponse]:
         return self._transport.lines(_job(ref, "logs"), query=query)

@@ -77,6 +77,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
         Power.BALANCE: "an AWS account has no balance, it is billed each month",
         Power.BILLING: "AWS's own bill is a day late and not per machine, so prices and seconds are multiplied",
         Power.HOST_IDENTITY: "AWS does not show which computer a machine runs on",
+        Power.SHELL: "spotd opens no port of an AWS machine and gives it no key pair, so there is none to log in with",
         Power.STOP_RESUME: "a stopped spot machine may never get its GPU back, so interruption terminates it",
     },
 )

@@ -31,6 +31,7 @@ from spotd_providers.contract.values import (
     Power,
     ProviderCharge,
     ProviderName,
+    ShellAddress,
 )
 
 
@@ -124,6 +125,19 @@ class ReadsLogs(Protocol):
     """`Power.LOGS`: the provider's own log of a machine, for failures before the runner can report."""
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class GivesShell(Protocol):
+    """`Power.SHELL`."""
+
+    async def shell(self, ref: InstanceRef) -> ShellAddress:
+        """Return where the machine's shell is reached.
+
+        Raises:
+            Unavailable: nowhere now, for instance because the machine still starts.
+        """
+        ...
 
 
 @runtime_checkable

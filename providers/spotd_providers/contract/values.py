@@ -276,6 +276,15 @@ class CheckLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShellAddress:
+    """Where ssh reaches a machine, with a key that the user registered in the provider's account."""
+
+    host: str
+    port: int
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
     """The money left in an account that is paid in advance, and its spending per hour if known.
 
@@ -319,3 +328,4 @@ class Power(StrEnum):
     HOST_IDENTITY = "host_identity"
     SELF_TERMINATE = "self_terminate"
     CAPACITY_SCORES = "capacity_scores"
+    SHELL = "shell"

@@ -32,6 +32,7 @@ from spotd_providers.contract.values import (
     OfferQuery,
     Power,
     ProviderCharge,
+    ShellAddress,
 )
 from spotd_providers.kit.keys import key_of
 from spotd_providers.kit.plugin import capabilities
@@ -59,6 +60,7 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     Power.LOGS,
     Power.BILLING,
     Power.SELF_TERMINATE,
+    Power.SHELL,
     missing={
         Power.SPOT: "RunPod withdrew its spot pods in 2026 and sells on-demand only",
         Power.BID_CHANGE: "RunPod sells at list price, so there is no bid to change",
@@ -158,6 +160,22 @@ class RunpodProvider:
         if not found:
             found = await self._client.log_lines(pod_id, source="system", lines=lines)
         return tuple(clean(line, chars_max=4096) for line in found)
+
+    async def shell(self, ref: InstanceRef) -> ShellAddress:
+        """Return RunPod's own door to the pod, which needs nothing in the image; else the pod's mapped port."""
+        pod_id = _pod_id(ref)
+        row = row_or_none(PodRow, await self._client.pod(pod_id))
+        if row is None or key_of(row.name, self._services.install) is None:
+            raise Unavailable(f"RunPod does not show pod {pod_id} as ours")
+        if row.status != "RUNNING":
+            raise Unavailable(f"pod {pod_id} does not run yet")
+        door = None if row.ssh is None else row.ssh.proxy or row.ssh.direct
+        if door is None:
+            raise Unavailable(
+                f"RunPod names no shell of pod {pod_id}; it needs a public key at console.runpod.io/user/settings, "
+                "which only pods that start afterwards get"
+            )
+        return ShellAddress(host=door.host, port=door.port, user=door.username)
 
     async def charges(self, since: datetime, until: datetime) -> Sequence[ProviderCharge]:
         """Return the charges of our pods, hour by hour."""

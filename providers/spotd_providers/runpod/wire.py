@@ -71,6 +71,19 @@ class PodGpu(Row):
     count: Annotated[int | None, Lenient] = None
 
 
+class PodDoor(Row):
+    """One way to a pod's shell. A host may write what it likes here; what uses it checks it."""
+
+    host: Annotated[str, Field(min_length=1, max_length=253)]
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    username: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class PodSsh(Row):
+    proxy: Annotated[PodDoor | None, Lenient] = None
+    direct: Annotated[PodDoor | None, Lenient] = None
+
+
 class PodRow(Row):
     """One pod of the account. The name decides whose it is; words that are not text are unknown words."""
 
@@ -79,6 +92,7 @@ class PodRow(Row):
     status: Annotated[str | None, Lenient] = None
     gpu: Annotated[PodGpu | None, Lenient] = None
     cost: Annotated[Annotated[float, Field(ge=0, lt=10_000, allow_inf_nan=False)] | None, Lenient] = None
+    ssh: Annotated[PodSsh | None, Lenient] = None
     created_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="createdAt")
     started_at: Annotated[Instant | None, Lenient] = Field(default=None, alias="startedAt")
 

@@ -72,6 +72,9 @@ CAPABILITIES: Final[Mapping[Power, Capability]] = capabilities(
     missing={
         Power.CAPACITY_SCORES: "vast.ai lists only machines that can be rented now",
         Power.NOTICES: "vast.ai stops an outbid machine without warning, so checkpoint regularly",
+        Power.SHELL: (
+            "spotd starts vast.ai machines without their ssh server, which not every image bears; use logs -f"
+        ),
         Power.STOP_RESUME: (
             "a stopped vast.ai machine bills storage and may never get its GPU back, so spotd destroys it"
         ),

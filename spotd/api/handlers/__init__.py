@@ -23,6 +23,7 @@ from spotd.api.handlers.ledger import LedgerHandlers
 from spotd.api.handlers.logs import LogHandlers
 from spotd.api.handlers.prices import PriceHandlers
 from spotd.api.handlers.receipts import ReceiptHandlers
+from spotd.api.handlers.shell import ShellHandlers
 from spotd.api.handlers.submissions import SubmissionHandlers
 
 __all__ = ["HandlerContext", "Handlers"]
@@ -40,6 +41,7 @@ class Handlers:
         self.checkpoints = CheckpointHandlers(context)
         self.files = FileHandlers(context)
         self.logs = LogHandlers(context)
+        self.shell = ShellHandlers(context)
         self.events = EventHandlers(context)
         self.receipts = ReceiptHandlers(context)
         self.ledger = LedgerHandlers(context)

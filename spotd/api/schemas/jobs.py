@@ -86,6 +86,16 @@ class GpuHistoryResponse(Answer):
     samples: list[GpuSampleResponse]
 
 
+class ShellResponse(Answer):
+    """Where the machine that a job has now gives a shell to a key of the provider's account."""
+
+    job_id: str
+    attempt: int
+    host: str
+    port: int
+    user: str
+
+
 class ForgottenResponse(TypedDict):
     """A machine that was given up; `job` is null for one without an attempt."""
 

@@ -26,6 +26,7 @@ from spotd_providers.contract.provider import (
     ChangesBids,
     Clock,
     CountsRequests,
+    GivesShell,
     KnowsAccount,
     KnowsBalance,
     Logger,
@@ -48,6 +49,7 @@ from spotd_providers.contract.values import (
     Power,
     ProviderCharge,
     ProviderName,
+    ShellAddress,
 )
 
 T = TypeVar("T")
@@ -210,6 +212,12 @@ class _Logs(GuardedProvider):
         return self._read("logs", lambda: plain.lines(found, count=lines))
 
 
+class _Shell(GuardedProvider):
+    async def shell(self, ref: InstanceRef) -> ShellAddress:
+        found = await self._in_time("shell", lambda: cast(GivesShell, self.inner).shell(ref))
+        return self._read("shell", lambda: plain.shell_address(found))
+
+
 class _Bids(GuardedProvider):
     async def change_bid(self, ref: InstanceRef, price: MicroUsdPerHour) -> None:
         await self._in_time("change_bid", lambda: cast(ChangesBids, self.inner).change_bid(ref, price))
@@ -220,6 +228,7 @@ _POWERS: Final[Mapping[type[Any], type[GuardedProvider]]] = {
     KnowsBalance: _Balance,
     Bills: _Billing,
     ReadsLogs: _Logs,
+    GivesShell: _Shell,
     ChangesBids: _Bids,
 }
 

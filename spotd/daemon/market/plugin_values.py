@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+from spotd.shell_address import fault_of
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
 from spotd_providers.contract.provider import ProviderTraits
 from spotd_providers.contract.values import (
@@ -39,6 +40,7 @@ from spotd_providers.contract.values import (
     ProviderCharge,
     ProviderName,
     Rejected,
+    ShellAddress,
 )
 
 OFFERS_MAX: Final = 20_000
@@ -514,6 +516,19 @@ _TRAIT_SPANS: Final = (
     ("machines_every_min", _NONE, timedelta(hours=1)),
     ("free_if_taken_within", _NONE, _DAY),
 )
+
+
+def shell_address(value: Any) -> ShellAddress:
+    """Return an address that may be given to ssh.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if not isinstance(value, ShellAddress):
+        raise MalformedValue("a shell: not an address")
+    if fault := fault_of(value.host, value.port, value.user):
+        raise MalformedValue(f"a shell: {fault}")
+    return ShellAddress(host=value.host, port=value.port, user=value.user)
 
 
 def lines(value: Any, *, count: int) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ ACTIONS: Final = {
 }
 PUBLIC_IP: Final = "203.0.113.5"
 SSH_PORT: Final = 22
+PROXY: Final = "ssh.runpod.io"
 BILLED: Final = frozenset({Phase.PROVISIONING, Phase.STARTING, Phase.RUNNING})
 
 
@@ -93,6 +94,13 @@ class Pod:
         command = f"ssh root@{PUBLIC_IP} -p {found['public']}"
         return {"host": PUBLIC_IP, "port": found["public"], "username": "root", "command": command}
 
+    def _proxy(self) -> dict[str, Any] | None:
+        """RunPod's own door to the container, for keys of the account; it needs no port."""
+        if self.phase is not Phase.RUNNING:
+            return None
+        user = f"{self.pod_id}-64411eb2"
+        return {"host": PROXY, "port": SSH_PORT, "username": user, "command": f"ssh {user}@{PROXY}"}
+
     def row(self, now: datetime) -> dict[str, Any]:
         """Its row in v2."""
         running = self.phase is Phase.RUNNING
@@ -118,7 +126,7 @@ class Pod:
             "cloud": self.cloud,
             "dataCenterId": None if self.phase is Phase.PROVISIONING else self.data_center,
             "cudaVersion": self.gpu.cuda[-1] if self.gpu.cuda else None,
-            "ssh": {"proxy": None, "direct": self._ssh()},
+            "ssh": {"proxy": self._proxy(), "direct": self._ssh()},
             "template": None,
             "cost": self.price / MICRO if self.phase in BILLED else 0.0,
             "locked": False,

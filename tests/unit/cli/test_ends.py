@@ -253,7 +253,7 @@ def test_every_command_that_a_sentence_names_exists() -> None:
     named = {
         (path.name, tool, word)
         for path in files
-        for tool, word in re.findall(r"`(spotctl|spotd) ([a-z]+)", path.read_text(encoding="utf-8"))
+        for tool, word in re.findall(r"`(spotctl|spotd) ([a-z-]+)", path.read_text(encoding="utf-8"))
     }
     assert len(named) > 20
     assert {one for one in named if one[1:] not in known} == set()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from spotd_providers.contract.errors import NotSupported
-from spotd_providers.contract.provider import Bills, ChangesBids, KnowsBalance, ReadsLogs
+from spotd_providers.contract.provider import Bills, ChangesBids, GivesShell, KnowsBalance, ReadsLogs
 from spotd_providers.contract.values import CheckLine, Market, Power
 from spotd_providers.testkit.expect import (
     BehaviourFailed,
@@ -29,6 +29,7 @@ PROTOCOLS: Final[dict[Power, type]] = {
     Power.LOGS: ReadsLogs,
     Power.BALANCE: KnowsBalance,
     Power.BILLING: Bills,
+    Power.SHELL: GivesShell,
 }
 SENTENCE_LETTERS_MIN: Final = 12
 
@@ -66,6 +67,8 @@ async def a_missing_power_raises_not_supported(h: Harness, case: Power) -> None:
         calls[Power.BALANCE] = provider.balance
     if isinstance(provider, Bills):
         calls[Power.BILLING] = partial(provider.charges, now, now)
+    if isinstance(provider, GivesShell):
+        calls[Power.SHELL] = partial(provider.shell, instance.ref)
     error = await require_refusal(h, calls[case], NotSupported)  # type: ignore[arg-type] # each returns an awaitable of its own
     expect(capability.reason in str(error), f"{error!r} does not say {capability.reason!r}")
 

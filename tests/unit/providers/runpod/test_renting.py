@@ -270,3 +270,29 @@ def test_a_key_has_a_name_of_its_own_that_does_not_show_it(tmp_path: Path) -> No
         assert await other.account() != name
 
     play(tmp_path, story)
+
+
+def test_a_running_pod_gives_a_shell_by_runpods_own_door(tmp_path: Path) -> None:
+    async def story(h: RunpodHarness, provider: RunpodProvider) -> None:
+        launched = await provider.launch(h.request(await cheapest(h, provider)))
+        with pytest.raises(Unavailable, match="does not run yet"):
+            await provider.shell(launched.instance.ref)
+        await h.settle()
+        h.cloud.advance()
+        ref = launched.instance.ref
+        found = await provider.shell(ref)
+        assert (found.host, found.port) == ("ssh.runpod.io", 22)
+        assert found.user.startswith(ref.instance_id)
+        direct = {"host": "203.0.113.9", "port": 30_022, "username": "root", "command": "ssh -oProxyCommand=evil"}
+        for odd in ({"proxy": {"host": 1, "port": "x"}, "direct": direct}, {"proxy": None, "direct": direct}):
+            h.cloud.quirks.edit_pod[ref.instance_id] = {"ssh": odd}
+            assert (await provider.shell(ref)).host == "203.0.113.9"
+        for none in (None, {}, {"proxy": None, "direct": None}, {"direct": {**direct, "port": 70_000}}, "ssh x", [1]):
+            h.cloud.quirks.edit_pod[ref.instance_id] = {"ssh": none}
+            with pytest.raises(Unavailable, match="names no shell"):
+                await provider.shell(ref)
+        h.cloud.quirks.edit_pod[ref.instance_id] = {"name": "somebody-elses"}
+        with pytest.raises(Unavailable, match="as ours"):
+            await provider.shell(ref)
+
+    play(tmp_path, story)
