@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from spotd.cli.failures import CommandFailed
 from spotd.cli.options import job_argument
 from spotd.client.daemon import Daemon
 from spotd.shell_address import fault_of
+
+if TYPE_CHECKING:
+    from spotd.api.schemas.jobs import ShellResponse
 
 _OPTIONS = (
     # The first key of a machine is accepted and kept; another one later is refused. No machine knows another's.
@@ -54,7 +58,7 @@ def ssh(*, ref: str, only_print: bool) -> None:
     os.execvp("ssh", command)  # noqa: S606 - a list of arguments, each checked above
 
 
-def _command(where: dict[str, object], known_hosts: Path) -> list[str]:
+def _command(where: ShellResponse, known_hosts: Path) -> list[str]:
     # A file name in an option of ssh is cut at blanks, and a per cent begins a token.
     file = str(known_hosts).replace("%", "%%").replace('"', '\\"')
     options = [
