@@ -66,6 +66,7 @@ class AsyncDaemon:
     job = _awaited(Daemon.job)
     why = _awaited(Daemon.why)
     gpu_history = _awaited(Daemon.gpu_history)
+    shell = _awaited(Daemon.shell)
     logs = _streamed(Daemon.logs)
     cancel = _awaited(Daemon.cancel)
     retry = _awaited(Daemon.retry)
