@@ -114,6 +114,9 @@ class Costing:
     now: datetime
     hazards: Hazards
     _losses: dict[tuple[ProviderName, CostTerms], timedelta] = field(default_factory=dict)
+    _terms: dict[tuple[object, ...], CostTerms] = field(default_factory=dict)
+    """Of jobs with the same, one value, which is found by its identity wherever it is part of a key."""
+    _malus_max: int | None = None
 
     @classmethod
     def of(cls, policy: Policy, experience: Experience, attempts: Iterable[Attempt], now: datetime) -> Costing:
@@ -124,8 +127,12 @@ class Costing:
         """Return what of the job enters the expectation; `None` where offers rank by price."""
         speeds = speeds_of(job)
         if self.experience:
-            half = min(checkpoint_interval(job) / 2, HALF_INTERVAL_MAX)
-            return CostTerms(speeds=speeds, image=job.spec.image, half_interval=half)
+            own = (speeds if speeds.is_known else None, job.spec.image, checkpoint_interval(job))
+            found = self._terms.get(own)
+            if found is None:
+                half = min(own[2] / 2, HALF_INTERVAL_MAX)
+                found = self._terms[own] = CostTerms(speeds=speeds, image=job.spec.image, half_interval=half)
+            return found
         return CostTerms(speeds=speeds) if speeds.is_known else None
 
     def expect(self, offer: Offer, needs: Needs, terms: CostTerms) -> Expectation:
@@ -170,4 +177,6 @@ class Costing:
         loss = max((self.loss(provider, terms) for provider in providers), default=USUAL_LOSS)
         beyond = max(0, self._in_a_stay(hazard) - PPM) if needs.restore_bytes_per_hour else 0
         risk = hazard * (loss // _TICK) // _HOUR_TICKS
-        return SCARCITY_PPM_MAX + risk + highest_malus_ppm(self.experience) + beyond
+        if self._malus_max is None:
+            self._malus_max = highest_malus_ppm(self.experience)
+        return SCARCITY_PPM_MAX + risk + self._malus_max + beyond

@@ -91,6 +91,10 @@ class PrepaidGuard:
         passed_over: defaultdict[str, int],
     ) -> Iterator[_Admitted]:
         """Yield what is admissible of these offers and carried by a balance, or at a provider where none is known."""
+        self.short = ""
+        if not self._left:
+            yield from admissible(offers)
+            return
         self.short = self._barren.get((offers.key, job.spec.price), "")
         if self.short:
             return

@@ -33,6 +33,7 @@ from spotd_providers.contract.values import Market, Offer
 PPM: Final = 1_000_000
 GB: Final = 1_000_000_000
 DEFAULT_CHECKPOINT_INTERVAL: Final = timedelta(minutes=15)
+_MINUTE: Final = timedelta(minutes=1)
 INTERVALS_MIN: Final = 2
 """Between so many checkpoints of one attempt it shows how often it saves."""
 
@@ -49,11 +50,11 @@ class Needs:
 def needs_of(job: Job, policy: Policy) -> Needs:
     """Return what the job's newest checkpoint shows about its traffic; none is known before the first."""
     size = bytes_within(job.checkpoints[0].bytes) if job.checkpoints else 0
-    stay = max(policy.expected_stay, timedelta(minutes=1))
+    restored = size + bytes_within(job.delivered_bytes)
     return Needs(
         disk_gb=disk_gb_for(job),
         upload_bytes_per_hour=per_hour(size, checkpoint_interval(job)) if size else 0,
-        restore_bytes_per_hour=per_hour(size + bytes_within(job.delivered_bytes), stay),
+        restore_bytes_per_hour=per_hour(restored, max(policy.expected_stay, _MINUTE)) if restored else 0,
     )
 
 
@@ -62,11 +63,13 @@ def checkpoint_interval(job: Job) -> timedelta:
 
     The instants are the host's own, which must not make a job unaffordable everywhere.
     """
-    stated = max(job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, timedelta(minutes=1))
+    stated = max(job.spec.checkpoint.every or DEFAULT_CHECKPOINT_INTERVAL, _MINUTE)
+    if len(job.checkpoints) < INTERVALS_MIN + 1:
+        return stated
     own = [saved.at for saved in job.checkpoints if saved.attempt == job.checkpoints[0].attempt]
     if len(own) < INTERVALS_MIN + 1:
         return stated
-    return min(stated, max(stated / 4, (own[0] - own[-1]) / (len(own) - 1), timedelta(minutes=1)))
+    return min(stated, max(stated / 4, (own[0] - own[-1]) / (len(own) - 1), _MINUTE))
 
 
 def _up(numerator: int, denominator: int) -> int:

@@ -15,6 +15,7 @@ from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import PPM, Needs, needs_of, total_per_hour, usual_bid
 from spotd.core.quotes import Quote
 from spotd.core.verdicts import PassedOver
+from spotd.core.words import quote_words
 from spotd_jobs.spec.model import MarketChoice, Resources
 from spotd_providers.contract.values import Interruption, Market, Offer, ProviderName
 
@@ -52,6 +53,7 @@ class RankedOffers:
     and most of a market is never priced at all.
 
     Attributes:
+        is_by_price: offers rank as their prices do, but for the little that their providers state of them.
         behind_ppm: how far behind its price, over its speed, an offer can rank at most.
         speed_min: of the kinds of machine that may fit, in millionths.
     """
@@ -65,7 +67,9 @@ class RankedOffers:
         costing: Costing,
     ) -> None:
         self.key = key
+        self.is_by_price = key.terms is None
         self.terms = USUAL if key.terms is None else key.terms
+        self._knows_speeds = self.terms.speeds.is_known
         self.costing = costing
         self._headroom_ppm = headroom_ppm
         self.entries: list[Offer] = []
@@ -73,6 +77,7 @@ class RankedOffers:
         self.quotes: dict[int, Quote] = {}
         self.summaries: dict[tuple[object, ...], PassedOver] = {}
         """Why all of them were passed over, by how far they were read and what was compared."""
+        self._words: tuple[Quote | None, str] = (None, "")
         self.read = 0
         """How many offers were compared with the requirements so far."""
         self.walked = 0
@@ -98,13 +103,14 @@ class RankedOffers:
         """The kinds of machine that may fit."""
         return frozenset((group[0].gpu, group[0].gpu_count) for _, _, group in self._groups if group)
 
-    @property
-    def is_by_price(self) -> bool:
-        """Whether offers rank as their prices do, but for the little that their providers state of them."""
-        return self.key.terms is None
+    def words_of(self, quote: Quote) -> str:
+        """Return the quote in words; many jobs wait for the same one."""
+        if self._words[0] is not quote:
+            self._words = quote, quote_words(quote)
+        return self._words[1]
 
     def speed_of(self, offer: Offer) -> int:
-        return self.terms.speeds.of(offer.gpu, offer.gpu_count)
+        return self.terms.speeds.of(offer.gpu, offer.gpu_count) if self._knows_speeds else PPM
 
     def _speed(self, group: Sequence[Offer]) -> int:
         return self.speed_of(group[0]) if group else PPM
@@ -115,7 +121,7 @@ class RankedOffers:
 
     def least_rank(self, quote: Quote) -> int:
         """Return what the rank of an offer at this price is not below."""
-        if self.is_by_price:
+        if not self._knows_speeds:
             return quote.price.total
         return quote.price.total * PPM // self.speed_of(quote.offer)
 
@@ -123,6 +129,8 @@ class RankedOffers:
         """Return what the rank of no offer is above that costs at most so much, or so much for each of these kinds."""
         if self.is_by_price:
             return total * self.behind_ppm // PPM
+        if not self._knows_speeds:
+            return total * self.behind_ppm // PPM + 1
         per_speed = [most * PPM // self.terms.speeds.of(*kind) + 1 for kind, most in kinds]
         highest = max(per_speed) if per_speed else total * PPM // self.speed_min
         return highest * self.behind_ppm // PPM + 1

@@ -11,7 +11,7 @@ from spotd.core.jobs import Job
 from spotd.core.quotes import Quote
 from spotd.core.ranked_offers import RankedOffers
 from spotd.core.verdicts import PassedOver, VerdictKind
-from spotd.core.words import most_frequent_first, passed_over_words, per_gpu_words, quote_words, wanted_words
+from spotd.core.words import most_frequent_first, passed_over_words, per_gpu_words, wanted_words
 from spotd_providers.contract.money import MicroUsdPerGpuHour, MicroUsdPerHour, as_usd, per_gpu
 
 NOT_COMPARED: Final = "ranked behind those, not compared"
@@ -62,5 +62,5 @@ def too_expensive(
     over = as_usd(per_gpu(MicroUsdPerHour(best.price.total - allowed), offer.gpu_count))
     return (
         VerdictKind.ABOVE_CEILING,
-        f"{which}, {quote_words(best)}, is ${over:.4f} above the ceiling of {per_gpu_words(ceiling)}",
+        f"{which}, {offers.words_of(best)}, is ${over:.4f} above the ceiling of {per_gpu_words(ceiling)}",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spotd.core.attempts import Attempt
 from spotd.core.charges import Charge
@@ -81,16 +81,14 @@ class WorkingCopy:
     def attempted(self, step: Callable[[], None]) -> Exception | None:
         """Run the step; if it raises, nothing of it remains and the exception is returned."""
         self._undo.clear()
-        lists: tuple[list[Any], ...] = (self._cooldowns, self._charges, self._events)
-        lengths = [len(some) for some in lists]
+        cooldowns, charges, events = len(self._cooldowns), len(self._charges), len(self._events)
         wake_at, again, closer = self._wake_at, frozenset(self._list_again), frozenset(self._full_reads)
         try:
             step()
         except Exception as exc:  # noqa: BLE001 - whatever it is, it must not reach the other jobs
             for undo in reversed(self._undo):
                 undo()
-            for some, length in zip(lists, lengths, strict=True):
-                del some[length:]
+            del self._cooldowns[cooldowns:], self._charges[charges:], self._events[events:]
             self._wake_at, self._list_again, self._full_reads = wake_at, set(again), set(closer)
             return exc
         return None

@@ -22,7 +22,7 @@ on checkpoints must not trust a machine because nothing is known of it, and begi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -34,6 +34,8 @@ from spotd_providers.contract.values import Market, Offer, ProviderName
 PPM: Final = 1_000_000
 PRIOR_WEIGHT: Final = timedelta(hours=24)
 """K: machine hours after which a level's own evidence counts as much as its prior."""
+ROUNDED: Final = 4
+"""What an estimate of an estimate may be rounded up by."""
 HAZARD_PPM_MAX: Final = 1_000_000
 """No machine counts as lost more often than every hour."""
 STATED_PPM_MAX: Final = 100_000
@@ -45,7 +47,8 @@ AHEAD_SLOTS: Final = 2
 TIME_PRIOR: Final = 3 * ONE
 TIME_FACTOR_MAX: Final = 3
 _TICK: Final = timedelta(microseconds=1)
-_HOUR_TICKS: Final = timedelta(hours=1) // _TICK
+_HOUR: Final = timedelta(hours=1)
+_HOUR_TICKS: Final = _HOUR // _TICK
 _WEIGHT_TICKS: Final = PRIOR_WEIGHT // _TICK
 
 _Evidence = tuple[int, int]
@@ -98,6 +101,7 @@ class Hazards:
         self._running: dict[RecordId, int] = {}
         self._evidence: dict[RecordId, _Evidence] = {}
         self._others: dict[RecordId, int] = {}
+        self._providers: list[RecordId] | None = None
         self._highest: int | None = None
         self._factors: dict[tuple[ProviderName, Market], int] = {}
         self._offers: dict[tuple[ProviderName, Market, str, str | None, int], int] = {}
@@ -144,10 +148,11 @@ class Hazards:
         """Return the estimate of the other providers in the same market."""
         found = self._others.get(of_provider)
         if found is None:
-            known = {i for i in (*self._experience, *self._running) if i.kind is RecordKind.LOSSES_PROVIDER}
-            others = [
-                self._seen(i) for i in sorted(known, key=str) if i != of_provider and i.subject == of_provider.subject
-            ]
+            if self._providers is None:
+                known = {i for i in (*self._experience, *self._running) if i.kind is RecordKind.LOSSES_PROVIDER}
+                self._providers = sorted(known, key=str)
+            same_market = (i for i in self._providers if i.subject == of_provider.subject)
+            others = [self._seen(i) for i in same_market if i != of_provider]
             total = (sum(count for count, _ in others), sum(ticks for _, ticks in others))
             prior = self._prior_ppm if of_provider.subject == Market.SPOT.value else 0
             found = self._others[of_provider] = _posterior(prior, total)
@@ -208,14 +213,30 @@ class Hazards:
             )
         }
         highest = max(_posterior(prior, whole) for prior, whole in levels.values())
-        for one, record in self._experience.items():
-            if one.kind is RecordKind.LOSSES_HOST or one.kind is RecordKind.LOSSES_POOL:
-                level = levels.get((one.provider, one.subject.partition(" ")[0]))
-                if level is not None:
-                    own = self._as_of_now(one, record)
-                    highest = max(highest, _posterior(_posterior(level[0], _without(level[1], own)), own))
+        highest = max(highest, self._highest_of_hosts(levels))
         factors = [self._time_factor(name, market) for name in names for market in Market]
-        return min(HAZARD_PPM_MAX, highest * max([PPM, *factors]) // PPM + 1)
+        return min(HAZARD_PPM_MAX, (highest + ROUNDED) * max([PPM, *factors]) // PPM + 1)
+
+    def _highest_of_hosts(self, levels: Mapping[tuple[ProviderName, str], tuple[int, _Evidence]]) -> int:
+        """Return what the estimate of no host and no pool exceeds, but for roundings; there may be thousands.
+
+        Quiet hours of its own leave a host at or below its provider's estimate.
+        """
+        highest = 0.0
+        weight, running = PRIOR_WEIGHT / _HOUR, self._running
+        for one, record in self._experience.items():
+            if not record.count or not (one.kind is RecordKind.LOSSES_HOST or one.kind is RecordKind.LOSSES_POOL):
+                continue
+            level = levels.get((one.provider, one.subject.partition(" ")[0]))
+            if level is None:
+                continue
+            prior, (count, ticks) = level
+            kept = kept_share(record, self._now)
+            hours = record.span / _HOUR * kept + (running.get(one, 0) / _HOUR_TICKS if running else 0)
+            lost = record.count * kept
+            rest = (prior * weight + max(0, count - lost)) / (weight + max(0, ticks / _HOUR_TICKS - hours))
+            highest = max(highest, (rest * weight + lost) / (weight + hours))
+        return int(highest)
 
 
 def _without(whole: _Evidence, part: _Evidence) -> _Evidence:
