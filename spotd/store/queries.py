@@ -457,6 +457,7 @@ def _job_view(row: Row, attempts: tuple[AttemptView, ...], checkpoint: Checkpoin
             state=row.state if row.state in known else JobState.FAILED.value,
             **dict.fromkeys(_PLAIN_NUMBERS, 0),
             totals_hosts="[]",
+            moves="{}",
             **dict.fromkeys(("started_at", "ended_at", "exit_code", "outputs_attempt")),
         )
         return rows.JOB_VIEW.read(plain, open=attempts, checkpoint=checkpoint)

@@ -51,7 +51,10 @@ EVENT: Final = RowMap(Event, names={"job": "job_id"}, words=("message",))
 COST_SUMS: Final = RowMap(CostSums)
 ATTEMPT_VIEW: Final = RowMap(AttemptView, names=_ID | {"price": "price_total", "on_demand": "on_demand_total"})
 JOB_VIEW: Final = RowMap(
-    JobView, names={"settled": "spent", "on_demand_settled": "on_demand"}, without=("open", "checkpoint")
+    JobView,
+    names={"settled": "spent", "on_demand_settled": "on_demand"},
+    nested_json=("moves",),
+    without=("open", "checkpoint"),
 )
 
 

@@ -13,6 +13,7 @@ from spotd.core.closing import closing_words
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.jobs import Outputs, RunTotals
 from spotd.core.metering import accrued, on_demand_accrued
+from spotd.core.moves import Moves
 from spotd.core.plan import Event
 from spotd.core.states import AttemptState, JobState
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
@@ -78,6 +79,7 @@ class JobView:
     outputs: Outputs | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     array: ArrayTask | None = None
+    moves: Moves = field(default_factory=Moves)
 
     def uncompared_at(self, now: datetime) -> MicroUsd:
         """Return what of the cost has no known on-demand price."""

@@ -10,6 +10,7 @@ from spotd.api.handlers.stages import Words, stage_response
 from spotd.api.schemas.jobs import (
     ArrayTaskResponse,
     AttemptResponse,
+    BidResponse,
     CheckpointResponse,
     GpuResponse,
     JobResponse,
@@ -20,6 +21,7 @@ from spotd.api.schemas.prices import BreakdownResponse, PollResponse, QuoteRespo
 from spotd.api.schemas.streams import EventResponse
 from spotd.api.timestamps import utc_text
 from spotd.core.attempts import Attempt
+from spotd.core.bids import pays_bid
 from spotd.core.chain import ArrayTask
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import AttemptId
@@ -72,6 +74,17 @@ def attempt_response(item: Attempt, now: datetime) -> AttemptResponse:
         exit_code=item.exit_code,
         spent_usd=as_usd(spent(item, now)),
         on_demand_usd=as_usd(on_demand_spent(item, now)),
+        bid=_bid_response(item) if pays_bid(item) else None,
+    )
+
+
+def _bid_response(item: Attempt) -> BidResponse:
+    known = item.bidding
+    return BidResponse(
+        usd_h=as_usd(item.quote.price.gpu),
+        floor_usd_h=usd(known.floor),
+        changes=max(0, len(known.placed) - 1),
+        held_since=instant(known.held_since),
     )
 
 
@@ -143,6 +156,7 @@ def job_response(
         array=None if view.array is None else _array_response(view.array),
         ceiling_usd_gpu_h=_ceiling(shown, verdict),
         stage=stage_response(shown, hosts, words),
+        moves=view.moves.count,
     )
 
 

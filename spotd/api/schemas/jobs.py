@@ -106,8 +106,26 @@ class ForgottenResponse(TypedDict):
     attempt: int | None
 
 
+class BidResponse(TypedDict):
+    """What is bid for a machine, for its GPU part per hour.
+
+    Attributes:
+        floor_usd_h: the lowest bid that wins, as the provider stated it last; null where it did not.
+        changes: how often it was raised or lowered.
+        held_since: it was outbid then, and is waited for; null while it is not.
+    """
+
+    usd_h: float
+    floor_usd_h: float | None
+    changes: int
+    held_since: str | None
+
+
 class AttemptResponse(TypedDict):
-    """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user."""
+    """One machine, one try. `reason` is the EndReason once ended, `detail` its sentence for the user.
+
+    `bid` is null where no bid is paid.
+    """
 
     attempt: int
     state: str
@@ -130,6 +148,7 @@ class AttemptResponse(TypedDict):
     exit_code: int | None
     spent_usd: float
     on_demand_usd: float
+    bid: BidResponse | None
 
 
 class ArrayTaskResponse(TypedDict):
@@ -172,6 +191,7 @@ class JobResponse(TypedDict):
     `array` is null for a job that was not submitted with `--array`.
     `ceiling_usd_gpu_h` is the one of its machine, else of the newest decision about it; null where neither is known.
     `stage` is null while its command runs, and without a machine.
+    `moves` is how often it was moved to a cheaper machine.
     """
 
     id: str
@@ -203,6 +223,7 @@ class JobResponse(TypedDict):
     array: ArrayTaskResponse | None
     ceiling_usd_gpu_h: float | None
     stage: StageResponse | None
+    moves: int
 
 
 class JobDetailResponse(Answer):

@@ -256,9 +256,11 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
         *((f"gpu {gpu['index']}", _gpu_use_text(gpu, now)) for gpu in job["gpus"]),
         ("where", where_text(job)),
         ("price", _price_text(job["effective_usd_h"], "per hour for the machine")),
+        ("bid", _bid_text(job, now)),
         ("ceiling", _price_text(detail["ceiling_usd_gpu_h"], "per GPU-hour")),
         ("spent", _spent_text(detail)),
         ("saved", _saved_text(job)),
+        ("moves", f"{job['moves']}, to cheaper machines" if job.get("moves") else ""),
         ("recoveries", f"{job['recoveries']}, {span_text(detail['lost_s'])} lost" if job["recoveries"] else "0"),
         ("checkpoint", _newest_text(job)),
         ("late", job.get("checkpoint_late", "")),
@@ -280,6 +282,21 @@ def _facts(detail: JobDetailResponse, now: str) -> list[tuple[str, str]]:
 
 def _price_text(usd: float | None, unit: str) -> str:
     return "" if usd is None else f"${price(usd)} {unit}"
+
+
+def _bid_text(job: JobResponse, now: str) -> str:
+    """Return what is bid for the machine that the job has now."""
+    bid = next((one.get("bid") for one in job["attempts"] if one["ended_at"] is None), None)
+    if bid is None:
+        return ""
+    parts = [_price_text(bid["usd_h"], "per hour for its GPUs")]
+    if bid["changes"]:
+        parts.append(count(bid["changes"], "change"))
+    if bid["floor_usd_h"] is not None:
+        parts.append(f"${price(bid['floor_usd_h'])} wins now")
+    if bid["held_since"] is not None:
+        parts.append(f"outbid for {short_span(seconds_between(bid['held_since'], now) or 0)}, and waited for")
+    return ", ".join(parts)
 
 
 def _newest_text(job: JobResponse) -> str:

@@ -46,7 +46,7 @@ def test_ls_json_is_the_promised_job_object(stocked: Ctl) -> None:
     promised = (
         "id name state reason provider host gpu gpu_count attempt attempts effective_usd_h spent_usd on_demand_usd "
         "saved_usd recoveries checkpoint submitted_at started_at ended_at verdict exit_code transfer gpus "
-        "uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage"
+        "uncompared_usd summary checkpoint_late array ceiling_usd_gpu_h stage moves"
     )
     assert list(body["jobs"][0]) == promised.split()
     assert set(body["jobs"][0]["checkpoint"]) >= {"name", "step", "bytes", "at"}
@@ -283,6 +283,19 @@ def test_a_transfer_is_told_by_ls_and_show_with_rate_and_time_left(ctl: Ctl) -> 
     assert "  1200 up 30% 80.0 MB/s 35s  " in ctl("ls").out
     shown = ctl("show", "llama-lora").out
     assert "transfer:   upload of step-1300, 1.2 GB of 4.0 GB (30 %), 80.0 MB/s, 35 s left, 2 more waiting\n" in shown
+
+
+def test_show_states_the_bid_and_the_moves(ctl: Ctl) -> None:
+    bid = {"usd_h": 0.44, "floor_usd_h": 0.48, "changes": 2, "held_since": "2026-11-21T09:55:00.000Z"}
+    only(ctl, made_responses.job(attempts=[made_responses.attempt(bid=bid)], moves=2))
+    shown = ctl("show", "llama-lora").out
+    assert (
+        "bid:        $0.4400 per hour for its GPUs, 2 changes, $0.4800 wins now, outbid for 5m, and waited for\n"
+        in shown
+    )
+    assert "moves:      2, to cheaper machines\n" in shown
+    only(ctl, made_responses.job())
+    assert "bid:" not in ctl("show", "llama-lora").out
 
 
 def test_show_states_the_use_of_each_gpu_and_its_age(ctl: Ctl) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from spotd.api.requests import JobQuery
 from spotd.core import relocation
 from spotd.core.ids import JobId
+from spotd.core.moves import Moves
+from spotd.core.plan import Plan
 from spotd.core.states import AttemptState, EndReason
 from spotd_providers.contract.errors import OutcomeUnknown, RequestRejected, Unavailable
 from spotd_providers.contract.money import MicroUsdPerHour
@@ -58,6 +61,11 @@ async def test_a_bid_is_raised_once_and_its_echo_raises_nothing(rig: Rig) -> Non
             rig.host(name, 1).beat("run")
             await rig.clock.sleep(MINUTE / 2)
         assert rig.shop.bids == [473_000]
+    moved = replace(rig.job(name), moves=Moves(count=2))
+    rig.store.tx(lambda tx: tx.commit(Plan(jobs={name: moved})))
+    [row] = (await rig.handlers().jobs.page(JobQuery()))["jobs"]
+    assert row["moves"] == 2
+    assert row["attempts"][0]["bid"] == {"usd_h": 0.473, "floor_usd_h": 0.43, "changes": 1, "held_since": None}
 
 
 async def test_a_bid_is_lowered_once_and_billed_when_the_provider_took_it(
