@@ -1,8 +1,9 @@
 """A provider's own bill of a machine that is gone, and what then is booked.
 
-Theory. What spotd charges follows from what it observed. The bill of a provider that can be asked prevails: some hours
-after the end, once its bill is closed, and only if it says the same twice, since a bill that is still being written
-shows too little. What was booked too much is taken back from the last days first, as it is the end that was not seen.
+Theory. What spotd charges follows from what it observed. The bill of a provider that can be asked prevails, to the
+micro-dollar: after the end, once its bill is closed, and only if it says the same twice, since a bill that is still
+being written shows too little. What was booked too much is taken back from the last days first, as it is the end that
+was not seen.
 """
 
 from __future__ import annotations
@@ -19,26 +20,29 @@ from spotd.core.jobs import Job
 from spotd.core.metering import with_correction
 from spotd.core.plan import Plan
 from spotd.core.plan_builder import PlanBuilder
+from spotd.core.policy import Policy
 from spotd.core.pricing import traffic_cost
 from spotd.core.states import AttemptState
 from spotd.core.world import World
 from spotd_providers.contract.money import MicroUsd, as_usd, cost
 
-ASKED_AFTER: Final = timedelta(hours=2)
 AGAIN_AFTER: Final = timedelta(hours=1)
 TRIES_MAX: Final = 4
 DONE: Final = -1
-DIFFERS_BY: Final = 20_000
-"""Less than two cents, or than a fiftieth, is not worth a correction."""
+CENT: Final = 10_000
+"""A smaller correction is not worth a line."""
 PLAUSIBLE: Final = 10
 """How many times its agreed price a machine may have cost for its bill to be believed."""
 
 
-def is_due(item: Attempt, now: datetime) -> bool:
+def is_due(item: Attempt, policy: Policy, now: datetime) -> bool:
     """Whether the provider is to be asked for the bill of this attempt now."""
-    if item.state is not AttemptState.ENDED or item.ended_at is None or not 0 <= item.bill_tries < TRIES_MAX:
+    rules = policy.providers.get(item.provider)
+    if rules is None or item.ref is None or item.machine.may_compute or item.ended_at is None:
         return False
-    return item.ref is not None and now >= item.ended_at + ASKED_AFTER + item.bill_tries * AGAIN_AFTER
+    if item.state is not AttemptState.ENDED or not 0 <= item.bill_tries < TRIES_MAX:
+        return False
+    return now >= item.ended_at + rules.bill_open_for + item.bill_tries * AGAIN_AFTER
 
 
 def compared(
@@ -53,16 +57,20 @@ def compared(
     """Compare what was booked with what the provider bills, and with what it billed before."""
     builder = PlanBuilder(replace(world.with_job(job), attempts={**world.attempts, item.id: item}), now)
     tries = item.bill_tries + 1
-    settled = item.meter.settled
-    if billed is not None and abs(settled - billed) < max(DIFFERS_BY, settled // 50):
+    if billed is not None and billed == item.meter.settled:
         tries = DONE
-    elif billed is not None and billed == former and billed <= _most(item):
+    elif billed is not None and (billed == former or _is_final_at_once(world, item)) and billed <= _most(item):
         _correct(builder, job, item, booked, billed)
         tries = DONE
     known = billed if tries == DONE else None
     tries = DONE if tries >= TRIES_MAX else tries
     builder.put_attempt(replace(builder.attempt(item.id), bill_tries=tries, billed=known))
     return builder.plan()
+
+
+def _is_final_at_once(world: World, item: Attempt) -> bool:
+    rules = world.policy.providers.get(item.provider)
+    return rules is not None and not rules.bill_open_for
 
 
 def _most(item: Attempt) -> int:
@@ -102,6 +110,8 @@ def _correct(builder: PlanBuilder, job: Job, item: Attempt, booked: Sequence[Cha
             totals=with_paid(job.totals, item, missing),
         )
     )
+    if abs(missing) < CENT:
+        return
     way = "more was booked than that" if missing < 0 else "less was booked than that"
     builder.event(
         "attempt.billed",

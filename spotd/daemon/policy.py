@@ -82,6 +82,7 @@ def _provider(one: ProviderSettings, traits: ProviderTraits, store_shared_by: st
         free_if_taken_within=traits.free_if_taken_within,
         bills_from_running=traits.bills_from_running,
         bills_from_script=traits.bills_from_script,
+        bill_open_for=traits.bill_open_for,
         ends_itself=bool(traits.ends_itself_by),
     )
 

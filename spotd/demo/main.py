@@ -21,6 +21,7 @@ from spotd_providers.local.hosts import read_ledger, segments
 
 TIME_LIMIT_S: Final = 150.0
 START_LIMIT_S: Final = 30.0
+BILLS_LIMIT_S: Final = 15.0
 FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 CODE_BYTES_MAX: Final = 1_000_000
 
@@ -115,8 +116,19 @@ def _drain(records: Queue[Mapping[str, Any] | DaemonRefused]) -> Iterator[Mappin
         yield found
 
 
+def _costs(daemon: Daemon) -> dict[str, Any]:
+    """Return the receipts once the market's bill of every machine was read, or after a while without."""
+    deadline = time.monotonic() + BILLS_LIMIT_S
+    while True:
+        total: dict[str, Any] = daemon.cost(None)
+        lines = [line for receipt in total["receipts"] for line in receipt["attempts"] if line["seconds"]]
+        if all(line["billed_usd"] is not None for line in lines) or time.monotonic() > deadline:
+            return total
+        time.sleep(0.2)
+
+
 def _receipts(daemon: Daemon) -> None:
-    total = daemon.cost(None)
+    total = _costs(daemon)
     _say("receipts")
     for receipt in sorted(total["receipts"], key=lambda r: str(r["name"])):
         places = " -> ".join(a["host"] for a in receipt["attempts"] if a["started_at"])

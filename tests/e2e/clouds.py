@@ -106,6 +106,7 @@ def three_clouds(
                 "RUNPOD_KEY": RUNPOD_KEY,
                 **(environment or {}),
             }
+            found.ledgers = [cloud.ledger_path for cloud in clouds]
             served = {"vast": at_vast, "aws": at_aws, "runpod": at_runpod}
             yield Clouds(lab=found, clock=clock, vast=vast, aws=aws, runpod=runpod, served=served)
     finally:
@@ -118,6 +119,7 @@ def _providers(vast: str, aws: str, runpod: str) -> str:
 [providers.vast]
 api_key = {{ env = "VAST_KEY" }}
 base_url = "{vast}"
+fee_multiplier = 1.0
 [providers.aws]
 enabled = true
 api_key = {{ env = "AWS_KEY" }}

@@ -30,10 +30,13 @@ from spotd_providers.local.hosts import Segment, read_ledger, segments
 from spotd_providers.local.server.__main__ import stop as stop_market
 from spotd_providers.local.server.files import find_endpoint
 from tests.e2e.preloaded import Forked
+from tests.e2e.receipts import disagreements
 from tests.waiting import described, until
 
 REPO = Path(__file__).resolve().parents[2]
 CRASHABLE = Path(__file__).with_name("crashable.py")
+BUSY_S = 1.0
+"""How late, on the wall, a poll may be on a machine whose two cores run the suite meanwhile."""
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 
@@ -83,6 +86,10 @@ directory = "{self.market_folder}"
         clock = {"real0": time.time(), "virtual0": virtual0.isoformat(), "scale": scale}
         (folder / "state" / "clock.json").write_text(json.dumps(clock), encoding="utf-8")
         self.api = Daemon(folder / "run" / "spotd.sock")
+        self.ledgers = [self.market_folder / "ledger.jsonl"]
+        """Of every market that bills it."""
+        self.unseen_s = scale * (poll_s + BUSY_S)
+        """For how long, by its clock, what becomes of a machine may not be seen."""
         self.process: subprocess.Popen[bytes] | Forked | None = None
         self.starts = 0
         self.environment: dict[str, str] = {}
@@ -243,7 +250,7 @@ directory = "{self.market_folder}"
         return dict(json.loads(text))
 
     def ledger(self) -> tuple[Segment, ...]:
-        return segments(read_ledger(self.market_folder / "ledger.jsonl"))
+        return tuple(span for path in self.ledgers for span in segments(read_ledger(path)))
 
     def open_machines(self) -> list[Segment]:
         return [s for s in self.ledger() if s.end is None]
@@ -285,8 +292,19 @@ def lab(folder: Path, **options: Any) -> Iterator[Lab]:
     made = Lab(folder, **options)
     try:
         yield made
+        if not made.is_dead:
+            assert_receipts_agree(made)
     finally:
         made.close()
+
+
+def assert_receipts_agree(found: Lab, job: str | None = None) -> None:
+    """What each machine of the job, or of all, was booked at is what its market billed (`receipts`)."""
+    cost = found.api.cost(job)
+    spans = [s for s in found.ledger() if job is None or s.key.split("-")[-2] == job]
+    wrong, apart = disagreements(cost["receipts"], spans, unseen_s=found.unseen_s)
+    print(f"RECEIPTS {len(apart)} machines, apart by {max(apart, default=0):.1f} of {found.unseen_s:.1f} s at most")
+    assert not wrong, "\n".join(wrong)
 
 
 def training_folder(tmp_path: Path) -> Path:

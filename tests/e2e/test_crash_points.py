@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from spotd.daemon.crash import CrashPoint
-from tests.e2e.harness import Lab, host
+from tests.e2e.harness import Lab, assert_receipts_agree, host
 from tests.e2e.person import Person, assert_one_machine_each
 
 pytestmark = pytest.mark.e2e
@@ -273,6 +273,7 @@ def test_no_machine_is_forgotten_or_doubled_when_the_daemon_dies(
     assert person.deaths == armed, f"the story does not reach {point}: it died at {person.deaths}"
     ended = datetime.fromisoformat(found.job(job)["ended_at"])
     assert_one_machine_each(found, job, ended_by=max(ended, person.restarted_at) + RECONCILE)
+    assert_receipts_agree(found, job)
     runs = (tmp_path / "runs").read_text().split()
     assert len(runs) == len(set(runs)), f"an attempt ran twice: {runs}"
     assert_no_trouble_in_the_logs(found)

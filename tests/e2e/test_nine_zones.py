@@ -6,24 +6,19 @@ import gzip
 import json
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
-from statistics import median
 
 import pytest
 
-from spotd_providers.contract.money import MICRO
-from spotd_providers.local.hosts import Segment
-from tests.e2e.harness import REPO, Lab, assert_books_are_clean, lab, straight_sha256, training_folder, until
+from tests.e2e.harness import BUSY_S, REPO, Lab, assert_books_are_clean, lab, straight_sha256, training_folder, until
 
 pytestmark = pytest.mark.e2e
 TRACES = Path(os.environ.get("SPOTD_SHARED_DATA", REPO.parent / "shared" / "data")) / "traces" / "aws-2023-v100-9zone"
 SCALE = 12_000.0
 POLL_S = 0.25
 """The lab's poll interval on the wall; on the market's clock it is fifty minutes."""
-BUSY_S = 1.0
-"""How late, on the wall, a poll may be on a machine whose two cores train four networks meanwhile."""
 ARRIVALS = 3 / 14
 """The part of the time after which the next job comes."""
 STEPS_A_DAY = 86
@@ -58,28 +53,14 @@ def flags_of(number: int, span: timedelta) -> str:
     return f"--steps {span.days * STEPS_A_DAY} --seed {number} --save-every 10"
 
 
-def bill_usd(spans: list[Segment]) -> float:
-    return sum(span.amount(span.end or span.start) for span in spans) / MICRO
-
-
 def _wait_for(found: Lab, due: datetime) -> None:
     until(lambda: found.now() >= due, what="the next job's day", every=0.1)
 
 
-def assert_receipts_agree(found: Lab) -> None:
-    """For every machine: what the daemon says it cost is what the market billed, but for a poll at either end."""
-    billed: defaultdict[str, list[Segment]] = defaultdict(list)
-    for span in found.ledger():
-        billed[span.key.partition("-")[2].partition("-")[2]].append(span)
-    unseen_s: list[float] = []
-    for receipt in found.api.cost(None)["receipts"]:
-        for line in receipt["attempts"]:
-            spans = billed.pop(f"{receipt['id']}-{line['attempt']}", [])
-            apart_usd = line["spent_usd"] - bill_usd(spans)
-            unseen_s.append(abs(apart_usd) / line["effective_usd_h"] * 3600 / SCALE)
-            assert unseen_s[-1] <= POLL_S + BUSY_S, (receipt["name"], apart_usd, line, spans)
-    print(f"receipts and bills differ by {median(unseen_s):.2f} s (median), at most {max(unseen_s):.2f} s")
-    assert not billed, f"machines that no receipt knows: {sorted(billed)}"
+def all_bills_are_read(found: Lab) -> bool:
+    """The market's bills are final when a machine ends, and read within seconds at this pace."""
+    lines = [line for receipt in found.api.cost(None)["receipts"] for line in receipt["attempts"]]
+    return all(line["billed_usd"] is not None for line in lines if line["seconds"])
 
 
 @pytest.mark.timeout(600)  # two weeks take two minutes on two free cores; a busy machine stretches every restart
@@ -121,7 +102,7 @@ def test_four_jobs_live_through_recorded_days_of_nine_zones(tmp_path: Path, span
         )
         machines = len({span.machine_id for span in found.ledger()})
         print(f"{took.days} days, {machines} machines, attempts ended by {dict(reasons)}")
-        assert_receipts_agree(found)
+        until(lambda: all_bills_are_read(found), what="the bill of every machine", within=60)
         for number, job in jobs.items():
             assert found.delivered(job, "weights.sha256") == straight_sha256(tmp_path, flags_of(number, span))
         assert_books_are_clean(found, reconcile_s=(POLL_S + BUSY_S) * SCALE)

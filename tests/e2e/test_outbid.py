@@ -13,7 +13,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.e2e
 
 SAVES_AND_WAITS = """
-if [ -n "$SPOTD_RESUME" ]; then cp "$SPOTD_RESUME/state" "$SPOTD_OUTPUT_DIR/seen"; exit 0; fi
+if [ -n "$SPOTD_RESUME" ]; then cp "$SPOTD_RESUME/state" "$SPOTD_OUTPUT_DIR/seen"; sleep 1; exit 0; fi
 cd "$SPOTD_CHECKPOINT_DIR" && mkdir step-1 && echo trained > step-1/state && touch step-1/DONE
 exec sleep 1000
 """

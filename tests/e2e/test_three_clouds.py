@@ -17,7 +17,7 @@ from spotd_jobs.objects.s3 import S3Store
 from spotd_providers.local.hosts import Segment
 from tests.e2e.clouds import ASK, AWS_SECRET, GPUS, KEYS, POOLS, PROVIDER_KEYS, Clouds, three_clouds
 from tests.e2e.ctl import assert_no_traceback, spotctl
-from tests.e2e.harness import straight_sha256, training_folder, until
+from tests.e2e.harness import assert_receipts_agree, straight_sha256, training_folder, until
 from tests.e2e.test_bucket import files_below, store_keys, store_section
 from tests.fakes.aws import Phase
 from tests.fakes.seaweed import CANARY, Weed
@@ -123,6 +123,7 @@ def test_a_job_is_outbid_at_vast_saves_in_aws_two_minutes_and_ends_at_runpod(wee
         ends = [line["reason"] for line in found.lab.job(job)["attempts"]]
         assert ends == ["outbid", "preempted", "done"]
 
+        assert_receipts_agree(found.lab)
         told = {words: spotctl(found.lab, *words.split()) for words in asked_of_it(job)}
         assert "my key is" in told[f"logs {job}"].stdout, "the line that named the secret is not in the log"
         found.lab.stop()

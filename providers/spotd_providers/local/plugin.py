@@ -28,6 +28,7 @@ def _traits(settings: LocalSettings) -> ProviderTraits:
         provision_timeout=timedelta(minutes=5) + settings.provisioning,
         hosts_share_filesystem=True,
         ends_itself_by="file",
+        bill_open_for=timedelta(0),
     )
 
 

@@ -14,6 +14,7 @@ class AttemptCostResponse(TypedDict):
     `traffic_usd` is, for the bytes that were uploaded and restored.
     `gpu_usd` (the machine while it ran, with its disk), `disk_usd` (of the machine while it did not run) and `fee_usd`
     are the rest of what was booked; `corrected_usd` is what the provider's own bill then added, in `spent_usd`, too.
+    `billed_usd` is that bill; null while it is not known.
     """
 
     attempt: int
@@ -38,6 +39,7 @@ class AttemptCostResponse(TypedDict):
     disk_usd: float
     fee_usd: float
     corrected_usd: float
+    billed_usd: float | None
 
 
 class FallbackResponse(TypedDict):

@@ -13,7 +13,7 @@ from typing import Final, cast
 import anyio
 
 from spotd.core.attempts import Attempt
-from spotd.core.bill_correction import ASKED_AFTER, compared, is_due
+from spotd.core.bill_correction import compared, is_due
 from spotd.core.ids import AttemptId
 from spotd.core.plan import Plan
 from spotd.core.world import World
@@ -72,13 +72,13 @@ class BillCheck:
             StateError: the state cannot be read or written.
         """
         now = self._clock.now()
-        since, until = now - ENDED_MAX, now - ASKED_AFTER
+        policy = self._commits.policy
         former, self._former = self._former, {}
         for name in sorted(name for name, provider in self._providers.items() if _can_be_asked(provider)):
-            read = partial(Reads.unchecked_bills, provider=name, since=since, until=until, limit=AT_ONCE)
+            read = partial(Reads.unchecked_bills, provider=name, since=now - ENDED_MAX, until=now, limit=AT_ONCE)
             ended = await self._database.read(read)
             self._former |= {item.id: former[item.id] for item in ended if item.id in former}
-            due = [item for item in ended if is_due(item, now)]
+            due = [item for item in ended if is_due(item, policy, now)]
             charges = await self._ask(name, due, now) if due else None
             for item in due if charges is not None else ():
                 await self._compare(item, charges or ())
@@ -100,7 +100,7 @@ class BillCheck:
         def decide(reads: Reads, world: World, now: datetime) -> Plan:
             job = reads.job(item.id.job)
             stored = next((one for one in reads.attempts_of(item.id.job) if one.id == item.id), None)
-            if job is None or stored is None or not is_due(stored, now):
+            if job is None or stored is None or not is_due(stored, world.policy, now):
                 return Plan()
             return compared(world, job, stored, reads.charges_of(item.id.job), billed, former, now)
 

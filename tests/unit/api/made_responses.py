@@ -76,6 +76,7 @@ def attempt(**given: Any) -> AttemptResponse:
         "exit_code": None,
         "spent_usd": 4.62,
         "on_demand_usd": 7.8,
+        "bid": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
@@ -111,6 +112,7 @@ def job(**given: Any) -> JobResponse:
         "array": None,
         "ceiling_usd_gpu_h": 2.4,
         "stage": None,
+        "moves": 0,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 
@@ -337,6 +339,7 @@ def attempt_cost(**given: Any) -> AttemptCostResponse:
         "disk_usd": 0.0,
         "fee_usd": 0.0,
         "corrected_usd": 0.0,
+        "billed_usd": None,
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

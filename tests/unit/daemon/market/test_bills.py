@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spotd.core.attempts import MachineState
 from spotd.core.bill_correction import DONE
 from spotd.core.ids import JobId
 from spotd.core.plan import Event, Plan
@@ -144,5 +145,25 @@ async def test_a_provider_that_cannot_answer_is_asked_again_and_costs_nothing(tm
     assert spent(rig, job_id) == booked
     shop.away, shop.bill = False, booked[0] - 5_000
     await bills.reconcile_once()
-    assert rig.attempts(job_id)[0].bill_tries == DONE, "the same but for half a cent"
     assert spent(rig, job_id) == booked
+    await rig.clock.sleep(HOUR)
+    await bills.reconcile_once()
+    assert rig.attempts(job_id)[0].bill_tries == DONE
+    assert spent(rig, job_id) == (shop.bill,) * 3
+    assert "attempt.billed" not in rig.kinds(job_id), "half a cent is not worth a line"
+
+
+@pytest.mark.parametrize("state", [MachineState.GONE, MachineState.LIVE])
+async def test_a_bill_that_is_final_at_once_is_believed_once_the_machine_is_gone(
+    tmp_path: Path, state: MachineState
+) -> None:
+    rig, shop, bills, job_id = await ended(tmp_path)
+    booked = spent(rig, job_id)
+    policy = rig.commits.policy
+    rules = replace(policy.providers[shop.name], bill_open_for=timedelta(0))
+    rig.policy.reload(replace(policy, providers={shop.name: rules}))
+    item = replace(rig.attempts(job_id)[0], machine=state)
+    rig.store.tx(lambda tx: tx.commit(Plan(attempts={item.id: item})))
+    shop.bill = 300_000
+    await bills.reconcile_once()
+    assert spent(rig, job_id) == ((shop.bill,) * 3 if state is MachineState.GONE else booked)

@@ -1,0 +1,53 @@
+"""What spotd booked beside what the markets billed, machine by machine, over their own ledgers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from spotd_providers.contract.money import MICRO
+from spotd_providers.local.hosts import Segment
+
+ROUNDED_USD: Final = 0.0001
+"""Each part of a price is rounded up, and each change of it once more."""
+
+
+def bill_usd(spans: Iterable[Segment]) -> float:
+    return sum(span.amount(span.end or span.start) for span in spans) / MICRO
+
+
+def by_attempt(spans: Iterable[Segment]) -> dict[str, list[Segment]]:
+    """The spans of each attempt, by `JOB-NUMBER`, the end of its key."""
+    found: defaultdict[str, list[Segment]] = defaultdict(list)
+    for span in spans:
+        found["-".join(span.key.split("-")[-2:])].append(span)
+    return found
+
+
+def disagreements(
+    receipts: Iterable[Mapping[str, Any]], spans: Iterable[Segment], *, unseen_s: float
+) -> tuple[list[str], list[float]]:
+    """Every machine whose receipt is not its bill, in words, and for how long the others differ at their price.
+
+    A machine whose bill was read is to agree to the micro-dollar, any other one within what it costs for so long:
+    from its end to the list that first shows it, and as much at its beginning. What is free since the provider took the
+    machine so soon is no part of a ledger, which is written forward only.
+    """
+    billed = by_attempt(spans)
+    wrong, apart = [], []
+    for receipt in receipts:
+        for line in receipt["attempts"]:
+            own = billed.pop(f"{receipt['id']}-{line['attempt']}", [])
+            if line["ended_at"] is None or any(span.end is None for span in own):
+                continue
+            differs = line["spent_usd"] + line["free_usd"] - bill_usd(own)
+            paid = (span.compute + span.storage for span in own)
+            rate = max([line["effective_usd_h"], *(price / MICRO for price in paid)])
+            bound = ROUNDED_USD + (0 if line["billed_usd"] is not None else rate * unseen_s / 3600)
+            apart.append(max(0.0, abs(differs) - ROUNDED_USD) / rate * 3600)
+            if abs(differs) > bound:
+                wrong.append(
+                    f"{receipt['name']}: booked ${differs:+.6f} against the bill, at most ${bound:.6f}: {line}, {own}"
+                )
+    return wrong + [f"no receipt knows {key}: {own}" for key, own in billed.items() if bill_usd(own)], apart
