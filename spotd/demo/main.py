@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from queue import Empty, Queue
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spotd.client.daemon import Daemon
 from spotd.client.errors import DaemonRefused, DaemonUnreachable
@@ -18,6 +18,9 @@ from spotd.demo.session import DemoFailed, Session, session
 from spotd.demo.view import Lines, Screen, View, opening
 from spotd_jobs.pack import pack
 from spotd_providers.local.hosts import read_ledger, segments
+
+if TYPE_CHECKING:
+    from spotd.api.schemas.costs import CostResponse
 
 TIME_LIMIT_S: Final = 150.0
 START_LIMIT_S: Final = 30.0
@@ -116,11 +119,11 @@ def _drain(records: Queue[Mapping[str, Any] | DaemonRefused]) -> Iterator[Mappin
         yield found
 
 
-def _costs(daemon: Daemon) -> dict[str, Any]:
+def _costs(daemon: Daemon) -> CostResponse:
     """Return the receipts once the market's bill of every machine was read, or after a while without."""
     deadline = time.monotonic() + BILLS_LIMIT_S
     while True:
-        total: dict[str, Any] = daemon.cost(None)
+        total = daemon.cost(None)
         lines = [line for receipt in total["receipts"] for line in receipt["attempts"] if line["seconds"]]
         if all(line["billed_usd"] is not None for line in lines) or time.monotonic() > deadline:
             return total
