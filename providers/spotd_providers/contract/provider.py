@@ -204,8 +204,8 @@ class ProviderTraits:
         bills_from_running: only its disk is billed until a listing shows the machine as `RUNNING`.
         bills_from_script: the same, and it is `RUNNING` from the moment in which the start script begins, as where that
             is the first process of a container: then the runner's own age says since when.
-        bill_open_for: how long after its end a machine's bill (`Bills`) may still grow; 0 where it is final at once, and
-            is believed without being read twice.
+        bill_open_for: how long after its end a machine's bill (`Bills`) may still grow; 0 where it is final at once,
+            and is believed without being read twice.
     """
 
     start_script_bytes_max: int
