@@ -4,6 +4,9 @@ A test that kills the daemon and starts it again pays for what the daemon does, 
 The forked process is the one that an `exec` would have become: a session and a group of its own, its own files,
 environment, arguments, random seeds and signals, and it ends as any process does. What only an `exec` shows (that the
 command starts at all, and what a fresh process holds in memory) is tested with one: `Lab.fresh`.
+
+The market that such a daemon starts is a fork as well, of this process: it asks at a socket of its own for one. How the
+launcher executes it is what `tests/unit/providers/local/test_server.py` is about.
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from contextlib import closing, suppress
+from datetime import timedelta
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Final
 
+from spotd_providers.local import launcher
+from spotd_providers.local.server import __main__ as market_server
 from tests.e2e import crashable
 
 _MODULES: Final = (
@@ -36,12 +42,14 @@ _MODULES: Final = (
     "spotd_providers.local.client",
     "spotd_providers.local.plugin",
     "spotd_providers.local.provider",
+    "spotd_providers.local.server.__main__",
     "anyio._backends._asyncio",
     "httpcore",
     "uvicorn.protocols.http.h11_impl",
 )
-"""What a daemon imports between its start and its first prices."""
+"""What a daemon imports between its start and its first prices, and what its market does."""
 _REQUEST_BYTES_MAX: Final = 1 << 18
+_START_S: Final = 60.0
 
 
 class Forked:
@@ -55,7 +63,7 @@ class Forked:
         assert len(request) < _REQUEST_BYTES_MAX
         with theirs:
             socket.send_fds(_preloaded(), [request], [output.fileno(), theirs.fileno()])
-        self.pid = self._read(60.0)
+        self.pid = self._read(_START_S)
         assert self.pid, "no daemon was forked"
 
     def poll(self) -> int | None:
@@ -121,34 +129,46 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a fork has no other thread"
+    # Its name is not in the file system, so nothing is left of it.
+    markets = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    markets.bind(b"\0spotd-markets-%d" % os.getpid())
+    markets.listen(64)
+    launcher._spawn = partial(_fork_market, markets.getsockname())  # type: ignore[assignment]  # called as it is
     ended, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
     reports: dict[int, socket.socket] = {}
     while True:
-        ready = select.select([requests, ended], [], [])[0]
+        ready = select.select([requests, markets, ended], [], [])[0]
         if ended in ready:
             ended.recv(4096)
             _report_ends(reports)
-        if requests in ready:
-            data, fds, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 2)
-            if not data:
+        for asked in {requests, markets}.intersection(ready):
+            source = requests if asked is requests else markets.accept()[0]
+            data, fds, _, _ = socket.recv_fds(source, _REQUEST_BYTES_MAX, 2)
+            if not data and asked is requests:
                 return 0
+            if not data:  # the daemon was killed while it asked
+                source.close()
+                continue
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for one in (requests, ended, wake, *reports.values()):
+                for one in (requests, markets, source, ended, wake, *reports.values()):
                     one.close()
                 return _become(json.loads(data), *fds)
             os.close(fds[0])
-            reports[pid] = socket.socket(fileno=fds[1])
-            _send(reports[pid], pid)
+            if asked is requests:
+                reports[pid] = socket.socket(fileno=fds[1])
+                _send(reports[pid], pid)
+            else:
+                os.close(fds[1])
+                reports[pid] = source
 
 
-def _become(request: dict[str, Any], output: int, report: int) -> int:
-    os.close(report)
+def _become(request: dict[str, Any], output: int, other: int) -> int:
     os.setsid()
     for number in (1, 2):
         os.dup2(output, number)
@@ -156,8 +176,30 @@ def _become(request: dict[str, Any], output: int, report: int) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     time.tzset()
+    if "market" in request:
+        os.chdir(request["market"])
+        sys.argv = ["market", *request["argv"], "--ready-fd", str(other)]
+        return market_server.main(sys.argv[1:])
+    os.close(other)
     sys.argv = ["crashable.py", *request["argv"]]
     return crashable.main()
+
+
+def _fork_market(address: bytes, folder: Path, ready: int, *, idle_exit: timedelta) -> None:
+    """Do what `launcher._spawn` does: return once the server has detached itself."""
+    request = {
+        "market": str(folder),
+        "argv": ["--detach", "--dir", str(folder), "--idle-exit", str(idle_exit.total_seconds())],
+        "env": {name: os.environ[name] for name in launcher._PASSED_ON if name in os.environ},
+    }
+    with (
+        closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as way,
+        (folder / "server.log").open("ab") as log,
+    ):
+        way.settimeout(_START_S)
+        way.connect(address)
+        socket.send_fds(way, [json.dumps(request).encode()], [log.fileno(), ready])
+        way.recv(16)
 
 
 def _report_ends(reports: dict[int, socket.socket]) -> None:

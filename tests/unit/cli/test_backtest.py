@@ -201,6 +201,7 @@ def test_without_matplotlib_the_way_to_it_is_said_at_once(
     assert "pip install 'spotd[plot]'" in result.err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra plot")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("ending", ["svg", "png"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, MutableSequence
+from collections.abc import AsyncIterator, Callable, Hashable, MutableSequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -38,7 +38,7 @@ from spotd.daemon.market.price_recorder import PriceRecorder
 from spotd.daemon.market.provider_entry import ProviderEntry
 from spotd.daemon.wake import WakeEvent
 from spotd.history import History
-from spotd.store import Store
+from spotd.store import Reads, Store
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.wire.grant import Grant
@@ -49,6 +49,7 @@ from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.host import Host
 from tests.unit.daemon.shop import Shop
 
+T = TypeVar("T")
 SUBMIT = (CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT)
 CANCEL = (CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL)
 
@@ -95,7 +96,7 @@ class Rig:
         crash_at: CrashPoint | None = None,
         store: Store | None = None,
         objects: ObjectStore | None = None,
-        read_every_s: float = 5.0,
+        read_every_s: float = 10.0,
     ) -> None:
         self.folder = folder
         self.clock = clock or VirtualClock()
@@ -174,8 +175,8 @@ class Rig:
             succeeded=self.secrets.remove,
         )
         self.hosts: dict[AttemptId, Host] = {}
-        self._jobs: dict[JobId, tuple[int, Job]] = {}
-        """As they were read, and how many rows had been written until then."""
+        self._read: dict[Hashable, tuple[int, Any]] = {}
+        """What was read, and how many rows had been written until then."""
 
     def _poller(self, provider: GuardedProvider) -> Poller:
         self.offer_cache.open(provider.name)
@@ -254,22 +255,28 @@ class Rig:
         self.wake_event.notify()
 
     def job(self, job_id: JobId) -> Job:
-        """The job as it is stored; `until` asks every second, so it is read only if anything was written since."""
-        with self.store._engine.connect() as connection:
-            written = connection.connection.total_changes
-        before, found = self._jobs.get(job_id, (-1, None))
-        if before != written:
-            found = self.store.read(lambda reads: reads.job(job_id))
+        """The job as it is stored."""
+        found = self._stored("job", job_id, lambda reads: reads.job(job_id))
         if found is None:
             raise LookupError(job_id)
-        self._jobs[job_id] = (written, found)
         return found
 
     def attempts(self, job_id: JobId) -> tuple[Attempt, ...]:
-        return self.store.read(lambda reads: reads.attempts_of(job_id))
+        return self._stored("attempts", job_id, lambda reads: reads.attempts_of(job_id))
 
     def kinds(self, job_id: JobId | None = None) -> list[str]:
-        return [e.event.kind for e in self.store.read(lambda reads: reads.events(job_id=job_id))]
+        events = self._stored("events", job_id, lambda reads: reads.events(job_id=job_id))
+        return [e.event.kind for e in events]
+
+    def _stored(self, what: str, job_id: JobId | None, read: Callable[[Reads], T]) -> T:
+        """What the state holds; `until` asks every second, so it is read only if anything was written since."""
+        with self.store._engine.connect() as connection:
+            written = connection.connection.total_changes
+        before, found = self._read.get((what, job_id), (-1, None))
+        if before != written:
+            found = self.store.read(read)
+            self._read[what, job_id] = (written, found)
+        return found  # type: ignore[no-any-return]  # what this key was read as
 
     def grant(self, job_id: JobId, number: int) -> Grant:
         """What the attempt's host would read now."""

@@ -145,6 +145,7 @@ def test_a_compressed_manifest_means_the_same() -> None:
         assert isinstance(verdict(odd), BadManifest)
 
 
+@pytest.mark.long
 def test_what_a_compressed_manifest_can_cost_is_bounded() -> None:
     for bomb in (b" " * (100 << 20), b"[" * (39 << 20), b'{"schema":2,"files":[' + b"[]," * (13 << 20)):
         packed = gzip.compress(bomb, 1)

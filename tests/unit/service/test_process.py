@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.preloaded import Forked
+
 pytestmark = [pytest.mark.e2e, pytest.mark.enable_socket]
 
 PATIENCE_S = 60.0
@@ -43,7 +45,7 @@ class Process:
         self.log = folder / "log"
         self.process = self.spawn(self.log)
 
-    def spawn(self, log: Path) -> subprocess.Popen[bytes]:
+    def spawn(self, log: Path) -> Forked:
         environ = {
             **os.environ,
             "STATE_DIRECTORY": str(self.folder / "state"),
@@ -51,8 +53,7 @@ class Process:
             "SPOTD_CONFIG": str(self.config),
         }
         with log.open("wb") as out:
-            code = "import sys; from spotd.service.main import run; sys.exit(run(None, {}))"
-            return subprocess.Popen([sys.executable, "-c", code], env=environ, stderr=out, stdout=out)
+            return Forked([], environment=environ, output=out)
 
     def events(self) -> list[str]:
         lines = self.log.read_text().splitlines()

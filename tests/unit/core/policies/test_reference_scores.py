@@ -52,6 +52,7 @@ def _differences(some: Iterable[Window]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_sample_of_windows_costs_what_the_references_say() -> None:
     assert _differences(windows()[::_SAMPLE]) == []
 
