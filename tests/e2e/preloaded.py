@@ -133,7 +133,7 @@ def main() -> int:
     markets = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     markets.bind(b"\0spotd-markets-%d" % os.getpid())
     markets.listen(64)
-    launcher._spawn = partial(_fork_market, markets.getsockname())  # type: ignore[assignment]  # called as it is
+    launcher._spawn = partial(_fork_market, markets.getsockname())
     ended, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())
