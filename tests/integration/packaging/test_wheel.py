@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -13,22 +12,13 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[3]
+from tests.integration.packaging.conftest import REPO, run
+
 PACKAGES = {"spotd": REPO / "spotd", "spotd_providers": REPO / "providers" / "spotd_providers",
             "spotd_jobs": REPO / "jobs" / "spotd_jobs"}  # fmt: skip
 VERSION = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["version"]
 EXAMPLE = "spotd/demo/example/"
 UNITS = "spotd/setup/units/"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by this environment's own hatchling: nothing is fetched."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=REPO, check=True, capture_output=True, timeout=120)
-    (made,) = folder.glob("*.whl")
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +34,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", "--no-deps", str(wheel)]
     subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=home)
     return home / "bin"
-
-
-def run(command: list[str | Path], folder: Path, *, within: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run as from a fresh login, away from the checkout."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTD_", "PYTHON", "XDG_"))}
-    environment |= {"HOME": str(folder), "NO_COLOR": "1"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=within, check=False
-    )
 
 
 def test_the_wheel_holds_the_three_packages_whole_and_nothing_else(wheel: Path) -> None:
