@@ -269,6 +269,7 @@ class _Api:
             resume_from=read_resume_from(body),
             array=read_array(body),
             i_know=read_flag(body, "i_know"),
+            agent=read_flag(body, "agent"),
         )
         return await self._ask(lambda: self._handlers.submissions.submit(submission))
 

@@ -40,6 +40,7 @@ class Submission:
         secrets: values by name; they go to the secret store and nowhere else.
         resume_from: `JOB` or `JOB:CHECKPOINT` of another job to begin from, empty to begin afresh.
         i_know: its owner knows that it may lose everything.
+        agent: an agent submits it.
         array: indexes of an array of such jobs, as in `0-15%4`; empty for one job.
     """
 
@@ -48,6 +49,7 @@ class Submission:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str = ""
     i_know: bool = False
+    agent: bool = False
     array: str = ""
 
 

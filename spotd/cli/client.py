@@ -38,6 +38,7 @@ COMMANDS = {
     "providers": Lazy(target=f"{_HERE}.health:providers", help="Health and powers of each provider."),
     "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),
     "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
+    "mcp": Lazy(target=f"{_HERE}.mcp:mcp", help="Serve tools to an agent, within budgets that a person set."),
     "completion": Lazy(target=f"{_HERE}.completion:completion", help="Completion for bash, zsh or fish."),
 }
 NOT_YET = ("top", "web")

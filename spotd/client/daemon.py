@@ -74,6 +74,7 @@ class Daemon:
         resume_from: str = "",
         array: str = "",
         i_know: bool = False,
+        agent: bool = False,
     ) -> JobDetailResponse:
         body = {
             "draft": draft,
@@ -82,6 +83,7 @@ class Daemon:
             "resume_from": resume_from,
             "array": array,
             "i_know": i_know,
+            "agent": agent,
         }
         return self._transport.json("POST", "/v1/jobs", body=body)
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from spotd import paths
+from spotd.config.agents import McpSection
 from spotd.config.credentials import CredentialRef, others_may_read, resolve_credential
 from spotd.config.metrics import MetricsSection
 from spotd.config.model import (
@@ -113,6 +114,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
     bids = _section(BidsSection, data, "bids", problems)
     moves = _section(MovesSection, data, "moves", problems)
     metrics = _section(MetricsSection, data, "metrics", problems)
+    mcp = _section(McpSection, data, "mcp", problems)
     config = Config(
         daemon=daemon,
         store=store,
@@ -122,6 +124,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         bids=bids,
         moves=moves,
         metrics=metrics,
+        mcp=mcp,
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from spotd.config.agents import McpSection
 from spotd.config.credentials import CredentialRef
 from spotd.config.metrics import MetricsSection
 from spotd.config.section import Section
@@ -304,6 +305,7 @@ class Config:
     bids: BidsSection = field(default_factory=BidsSection)
     moves: MovesSection = field(default_factory=MovesSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    mcp: McpSection = field(default_factory=McpSection)
     providers: tuple[ProviderConfig, ...] = ()
 
 
@@ -315,6 +317,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "bids": BidsSection,
     "moves": MovesSection,
     "metrics": MetricsSection,
+    "mcp": McpSection,
 }
 """Every table of fixed name; `[providers.NAME]` comes beside them."""
 

@@ -109,6 +109,7 @@ class Job:
         stalls: machines in a row on which the watchdog saw no progress.
         chain: the jobs that come before it, `None` where none do.
         array: its place among the jobs of one submission, `None` for one that came alone.
+        submitted_by: `agent` for a job that an agent queued, empty for any other.
     """
 
     id: JobId
@@ -147,6 +148,7 @@ class Job:
     chain: Chain | None = None
     array: ArrayTask | None = None
     moves: Moves = field(default_factory=Moves)
+    submitted_by: str = ""
 
     @property
     def delivered_bytes(self) -> int:

@@ -63,6 +63,9 @@ class Policy:
     """By canonical GPU name."""
     budget_day: MicroUsd | None = None
     budget_month: MicroUsd | None = None
+    agent_job_budget: MicroUsd | None = None
+    agent_day_budget: MicroUsd | None = None
+    """What agents may queue; nothing unless both are set."""
     machines_max: int = 8
     launches_per_cycle_max: int = 16
     silence_max: timedelta = timedelta(seconds=45)

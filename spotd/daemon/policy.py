@@ -49,6 +49,8 @@ def build_policy(
         ceilings=dict(settings.ceilings),
         budget_day=settings.budget_day,
         budget_month=settings.budget_month,
+        agent_job_budget=settings.agent_job_budget,
+        agent_day_budget=settings.agent_day_budget,
         machines_max=settings.machines_max,
         raise_bids=settings.raise_bids,
         hold_max=settings.hold_max,

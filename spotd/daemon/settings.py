@@ -56,6 +56,8 @@ class Settings:
     ceilings: Mapping[str, MicroUsdPerGpuHour] = field(default_factory=dict)
     budget_day: MicroUsd | None = None
     budget_month: MicroUsd | None = None
+    agent_job_budget: MicroUsd | None = None
+    agent_day_budget: MicroUsd | None = None
     machines_max: int = 8
     raise_bids: bool = False
     hold_max: timedelta = timedelta(0)
@@ -81,6 +83,8 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
         ("ceilings", "[ceilings]"),
         ("budget_day", "[budget] day"),
         ("budget_month", "[budget] month"),
+        ("agent_job_budget", "[mcp] job_budget"),
+        ("agent_day_budget", "[mcp] day_budget"),
         ("machines_max", "[budget] machines"),
         ("raise_bids", "[bids] raise_running"),
         ("hold_max", "[bids] hold"),

@@ -68,6 +68,8 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         ceilings={gpu: MicroUsdPerGpuHour(price) for gpu, price in config.ceilings.items()},
         budget_day=None if config.budget.day is None else MicroUsd(config.budget.day),
         budget_month=None if config.budget.month is None else MicroUsd(config.budget.month),
+        agent_job_budget=None if config.mcp.job_budget is None else MicroUsd(config.mcp.job_budget),
+        agent_day_budget=None if config.mcp.day_budget is None else MicroUsd(config.mcp.day_budget),
         machines_max=config.budget.machines,
         raise_bids=config.bids.raise_running,
         hold_max=config.bids.hold,

@@ -42,7 +42,8 @@ class Schema:
 
 
 BUNDLED: Final = Schema(
-    revisions=("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"), folders=(_FOLDER / "versions",)
+    revisions=("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"),
+    folders=(_FOLDER / "versions",),
 )
 
 

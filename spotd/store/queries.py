@@ -194,6 +194,13 @@ class Reads:
             found.update((JobId(one), name) for one, name in self._connection.execute(_NAMES, {"ids": some}))
         return found
 
+    def spent_by(self, submitted_by: str, *, ended_since: datetime) -> MicroUsd:
+        """Return what the jobs cost that were submitted by these and have ended since then."""
+        query = select(func.coalesce(func.sum(JOBS.c.spent), 0)).where(
+            JOBS.c.submitted_by == submitted_by, not_(ACTIVE), JOBS.c.ended_at >= instant_out(ended_since)
+        )
+        return MicroUsd(self._connection.execute(query).scalar_one())
+
     def counts_by_state(self) -> Mapping[JobState, int]:
         """Return how many jobs are in each state; every state is there."""
         query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)

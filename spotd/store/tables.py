@@ -123,6 +123,7 @@ class JobRow(Base, table=True):
     array_count: int | None = _big(nullable=True)
     array_at_once: int | None = _big(nullable=True)
     moves: str = Field(sa_column=Column(Text, nullable=False, server_default="{}"))
+    submitted_by: str = Field(sa_column=Column(Text, nullable=False, server_default=""))
 
 
 class AttemptRow(Base, table=True):

@@ -80,6 +80,7 @@ class JobView:
     totals: RunTotals = field(default_factory=RunTotals)
     array: ArrayTask | None = None
     moves: Moves = field(default_factory=Moves)
+    submitted_by: str = ""
 
     def uncompared_at(self, now: datetime) -> MicroUsd:
         """Return what of the cost has no known on-demand price."""

@@ -157,6 +157,7 @@ def job_response(
         ceiling_usd_gpu_h=_ceiling(shown, verdict),
         stage=stage_response(shown, hosts, words),
         moves=view.moves.count,
+        submitted_by=view.submitted_by,
     )
 
 

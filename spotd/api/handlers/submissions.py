@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -29,11 +29,14 @@ from spotd.api.requests import JobRequest, Submission
 from spotd.api.schemas.jobs import JobDetailResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse
 from spotd.core import requests
+from spotd.core.agents import AGENT, ALLOW_HINT, day_problem, within_limits
 from spotd.core.chain import ArrayTask, Chain
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
+from spotd.core.metering import day_start
 from spotd.core.plan import Plan
+from spotd.core.policy import Policy
 from spotd.core.unprotected import HINT as UNPROTECTED_HINT
 from spotd.core.world import World
 from spotd.daemon import object_keys
@@ -42,6 +45,7 @@ from spotd.store import Reads
 from spotd_jobs.spec.arrays import ArrayIndexes, parse_array, task_names
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.problems import BadValue, Problem
+from spotd_providers.contract.money import MicroUsd
 
 
 class SubmissionHandlers:
@@ -132,6 +136,8 @@ class SubmissionHandlers:
         """
         context = self._context
         spec = self._spec(submission.draft)
+        if submission.agent:
+            spec = _within_limits(spec, context.policy.current)
         require_future(spec, context.clock.now())
         _require_secrets(spec, submission)
         code_bytes = await self._code_bytes(spec, submission)
@@ -143,7 +149,7 @@ class SubmissionHandlers:
         if problem:
             raise OverBudget(problem, hint="raise [budget] job, or lower max_price")
         exposed = unprotected_problem(spec, world, market, now, taken)
-        if exposed and not submission.i_know:
+        if exposed and (submission.agent or not submission.i_know):
             raise Invalid(exposed, hint=UNPROTECTED_HINT)
         tasks = _tasks(spec, submission.array)
         ids, array_id = await self._free_ids(spec, tasks)
@@ -155,10 +161,12 @@ class SubmissionHandlers:
             require_free_names(world, set(names), "" if tasks is None else spec.name)
             chain = find_chain(reads, spec.schedule.after, tuple(names), spec.name)
             job = new_job(ids[0], spec, now, code_sha256=submission.code_sha256, code_bytes=code_bytes)
-            job = replace(job, chain=chain)
+            job = replace(job, chain=chain, submitted_by=AGENT if submission.agent else "")
             if source is not None:
                 job = replace(job, checkpoints=source.checkpoints(reads, world))
             jobs = [job] if tasks is None else tasks.of(job, ids, array_id)
+            if submission.agent and (problem := day_problem(jobs, world, spent_by_agents_today(reads, now))):
+                raise OverBudget(problem, hint="jobs of agents that end free their budgets; a person may raise it")
             return requests.submit_all(world, jobs, now)
 
         try:
@@ -200,6 +208,23 @@ class SubmissionHandlers:
         if found is None:
             raise Invalid("the code of this job was not sent before it was submitted", hint="submit it again")
         return found.size
+
+
+def _within_limits(spec: JobSpec, policy: Policy) -> JobSpec:
+    """Return an agent's job with its budget.
+
+    Raises:
+        OverBudget: an agent may not queue it.
+    """
+    found = within_limits(spec, policy)
+    if isinstance(found, str):
+        raise OverBudget(found, hint=ALLOW_HINT)
+    return found
+
+
+def spent_by_agents_today(reads: Reads, now: datetime) -> MicroUsd:
+    """Return what the jobs of agents cost that ended since midnight UTC."""
+    return reads.spent_by(AGENT, ended_since=day_start(now.astimezone(UTC).date()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

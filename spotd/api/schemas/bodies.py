@@ -41,11 +41,13 @@ class SubmitBody(PlanBody):
         code_sha256: of a code archive that was stored before, null for a job without a workdir.
         secrets: values by name; they go to the secret store and nowhere else.
         i_know: its owner knows that it may lose everything.
+        agent: an agent submits it, within `[mcp]` of the config.
     """
 
     code_sha256: NotRequired[str | None]
     secrets: NotRequired[dict[str, str] | None]
     i_know: NotRequired[bool]
+    agent: NotRequired[bool]
 
 
 class BudgetBody(TypedDict):

@@ -192,6 +192,7 @@ class JobResponse(TypedDict):
     `ceiling_usd_gpu_h` is the one of its machine, else of the newest decision about it; null where neither is known.
     `stage` is null while its command runs, and without a machine.
     `moves` is how often it was moved to a cheaper machine.
+    `submitted_by` is `agent` for a job that an agent queued, else empty.
     """
 
     id: str
@@ -224,6 +225,7 @@ class JobResponse(TypedDict):
     ceiling_usd_gpu_h: float | None
     stage: StageResponse | None
     moves: int
+    submitted_by: str
 
 
 class JobDetailResponse(Answer):

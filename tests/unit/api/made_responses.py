@@ -113,6 +113,7 @@ def job(**given: Any) -> JobResponse:
         "ceiling_usd_gpu_h": 2.4,
         "stage": None,
         "moves": 0,
+        "submitted_by": "",
     }
     return {**base, **given}  # type: ignore[typeddict-item]  # as above
 

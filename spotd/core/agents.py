@@ -1,0 +1,72 @@
+"""What agents may queue: within figures that a person set, for no higher price than a person accepts.
+
+An agent's job has a budget always. All that agents have queued counts against their day: the whole budget of each job
+that has not ended, since a machine may spend it today, and what those have cost that ended today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from spotd.core.ceilings import ceiling_for
+from spotd.core.jobs import Job
+from spotd.core.policy import Policy
+from spotd.core.words import dollar_words, per_gpu_words
+from spotd.core.world import World
+from spotd_jobs.spec.model import JobSpec
+from spotd_providers.contract.money import MicroUsd
+
+AGENT: Final = "agent"
+"""What `Job.submitted_by` says of an agent's job."""
+ALLOW_HINT: Final = "a person sets job_budget and day_budget in [mcp] of the config, and sends SIGHUP or restarts spotd"
+
+
+def within_limits(spec: JobSpec, policy: Policy) -> JobSpec | str:
+    """Return the job with the budget that it may have, or why an agent may not queue it."""
+    most = policy.agent_job_budget
+    if most is None or policy.agent_day_budget is None:
+        return "agents may not queue jobs here: [mcp] job_budget and day_budget are not both set"
+    if spec.job_budget is not None and spec.job_budget > most:
+        asked = dollar_words(MicroUsd(spec.job_budget))
+        return f"a budget of {asked} is more than the {dollar_words(most)} that [mcp] job_budget allows an agent's job"
+    if spec.secrets:
+        return "an agent's job takes no secrets"
+    if spec.priority > 0 or spec.schedule.preempt:
+        return "an agent's job neither goes before other jobs (priority above 0) nor stops them (preempt)"
+    return _price_problem(spec, policy) or replace(spec, job_budget=spec.job_budget or most)
+
+
+def _price_problem(spec: JobSpec, policy: Policy) -> str:
+    """Return why its ceiling is none that a person accepts: that of the config is the highest."""
+    if spec.price is None:
+        return ""
+    if not spec.resources.gpu:
+        return "an agent's job that names no GPU takes the ceilings of the config: leave max_price out"
+    for one in spec.resources.gpu:
+        wanted = ceiling_for(one.name, one.count, spec.price, policy)
+        known = ceiling_for(one.name, one.count, None, policy)
+        if known is None:
+            return f"a person must set a ceiling for {one.name} in [ceilings] before an agent may rent one"
+        if wanted is not None and wanted > known:
+            return f"{per_gpu_words(wanted)} is above the {per_gpu_words(known)} that [ceilings] accepts for {one.name}"
+    return ""
+
+
+def held_by_agents(world: World, ended_today: MicroUsd) -> MicroUsd:
+    """Return what agents' jobs may cost in all, and what those have cost that ended today."""
+    live = (job for job in world.jobs.values() if job.submitted_by == AGENT and not job.state.is_final)
+    return MicroUsd(ended_today + sum(job.budget or 0 for job in live))
+
+
+def day_problem(jobs: Sequence[Job], world: World, ended_today: MicroUsd) -> str:
+    """Return why these jobs of an agent are too many for a day; empty where they are not."""
+    limit = world.policy.agent_day_budget or MicroUsd(0)
+    held, wanted = held_by_agents(world, ended_today), MicroUsd(sum(job.budget or 0 for job in jobs))
+    if held + wanted <= limit:
+        return ""
+    return (
+        f"{dollar_words(wanted)} more is beyond [mcp] day_budget: of {dollar_words(limit)}, agents' jobs hold "
+        f"{dollar_words(held)} already"
+    )
