@@ -23,6 +23,7 @@ from spotd.api.parameters import (
     read_array,
     read_budget_change,
     read_ceiling,
+    read_channel,
     read_draft,
     read_flag,
     read_host,
@@ -59,6 +60,7 @@ from spotd.api.responses import (
 from spotd.api.routes import ApiRoute, routes_of, serving
 from spotd.api.schemas.answers import (
     CalibrationAnswer,
+    ChannelTestsAnswer,
     CheckpointsAnswer,
     CodeAnswer,
     DaemonStatusAnswer,
@@ -74,6 +76,7 @@ from spotd.api.schemas.answers import (
 from spotd.api.schemas.bodies import (
     BudgetBody,
     CeilingBody,
+    ChannelBody,
     CheckpointsBody,
     HostBody,
     MachineBody,
@@ -452,6 +455,12 @@ class _Api:
         """Forget what is remembered of a host."""
         host = read_host(body)
         return {"forgotten": await self._ask(lambda: self._handlers.hosts.forget(host))}
+
+    @serving("POST", "/v1/notify/test", refuses=[RefusalCode.NOT_FOUND])
+    async def test_notifications(self, body: ChannelBody) -> ChannelTestsAnswer:
+        """Send one message by a channel of notifications, or by each of them."""
+        channel = read_channel(body)
+        return {"channels": await self._ask(lambda: self._handlers.notifications.test(channel), limit_s=PATIENT_S)}
 
     @serving("GET", "/v1/doctor")
     async def doctor(self) -> DoctorResponse:

@@ -119,6 +119,14 @@ def read_host(body: Mapping[str, Any]) -> str:
     return value
 
 
+def read_channel(body: Mapping[str, Any]) -> str | None:
+    """Return the name of a channel, `None` for all."""
+    value = body.get("channel")
+    if value is not None and (not isinstance(value, str) or not 0 < len(value) <= MACHINE_LENGTH_MAX):
+        raise Invalid("channel is the name of a channel, or null", hint="spotctl doctor lists them")
+    return value
+
+
 def read_resume_from(body: Mapping[str, Any]) -> str:
     """`JOB` or `JOB:CHECKPOINT`, empty where nothing was given."""
     text = "" if body.get("resume_from") is None else body["resume_from"]

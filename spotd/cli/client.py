@@ -37,6 +37,7 @@ COMMANDS = {
     "pull": Lazy(target=f"{_HERE}.files:pull", help="Fetch a job's outputs or one of its checkpoints."),
     "providers": Lazy(target=f"{_HERE}.health:providers", help="Health and powers of each provider."),
     "doctor": Lazy(target=f"{_HERE}.health:doctor", help="Check the daemon, its store and every provider."),
+    "notify": Lazy(target=f"{_HERE}.notify:notify", help="Send a notification to try its channel: notify test."),
     "reconcile": Lazy(target=f"{_HERE}.health:reconcile", help="Compare machines with the providers' lists now."),
     "mcp": Lazy(target=f"{_HERE}.mcp:mcp", help="Serve tools to an agent, within budgets that a person set."),
     "completion": Lazy(target=f"{_HERE}.completion:completion", help="Completion for bash, zsh or fish."),

@@ -15,6 +15,7 @@ from spotd.client.transport import ANSWER_S, PATIENT_S, Query, Transport
 if TYPE_CHECKING:  # a command that does not print a type does not load it
     from spotd.api.schemas.answers import (
         CalibrationAnswer,
+        ChannelTestsAnswer,
         CheckpointsAnswer,
         CodeAnswer,
         DaemonStatusAnswer,
@@ -179,6 +180,10 @@ class Daemon:
 
     def forget_host(self, host: str) -> ForgottenHostsAnswer:
         return self._transport.json("POST", "/v1/hosts/forget", body={"host": host})
+
+    def test_notifications(self, channel: str | None) -> ChannelTestsAnswer:
+        body = {"channel": channel}
+        return self._transport.json("POST", "/v1/notify/test", body=body, timeout_s=PATIENT_S)
 
     def doctor(self) -> DoctorResponse:
         return self._transport.json("GET", "/v1/doctor", timeout_s=PATIENT_S)

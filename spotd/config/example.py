@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from spotd.config.load import DEFAULT_PROVIDER
 from spotd.config.model import SECTIONS, ProviderSection
+from spotd.config.notify import NotifySection
 from spotd.config.plugins import InstalledPlugins, Plugins
 from spotd.config.values import Bytes
 from spotd_jobs.spec.units import format_duration, format_size
@@ -43,10 +44,18 @@ def example_text(plugins: Plugins | None = None) -> str:
                 *_comment("A line for each GPU, by any of its usual names."),
                 *(f"# {line}" for line in _CEILINGS),
             ]
+    lines += ["", *_comment(NotifySection.__doc__ or ""), *_channel()]
     lines += ["", *_comment("Where to buy. A table for each provider; without any, the local market is open.")]
     for name in found.bundled():
         lines += _provider(found.load(name), default=name == DEFAULT_PROVIDER)
     return "\n".join(lines) + "\n"
+
+
+def _channel() -> Iterator[str]:
+    """Yield a channel, all of it as comments: one that is there needs an address."""
+    yield "# [notify.phone]"
+    for line in _fields(NotifySection.model_fields):
+        yield line if line.startswith("# ") else f"# {line}"
 
 
 def _provider(plugin: ProviderPlugin, *, default: bool) -> Iterator[str]:

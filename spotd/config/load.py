@@ -21,7 +21,6 @@ from spotd.config.agents import McpSection
 from spotd.config.credentials import CredentialRef, others_may_read, resolve_credential
 from spotd.config.metrics import MetricsSection
 from spotd.config.model import (
-    NOT_YET,
     SECTIONS,
     BidsSection,
     BudgetSection,
@@ -33,6 +32,7 @@ from spotd.config.model import (
     ProviderSection,
     StoreSection,
 )
+from spotd.config.notify import NOTIFY, read_channels
 from spotd.config.plugins import InstalledPlugins, Plugins
 from spotd.config.refusals import ConfigError, known_keys, problems_of
 from spotd_jobs.spec.files import read_toml
@@ -46,7 +46,6 @@ BUILT_IN: Final = "the built-in defaults"
 _PREFIX: Final = "SPOTD_"
 _LEVEL: Final = "__"
 _PROVIDERS: Final = "providers"
-_NOTIFY: Final = "notify"
 _HOMES: Final = {key: f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
 _COMMON: Final = frozenset(ProviderSection.model_fields)
 
@@ -103,8 +102,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         ConfigError: with every problem found.
     """
     problems: list[Problem] = []
-    known = {*SECTIONS, _PROVIDERS, _NOTIFY}
-    data = _without_later_keys(data, problems)
+    known = {*SECTIONS, _PROVIDERS, NOTIFY}
     problems += [unknown_key((key,), known, elsewhere=_HOMES.get(key)) for key in data if key not in known]
     daemon = _section(DaemonSection, data, "daemon", problems)
     store = _section(StoreSection, data, "store", problems)
@@ -125,6 +123,7 @@ def understand(data: Mapping[str, Any], source: str, *, plugins: Plugins) -> Con
         moves=moves,
         metrics=metrics,
         mcp=mcp,
+        notify=read_channels(data.get(NOTIFY, {}), problems),
         providers=_providers(data, plugins, problems),
     )
     problems += _contradictions(config)
@@ -144,25 +143,6 @@ def _section(model: type[S], data: Mapping[str, Any], name: str, problems: list[
     except ValidationError as exc:
         problems += problems_of(exc, (name,), model)
         return model()
-
-
-def _without_later_keys(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Return the data without the keys of a later version, which are refused unless they are empty."""
-    result = dict(data)
-    for path, hint in NOT_YET.items():
-        name, _, key = path.partition(".")
-        table = result.get(name)
-        if isinstance(table, Mapping) and key in table:
-            if table[key]:
-                problems.append(Problem(key=path, message="not available yet", hint=hint))
-            result[name] = {other: value for other, value in table.items() if other != key}
-    later = {path.partition(".")[2] for path in NOT_YET if path.startswith(f"{_NOTIFY}.")}
-    notify = result.pop(_NOTIFY, {})
-    if isinstance(notify, Mapping):
-        problems += [unknown_key((_NOTIFY, key), later) for key in notify]
-    else:
-        problems.append(Problem(key=_NOTIFY, message="not available yet", hint=NOT_YET[f"{_NOTIFY}.urls"]))
-    return result
 
 
 def _by_gpu(ceilings: CeilingsSection) -> dict[str, int]:
@@ -307,6 +287,7 @@ def secrets_of(config: Config) -> Iterator[tuple[tuple[str, ...], CredentialRef 
     ]
     for provider in config.providers:
         tables += [((_PROVIDERS, provider.name), provider.common), ((_PROVIDERS, provider.name), provider.settings)]
+    tables += [((NOTIFY, name), channel) for name, channel in config.notify.items()]
     for place, table in tables:
         yield from _secrets_in(table, place)
 

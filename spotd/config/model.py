@@ -23,6 +23,7 @@ from pydantic import (
 from spotd.config.agents import McpSection
 from spotd.config.credentials import CredentialRef
 from spotd.config.metrics import MetricsSection
+from spotd.config.notify import NotifySection
 from spotd.config.section import Section
 from spotd.config.values import (
     Bytes,
@@ -306,6 +307,7 @@ class Config:
     moves: MovesSection = field(default_factory=MovesSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     mcp: McpSection = field(default_factory=McpSection)
+    notify: Mapping[str, NotifySection] = field(default_factory=dict)
     providers: tuple[ProviderConfig, ...] = ()
 
 
@@ -319,10 +321,4 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "metrics": MetricsSection,
     "mcp": McpSection,
 }
-"""Every table of fixed name; `[providers.NAME]` comes beside them."""
-
-NOT_YET: Final[Mapping[str, str]] = {
-    "notify.urls": "leave it empty, and follow `spotctl events -f` meanwhile",
-    "notify.on": "remove it; it only matters for urls",
-}
-"""Keys that are not built yet, with what to do meanwhile."""
+"""Every table of fixed name; `[providers.NAME]` and `[notify.NAME]` come beside them."""

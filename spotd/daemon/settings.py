@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from spotd.core.notifications.values import ChannelRules
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd_jobs.objects.api import ObjectStore
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour
@@ -34,6 +35,15 @@ class ProviderSettings:
     settings: Any = None
     credential: str | None = field(default=None, repr=False)
     last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSettings:
+    """One `[notify.NAME]`. `error`: why its address is not known, empty where it is."""
+
+    rules: ChannelRules
+    url: str = field(default="", repr=False)
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +80,7 @@ class Settings:
     clock_scale: float = 1.0
     clock_start: datetime | None = None
     metrics_address: tuple[str, int] | None = None
+    channels: tuple[ChannelSettings, ...] = ()
     secrets: tuple[str, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     """What is not wrong but should be mended, for the log."""
@@ -103,6 +114,7 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
         ("flood", "[store] flood limits"),
         ("clock_scale", "the speed of the clock"),
         ("metrics_address", "[metrics]"),
+        ("channels", "[notify]"),
     ):
         if getattr(old, name) != getattr(new, name):
             restart.append(words)

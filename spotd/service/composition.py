@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -36,6 +36,7 @@ from spotd.daemon.executor import Executor
 from spotd.daemon.grants.builder import GrantBuilder, RunnerBundle
 from spotd.daemon.grants.secrets import SecretFiles
 from spotd.daemon.grants.writer import GrantWriter
+from spotd.daemon.hosts.gpu_use import use_of
 from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.housekeeping import Housekeeping
 from spotd.daemon.ids import JobIds
@@ -48,7 +49,7 @@ from spotd.daemon.market.price_recorder import PriceRecorder
 from spotd.daemon.market.supervisor import ProviderSupervisor
 from spotd.daemon.policy import build_policy
 from spotd.daemon.recovery_survey import RecoverySurvey
-from spotd.daemon.settings import Settings
+from spotd.daemon.settings import ChannelSettings, Settings
 from spotd.daemon.timeline import Timeline, begin_timeline
 from spotd.daemon.wake import WakeEvent
 from spotd.history import History
@@ -376,10 +377,28 @@ class _Daemon:
             spool=spool,
             facts={"version": _version(), "config": settings.config_path, "state_dir": settings.state_dir},
         )
+        if settings.channels:
+            self._add_notifications(settings.channels)
         names = sorted(self.hosting.entries)
         log.info("daemon.starting", version=_version(), install=settings.install, providers=names)
         for warning in settings.warnings:
             log.warning("config.warning", warning=warning)
+
+    def _add_notifications(self, channels: Sequence[ChannelSettings]) -> None:
+        from spotd.daemon.notifications.channels import sender_of
+        from spotd.daemon.notifications.notifier import Channel, Notifier
+
+        hosts, loop = self.parts.host_monitor, self.control_loop
+        notifier = self.parts.notifier = Notifier(
+            [Channel(rules=c.rules, sender=sender_of(c.url) if c.url else None, error=c.error) for c in channels],
+            database=self.parts.database,
+            clock=self._clock,
+            log=logs.get("notify"),
+            world=lambda: None if loop.state is None else loop.state.world,
+            market=self.offer_cache.snapshot,
+            use_of=lambda attempt: use_of(hosts.heartbeat(attempt)).gpu,
+        )
+        self.controllers += notifier.controllers
 
     async def date_wanted(self) -> None:
         """Return when the clock was set and the state can be written: without that no run could begin."""

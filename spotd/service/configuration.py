@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
+from zoneinfo import ZoneInfo
 
 from spotd import paths
 from spotd.config.credentials import resolve_credential
 from spotd.config.load import load
 from spotd.config.metrics import parse_address
 from spotd.config.model import SQLITE_DEFAULT, STORE_DEFAULT, Config, ProviderConfig
+from spotd.config.notify import NotifySection
 from spotd.config.refusals import ConfigError
+from spotd.core.notifications.values import ChannelRules
 from spotd.daemon.errors import BadConfig
 from spotd.daemon.hosts.flood import FloodLimits
 from spotd.daemon.ids import ALPHABET
-from spotd.daemon.settings import ProviderSettings, Settings
+from spotd.daemon.settings import ChannelSettings, ProviderSettings, Settings
 from spotd.files import write_once
 from spotd_jobs.objects.api import ObjectStore
 from spotd_jobs.objects.folder import FolderStore
@@ -30,6 +34,7 @@ from spotd_jobs.objects.s3 import open_bucket
 from spotd_jobs.objects.s3_client import S3Place
 from spotd_jobs.objects.s3_grants import AUTO
 from spotd_jobs.spec.problems import BadValue, Problem
+from spotd_jobs.spec.windows import parse_window
 from spotd_providers.contract.money import MICRO, MicroUsd, MicroUsdPerGpuHour
 from spotd_providers.contract.values import InstallId, ProviderName
 
@@ -38,6 +43,8 @@ STORE_FOLDER: Final = "store"
 INSTALL_FILE: Final = "install"
 INSTALL_LENGTH: Final = 8
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+SECRET_PART_MIN: Final = 12
+"""Shorter parts of an address are mostly words and host names."""
 FEE_LEAST: Final = Decimal("0.5")
 FEE_MOST: Final = Decimal(5)
 
@@ -56,6 +63,7 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
     config, state_dir = loaded.config, paths.state_dir(environ)
     place, open_objects, store_secrets = open_store(config, state_dir, environ)
     providers = tuple(provider_settings(one, config, environ) for one in config.providers)
+    channels = tuple(_channel(name, one, environ) for name, one in config.notify.items())
     return Settings(
         install=InstallId(config.daemon.install or _own_install(state_dir)),
         state_dir=state_dir,
@@ -86,7 +94,12 @@ def load_settings(config_path: str | Path | None, overrides: Mapping[str, str]) 
         clock_scale=config.daemon.time_scale,
         clock_start=config.daemon.time_start,
         metrics_address=_metrics_address(config),
-        secrets=(*(one.credential for one in providers if one.credential is not None), *store_secrets),
+        channels=channels,
+        secrets=(
+            *(one.credential for one in providers if one.credential is not None),
+            *store_secrets,
+            *(part for one in channels for part in _secret_parts(one.url)),
+        ),
         warnings=tuple(_warning(problem, str(loaded.path)) for problem in loaded.warnings),
     )
 
@@ -103,6 +116,35 @@ def _metrics_address(config: Config) -> tuple[str, int] | None:
         hint = "pip install 'spotd[metrics]', or remove the key"
         raise BadConfig(f"metrics.listen: the metrics need prometheus-client\n\nhint: {hint}")
     return parse_address(config.metrics.listen)
+
+
+def _channel(name: str, section: NotifySection, environ: Mapping[str, str]) -> ChannelSettings:
+    rules = ChannelRules(
+        name=name,
+        topics=section.topics,
+        least=section.least,
+        quiet=tuple(parse_window(text) for text in section.quiet),
+        zone=ZoneInfo(section.timezone or "UTC"),
+        urgent_passes=section.urgent,
+    )
+    try:
+        url = resolve_credential(section.url, environ=environ).get_secret_value()
+    except BadValue as exc:
+        return ChannelSettings(rules=rules, error=f"{exc}; {exc.hint}")
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        return ChannelSettings(rules=rules, error="its url is no address, like https://... or ntfys://...")
+    if scheme.lower() not in {"http", "https"} and find_spec("apprise") is None:
+        return ChannelSettings(rules=rules, error="it needs apprise: pip install 'spotd[notify]', then restart")
+    return ChannelSettings(rules=rules, url=url)
+
+
+def _secret_parts(url: str) -> Iterator[str]:
+    """Return the address of a channel and what of it may be a secret, wherever it turns up."""
+    yield url
+    for part in re.split(r"[/?&=@:,]+", url.partition("://")[2]):
+        if len(part) >= SECRET_PART_MIN:
+            yield from {part, unquote(part)}
 
 
 def _warning(problem: Problem, source: str) -> str:

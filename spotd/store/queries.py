@@ -46,6 +46,7 @@ from spotd.store.engine import DatabasePlace
 from spotd.store.errors import StoreCorrupt
 from spotd.store.experience import load_experience
 from spotd.store.mapping import Row
+from spotd.store.outbox import Outbox
 from spotd.store.readable import ROW_ERRORS, kept, set_aside
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS, META
@@ -371,6 +372,10 @@ class Reads:
             .limit(limit)
         )
         return tuple(kept(rows.attempt_in, rows.fetch(self._connection, query)))
+
+    def outbox(self) -> Outbox:
+        """Return the queues of the notification channels, which only a transaction may change."""
+        return Outbox(self._connection)
 
     def meta(self, key: str) -> str | None:
         """Return a fact about this state itself."""

@@ -346,6 +346,24 @@ class EventRow(Base, table=True):
     data: str = _text()
 
 
+class NotificationRow(Base, table=True):
+    """A notification in the queue of a channel. No foreign key: it may be about what is not ours."""
+
+    __tablename__ = "notifications"
+
+    id: int = _big(primary_key=True)
+    channel: str = _text(index=True)
+    key: str = _text()
+    topic: str = _text()
+    severity: str = _text()
+    at: int = _big()
+    title: str = _text()
+    text: str = _text()
+    job_id: str | None = _text(nullable=True)
+    repeat_after: int = _big()
+    sent_at: int | None = _big(nullable=True)
+
+
 class MetaRow(Base, table=True):
     """Facts about this state itself."""
 
@@ -370,6 +388,7 @@ ATTEMPT_COSTS: Final = _table(AttemptCostRow)
 DAY_COSTS: Final = _table(DayCostRow)
 EVENTS: Final = _table(EventRow)
 META: Final = _table(MetaRow)
+NOTIFICATIONS: Final = _table(NotificationRow)
 
 
 FOLDING_KEY: Final = "folding"

@@ -21,6 +21,7 @@ from spotd.api.handlers.hosts import HostHandlers
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.handlers.ledger import LedgerHandlers
 from spotd.api.handlers.logs import LogHandlers
+from spotd.api.handlers.notifications import NotificationHandlers
 from spotd.api.handlers.prices import PriceHandlers
 from spotd.api.handlers.receipts import ReceiptHandlers
 from spotd.api.handlers.shell import ShellHandlers
@@ -48,4 +49,5 @@ class Handlers:
         self.prices = PriceHandlers(context)
         self.health = HealthHandlers(context)
         self.hosts = HostHandlers(context)
+        self.notifications = NotificationHandlers(context)
         self.doctor = DoctorHandlers(context)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -35,6 +35,9 @@ from spotd_jobs.objects.api import ObjectMissing, ObjectStore
 from spotd_jobs.objects.api import StoreError as ObjectsError
 from spotd_providers.contract.provider import Clock, Logger
 from spotd_providers.contract.values import ProviderName
+
+if TYPE_CHECKING:
+    from spotd.daemon.notifications.notifier import Notifier
 
 T = TypeVar("T")
 
@@ -67,6 +70,8 @@ class HandlerContext:
     """A private folder for what is on its way into the object store."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of this process, for `status` and `doctor`: version, config path, state folder."""
+    notifier: Notifier | None = None
+    """Where the config has a channel for notifications."""
     findings: list[Callable[[], list[CheckResponse]]] = field(default_factory=list)
     """What parts that only some daemons have add to `doctor`."""
     inline: bool = False

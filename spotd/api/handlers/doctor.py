@@ -12,6 +12,7 @@ import anyio
 
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.environment_checks import config_row, filesystem_row, mode_row, mounts_text, row_of, sqlite_row
+from spotd.api.handlers.notifications import channel_rows
 from spotd.api.schemas.health import CheckResponse, DoctorResponse
 from spotd.core.watchdog import late_words
 from spotd.daemon.install import other_account_words
@@ -69,6 +70,7 @@ class DoctorHandlers:
         rows.extend(await self._containment_rows())
         rows.append(await self._history_row())
         rows.extend(row for finding in context.findings for row in finding())
+        rows.extend(channel_rows(context))
         paused = context.policy.why_paused
         if paused:
             rows.append(row_of("daemon", "launches", paused, ok=False))

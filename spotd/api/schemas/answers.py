@@ -8,7 +8,7 @@ from spotd.api.schemas.checkpoints import KeptCheckpointResponse
 from spotd.api.schemas.costs import CalibrationResponse
 from spotd.api.schemas.envelope import Answer
 from spotd.api.schemas.errors import ErrorResponse
-from spotd.api.schemas.health import ForgottenHostResponse, ProviderResponse, StatusResponse
+from spotd.api.schemas.health import ChannelTestResponse, ForgottenHostResponse, ProviderResponse, StatusResponse
 from spotd.api.schemas.jobs import ArrayResponse, ForgottenResponse, JobResponse
 from spotd.api.schemas.plans import CodeResponse, PlanResponse, WhyResponse
 
@@ -65,6 +65,10 @@ class CheckpointsAnswer(Answer):
 
 class ProvidersAnswer(Answer):
     providers: list[ProviderResponse]
+
+
+class ChannelTestsAnswer(Answer):
+    channels: list[ChannelTestResponse]
 
 
 class ForgottenHostsAnswer(Answer):

@@ -68,6 +68,12 @@ class MachineBody(TypedDict):
     machine: str
 
 
+class ChannelBody(TypedDict):
+    """A channel of notifications by its name; null for all of them."""
+
+    channel: str | None
+
+
 class HostBody(TypedDict):
     """A host as `HOST` or `PROVIDER/HOST`."""
 

@@ -72,6 +72,14 @@ class DoctorResponse(Answer):
     checks: list[CheckResponse]
 
 
+class ChannelTestResponse(TypedDict):
+    """Whether a channel of notifications took a message; `error` is why not, without its address."""
+
+    channel: str
+    ok: bool
+    error: str
+
+
 class ListingResponse(TypedDict):
     """What one provider lists as ours. `error` is empty when it answered completely."""
 

@@ -210,6 +210,11 @@ def _loop(reading: Reading) -> Iterator[Metric]:
                float(reading.is_held))  # fmt: skip
     yield _one("spotd_launches_paused", "1 while nothing may be launched", float(bool(reading.policy.launches_paused)))
     yield _one("spotd_failures_contained", "What the newest decision left out, since it failed", reading.contained)
+    channels = reading.channels.items()
+    yield _gauge("spotd_notifications_waiting", "Notifications that wait for a channel", ("channel",),
+                 [((name,), waiting) for name, (waiting, _) in channels])  # fmt: skip
+    yield _gauge("spotd_notification_channel_up", "1 where the newest message was taken", ("channel",),
+                 [((name,), float(works)) for name, (_, works) in channels])  # fmt: skip
 
 
 def _running_jobs(reading: Reading) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ is computed from both is computed in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -23,6 +23,7 @@ from spotd.core.states import EndReason, JobState
 from spotd.core.world import World
 from spotd.daemon.controllers import Controller
 from spotd.daemon.controllers import Metrics as ControllerFigures
+from spotd.daemon.hosts.gpu_use import HostUse, use_of
 from spotd.daemon.market.pollers import Poller
 from spotd.store import Reads
 from spotd_providers.contract.values import ProviderName
@@ -51,14 +52,6 @@ class PollFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostUse:
-    """The mean over the GPUs of one machine, each from 0 to 1, by its newest heartbeat; `None` where unknown."""
-
-    gpu: float | None
-    memory: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """Everything that one answer to a scraper is made of."""
 
@@ -77,6 +70,8 @@ class Reading:
     running: Sequence[Attempt]
     running_total: int
     uses: Mapping[AttemptId, HostUse]
+    channels: Mapping[str, tuple[int, bool]]
+    """How many notifications wait for each channel, and whether it works."""
 
 
 class MetricsReader:
@@ -99,6 +94,7 @@ class MetricsReader:
         world = None if state is None else state.world
         running = [] if world is None else _running(world)
         shown = running[:JOBS_MAX]
+        notifier = context.notifier
         return Reading(
             now=context.clock.now(),
             version=str(context.facts.get("version", "")),
@@ -114,23 +110,11 @@ class MetricsReader:
             controllers={one.name: one.metrics for one in self._controllers},
             running=shown,
             running_total=len(running),
-            uses={item.id: self._use_of(item.id) for item in shown},
+            channels={}
+            if notifier is None
+            else {name: (notifier.waiting[name], not status.error) for name, status in notifier.status.items()},
+            uses={item.id: use_of(context.host_monitor.heartbeat(item.id)) for item in shown},
         )
-
-    def _use_of(self, attempt: AttemptId) -> HostUse:
-        heartbeat = self._context.host_monitor.heartbeat(attempt)
-        gpus = () if heartbeat is None else heartbeat.gpus
-        memory = [
-            min(1.0, gpu.mem_used_mb / gpu.mem_total_mb)
-            for gpu in gpus
-            if gpu.mem_used_mb is not None and gpu.mem_total_mb
-        ]
-        return HostUse(gpu=_mean(gpu.util_pct / 100 for gpu in gpus if gpu.util_pct is not None), memory=_mean(memory))
-
-
-def _mean(figures: Iterable[float]) -> float | None:
-    found = list(figures)
-    return sum(found) / len(found) if found else None
 
 
 def _running(world: World) -> list[Attempt]:

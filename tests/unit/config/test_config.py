@@ -16,6 +16,7 @@ from spotd.config.load import Loaded, find, load, understand
 from spotd.config.model import SECTIONS
 from spotd.config.plugins import InstalledPlugins, unknown_provider
 from spotd.config.refusals import ConfigError
+from spotd.core.notifications.values import Topic
 from spotd_jobs.spec.problems import BadValue, Problem
 from spotd_providers.contract.provider import Provider, ProviderPlugin, ProviderTraits, Services
 from spotd_providers.contract.values import ProviderName
@@ -119,8 +120,11 @@ def test_the_whole_config_is_understood(tmp_path: Path) -> None:
         regions = ["us-east-1"]
         [providers.local]
         enabled = false
-        [notify]
-        urls = []
+        [notify.phone]
+        url = { env = "PHONE" }
+        on = ["finished", "failed"]
+        quiet = ["22:00-07:30"]
+        timezone = "Europe/Kyiv"
         """,
         {**NOWHERE, "MARKET_KEY": "k"},
     )
@@ -128,6 +132,9 @@ def test_the_whole_config_is_understood(tmp_path: Path) -> None:
     assert loaded.warnings == ()
     assert (config.daemon.install, config.daemon.poll_every) == ("lab", timedelta(seconds=30))
     assert config.store.url == "file:///srv/spotd"
+    phone = config.notify["phone"]
+    assert phone.topics == {Topic.FINISHED, Topic.FAILED}
+    assert phone.timezone == "Europe/Kyiv"
     assert config.ceiling_default == 1_000_000
     assert config.ceilings == {
         "H100_SXM": 2_800_000,
@@ -283,8 +290,20 @@ BAD = [
     pytest.param(
         '[metrics]\nlisten = "0.0.0.0:9464"', "metrics", "is reached from other computers", "remote = true", id="remote"
     ),
-    pytest.param('[notify]\nurls = ["ntfy://x"]', "notify.urls", "not available yet", "events -f", id="notify"),
-    pytest.param('[notify]\nurl = "x"', "notify.url", "unknown key", '"urls"?', id="notify typo"),
+    pytest.param('[notify]\nurls = ["x"]', "notify.urls", "is no table of a channel", "[notify.phone]", id="notify"),
+    pytest.param("notify = 3", "notify", "a table for each channel", "[notify.phone]", id="no channels"),
+    pytest.param('[notify."a b"]\nurl = "x"', 'notify."a b"', "no name for a channel", "a-z", id="channel name"),
+    pytest.param("[notify.a]", "notify.a.url", "is missing", "spotd config example", id="no url"),
+    pytest.param('[notify.a]\nurl="x"\nurll = 1', "notify.a.urll", "unknown key", '"url"?', id="notify typo"),
+    pytest.param(
+        '[notify.a]\nurl="x"\non=["fail"]', "notify.a.on[0]", "nothing to be notified", '"failed"?', id="topic"
+    ),
+    pytest.param(
+        '[notify.a]\nurl="x"\nquiet=["25:00-26:00"]', "notify.a.quiet[0]", "a time that no", "22:00", id="quiet"
+    ),
+    pytest.param(
+        '[notify.a]\nurl="x"\nquiet=["Sat"]', "notify.a", "times of a zone's clocks", "timezone", id="no zone"
+    ),
     pytest.param(
         "[daemon]\ntime_scale = 60\n[providers.market]",
         "daemon.time_scale",

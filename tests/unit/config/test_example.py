@@ -7,6 +7,7 @@ from pathlib import Path
 from spotd.config.example import example_text
 from spotd.config.load import load, understand
 from spotd.config.model import SECTIONS
+from spotd.config.notify import NotifySection
 from spotd.config.plugins import InstalledPlugins
 
 COMMITTED = Path(__file__).parents[3] / "config.example.toml"
@@ -31,12 +32,14 @@ def test_the_example_is_a_config_that_works_and_equals_the_defaults() -> None:
 
 def test_every_key_is_there_and_each_commented_one_is_right_once_uncommented() -> None:
     text = example_text()
-    uncommented = re.sub(r"^# (\w+ = \S.*)$", r"\1", text, flags=re.MULTILINE)
+    uncommented = re.sub(r"^# (\w+ = \S.*|\[notify\.\w+\])$", r"\1", text, flags=re.MULTILINE)
     data = tomllib.loads(uncommented)
+    data["notify"]["phone"]["quiet"] = ["Sat,Sun"]  # the time zone beside it is of these
     data["store"]["url"] = "s3://bucket/prefix"  # beside a folder the keys of a bucket are refused
     understand(data, "example", plugins=InstalledPlugins())
     for name, model in SECTIONS.items():
         assert set(data[name]) >= set(model.model_fields)
+    assert set(data["notify"]["phone"]) == set(NotifySection.model_fields)
     for plugin in InstalledPlugins().bundled():
         assert f"[providers.{plugin}]" in text
 

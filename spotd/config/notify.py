@@ -1,0 +1,118 @@
+"""The `[notify.NAME]` tables: who is notified, of what, and when not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from spotd.config.credentials import CredentialRef
+from spotd.config.refusals import problems_of
+from spotd.config.section import Section
+from spotd.config.values import hinted
+from spotd.core.notifications.values import CHOICES, Severity, Topic
+from spotd_jobs.spec.problems import BadValue, Problem, key_path, nearest
+from spotd_jobs.spec.windows import parse_window, parse_zone
+
+NOTIFY: Final = "notify"
+CHANNELS_MAX: Final = 16
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_HINT: Final = '[notify.phone] with url = { env = "SPOTD_NOTIFY_PHONE" } below it'
+
+
+def _window(text: str) -> str:
+    try:
+        parse_window(text)
+    except BadValue as exc:
+        raise hinted(str(exc), 'write quiet = ["22:00-07:30", "Sat,Sun"]') from exc
+    return text
+
+
+def _zone(text: str | None) -> str | None:
+    try:
+        return None if text is None else parse_zone(text)
+    except BadValue as exc:
+        raise hinted(str(exc), exc.hint) from exc
+
+
+def _topic(text: str) -> Topic:
+    if text not in CHOICES:
+        guess = nearest(text, CHOICES)
+        hint = f'did you mean "{guess}"?' if guess else f"there are {', '.join(CHOICES)}"
+        raise hinted(f'"{text}" is nothing to be notified of', hint)
+    return Topic(text)
+
+
+def _some(topics: tuple[str, ...]) -> tuple[str, ...]:
+    if not topics:
+        raise hinted("names nothing to be notified of", "leave it out for everything, or remove the channel")
+    return topics
+
+
+_TopicName = Annotated[str, AfterValidator(_topic)]
+
+
+class NotifySection(Section):
+    """One channel of notifications; docs/how-to/notifications.md."""
+
+    url: Annotated[CredentialRef, Field(examples=[{"env": "SPOTD_NOTIFY_PHONE"}])]
+    """Where its address is kept, since that holds its secrets: env, file or credential. An address http(s):// is sent
+    JSON; for the others of apprise (mailtos://, ntfys://, slack://, ...) spotd[notify] is needed."""
+
+    on: Annotated[tuple[_TopicName, ...], Field(strict=False), AfterValidator(_some)] = CHOICES
+    """What it is notified of."""
+
+    severity: Literal["info", "warning", "urgent"] = "info"
+    """What matters less is not sent. A preemption is info, a failure warning, a budget that is spent urgent."""
+
+    quiet: Annotated[tuple[Annotated[str, AfterValidator(_window)], ...], Field(strict=False, max_length=32)] = ()
+    """Times of the week in which nothing is sent, like "22:00-07:30" or "Sat,Sun". What came is one summary then."""
+
+    timezone: Annotated[str | None, AfterValidator(_zone), Field(examples=["Europe/Kyiv"])] = None
+    """Whose clocks these are. Needed with quiet."""
+
+    urgent: bool = False
+    """Whether what is urgent is sent in these times, too."""
+
+    @model_validator(mode="after")
+    def _quiet_has_a_zone(self) -> NotifySection:
+        if self.quiet and self.timezone is None:
+            raise hinted("quiet is times of a zone's clocks", 'write timezone = "Europe/Kyiv" beside it')
+        if self.timezone is not None and not self.quiet:
+            raise hinted("timezone has no times that it is for", "remove it, or write quiet beside it")
+        return self
+
+    @property
+    def topics(self) -> frozenset[Topic]:
+        return frozenset(map(Topic, self.on))
+
+    @property
+    def least(self) -> Severity:
+        return Severity(self.severity)
+
+
+def read_channels(tables: Any, problems: list[Problem]) -> dict[str, NotifySection]:
+    """Return every `[notify.NAME]`, understood; what is wrong is added to the problems."""
+    if not isinstance(tables, Mapping):
+        problems.append(Problem(key=NOTIFY, message="must hold a table for each channel", hint=f"write {_HINT}"))
+        return {}
+    if len(tables) > CHANNELS_MAX:
+        problems.append(Problem(key=NOTIFY, message=f"has more than {CHANNELS_MAX} channels", hint="remove some"))
+        return {}
+    found: dict[str, NotifySection] = {}
+    for name, table in tables.items():
+        place = key_path((NOTIFY, name))
+        if not isinstance(table, Mapping):
+            hint = f"each channel is a table of its own: {_HINT}"
+            problems.append(Problem(key=place, message="is no table of a channel", hint=hint))
+        elif not _NAME.fullmatch(name):
+            hint = "name it with up to 32 of a-z, 0-9, - and _"
+            problems.append(Problem(key=place, message="is no name for a channel", hint=hint))
+        else:
+            try:
+                found[name] = NotifySection.model_validate(dict(table))
+            except ValidationError as exc:
+                problems += problems_of(exc, (NOTIFY, name), NotifySection)
+    return found

@@ -1,0 +1,1 @@
+"""Sends notifications. Imported only where the config has a channel."""

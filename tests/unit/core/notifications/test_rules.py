@@ -1,0 +1,198 @@
+"""Which event or condition gives which notification, and what the words of others can do in one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotd.core.ids import AttemptId, JobId
+from spotd.core.market import MarketSnapshot, ProviderOffers
+from spotd.core.notifications.conditions import AWAY_FOR, LOW_FOR, LowUse, conditions, low_uses
+from spotd.core.notifications.of_events import RULES, notification_of
+from spotd.core.notifications.values import (
+    CHOICES,
+    LINES_MAX,
+    TEXT_MAX,
+    TITLE_MAX,
+    Notification,
+    Severity,
+    Topic,
+    notification,
+)
+from spotd.core.plan import Event
+from spotd.core.states import AttemptState, EndReason
+from spotd.core.world import World
+from spotd_providers.contract.money import MicroUsd, MicroUsdPerHour
+from tests.unit.core.builders import NOW, SHOP, job, shop_policy, world_with
+
+J = JobId("j1")
+
+
+def given_event(kind: str, **changes: Any) -> Notification | None:
+    event = Event(at=NOW, kind=kind, message="why", job=J, attempt=1)
+    return notification_of(replace(event, **changes), 7, name="train", receipt="ran 3 h for $4.00")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "topic", "severity", "title"),
+    [
+        ("attempt.preempted", {}, Topic.PREEMPTED, Severity.INFO, "train was preempted"),
+        ("attempt.outbid", {}, Topic.PREEMPTED, Severity.INFO, "train was outbid"),
+        ("attempt.host_lost", {}, Topic.PREEMPTED, Severity.INFO, "train lost its machine"),
+        ("attempt.running", {"attempt": 2}, Topic.RESUMED, Severity.INFO, "train runs again"),
+        ("job.succeeded", {}, Topic.FINISHED, Severity.INFO, "train has finished"),
+        ("job.failed", {}, Topic.FAILED, Severity.WARNING, "train has failed"),
+        ("job.expired", {}, Topic.FAILED, Severity.WARNING, "train has expired"),
+        ("job.quarantined", {}, Topic.QUARANTINED, Severity.URGENT, "train is quarantined"),
+        ("checkpoint.late", {}, Topic.CHECKPOINT, Severity.WARNING, "train has not saved for long"),
+        ("machine.ending", {"job": None}, Topic.STRAY, Severity.WARNING, "a machine that no job owns is being ended"),
+    ],
+)
+def test_each_event_that_matters_gives_its_notification(
+    kind: str, changes: dict[str, Any], topic: Topic, severity: Severity, title: str
+) -> None:
+    found = given_event(kind, **changes)
+    assert found is not None
+    assert (found.topic, found.severity, found.title) == (topic, severity, title)
+    assert found.text.startswith("why")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("attempt.running", {}),
+        ("machine.ending", {}),
+        ("attempt.done", {}),
+        ("attempt.cancelled", {}),
+        ("job.cancelled", {}),
+        ("checkpoint.accepted", {}),
+        ("an.event.of.tomorrow", {}),
+    ],
+)
+def test_other_events_give_none(kind: str, changes: dict[str, Any]) -> None:
+    assert given_event(kind, **changes) is None
+
+
+def test_the_receipt_comes_with_the_end_and_with_nothing_else() -> None:
+    finished, failed = given_event("job.succeeded"), given_event("job.failed")
+    assert finished is not None
+    assert finished.text == "why\nran 3 h for $4.00"
+    assert failed is not None
+    assert failed.text == "why"
+
+
+def test_every_end_after_which_a_job_goes_on_elsewhere_is_a_loss() -> None:
+    assert {r for r in EndReason if f"attempt.{r.value}" in RULES} == {r for r in EndReason if r.traits.is_recovery}
+
+
+def test_every_topic_has_a_source() -> None:
+    stated = {Topic.BUDGET, Topic.BALANCE, Topic.PROVIDER, Topic.GPU}
+    assert {rule.topic for rule in RULES.values()} | stated == set(CHOICES)
+
+
+@given(
+    st.text(alphabet=st.characters(codec="utf-8")), st.text(alphabet="\x1b[2J\r\n\t@<!everyonehere\u202e\U000e0041a")
+)
+def test_no_text_of_others_is_more_than_text(one: str, other: str) -> None:
+    found = notification("k", Topic.FAILED, Severity.INFO, NOW, one + other, other * 3000 + one)
+    for text, most in ((found.title, TITLE_MAX), (found.text, TEXT_MAX)):
+        assert len(text) <= most
+        assert not any(char in text for char in "\x1b\r\u202e\U000e0041")
+        assert "@everyone" not in text
+        assert "<!" not in text
+    assert "\n" not in found.title
+    assert found.text.count("\n") < LINES_MAX
+
+
+# --- conditions ---
+
+BASE = world_with(AttemptState.RUNNING)
+(ITEM,) = BASE.attempts.values()
+RUNNING = ITEM.id
+
+
+def world(*, day: int | None = None, budget: int | None = None, spent: int = 0) -> World:
+    policy = replace(shop_policy(), budget_day=None if day is None else MicroUsd(day))
+    own = job(1, budget=budget, spent=MicroUsd(spent))
+    item = replace(ITEM, meter=replace(ITEM.meter, settled=MicroUsd(0), rate=MicroUsdPerHour(1_000_000), since=NOW))
+    return replace(BASE, policy=policy, jobs={own.id: own}, attempts={item.id: item})
+
+
+def stated(
+    item: World, market: MarketSnapshot | None = None, low: dict[AttemptId, LowUse] | None = None, *, hours: float = 0
+) -> dict[str, Notification]:
+    return {
+        one.key: one for one in conditions(item, market or MarketSnapshot(), low or {}, NOW + timedelta(hours=hours))
+    }
+
+
+@pytest.mark.parametrize(
+    ("hours", "title", "severity"),
+    [
+        (7.9, None, None),
+        (8, "80 % of today's budget is spent", Severity.WARNING),
+        (9.9, "80 % of today's budget is spent", Severity.WARNING),
+        (10, "all of today's budget is spent", Severity.URGENT),
+    ],
+)
+def test_a_budget_is_stated_at_four_fifths_and_at_its_end(
+    hours: float, title: str | None, severity: Severity | None
+) -> None:
+    found = list(stated(world(day=10_000_000), hours=hours).values())
+    assert [(one.title, one.severity) for one in found] == ([] if title is None else [(title, severity)])
+
+
+def test_another_day_another_limit_and_another_job_are_other_news() -> None:
+    keys = {
+        *stated(world(day=1_000_000), hours=2),
+        *stated(world(day=2_000_000), hours=2),
+        *stated(world(budget=1_000_000), hours=2),
+    }
+    assert len(keys) == 3
+    assert [*stated(world(budget=1_000_000, spent=900_000))] == [*stated(world(budget=1_000_000, spent=950_000))]
+
+
+def market_of(**changes: Any) -> MarketSnapshot:
+    return MarketSnapshot(offer_cache={SHOP: ProviderOffers(provider=SHOP, **changes)})
+
+
+@pytest.mark.parametrize(
+    ("balance", "titles"),
+    [
+        (7_000_000, []),
+        (5_000_000, ["the balance at shop lasts 5 h 0 min"]),
+        (500_000, ["the balance at shop lasts 30 min"]),
+        (0, ["the balance at shop lasts 1 s"]),
+        (-5, ["the balance at shop lasts 1 s"]),
+    ],
+)
+def test_a_balance_that_does_not_last_is_stated(balance: int, titles: list[str]) -> None:
+    found = stated(world(), market_of(balance=MicroUsd(balance), balance_at=NOW))
+    assert [one.title for one in found.values()] == titles
+
+
+def test_a_provider_is_stated_once_it_has_been_away_for_long() -> None:
+    away = market_of(error="HTTP 500", error_since=NOW)
+    assert stated(world(), away, hours=(AWAY_FOR.total_seconds() - 1) / 3600) == {}
+    (found,) = stated(world(), away, hours=AWAY_FOR.total_seconds() / 3600).values()
+    assert (found.title, found.text.split("\n")[0]) == ("shop has not answered for 10 min", "HTTP 500")
+    assert stated(world(), market_of(error="", error_since=None), hours=9) == {}
+
+
+def test_gpus_that_are_hardly_used_for_long_are_stated_with_a_hint() -> None:
+    low = low_uses({}, {RUNNING: 0.02}, NOW)
+    later = NOW + LOW_FOR
+    assert low_uses(low, {RUNNING: None}, later) == low
+    assert low_uses(low, {RUNNING: 0.5}, later) == {}
+    assert low_uses(low, {}, later) == {}
+    again = low_uses(low, {RUNNING: 0.03}, later)
+    assert again[RUNNING].since == NOW
+    (found,) = stated(world(), low=again, hours=0.5).values()
+    assert found.title == "job1 uses its GPUs at 3 %"
+    assert "data loader" in found.text
+    assert low_uses({RUNNING: replace(again[RUNNING], since=later)}, {RUNNING: 0.0}, NOW)[RUNNING].since == NOW
