@@ -125,6 +125,7 @@ enabled = true
 api_key = {{ env = "AWS_KEY" }}
 endpoint_url = "{aws}"
 container = "none"
+cpu_types = ["m7i.*"]
 [providers.runpod]
 api_key = {{ env = "RUNPOD_KEY" }}
 base_url = "{runpod}"

@@ -2,8 +2,9 @@
 
 `SPOTD_CRASH_AT="name:nth"` names a point of `crash.CrashPoint` and which passage of it is the last. The process ends
 by SIGKILL, so nothing is cleaned up, as in a power cut. `SPOTD_CRASH_FILE` names a file that may hold such a setting
-at any later time: a test can choose the point while the daemon runs, and passages count from that moment. Nothing else
-in spotd reads these variables.
+at any later time: a test can choose the point while the daemon runs, and passages count from that moment.
+`SPOTD_FLOOR_S` is for how long, on the wall, a start and a save may last at the least, with which deadlines count.
+Nothing else in spotd reads these variables.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from spotd.service import python_gc
 
 VARIABLE = "SPOTD_CRASH_AT"
 FILE_VARIABLE = "SPOTD_CRASH_FILE"
+FLOOR_VARIABLE = "SPOTD_FLOOR_S"
 
 
 def crash_points(setting: str | None) -> CrashPoints:
@@ -60,11 +62,15 @@ def crash_points_of_file(path: Path) -> CrashPoints:
 
 def main() -> int:
     python_gc.postpone()
+    from spotd.daemon import policy
     from spotd.service.main import run
 
     if len(sys.argv) > 3 or (len(sys.argv) > 1 and sys.argv[1] != "--config"):
         sys.stderr.write("usage: crashable.py [--config FILE]\n")
         return 2
+    if FLOOR_VARIABLE in os.environ:
+        floor_s = float(os.environ[FLOOR_VARIABLE])
+        vars(policy).update(PROVISION_FLOOR_S=floor_s, SAVE=(policy.SAVE[0], floor_s))
     config = sys.argv[2] if len(sys.argv) == 3 else None
     file = os.environ.get(FILE_VARIABLE)
     crash = crash_points_of_file(Path(file)) if file else crash_points(os.environ.get(VARIABLE))

@@ -10,7 +10,8 @@ import pytest
 
 from tests.e2e.clouds import Clouds, three_clouds
 from tests.e2e.ctl import spotctl
-from tests.e2e.harness import until
+from tests.e2e.harness import assert_receipts_agree, until
+from tests.fakes.aws import PLAIN_KIND, ZONES
 
 THREE = {"vast", "aws", "runpod"}
 
@@ -75,3 +76,17 @@ def test_the_history_has_the_prices_of_all_three(clouds: Clouds) -> None:
         for prices in asked(clouds, "history", "--provider", name, "--since", "1d")["prices"]:
             for bucket in prices["buckets"]:
                 assert 0 < bucket["low_usd_gpu_h"] <= bucket["median_usd_gpu_h"] <= bucket["high_usd_gpu_h"]
+
+
+@pytest.mark.e2e
+def test_a_job_without_a_gpu_runs_on_a_plain_type_of_aws(clouds: Clouds) -> None:
+    clouds.aws.stock(PLAIN_KIND, ZONES[0], PLAIN_KIND.spot, since=clouds.clock.now())
+    needs = {"cpus": 4, "disk": "10GB"}
+    job = clouds.lab.submit("prep", "nproc > $SPOTD_OUTPUT_DIR/cpus", resources=needs, price={"max_price": 0.1})
+    clouds.lab.wait_final(job)
+    answer = clouds.lab.job(job)
+    assert answer["state"] == "SUCCEEDED", answer["reason"]
+    assert [(one["provider"], one["gpu_count"]) for one in answer["attempts"]] == [("aws", 0)]
+    assert answer["attempts"][0]["host"].startswith("m7i.xlarge:")
+    until(lambda: not clouds.left(), what="its machine to be gone", within=60)
+    assert_receipts_agree(clouds.lab)

@@ -10,7 +10,7 @@ the signature; STS, SSM and Service Quotas answer at the same place.
 """
 
 from tests.fakes.aws.app import Ec2Api, classify
-from tests.fakes.aws.catalog import KINDS, ZONES, Kind, Zone
+from tests.fakes.aws.catalog import KINDS, PLAIN_KIND, ZONES, Kind, Zone
 from tests.fakes.aws.cloud import ACCESS_KEY, Ec2Cloud
 from tests.fakes.aws.quirks import Quirks
 from tests.fakes.aws.records import FakeInstance, Phase
@@ -19,6 +19,7 @@ from tests.fakes.ticking import ticking
 __all__ = [
     "ACCESS_KEY",
     "KINDS",
+    "PLAIN_KIND",
     "ZONES",
     "Ec2Api",
     "Ec2Cloud",

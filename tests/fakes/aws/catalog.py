@@ -11,6 +11,7 @@ class Kind:
     """One instance type.
 
     Attributes:
+        gpu: empty for a type without one.
         gpus: what `GpuInfo.Gpus[].Count` says: 0 for the fractions of `g6f`.
         on_demand: list price in us-east-1, $/h.
         spot: what the fake asks for at first, $/h.
@@ -32,6 +33,8 @@ class Kind:
 
     def quota(self, *, spot: bool) -> str:
         """The Service Quotas code of the limit that it counts against."""
+        if not self.gpu:
+            return "L-34B43A08" if spot else "L-1216C47A"
         if self.name[0] == "g":
             return "L-3819A6DF" if spot else "L-DB2E81BA"
         if not spot:
@@ -60,7 +63,7 @@ class Kind:
             "instanceStorageSupported": bool(self.nvme_gb),
             "instanceStorageInfo": {"totalSizeInGB": self.nvme_gb} if self.nvme_gb else None,
             "networkInfo": {"networkPerformance": self.network, "efaSupported": False},
-            "gpuInfo": {"gpus": [gpu], "totalGpuMemoryInMiB": self.mib * max(1, self.gpus)},
+            "gpuInfo": {"gpus": [gpu], "totalGpuMemoryInMiB": self.mib * max(1, self.gpus)} if self.gpu else None,
         }
 
 
@@ -83,6 +86,7 @@ class Zone:
         return self.subnet, f"{self.subnet}b"
 
 
+PLAIN_KIND: Final = Kind(name="m7i.xlarge", gpu="", gpus=0, mib=0, vcpus=4, ram_gib=16, on_demand="0.2016", spot="0.08")
 KINDS: Final = (
     Kind(name="g4dn.xlarge", gpu="T4", gpus=1, mib=16384, vcpus=4, ram_gib=16, on_demand="0.526", spot="0.1578"),
     Kind(name="g4dn.12xlarge", gpu="T4", gpus=4, mib=16384, vcpus=48, ram_gib=192, on_demand="3.912", spot="1.5648"),

@@ -62,6 +62,8 @@ class Ec2Cloud(FakeCloud):
             "L-C4BD4855": 192.0,
             "L-DB2E81BA": 64.0,
             "L-417A185B": 0.0,
+            "L-34B43A08": 64.0,
+            "L-1216C47A": 64.0,
         }
         self.quotas_in: dict[tuple[str, str], float] = {}
         self.volumes = Volumes()
