@@ -1,4 +1,4 @@
-"""A deadline on real processes: spot is waited for, then on-demand is paid for in time; the command knows when to save."""
+"""A deadline on real processes: spot is waited for, then on-demand is paid for in time, and saves have an interval."""
 
 from __future__ import annotations
 
