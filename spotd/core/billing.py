@@ -60,8 +60,16 @@ def began(item: Attempt, created_at: datetime | None, now: datetime, default: da
 
 
 def began_unseen(builder: PlanBuilder, item: Attempt, created_at: datetime | None) -> datetime:
-    """When a machine that is first listed now was made; one that worked before that instant was only woken then."""
+    """When a machine that is first listed now was made; one that was there before that instant was only woken then.
+
+    No call makes a machine after the time in which a list had to show it. So one that states a later start was paused
+    in between, unless a list lacked it meanwhile.
+    """
     since = began(item, created_at, builder.now, item.intended_at)
+    intent = builder.launch_order(item)
+    shown_by = None if intent is None else intent.not_before
+    if shown_by is not None and since > shown_by and item.missing_since is None:
+        return item.intended_at
     job = builder.job(item.id.job)
     signs = [item.heartbeat_seen_at, *(c.at for c in job.checkpoints if c.attempt == item.id.number)]
     return item.intended_at if any(at is not None and at < since for at in signs) else since

@@ -8,9 +8,10 @@ Theory. Each is one comparison of staying and moving (`relocating`), with a marg
   machine costs less than a tenth more than it did, and the lowest bid that wins is not out of the job's reach. It wakes
   by itself, or by a higher bid. Only what was saved survives on it, so a job that has saved nothing is not held.
 * A *move* needs a saving of `MARGIN_PERCENT` of what staying costs, a machine that has run for `DWELL`, and as long
-  since the last move. It is an order to save and stop like any other; the job is placed again when its machine has
-  ended, and then it gets the best machine of that moment. If that is another one than it moved for, it says so. Jobs
-  with a deadline or windows are not moved: their policies decide about time.
+  since the last move, and a checkpoint of that machine that is not as old: what was not saved may be lost by it. It is
+  an order to save and stop like any other; the job is placed again when its machine has ended, and then it gets the
+  best machine of that moment. If that is another one than it moved for, it says so. Jobs with a deadline or windows
+  are not moved: their policies decide about time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from spotd.core.placement import JobPlacement
 from spotd.core.pricing import breakdown, needs_of, repriced
 from spotd.core.quarantine import contain
 from spotd.core.quotes import Quote
-from spotd.core.relocating import Comparison, compare, running_rate
+from spotd.core.relocating import Comparison, compare, running_rate, unsaved_time
 from spotd.core.requests import stop_attempt
 from spotd.core.states import AttemptState, EndReason
 from spotd.core.words import dollar_words, machine_words, span_words
@@ -84,8 +85,11 @@ class Relocation:
         found = [builder.attempt(i) for i, a in self._placement.world.attempts.items() if a.state.counts]
         return sorted((a for a in found if a.stop is None), key=lambda a: (a.id.job, a.id.number))
 
-    def _elsewhere(self, job: Job, item: Attempt) -> Iterator[Quote]:
-        """Yield the best machines on other hosts that the job accepts, as they would be agreed."""
+    def _elsewhere(self, job: Job, item: Attempt, rate_max: int | None = None) -> Iterator[Quote]:
+        """Yield the best machines on other hosts that the job accepts, as they would be agreed.
+
+        Up to the first one of the same kind above `rate_max`: the job would not get those that rank behind it.
+        """
         here = item.quote.offer
         for count, (candidate, ceiling) in enumerate(self._placement.quotes(job)):
             if count >= COMPARED_MAX:
@@ -95,6 +99,9 @@ class Relocation:
                 continue
             if self._awaited.get((offer.provider, offer.offer_id), job.id) != job.id:
                 continue
+            is_same_kind = (offer.gpu, offer.gpu_count) == (here.gpu, here.gpu_count)
+            if rate_max is not None and is_same_kind and running_rate(candidate) > rate_max:
+                return
             yield agree(job, candidate, ceiling, None, self._policy)[0]
 
     def _awaited_machines(self) -> dict[tuple[str, str], JobId]:
@@ -107,10 +114,12 @@ class Relocation:
             if job.moves.at is not None and timedelta(0) <= self._now - job.moves.at < DWELL
         }
 
-    def _cheapest_move(self, job: Job, item: Attempt, rate_here: int) -> tuple[Quote, Comparison] | None:
+    def _cheapest_move(
+        self, job: Job, item: Attempt, rate_here: int, rate_max: int | None = None
+    ) -> tuple[Quote, Comparison] | None:
         """Return the other machine on which the job ends for the least, and what that costs beside staying."""
         best: tuple[Quote, Comparison] | None = None
-        for there in self._elsewhere(job, item):
+        for there in self._elsewhere(job, item, rate_max):
             found = self._compare(job, item, there, rate_here)
             if found is not None and (best is None or found.moving < best[1].moving):
                 best = there, found
@@ -203,11 +212,13 @@ class Relocation:
         return job.moves.count < self._policy.moves_max and self._has_settled(job, item, job.moves.at)
 
     def _has_settled(self, job: Job, item: Attempt, changed_at: datetime | None) -> bool:
-        """Whether the machine works as it is for long enough to be changed for its price alone."""
+        """Whether the machine works as it is for long enough to be changed for its price alone, and has saved since."""
         if item.state is not AttemptState.RUNNING or item.running_at is None or item.bidding.held_since is not None:
             return False
         schedule = job.spec.schedule
         if job.cancel_requested or item.ends_itself or schedule.deadline is not None or schedule.windows:
+            return False
+        if unsaved_time(job, item, self._now) >= DWELL:
             return False
         return self._now - max(item.running_at, changed_at or item.running_at) >= DWELL
 
@@ -217,7 +228,7 @@ class Relocation:
         agreed = item.quote.price
         upload = breakdown(item.quote.offer, agreed.gpu, needs, agreed.fee_ppm).upload
         rate_here = item.meter.rate + upload
-        move = self._cheapest_move(job, item, rate_here)
+        move = self._cheapest_move(job, item, rate_here, rate_here * (100 - MARGIN_PERCENT) // 100)
         if move is None:
             return
         there, found = move

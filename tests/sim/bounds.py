@@ -13,9 +13,10 @@ from spotd.core.ids import JobId
 from spotd.core.states import EndReason, JobState
 from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsdPerHour, cost
-from tests.sim.hazards import Hazard
-from tests.sim.machines import BOOT
+from tests.sim.hazards import PLANNED, Hazard
+from tests.sim.machines import BOOT, gpus_of
 from tests.sim.money import job_of
+from tests.sim.plans import longest_wait
 from tests.sim.process import DOWN, KEY_REFUSED
 from tests.sim.run import Result
 
@@ -123,7 +124,7 @@ def waits_for_a_lower_price(result: Result, job: JobId) -> bool:
     held = result.daemon.world.jobs.get(job)
     if held is None or held.state is not JobState.QUEUED or held.budget is None:
         return False
-    gpus = held.spec.resources.gpu[0].count
+    gpus = gpus_of(held.spec)
     hosts = (host.offer for cloud in result.clouds for host in cloud.hosts)
     lowest = min((o.gpu_price for o in hosts if o.gpu_count == gpus), default=MicroUsdPerHour(0))
     return held.budget - held.spent < cost(lowest, USEFUL_MAX)
@@ -146,12 +147,25 @@ def late(result: Result) -> Iterator[str]:
         bound += 33 * HOUR
     if Hazard.TWIN in result.shape.hazards:  # the jobs of the other one need the same hosts
         bound += 4 * (timedelta(minutes=result.shape.need[1]) + BOOT)
+    bound += planned_waits(result)
     if result.ended_at > bound:
         yield f"the last job was done at {result.ended_at}, the bound is {bound}"
 
 
+def planned_waits(result: Result) -> timedelta:
+    """What the plans of jobs allow them to wait for, one after the other where they come after each other."""
+    hazards, jobs = result.shape.hazards, [*result.submitted.values()]
+    if not hazards & PLANNED:
+        return timedelta(0)
+    waits = [longest_wait(job, work) for job, work in jobs]
+    span = sum(waits, timedelta(0)) if hazards & {Hazard.CHAINS, Hazard.ARRAYS, Hazard.PREEMPT} else max(waits)
+    if hazards & {Hazard.CHAINS, Hazard.ARRAYS, Hazard.PREEMPT}:
+        span += sum((work.need + BOOT + HOUR for _, work in jobs), timedelta(0))
+    return span + 2 * HOUR * result.daemon.world.policy.moves_max
+
+
 def wanted(result: Result) -> Counter[int]:
-    return Counter(job.spec.resources.gpu[0].count for job, _ in result.submitted.values())
+    return Counter(gpus_of(job.spec) for job, _ in result.submitted.values())
 
 
 def rounds_of(result: Result, gpus: int) -> int:

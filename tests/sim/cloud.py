@@ -12,8 +12,16 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 from spotd.core.outcomes import LaunchFailure
-from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
+from spotd_providers.contract.money import (
+    MicroUsdPerGb,
+    MicroUsdPerGbMonth,
+    MicroUsdPerGpuHour,
+    MicroUsdPerHour,
+    shares,
+    whole_machine,
+)
 from spotd_providers.contract.values import (
+    NO_GPU,
     AttemptKey,
     HostId,
     Instance,
@@ -46,6 +54,7 @@ from tests.sim.machines import (
 from tests.sim.nature import Nature
 from tests.sim.wrong_rows import WrongRows
 
+ON_DEMAND = MicroUsdPerGpuHour(1_200_000)
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -110,7 +119,7 @@ class Cloud(Nature):
     def _host(self, number: int) -> Host:
         name, price = f"{self.name}-{number}", self.rng.randint(200_000, 900_000)
         count = self.trade.gpus[number % len(self.trade.gpus)]
-        price *= count
+        price = price * count if count else price // 3
         offer = Offer(
             provider=self.name,
             offer_id=OfferId(f"o-{name}"),
@@ -118,11 +127,11 @@ class Cloud(Nature):
             pool=PoolId(name),
             market=self.trade.market,
             interruption=self.trade.interruption,
-            gpu="RTX_4090",
+            gpu="RTX_4090" if count else NO_GPU,
             gpu_count=count,
             gpu_price=MicroUsdPerHour(price),
             pays_bid=self.trade.bids,
-            on_demand_price=MicroUsdPerHour(1_200_000 * count),
+            on_demand_price=MicroUsdPerHour(whole_machine(ON_DEMAND, count)),
             storage_price=MicroUsdPerGbMonth(self.trade.storage_price),
             upload_price=MicroUsdPerGb(self.trade.upload_price),
             download_price=MicroUsdPerGb(self.trade.download_price),
@@ -175,7 +184,7 @@ class Cloud(Nature):
                 at=self.now,
                 offered=offer.gpu_price,
                 price_max=price_max,
-                gpus=offer.gpu_count,
+                gpus=shares(offer.gpu_count),
                 disk_gb=task.disk_gb,
                 real_price=host.price,
                 alive_before=others,
@@ -265,7 +274,7 @@ class Cloud(Nature):
                 key=m.key,
                 at=self.now,
                 price=price,
-                gpus=offer.gpu_count,
+                gpus=shares(offer.gpu_count),
                 disk_gb=m.task.disk_gb,
                 on_demand=offer.on_demand_price or 0,
             )
@@ -319,6 +328,7 @@ class Cloud(Nature):
         part.machines = {i: m for i, m in self.machines.items() if owner_of(m.key) == owner}
         part.active = {i: m for i, m in self.active.items() if owner_of(m.key) == owner}
         part.launch_calls = [call for call in self.launch_calls if owner_of(call.key) == owner]
+        part.bid_calls = [call for call in self.bid_calls if owner_of(call.key) == owner]
         part.lost_answers = [m for m in self.lost_answers if owner_of(m.key) == owner]
         return part
 

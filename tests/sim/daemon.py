@@ -51,10 +51,21 @@ ASLEEP_LOOKED_AT = timedelta(minutes=1)
 CLOCK_COMPARED_EVERY = timedelta(seconds=30)
 SURVEY_AGAIN = timedelta(seconds=10)
 BOOT_ID = "one uptime"
+GPU_USED = 0.9
+HANGS_AFTER = timedelta(minutes=17)
+"""Of work on a machine."""
 ADOPT = CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT
 SUBMIT = CrashPoint.BEFORE_COMMIT_SUBMIT, CrashPoint.AFTER_COMMIT_SUBMIT
 CANCEL = CrashPoint.BEFORE_COMMIT_CANCEL, CrashPoint.AFTER_COMMIT_CANCEL
 RETRY = CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A command that gets no further: on so many machines, and whether it goes on printing."""
+
+    machines: int
+    prints_on: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,8 @@ class Work:
         bytes: of each of its checkpoints.
         never: it fails so wherever it is started, without end.
         no_secrets: what it needs to be prepared is lost.
+        outputs: bytes that it leaves.
+        saves_always: it prints nothing and writes a large checkpoint without a pause.
     """
 
     need: timedelta
@@ -72,6 +85,9 @@ class Work:
     bytes: int = 1000
     never: ExitCause | None = None
     no_secrets: bool = False
+    hangs: Hang | None = None
+    outputs: int = 0
+    saves_always: bool = True
 
 
 @dataclass(kw_only=True)
@@ -82,6 +98,10 @@ class Told:
     charges: list[Charge] = field(default_factory=list)
     resumes: list[tuple[JobId, timedelta, timedelta, timedelta]] = field(default_factory=list)
     """Of which job, from where, and from where at least and at most it had to be."""
+    inputs: list[tuple[datetime, Job]] = field(default_factory=list)
+    """Jobs that read outputs of others, as they were when a machine was prepared for them, and when."""
+    moves: list[tuple[datetime, AttemptId, MicroUsdPerHour, MicroUsdPerHour]] = field(default_factory=list)
+    """When a job was ordered to move, from which attempt, what its machine cost, and what the other was to cost."""
     cancels: dict[JobId, datetime] = field(default_factory=dict)
     retries: defaultdict[JobId, list[datetime]] = field(default_factory=lambda: defaultdict(list))
     sent: dict[AttemptId, datetime] = field(default_factory=dict)
@@ -290,6 +310,10 @@ class Daemon:
         for i, after in plan.jobs.items():
             if i in before.jobs and before.jobs[i].state is not after.state and i not in said:
                 self.told.broken.append(f"{i} changed its state without an event")
+        for i, after in plan.jobs.items():
+            if i in before.jobs and after.moves.count > before.jobs[i].moves.count:
+                left = AttemptId(job=i, number=after.moves.attempt)
+                self.told.moves.append((self.true, left, plan.attempts[left].meter.rate, after.moves.rate))
         self.world = applied(before, plan)
         for identity, own in plan.attempts.items():
             self.remember(self.truly(own))
@@ -444,14 +468,28 @@ class Daemon:
             sample=self.sample(item, m),
             exit_cause=m.exit_cause,
             exit_code=m.task.exit_code if m.exit_cause is m.task.cause is ExitCause.FINISHED else None,
+            outputs_sha256=outputs_of(m) if has_succeeded(m) and m.task.outputs else None,
+            outputs_bytes=m.task.outputs if has_succeeded(m) else 0,
         )
 
     def sample(self, item: Attempt, m: Machine) -> HostSample | None:
-        """What the host of a watched job states: it prints nothing, and writes a large checkpoint without a pause."""
+        """What the host of a watched job states: it gets on by its output, or by a checkpoint, until it hangs."""
         owner = self.world.jobs.get(item.id.job)
         if owner is None or not owner.spec.watchdog.is_on or m.alive_at is None:
             return None
-        return HostSample(boot=len(m.spans), up=m.alive_at - m.since, phase="run", printed=0, writes=m.seq)
+        work, up = self.work[item.id.job], m.alive_at - m.since
+        got_on = m.seq if m.hung_at is None else min(m.seq, m.hung_seq)
+        idle = timedelta(0) if m.hung_at is None else max(timedelta(0), m.alive_at - max(m.hung_at, m.since))
+        prints_on = work.hangs is not None and work.hangs.prints_on
+        return HostSample(
+            boot=len(m.spans),
+            up=up,
+            phase="run",
+            printed=0 if work.saves_always else m.seq if prints_on else got_on,
+            writes=got_on if work.saves_always else 0,
+            gpu_time=up if owner.spec.watchdog.min_gpu_util else None,
+            gpu_busy=(up - idle) * GPU_USED if owner.spec.watchdog.min_gpu_util else None,
+        )
 
     def clock_behind(self, item: Attempt, m: Machine) -> timedelta:
         """By how much the host's clock, which is right, is behind at least by the dates of this process.
@@ -543,6 +581,8 @@ class Daemon:
     def first_grant(self, owner: Job) -> Task:
         """What the grant of the next attempt says, noted for the oracles."""
         task = self.task(owner)
+        if owner.chain is not None:
+            self.told.inputs.append((self.true, owner))
         late = bool(self.told.restored)
         if any(c.doubted_by for c in owner.checkpoints):
             self.told.doubted.add(owner.id)
@@ -555,9 +595,18 @@ class Daemon:
         """What the grant of the next attempt says."""
         start = _work_in(offered(owner)[0]) if owner.checkpoints else timedelta(0)
         work = self.work[owner.id]
-        task = Task(resume_at=start, need=work.need, bytes=work.bytes, disk_gb=disk_gb_for(owner))
+        task = Task(
+            resume_at=start,
+            need=work.need,
+            bytes=work.bytes,
+            disk_gb=disk_gb_for(owner),
+            inputs=owner.input_bytes,
+            outputs=work.outputs,
+        )
+        if work.hangs is not None and owner.stalls < work.hangs.machines and work.need - start > HANGS_AFTER:
+            task = replace(task, hangs_at=start + HANGS_AFTER)
         if work.never is not None:
-            return replace(task, need=start, cause=work.never, exit_code=1)
+            return replace(task, need=start, cause=work.never, exit_code=1, hangs_at=None)
         if owner.errors < work.errors:
             return replace(task, need=start + timedelta(minutes=7), exit_code=1)
         return task
@@ -630,6 +679,15 @@ class Daemon:
         return MicroUsd(
             sum(j.spent for j in jobs.values()) + sum(a.meter.settled for a in self.world.attempts.values())
         )
+
+
+def has_succeeded(m: Machine) -> bool:
+    return m.exit_cause is m.task.cause is ExitCause.FINISHED and not m.task.exit_code
+
+
+def outputs_of(m: Machine) -> str:
+    """The hash of what it left."""
+    return f"outputs of {m.key}"
 
 
 def newest_known(attempt: AttemptId, job: Job) -> timedelta:

@@ -73,10 +73,26 @@ class Hazard(StrEnum):
     """For minutes everything costs twenty times as much, at every provider at once."""
     READ_ONLY = "read_only"
     """The store takes no writes from anybody, and can be read."""
+    BIDS = "bids"
+    """Bids are raised, and outbid machines are kept for a while."""
+    MOVES = "moves"
+    """Jobs move to cheaper machines."""
+    WATCHDOG = "watchdog"
+    """Jobs are watched, and some of them hang, or leave their GPUs idle, on the first machines or on all."""
+    WINDOWS = "windows"
+    """Jobs run in weekly windows only, of zones whose clocks are changed meanwhile."""
+    CHAINS = "chains"
+    """Jobs come after others, and read their outputs."""
+    ARRAYS = "arrays"
+    """Some of the jobs are an array, of which so many run at once."""
+    PREEMPT = "preempt"
+    """Jobs of higher priority may stop others, and there are few machines for all."""
+    CPUS = "cpus"
+    """Machines without a GPU, and jobs for them."""
 
 
-READY: Final = frozenset(Hazard) - {Hazard.DEADLINES}
-"""What a swarm draws of. Deadlines have a shape of their own."""
+READY: Final = frozenset(Hazard)
+"""What a swarm draws of."""
 LATER: Final = frozenset({Hazard.CLOCK_STEPS, Hazard.FULL_DISK, Hazard.TWIN})
 """These are drawn by themselves, so that the worlds of older seeds stay as they were."""
 ALONE: Final = frozenset(
@@ -90,3 +106,17 @@ ALONE: Final = frozenset(
     }
 )
 """Each of these has a source of chance of its own: another one changes no world that does not hold it."""
+PLANNED: Final = frozenset(
+    {
+        Hazard.BIDS,
+        Hazard.MOVES,
+        Hazard.WATCHDOG,
+        Hazard.WINDOWS,
+        Hazard.CHAINS,
+        Hazard.ARRAYS,
+        Hazard.PREEMPT,
+        Hazard.CPUS,
+        Hazard.DEADLINES,
+    }
+)
+"""What jobs ask for beside a machine under their ceiling. Drawn like the former, in worlds of later seeds."""

@@ -8,6 +8,7 @@ from datetime import date, datetime, timedelta
 
 from spotd.core.host_status import ExitCause
 from spotd.core.outcomes import LaunchFailure
+from spotd_jobs.spec.model import JobSpec
 from spotd_providers.contract.money import MicroUsdPerGbMonth
 from spotd_providers.contract.values import AttemptKey, InstanceRef, InstanceState, Loss, Offer, ProviderName
 
@@ -21,6 +22,11 @@ GB = 1_000_000_000
 STORAGE_PER_GB_MONTH = MicroUsdPerGbMonth(144_000)
 FORGOTTEN_AFTER = timedelta(minutes=5)
 FOREIGN = 4
+
+
+def gpus_of(spec: JobSpec) -> int:
+    """How many GPUs its machines have."""
+    return spec.resources.gpu[0].count if spec.resources.gpu else 0
 
 
 @dataclass(kw_only=True)
@@ -90,6 +96,11 @@ class Task:
     bytes: int = 1000
     """Of each checkpoint."""
     disk_gb: int = DISK_GB
+    hangs_at: timedelta | None = None
+    """How much work is done when its command gets no further."""
+    inputs: int = 0
+    outputs: int = 0
+    """Bytes that it fetches before it works, and leaves when it has succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +144,9 @@ class Machine:
     seq: int = -1
     exit_cause: ExitCause | None = None
     exit_at: datetime | None = None
+    hung_at: datetime | None = None
+    """Since when its command gets no further."""
+    hung_seq: int = 0
     alive_at: datetime | None = None
     """When it last wrote a heartbeat."""
     stop_ordered: bool = False

@@ -12,11 +12,11 @@ from spotd.core.attempts import Attempt
 from spotd.core.billing import GAP
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.states import JobState
-from spotd_providers.contract.money import MicroUsdPerHour, cost
+from spotd_providers.contract.money import MicroUsdPerHour, cost, shares
 from spotd_providers.contract.values import AttemptKey, InstanceState
 from tests.sim.cloud import Cloud
 from tests.sim.hazards import Hazard
-from tests.sim.machines import DISK_GB, GB, OWED_UNIT, Machine
+from tests.sim.machines import DISK_GB, GB, OWED_UNIT, Machine, gpus_of
 from tests.sim.run import Result
 
 UNIT = timedelta(minutes=1)
@@ -162,7 +162,7 @@ def above_ceiling(result: Result) -> Iterator[str]:
     policy = daemon.world.policy
     for item, m, cloud in matched(result):
         owner = result.submitted[item.id.job][0]
-        most = ceiling_of(result, item.id.job) * m.host.offer.gpu_count
+        most = ceiling_of(result, item.id.job) * shares(m.host.offer.gpu_count)
         over: datetime | None = None
         for at, rate in [*m.rates, (result.ended_at, 0)]:
             if over is not None and rate <= most:
@@ -284,7 +284,7 @@ def expired_too_soon(result: Result) -> Iterator[str]:
     for identity, end in sorted(result.daemon.done.items()):
         budget = end.spec.job_budget
         if end.state is JobState.EXPIRED and budget is not None:
-            gpus = end.spec.resources.gpu[0].count
+            gpus = shares(gpus_of(end.spec))
             useful = 2 * ceiling_of(result, identity) * gpus
             if budget - end.spent > useful:
                 yield f"{identity} has EXPIRED with {budget - end.spent} of {budget} left"

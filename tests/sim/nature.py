@@ -135,6 +135,8 @@ class Nature:
             m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
             if m.ran_work and not m.dumb:
                 self._move_bytes(m, m.offer.download_price, m.task.bytes)
+            if m.task.inputs and not m.dumb:
+                self._move_bytes(m, m.offer.download_price, m.task.inputs)
         if m.exit_cause is not None or m.ran_from is None or m.dumb:
             return
         if m.leased_until <= m.ran_from:
@@ -144,7 +146,7 @@ class Nature:
             self._was_quiet(m)
             m.silent_until = None
         until = min(self.now, m.leased_until)
-        work = m.ran_work + (until - m.ran_from)
+        work = self._work_until(m, m.ran_from, until)
         if m.silent_until is not None or not self.store_up:
             m.mute_until = self.now
             self._was_quiet(m)
@@ -159,6 +161,8 @@ class Nature:
             at = max(m.mute_until or m.ran_from, m.ran_from + (last - m.ran_work))
             self._save(m, last, at, sound=self.rng.random() >= self.faults.bad_manifest)
         if work >= m.task.need:
+            if not m.task.exit_code:
+                self._move_bytes(m, m.offer.upload_price, m.task.outputs)
             self._exit(m, m.task.cause, m.ran_from + (m.task.need - m.ran_work))
         elif m.stop_ordered or until < self.now:
             if not m.saves_no_more:
@@ -167,6 +171,16 @@ class Nature:
         elif m.notice_at is not None and m.host.offer.interruption is Interruption.NOTICE:
             self._save(m, work, until, sound=True)
             self._exit(m, ExitCause.NOTICE, until)
+
+    def _work_until(self, m: Machine, ran_from: datetime, until: datetime) -> timedelta:
+        work = m.ran_work + (until - ran_from)
+        if m.task.hangs_at is None or work < m.task.hangs_at:
+            return work
+        hung_at = max(ran_from, ran_from + (m.task.hangs_at - m.ran_work))
+        if m.hung_at is None:
+            m.hung_at = hung_at
+        m.hung_seq = max(m.hung_seq, int((hung_at - ran_from) / HEARTBEAT) + int((m.since - m.born) / HEARTBEAT))
+        return max(m.ran_work, m.task.hangs_at)
 
     def _exit(self, m: Machine, cause: ExitCause, at: datetime) -> None:
         m.exit_cause, m.exit_at = cause, min(at, self.now)

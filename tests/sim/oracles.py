@@ -30,6 +30,7 @@ from tests.sim.money import (
     spending,
 )
 from tests.sim.run import Result
+from tests.sim.schedules import RULES
 
 SECOND = timedelta(seconds=1)
 CALL = timedelta(minutes=1)
@@ -134,10 +135,10 @@ def raised_bids(result: Result) -> Iterator[str]:
 
 
 def stalls(result: Result) -> Iterator[str]:
-    """Every simulated command gets on, if only by writing a checkpoint: none is stopped for a stall."""
+    """None is stopped for a stall whose command gets on, if only by writing a checkpoint."""
     for attempt in result.daemon.attempts_ever.values():
-        if attempt.end_reason is EndReason.STALLED:
-            yield f"{attempt.key} was stopped although it saved: {attempt.end_detail}"
+        if attempt.end_reason is EndReason.STALLED and not any(m.hung_at for m in machines_of(result, attempt.key)):
+            yield f"{attempt.key} was stopped although it got on: {attempt.end_detail}"
 
 
 def doubles(result: Result) -> Iterator[str]:
@@ -245,6 +246,8 @@ def jobs_lost(result: Result) -> Iterator[str]:
         may = {JobState.SUCCEEDED} if work.errors <= job.spec.retry_errors else {JobState.FAILED}
         if work.never is not None or work.no_secrets:
             may = {JobState.FAILED}
+        if work.hangs is not None:
+            may |= {JobState.FAILED}
         if identity in daemon.told.cancels:
             may |= {JobState.CANCELLED}
         schedule = job.spec.schedule
@@ -348,4 +351,5 @@ CHECKS: Final = (
     budgets,
     expired_too_soon,
     full_disk,
+    *RULES,
 )

@@ -12,6 +12,7 @@ from spotd.core.ids import JobId
 from spotd.core.jobs import Job
 from tests.sim.cloud import Cloud
 from tests.sim.daemon import Daemon, Work
+from tests.sim.hazards import Hazard
 from tests.sim.weather import Weather
 from tests.sim.worlds import Shape
 
@@ -55,7 +56,8 @@ def run_world(
     """
     weather = Weather(seed, shape or Shape(), daemon_type)
     weather.begin()
-    end = weather.begun_at + (limit or weather.shape.storm + CALM_MAX)
+    calm_max = CALM_MAX * 3 if Hazard.WINDOWS in weather.shape.hazards else CALM_MAX
+    end = weather.begun_at + (limit or weather.shape.storm + calm_max)
     look_at = weather.begun_at
     while enough is not None and look_at + LOOK_EVERY < end and not weather.finished():
         look_at += LOOK_EVERY

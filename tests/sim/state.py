@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from spotd.core.cooldowns import COOLDOWNS_REMEMBERED
 from spotd.core.plan import Plan
 from spotd.core.policy import Policy
-from spotd.core.world import World
+from spotd.core.world import World, awaited, past_job
 from spotd.store.errors import StateUnavailable
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ class MemoryTx:
     def world(self, policy: Policy, now: datetime) -> World:
         known = {(c.provider, c.scope, c.subject): c for c in self.loaded.cooldowns}
         kept = tuple(c for c in known.values() if c.until > now - COOLDOWNS_REMEMBERED)
-        self.loaded = replace(self.loaded, policy=policy, cooldowns=kept)
+        done = self._daemon.done
+        over = {i: past_job(done[i]) for i in awaited(self.loaded.jobs.values()) if i in done}
+        self.loaded = replace(self.loaded, policy=policy, cooldowns=kept, past=over)
         return self.loaded
 
     def commit(self, plan: Plan) -> None:

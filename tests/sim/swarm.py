@@ -20,8 +20,9 @@ from random import Random
 from time import monotonic
 from typing import Any
 
-from tests.sim.hazards import ALONE, LATER, READY, Hazard
+from tests.sim.hazards import ALONE, LATER, PLANNED, READY, Hazard
 from tests.sim.oracles import broken_rules
+from tests.sim.plans import with_plans
 from tests.sim.run import run_world
 from tests.sim.worlds import GPU_COUNTS, Shape
 
@@ -49,11 +50,20 @@ UNREACHABLE = frozenset(
 )
 """With one of these a machine may be out of reach, so that no budget can be promised."""
 ALONE_FROM = 200
+PLANNED_FROM = 50_000
 """Worlds of smaller seeds were there before these hazards, and stay as they were."""
+OFTEN = frozenset({Hazard.BIDS, Hazard.MOVES})
+"""What the market must suit besides to happen."""
 
 
 def drawn(seed: int, ready: frozenset[Hazard] = READY) -> Shape:
     """The world of this seed: its size, its character, and which hazards it holds."""
+    shape = _drawn(seed, ready - PLANNED)
+    planned = (h for h in sorted(ready & PLANNED) if Random(f"{h} in {seed}").random() < (0.5 if h in OFTEN else 0.3))
+    return with_plans(shape, frozenset(planned), seed) if seed >= PLANNED_FROM else shape
+
+
+def _drawn(seed: int, ready: frozenset[Hazard]) -> Shape:
     luck = Random(f"shape of {seed}")
     later = Random(f"later hazards of {seed}")
     days = luck.choice([0.25, 0.25, 0.5, 1, 3, 10])

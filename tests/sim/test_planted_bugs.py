@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import money, oracles, planted, planted_lives, planted_moves, planted_promises
+from tests.sim import money, oracles, planted, planted_lives, planted_moves, planted_plans, planted_promises, schedules
 from tests.sim.oracles import CHECKS, broken_rules
 from tests.sim.planted import Bug
 from tests.sim.run import Result, run_world
@@ -13,7 +13,13 @@ from tests.sim.worlds import Shape
 pytestmark = pytest.mark.long
 
 SEEDS = range(12)
-BUGS = {**planted.BUGS, **planted_promises.PROMISES, **planted_lives.LIVES, **planted_moves.MOVES}
+BUGS = {
+    **planted.BUGS,
+    **planted_promises.PROMISES,
+    **planted_lives.LIVES,
+    **planted_moves.MOVES,
+    **planted_plans.PLANS,
+}
 AT_ONCE = (
     oracles.said_by_the_core,
     oracles.foreign_machines,
@@ -25,6 +31,7 @@ AT_ONCE = (
     oracles.resumes,
     oracles.machines_max,
     money.budgets,
+    *schedules.RULES,
 )
 """These judge what has happened by then, so a world need not go on once one is broken; others judge its end."""
 

@@ -9,6 +9,7 @@ from random import Random
 
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
+from spotd.core.states import JobState
 from spotd.core.world import World
 from tests.sim.agenda import Agenda
 from tests.sim.cloud import Cloud
@@ -16,6 +17,7 @@ from tests.sim.daemon import EPOCH, Daemon, Work
 from tests.sim.hazards import Hazard
 from tests.sim.machines import Faults
 from tests.sim.mishaps import Mishaps
+from tests.sim.plans import Plans
 from tests.sim.process import Died
 from tests.sim.worlds import Shape, policy, reachable, some_job, stormy, trades
 
@@ -34,7 +36,8 @@ class Weather:
         self.shape = shape
         self.rng = rng = Random(seed)
         self.luck = luck = Random(f"hazards of {seed}")
-        self.begun_at = MONTH_END if Hazard.MONTH_END in shape.hazards else EPOCH
+        self.plans = Plans(seed, shape)
+        self.begun_at = self.plans.begins_at or (MONTH_END if Hazard.MONTH_END in shape.hazards else EPOCH)
         self.agenda = Agenda(self.begun_at)
         self.clouds = [
             Cloud(name, max(1, shape.hosts - (name != "bidders")), Random(rng.random()), self.begun_at, trade)
@@ -152,6 +155,8 @@ class Weather:
         self.daemon.policy.reload(policy)
         self.daemon.crash = lambda _point: None
         self.revive()
+        if Hazard.CHAINS in self.shape.hazards:
+            self.end_chains()
         if self.twin is not None:
             self.twin.calm()
 
@@ -162,6 +167,10 @@ class Weather:
             self.agenda.after(timedelta(minutes=1), lambda: self.submit(number))
             return
         fresh, work = some_job(self.rng, self.luck, number, self.shape, self.agenda.now)
+        if self.plans.hazards:
+            lost = self.daemon.told.lost_jobs
+            known = {i: job for i, (job, _) in self.submitted.items() if i not in lost}
+            fresh, work = self.plans.planned(number, fresh, work, known)
         self.work[fresh.id] = work
         self.submitted[fresh.id] = (fresh, work)
         self.daemon.submit(fresh)
@@ -181,6 +190,17 @@ class Weather:
             self.daemon.cancel(chosen)
         else:
             self.daemon.retry(chosen)
+
+    def end_chains(self) -> None:
+        """Its owner cancels a job that waits for one which is over and has not succeeded."""
+        world = self.daemon.world
+        for job in [*world.jobs.values()] if self.daemon.open else ():
+            if job.chain is None or job.chain.inputs is not None:
+                continue
+            over = [self.daemon.done.get(before) for before in job.chain.after]
+            if any(end is not None and end.state is not JobState.SUCCEEDED for end in over):
+                self.daemon.cancel(job.id)
+        self.agenda.after(HOUR, self.end_chains)
 
     # --- the end ---
 

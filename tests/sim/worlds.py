@@ -35,6 +35,7 @@ INSTALL = InstallId("lab")
 WINDOW = timedelta(minutes=4)
 """More than the slowest launch and the worst lag of a list together, as the contract asks of a plugin."""
 GPU_COUNTS = (1, 8, 2, 4)
+WITH_CPUS = {(1,): (1, 0), GPU_COUNTS: (*GPU_COUNTS, 0)}
 WATCHDOG = WatchdogPolicy(no_progress=timedelta(minutes=30))
 CHEAP_STORAGE = 3_000
 """With it a disk for 10 TB stays under every ceiling."""
@@ -227,6 +228,8 @@ def trades(rng: Random, luck: Random, shape: Shape) -> dict[str, Trade]:
         interruption=Interruption.NOTICE if Hazard.NOTICES in hazards else Interruption.SUDDEN,
         ends_itself=Hazard.REVOKED in hazards,
     )
+    if Hazard.CPUS in hazards:
+        bidders, zones = (replace(t, gpus=WITH_CPUS[tuple(t.gpus)]) for t in (bidders, zones))
     found = {"bidders": bidders, "zones": zones}
     if Hazard.ON_DEMAND in hazards:
         found["fixed"] = replace(zones, market=Market.ON_DEMAND, interruption=Interruption.NEVER)

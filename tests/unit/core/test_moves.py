@@ -75,6 +75,7 @@ def test_a_job_moves_for_a_clear_saving_and_says_every_figure() -> None:
         pytest.param(running(hours=0.9), 50_000, id="it has not run for long"),
         pytest.param(running(), 330_000, id="the saving is small"),
         pytest.param(running(saved_ago=5 * HOUR), 200_000, id="nothing was saved"),
+        pytest.param(running(saved_ago=2 * HOUR), 20_000, id="hours of work are not saved"),
         pytest.param(running(moves=Moves(count=3)), 50_000, id="it was moved often enough"),
         pytest.param(running(moves=Moves(count=1, at=NOW - 30 * MINUTE)), 50_000, id="it was moved a moment ago"),
         pytest.param(running(schedule=Schedule(deadline=Deadline(span=50 * HOUR))), 50_000, id="it has a deadline"),

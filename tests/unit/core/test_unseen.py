@@ -229,3 +229,19 @@ def test_a_machine_that_was_heard_and_is_silent_for_long_is_given_up_although_it
     assert plan.attempts[FIRST].end_reason is EndReason.HOST_LOST
     assert spent(plan.attempts[FIRST], late) == -(-400_000 * 61 // 60), "to a minute after its last sign of life"
     assert plan.jobs[FIRST.job].state is JobState.RECOVERING
+
+
+def test_a_machine_that_was_woken_before_any_list_came_is_booked_from_its_intent() -> None:
+    world = lost_launch(timedelta(hours=2))
+    woken = replace(instance(InstanceState.RUNNING), created_at=NOW - MINUTE)
+    (item,) = reconcile(world, listing(woken), {}, NOW).attempts.values()
+    assert spent(item, NOW) == 2 * item.quote.price.total
+
+
+def test_one_that_a_list_lacked_meanwhile_is_booked_from_the_start_that_its_provider_states() -> None:
+    world = lost_launch(timedelta(hours=2))
+    lacked = NOW - timedelta(hours=1)
+    world = applied(world, reconcile(world, listing(at=lacked), {}, lacked))
+    found = replace(instance(InstanceState.RUNNING), created_at=NOW - 6 * MINUTE)
+    (item,) = reconcile(world, listing(found), {}, NOW).attempts.values()
+    assert spent(item, NOW) == item.quote.price.total // 10
