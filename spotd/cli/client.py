@@ -17,6 +17,7 @@ COMMANDS = {
     "ls": Lazy(target=f"{_HERE}.jobs:ls", help="List jobs.", aliases=("ps", "queue")),
     "show": Lazy(target=f"{_HERE}.jobs:show", help="Everything about one job."),
     "why": Lazy(target=f"{_HERE}.jobs:why", help="Why a job waits, runs where it does, or stopped."),
+    "top": Lazy(target=f"{_HERE}.top:top", help="Jobs, machines, market and events, live."),
     "logs": Lazy(target=f"{_HERE}.logs:logs", help="What a job wrote, over all its machines."),
     "ssh": Lazy(target=f"{_HERE}.ssh:ssh", help="A shell on a job's machine, where its provider gives one."),
     "cancel": Lazy(target=f"{_HERE}.jobs:cancel", help="Stop a job and destroy its machine."),
@@ -42,7 +43,7 @@ COMMANDS = {
     "mcp": Lazy(target=f"{_HERE}.mcp:mcp", help="Serve tools to an agent, within budgets that a person set."),
     "completion": Lazy(target=f"{_HERE}.completion:completion", help="Completion for bash, zsh or fish."),
 }
-NOT_YET = ("top", "web")
+NOT_YET = ("web",)
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, not_yet=NOT_YET, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,0 +1,299 @@
+"""The application: four tables over one feed, and the keys that change something."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import ContentSwitcher, Footer, Static
+
+from spotd.client.daemon import Daemon
+from spotd.client.errors import DaemonRefused, DaemonUnreachable
+from spotd.top.columns import EVENT_COLUMNS, MARKET_COLUMNS, job_columns, machine_columns, machines, sentence
+from spotd.top.feed import Feed, Questions, Snapshot
+from spotd.top.screens import Confirm, Help, LogScreen, NewCeiling
+from spotd.top.sheet import Sheet
+from spotd.words import clean, count, dollars, money, price, short_span, where_text
+
+VIEWS: Final = ("jobs", "machines", "market", "events")
+FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+_OF_TABLES: Final = frozenset({"view", "next_view", "cancel", "log", "ceiling", "now", "help"})
+STALE_S: Final = 10.0
+_TABS_WIDE: Final = 56
+_RANK: Final = {"RUNNING": 0, "STARTING": 0, "PROVISIONING": 0, "CANCELLING": 0, "RECOVERING": 1}
+
+
+class Top(App[None]):
+    """A live view of one daemon."""
+
+    TITLE = "spotctl top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #summary { height: 1; }
+    #error { height: auto; max-height: 3; color: $text-error; }
+    #tabs { height: 1; }
+    ContentSwitcher { height: 1fr; }
+    #sentence { height: 2; color: $text-muted; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(number), f"view('{name}')", name.title(), show=False) for number, name in enumerate(VIEWS, 1)),
+        Binding("tab", "next_view", "View", priority=True),
+        Binding("c", "cancel", "Cancel"),
+        Binding("l", "log", "Log"),
+        Binding("p", "ceiling", "Ceiling"),
+        Binding("r", "now", "Now"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    class Polled(Message):
+        """The newest answer of the daemon."""
+
+        def __init__(self, snapshot: Snapshot) -> None:
+            super().__init__()
+            self.snapshot = snapshot
+
+    class Done(Message):
+        """What came of something that the user asked for."""
+
+        def __init__(self, words: str, *, failed: bool = False) -> None:
+            super().__init__()
+            self.words = words
+            self.failed = failed
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__()
+        self._daemon = daemon
+        self.questions = Questions(daemon)
+        self._feed = Feed(self.questions, lambda snapshot: self.post_message(self.Polled(snapshot)))
+        self.snapshot = Snapshot()
+        self._is_busy = False
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="summary")
+        yield Static(id="error")
+        yield Static(id="tabs")
+        with ContentSwitcher(initial="jobs"):
+            yield Sheet(job_columns(self._now), key=lambda job: job["id"], name="jobs",
+                        empty="no jobs; queue one with spotctl submit")  # fmt: skip
+            yield Sheet(machine_columns(self._now), key=lambda row: f"{row[0]['id']}#{row[1]['attempt']}",
+                        name="machines", empty="no machine is rented now")  # fmt: skip
+            yield Sheet(MARKET_COLUMNS, key=lambda quote: f"{quote['provider']}/{quote['offer']}", name="market",
+                        empty="nothing is offered now")  # fmt: skip
+            yield Sheet(EVENT_COLUMNS, key=lambda event: str(event["id"]), name="events", empty="nothing happened yet")
+        yield Static(id="sentence")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._sheet("jobs").focus()
+        self._show()
+        self.set_interval(1.0, self._show_head)
+        self._feed.start()
+
+    def on_unmount(self) -> None:
+        self._feed.stop()
+
+    def on_top_polled(self, message: Polled) -> None:
+        self.take(message.snapshot)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Show an answer."""
+        self.snapshot = snapshot
+        self._show()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys of the tables mean nothing while something else covers them."""
+        del parameters
+        return action == "quit" or len(self.screen_stack) == 1 or action not in _OF_TABLES
+
+    # --- what is shown ---
+
+    @property
+    def view(self) -> str:
+        return self.query_one(ContentSwitcher).current or VIEWS[0]
+
+    def _sheet(self, name: str) -> Sheet:
+        return self.query_one(f"#{name}", Sheet)
+
+    def _now(self) -> str:
+        return self.snapshot.now
+
+    def _show(self) -> None:
+        snapshot = self.snapshot
+        rows = {
+            "jobs": sorted(snapshot.jobs, key=_rank),
+            "machines": machines(snapshot),
+            "market": snapshot.quotes,
+            "events": snapshot.events,
+        }
+        for name, items in rows.items():
+            self._sheet(name).show_items(items, is_known=snapshot.asked_at > 0)
+        self._show_head()
+        self._show_sentence()
+
+    def _show_head(self) -> None:
+        snapshot = self.snapshot
+        self.query_one("#summary", Static).update(_summary(snapshot))
+        age = time.monotonic() - snapshot.asked_at if snapshot.asked_at else 0.0
+        error = ""
+        if snapshot.error:
+            old = f"; below is what it was {short_span(age)} ago" if snapshot.asked_at else ""
+            error = f"{snapshot.error}: {snapshot.hint}{old}; asked again every {snapshot.retry_s:.0f} s"
+        elif snapshot.paused:
+            error = f"nothing is launched now: {snapshot.paused}"
+        elif snapshot.asked_at and age > STALE_S + snapshot.retry_s:
+            error = f"the daemon has not answered for {short_span(age)}"
+        elif snapshot.silences and self.view == "market":
+            error = "; ".join(snapshot.silences)
+        elif not snapshot.asked_at:
+            error = "asking the daemon"
+        panel = self.query_one("#error", Static)
+        panel.display = bool(error)
+        panel.update(Text(clean(error)))
+        counts = {name: self._sheet(name).row_count for name in VIEWS}
+        tabs = Text(no_wrap=True, overflow="ellipsis")
+        for number, name in enumerate(VIEWS, 1):
+            rows = f" {counts[name]}" if self.size.width >= _TABS_WIDE else ""
+            tabs.append(f" {number} {name}{rows} ", style="reverse" if name == self.view else "")
+        self.query_one("#tabs", Static).update(tabs)
+
+    def _show_sentence(self) -> None:
+        item = self._sheet(self.view).current
+        words = "" if item is None else clean(sentence(self.view, item, self.snapshot.now))
+        self.query_one("#sentence", Static).update(Text(words))
+
+    def on_sheet_moved(self, message: Sheet.Moved) -> None:
+        del message
+        self._show_sentence()
+
+    # --- keys ---
+
+    def action_view(self, name: str) -> None:
+        self.query_one(ContentSwitcher).current = name
+        self.questions.wants_prices = name == "market"
+        if name == "market":
+            self._feed.soon()
+        self._sheet(name).focus()
+        self._show_head()
+        self._show_sentence()
+
+    def action_next_view(self) -> None:
+        self.action_view(VIEWS[(VIEWS.index(self.view) + 1) % len(VIEWS)])
+
+    def action_now(self) -> None:
+        self._feed.soon()
+
+    def action_help(self) -> None:
+        self.push_screen(Help())
+
+    def action_log(self) -> None:
+        if (job := self._job()) is not None:
+            self.push_screen(LogScreen(job, self._daemon))
+
+    def action_cancel(self) -> None:
+        job = self._job()
+        if job is None:
+            return
+        if job["state"] in FINAL:
+            self._say(f"{job['name']} has ended already: {job['reason']}", failed=True)
+            return
+        machine = f" on {where_text(job)}" if job["provider"] else ""
+        question = f"cancel {job['name']} ({job['id']}){machine}? {money_words(job)}; its checkpoints stay"
+        self._ask(question, lambda: _changed(self._daemon.cancel(job["id"])))
+
+    def action_ceiling(self) -> None:
+        job = self._job()
+        if job is None:
+            return
+
+        def chosen(limit: str | None) -> None:
+            if not limit:
+                return
+            before = "" if (usd := job.get("ceiling_usd_gpu_h")) is None else f" from ${price(usd)} per GPU-hour"
+            question = f"change the ceiling of {job['name']} ({job['id']}){before} to {limit}?"
+            self._ask(question, lambda: f"ceiling {limit}: {_changed(self._daemon.set_ceiling(job['id'], limit))}")
+
+        self.push_screen(NewCeiling(job), chosen)
+
+    def _job(self) -> Any | None:
+        """Return the job of the row, saying so where the row has none."""
+        item = self._sheet(self.view).current
+        if self.view == "machines" and item is not None:
+            return item[0]
+        if self.view == "jobs" and item is not None:
+            return item
+        if self.view == "events" and item is not None:
+            job = next((job for job in self.snapshot.jobs if job["id"] == item["job"]), None)
+            if job is not None:
+                return job
+        self._say("no job has this row", failed=True)
+        return None
+
+    # --- changes ---
+
+    def _ask(self, question: str, act: Callable[[], str]) -> None:
+        self.push_screen(Confirm(question), lambda yes: self._do(act) if yes else None)
+
+    def _do(self, act: Callable[[], str]) -> None:
+        """Do it in a thread of its own, one at a time: the daemon may take its time."""
+        if self._is_busy:
+            self._say("the daemon has not answered what was asked before", failed=True)
+            return
+        self._is_busy = True
+
+        def work() -> None:
+            try:
+                message = self.Done(act())
+            except (DaemonRefused, DaemonUnreachable) as exc:
+                message = self.Done(f"{exc.message}: {exc.hint}" if exc.hint else exc.message, failed=True)
+            self.post_message(message)
+
+        threading.Thread(target=work, name="change", daemon=True).start()
+
+    def on_top_done(self, message: Done) -> None:
+        self._is_busy = False
+        self._say(message.words, failed=message.failed)
+        self._feed.soon()
+
+    def _say(self, words: str, *, failed: bool = False) -> None:
+        self.notify(clean(words), severity="error" if failed else "information", markup=False)
+
+
+def money_words(job: Any) -> str:
+    return f"{dollars(job['spent_usd'])} is spent"
+
+
+def _changed(answer: Any) -> str:
+    job = answer["job"]
+    return f"{job['name']} is {job['state']}: {job['reason']}"
+
+
+def _rank(job: Any) -> int:
+    """Order jobs: with a machine, recovering, waiting, ended; within each as the daemon lists them, newest first."""
+    return 3 if job["state"] in FINAL else _RANK.get(job["state"], 2)
+
+
+def _summary(snapshot: Snapshot) -> Text:
+    status = snapshot.status
+    if not status:
+        return Text("spotd", style="bold")
+    per_hour = sum(job["effective_usd_h"] or 0 for job in snapshot.jobs)
+    jobs = status["jobs"]
+    waiting = jobs.get("WAITING_PRICE", 0) + jobs.get("QUEUED", 0)
+    parts = [
+        f"spotd {clean(status['install'])}",
+        count(status["machines"], "machine"),
+        f"${money(per_hour)}/h",
+        f"{jobs.get('RUNNING', 0)} running",
+        f"{waiting} waiting",
+        *([f"{jobs['RECOVERING']} recovering"] if jobs.get("RECOVERING") else []),
+        f"today {dollars(status['spent_day_usd'])}",
+        f"month {dollars(status['spent_month_usd'])}",
+    ]
+    return Text("  ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
