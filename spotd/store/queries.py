@@ -77,6 +77,9 @@ _ATTEMPTS: Final = select(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(IDS)).order_by(A
 _OTHER: Final = CHECKPOINTS.alias()
 _NAMESAKE: Final = JOBS.alias()
 _NEWEST_FIRST: Final = (desc(JOBS.c.submitted_at), desc(JOBS.c.id))
+_QUARANTINED: Final = and_(
+    JOBS.c.state == JobState.FAILED.value, JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True)
+)
 
 
 def _reporting_damage(cls: type[C]) -> type[C]:
@@ -165,8 +168,11 @@ class Reads:
 
     def quarantined_jobs(self, *, limit: int = 20) -> tuple[JobView, ...]:
         """Return the newest jobs that spotd could not go on with and that were not queued again."""
-        quarantined = JOBS.c.reason.startswith(QUARANTINE_MARK, autoescape=True)
-        return self._list(and_(JOBS.c.state == JobState.FAILED.value, quarantined), limit=limit)
+        return self._list(_QUARANTINED, limit=limit)
+
+    def count_quarantined(self) -> int:
+        """Return how many jobs spotd could not go on with and were not queued again."""
+        return int(self._connection.execute(select(func.count()).where(_QUARANTINED)).scalar() or 0)
 
     def job_view(self, job_id: JobId) -> JobView | None:
         """Return one line of the list of jobs."""

@@ -34,6 +34,9 @@ def channel_rows(context: HandlerContext) -> list[CheckResponse]:
     """Return a line for each channel."""
     notifier = context.notifier
     rows = []
+    if notifier is not None and notifier.last_error:
+        hint = "nothing that is owed is lost, and everything else goes on; see the daemon's log"
+        rows.append(row_of("notify", "daemon", notifier.last_error, ok=False, hint=hint))
     for name, status in () if notifier is None else sorted(notifier.status.items()):
         waiting = 0 if notifier is None else notifier.waiting[name]
         waits = f"; {waiting} wait" if waiting else ""

@@ -5,14 +5,15 @@ Each is stated as long as it is so, always by the same key. That a person hears 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spotd.core.ids import AttemptId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.market import MarketSnapshot, ProviderOffers
-from spotd.core.metering import job_spent, spent_in_month, spent_on_day
+from spotd.core.metering import spent, spent_in_month, spent_on_day
 from spotd.core.notifications.values import Notification, Severity, Topic, notification
 from spotd.core.prepaid import current_balance, spending_rate
 from spotd.core.words import dollar_words, span_words
@@ -69,24 +70,27 @@ def _budgets(world: World, now: datetime) -> Iterator[Notification]:
         (f"day:{today}", "today's budget", policy.budget_day, spent_on_day(world, now)),
         (f"month:{today:%Y-%m}", "this month's budget", policy.budget_month, spent_in_month(world, now)),
     )
-    for key, what, limit, spent in whole:
-        yield from _budget(key, what, limit, spent, now, "at its end running jobs save and stop")
+    for key, what, limit, amount in whole:
+        yield from _budget(key, what, limit, amount, now, "at its end running jobs save and stop")
+    running: Counter[JobId] = Counter()
+    for item in world.attempts.values():
+        running[item.id.job] += spent(item, now)
     for job in world.jobs.values():
         if job.budget is None or job.state.is_final:
             continue
         then = f"at its end the job saves and stops; spotctl budget {job.name} changes it"
-        spent = job_spent(world, job, now)
-        yield from _budget(f"job:{job.id}", f"the budget of {job.name}", job.budget, spent, now, then)
+        cost = MicroUsd(job.spent + running[job.id])
+        yield from _budget(f"job:{job.id}", f"the budget of {job.name}", job.budget, cost, now, then)
 
 
 def _budget(
-    key: str, what: str, limit: MicroUsd | None, spent: MicroUsd, now: datetime, then: str
+    key: str, what: str, limit: MicroUsd | None, amount: MicroUsd, now: datetime, then: str
 ) -> Iterator[Notification]:
     for percent, severity in BUDGET_PERCENT if limit else ():
-        if limit is not None and spent * 100 >= limit * percent:
+        if limit is not None and amount * 100 >= limit * percent:
             share = "all" if percent == 100 else f"{percent} %"
             title = f"{share} of {what} is spent"
-            text = f"{dollar_words(spent)} of {dollar_words(limit)}: {then}"
+            text = f"{dollar_words(amount)} of {dollar_words(limit)}: {then}"
             yield notification(f"budget:{key}:{limit}:{percent}", Topic.BUDGET, severity, now, title, text,
                                repeat_after=_MONTH)  # fmt: skip
             return

@@ -17,7 +17,7 @@ from typing import Final
 
 import anyio
 
-from spotd.core.ids import AttemptId
+from spotd.core.ids import AttemptId, JobId
 from spotd.core.market import MarketSnapshot
 from spotd.core.notifications.conditions import LowUse, conditions, low_uses
 from spotd.core.notifications.delivery import QUEUE_MAX, Message, fresh, next_step
@@ -27,7 +27,7 @@ from spotd.core.world import World
 from spotd.daemon.controllers import Controller, Outage, Pause, backoff_s
 from spotd.daemon.database import Database
 from spotd.daemon.notifications.channels import Sender, SendFailed
-from spotd.store import Reads, StateError, Tx
+from spotd.store import EventView, Reads, StateError, Tx
 from spotd_providers.contract.provider import Clock, Logger
 
 COLLECT_S: Final = 3.0
@@ -107,7 +107,22 @@ class Notifier:
 
     def _controller(self, name: str, body: Callable[[], Awaitable[Pause | None]], interval_s: float) -> Controller:
         outage = Outage(self._log, "notify.held", "notify.back")
-        return Controller(name, body, interval_s=interval_s, expected=(StateError,), outage=outage)
+
+        async def contained() -> Pause | None:
+            try:
+                return await body()
+            except StateError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - the outermost frame: a defect here must not end the daemon
+                self._log.error("notify.failed", controller=name, exc_info=exc)
+                return Pause(seconds=IDLE_S, error=f"a defect of spotd itself: {type(exc).__name__}")
+
+        return Controller(name, contained, interval_s=interval_s, expected=(StateError,), outage=outage)
+
+    @property
+    def last_error(self) -> str:
+        """Why events are not read or channels not served, empty while they are."""
+        return next((one.metrics.last_error for one in self.controllers if one.failures), "")
 
     @property
     def controllers(self) -> Sequence[Controller]:
@@ -170,22 +185,28 @@ class Notifier:
         events = reads.events(since=since, limit=EVENTS_MAX)
         news = [view for view in events if view.event.kind in RULES]
         names = reads.names_of({view.event.job for view in news if view.event.job is not None})
-        found = list(stated)
-        for view in news:
-            event = view.event
-            name = names.get(event.job, str(event.job)) if event.job is not None else ""
-            receipt = ""
-            if event.job is not None and RULES[event.kind].topic is Topic.FINISHED:
-                job = reads.job_view(event.job)
-                receipt = "" if job is None else job.closing_words(now)
-            one = notification_of(event, view.seq, name=name, receipt=receipt)
-            found += [] if one is None else [one]
+        found = [*stated, *filter(None, (self._of_event(view, names, reads, now) for view in news))]
         last = events[-1].seq if events else since
         if not found:
             return [], last, len(events) == EVENTS_MAX
         rules = [one.rules for one in self.channels.values()]
         known = reads.outbox().queued([one.name for one in rules])
         return fresh(rules, known, found, now), last, len(events) == EVENTS_MAX
+
+    def _of_event(
+        self, view: EventView, names: Mapping[JobId, str], reads: Reads, now: datetime
+    ) -> Notification | None:
+        event = view.event
+        try:
+            receipt = ""
+            if event.job is not None and RULES[event.kind].topic is Topic.FINISHED:
+                job = reads.job_view(event.job)
+                receipt = "" if job is None else job.closing_words(now)
+            name = "" if event.job is None else names.get(event.job, event.job)
+            return notification_of(event, view.seq, name=name, receipt=receipt)
+        except Exception as exc:  # noqa: BLE001 - one odd event must not hold back all that follow
+            self._log.error("notify.event_failed", event_number=view.seq, exc_info=exc)
+            return None
 
     def _queue(
         self, added: Sequence[tuple[str, Notification]], cursor: int, now: datetime, tx: Tx

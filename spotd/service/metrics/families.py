@@ -80,7 +80,7 @@ def _jobs_and_machines(reading: Reading) -> Iterator[Metric]:
     intents = () if world is None else world.intents.values()
     strays = sum(1 for one in intents if one.kind is IntentKind.TERMINATE and one.attempt is None and one.is_open)
     yield _one("spotd_stray_machines", "Machines that no job owns and whose end is owed", strays)
-    yield _one("spotd_jobs_quarantined", "Failed jobs that spotd could not go on with, at most 20", sums.quarantined)
+    yield _one("spotd_jobs_quarantined", "Failed jobs that spotd could not go on with", sums.quarantined)
     ends = [((name, reason.value), count) for (name, reason), count in sorted(sums.ends.items())]
     yield _counter("spotd_attempts_ended", "Attempts that have ended, by reason", ("provider", "reason"), ends)
     taken: Counter[str] = Counter({row["name"]: 0 for row in reading.providers})

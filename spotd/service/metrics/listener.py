@@ -105,7 +105,7 @@ class MetricsListener:
         lines = head.decode("latin-1").split("\r\n")
         method, _, rest = lines[0].partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        if method not in {"GET", "HEAD"}:
+        if method != "GET":
             return 405, "only GET is answered"
         if not self._is_for_us(lines[1:]):
             return 403, "this is served to programs of this computer, by its address or as localhost"

@@ -30,6 +30,8 @@ from spotd_providers.contract.values import ProviderName
 
 JOBS_MAX: Final = 200
 """So many running jobs have series of their own, the oldest; the others are counted."""
+TRIES: Final = 3
+_Ends = Mapping[tuple[ProviderName, EndReason], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class StoredSums:
 
     jobs: Mapping[JobState, int]
     costs: Mapping[ProviderName, CostSums]
-    ends: Mapping[tuple[ProviderName, EndReason], int]
+    ends: _Ends
     quarantined: int
 
 
@@ -80,6 +82,7 @@ class MetricsReader:
     def __init__(self, context: HandlerContext, controllers: Sequence[Controller]) -> None:
         self._context = context
         self._controllers = controllers
+        self._ends: tuple[object, _Ends] | None = None
 
     async def read(self) -> Reading:
         """Return what is true now.
@@ -88,7 +91,7 @@ class MetricsReader:
             ApiUnavailable: the state cannot be read now.
         """
         context = self._context
-        sums = await context.read(_sums)
+        sums = await self._consistent_sums()
         providers = await HealthHandlers(context).providers()
         state = context.control_loop.state
         world = None if state is None else state.world
@@ -116,6 +119,28 @@ class MetricsReader:
             uses={item.id: use_of(context.host_monitor.heartbeat(item.id)) for item in shown},
         )
 
+    async def _consistent_sums(self) -> StoredSums:
+        """Return sums of the state that the newest decision has left, unless one follows the other too quickly."""
+        loop = self._context.control_loop
+        tries = 0
+        while True:
+            state, tries = loop.state, tries + 1
+            sums = await self._read_sums(None if state is None else _ends_key(state.world))
+            if loop.state is state or tries == TRIES:
+                return sums
+
+    async def _read_sums(self, key: object) -> StoredSums:
+        known = self._ends[1] if self._ends is not None and self._ends[0] == key else None
+        sums = await self._context.read(lambda reads: _sums(reads, known))
+        self._ends = (key, sums.ends)
+        return sums
+
+
+def _ends_key(world: World) -> object:
+    """Return what changes whenever an attempt ends: to count all that ever ended reads every one of them."""
+    ends = frozenset((a.id, a.end_reason) for a in world.attempts.values())
+    return ends, frozenset((job.id, job.attempts_made) for job in world.jobs.values())
+
 
 def _running(world: World) -> list[Attempt]:
     """Return the machines whose command runs, the oldest first."""
@@ -131,10 +156,10 @@ def _polls(poller: Poller) -> PollFigures:
     )
 
 
-def _sums(reads: Reads) -> StoredSums:
+def _sums(reads: Reads, ends: _Ends | None) -> StoredSums:
     return StoredSums(
         jobs=reads.counts_by_state(),
         costs=reads.costs_of_providers(),
-        ends=reads.ends_of_attempts(),
-        quarantined=len(reads.quarantined_jobs()),
+        ends=reads.ends_of_attempts() if ends is None else ends,
+        quarantined=reads.count_quarantined(),
     )

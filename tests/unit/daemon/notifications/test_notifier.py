@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 from spotd.core.ids import AttemptId
-from spotd.core.notifications.delivery import KEPT_FOR, QUEUE_MAX, Message
+from spotd.core.notifications.delivery import KEPT_FOR, Message
+from spotd.core.notifications.of_events import notification_of
 from spotd.core.notifications.values import ChannelRules, Severity, Topic
 from spotd.core.plan import Event, Plan
 from spotd.core.states import JobState
@@ -116,24 +117,25 @@ async def test_what_happened_before_the_first_start_is_no_news(rig: Rig) -> None
     assert [message.text for message in phone.got] == ["exit code 5"]
 
 
-async def test_a_burst_of_a_thousand_failures_is_one_message(rig: Rig) -> None:
+async def test_a_burst_of_failures_is_one_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spotd.daemon.notifications.notifier.QUEUE_MAX", 600)
     phone = Phone()
     async with sending(make(rig, phone)):
-        failures(rig, QUEUE_MAX + 200)
-        await minutes(rig, 30)
-    assert phone.titles == ["1,200 notifications: 1,000 failed"]
-    assert phone.got[0].uncounted == 200
+        failures(rig, 1_000)
+        await minutes(rig, 15)
+    assert phone.titles == ["1,000 notifications: 600 failed"]
+    assert phone.got[0].uncounted == 400
 
 
 async def test_a_steady_stream_is_a_few_messages_and_then_summaries(rig: Rig) -> None:
     phone = Phone()
     async with sending(make(rig, phone)):
-        for number in range(60):
+        for number in range(40):
             failures(rig, 1, first=number)
             await minutes(rig, 0.5)
         await minutes(rig, 11)
-    assert len(phone.got) < 25
-    assert sum(len(message.ids) for message in phone.got) == 60
+    assert len(phone.got) < 18
+    assert sum(len(message.ids) for message in phone.got) == 40
 
 
 @pytest.mark.parametrize(
@@ -241,6 +243,23 @@ async def test_a_condition_is_told_once_however_long_it_lasts(rig: Rig) -> None:
         async with sending(notifier):
             await minutes(rig, 5)
     assert phone.titles == ["80 % of today's budget is spent"]
+
+
+async def test_a_defect_ends_neither_the_daemon_nor_the_news(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    phone = Phone()
+
+    def odd(event: Event, *arguments: object, **named: object) -> object:
+        if event.message == "exit code 1":
+            raise KeyError("a bug")
+        return notification_of(event, *arguments, **named)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr("spotd.daemon.notifications.notifier.notification_of", odd)
+    monkeypatch.setattr("spotd.daemon.notifications.notifier.conditions", None)
+    async with rig.ready(), sending(make(rig, phone)):
+        failures(rig, 3)
+        await minutes(rig, 2)
+    assert [message.text for message in phone.got] == ["exit code 0", "exit code 2"]
+    assert {"notify.event_failed", "notify.conditions_failed"} <= set(rig.log.events())
 
 
 async def test_a_clock_that_is_set_back_holds_nothing_up_for_long(rig: Rig) -> None:
