@@ -77,10 +77,12 @@ async def test_what_states_money_and_losses_survives_a_restart(rig: Rig) -> None
         job_id = await rig.submit()
         await rig.until_running(job_id, 1)
         await rig.clock.sleep(timedelta(minutes=6))
+        reader = reader_of(rig)
+        assert series_of(await reader.read())["spotd_preemptions_total", (("provider", SHOP),)] == 0
         rig.shop.set_state(rig.attempts(job_id)[0].key, InstanceState.GONE, Loss.PREEMPTED)
         await rig.until(lambda: rig.job(job_id).recoveries == 1)
         await rig.until(lambda: rig.attempts(job_id)[0].state.value == "ended")
-        before = series_of(await reader_of(rig).read())
+        before = series_of(await reader.read())
     again = rig.reborn()
     async with again.ready():
         after = series_of(await reader_of(again).read())

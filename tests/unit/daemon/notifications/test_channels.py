@@ -13,6 +13,7 @@ from email.message import Message as Mail
 from email.parser import BytesParser
 from email.policy import default
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,26 @@ async def test_a_mail_arrives_as_plain_text_with_one_line_of_subject() -> None:
 )
 async def test_what_apprise_cannot_do_is_said_without_the_address(url: str, words: str) -> None:
     assert str(await failure_of(Apprise(url))) == words
+
+
+async def test_the_process_of_a_service_gets_no_keys_and_its_address_by_standard_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[list[str], dict[str, Any]]] = []
+
+    async def run_process(command: list[str], **options: Any) -> Any:
+        seen.append((command, options))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setenv("VAST_API_KEY", "a key")
+    monkeypatch.setenv("https_proxy", "http://proxy.example")
+    monkeypatch.setattr(channels.anyio, "run_process", run_process)
+    await Apprise(f"ntfys://{TOKEN}")(MESSAGE)
+    ((command, options),) = seen
+    assert TOKEN not in repr(command)
+    assert TOKEN in options["input"].decode()
+    assert options["env"]["https_proxy"] == "http://proxy.example"
+    assert "VAST_API_KEY" not in options["env"]
 
 
 async def test_a_service_that_hangs_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
