@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 from aiosmtpd.controller import Controller
 
@@ -194,7 +195,7 @@ async def test_the_process_of_a_service_gets_no_keys_and_its_address_by_standard
 
     monkeypatch.setenv("VAST_API_KEY", "a key")
     monkeypatch.setenv("https_proxy", "http://proxy.example")
-    monkeypatch.setattr(channels.anyio, "run_process", run_process)
+    monkeypatch.setattr(anyio, "run_process", run_process)
     await Apprise(f"ntfys://{TOKEN}")(MESSAGE)
     ((command, options),) = seen
     assert TOKEN not in repr(command)
