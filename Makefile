@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The tests start hundreds of processes; without its compiled modules each would compile all of spotd anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test system check format swarm frameworks clients bench clean
+.PHONY: help demo quick test system check format docs swarm frameworks clients bench clean
 
 # The lines beginning with `##@` name the groups.
 help: ## list what make can do
@@ -43,6 +43,10 @@ test: $(VENV)/.dev ## run the test suite (several minutes on two cores)
 
 system: $(VENV)/.dev ## the tests that need programs of the system: Chromium, Prometheus (those that lack one are skipped)
 	@$(BIN)/python -m pytest -m system $(ARGS)
+
+docs: $(VENV)/.dev ## build the documentation as a site, into site/; any warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html, or serve it: $(BIN)/mkdocs serve"
 
 ##@ Longer
 swarm: $(VENV)/.dev ## the longer random runs: many seeds, many kills
