@@ -12,12 +12,12 @@ _described: list[Callable[[], str]] = []
 
 
 def until(probe: Callable[[], T | None], what: str, within: float = 60.0, every: float = 0.05) -> T:
-    """Return the probe's first true answer.
+    """Return the probe's first true answer. After a second it is asked more seldom: to ask costs a processor, too.
 
     Raises:
         AssertionError: there was none within so many seconds. It names `what`, and shows what is `described`.
     """
-    give_up_at = time.monotonic() + within
+    give_up_at, every_max = time.monotonic() + within, 3 * every
     while True:
         answer = probe()
         if answer:
@@ -26,6 +26,7 @@ def until(probe: Callable[[], T | None], what: str, within: float = 60.0, every:
             states = "".join(f"\n{describe()}" for describe in _described)
             raise AssertionError(f"waited {within:g} s in vain for {what}; the last answer was {answer!r}{states}")
         time.sleep(every)
+        every = min(every * 1.1, every_max)
 
 
 @contextmanager

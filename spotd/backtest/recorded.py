@@ -7,7 +7,6 @@ micro-dollars per hour, as in `Offer.gpu_price`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,22 +58,3 @@ class RecordedMarket:
             kind = (offer.gpu, offer.gpu_count)
             found[kind] = MicroUsdPerHour(min(price, found.get(kind, price)))
         return found
-
-
-def recorded_market(
-    series: Sequence[Offer], changes: Iterable[Change], *, begins_at: int, ends_at: int
-) -> RecordedMarket:
-    """Return the market of these changes, which may come in any order; of one instant the last one given holds."""
-    instants, numbers, prices = array("q"), array("q"), array("q")
-    for at, number, price in sorted(changes, key=lambda change: change[0]):
-        instants.append(at)
-        numbers.append(number)
-        prices.append(price)
-    return RecordedMarket(
-        series=tuple(series),
-        instants=instants,
-        numbers=numbers,
-        prices=prices,
-        begins_at=begins_at,
-        ends_at=ends_at,
-    )

@@ -17,8 +17,8 @@ from random import Random
 from typing import Final
 
 from spotd.core.policies.observation import HOUR_S, Action, Observation, Rule, Zone
-from spotd.core.policies.replay import ReplayResult, ReplayTerms, ZoneTrace, zone_after
 from spotd_providers.contract.money import MicroUsdPerHour
+from tests.replays.replay import ReplayResult, ReplayTerms, ZoneTrace, zone_after
 
 MINUTE_S: Final = 60
 SAVES_EVERY_S: Final = 15 * MINUTE_S

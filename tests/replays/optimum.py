@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spotd.core.policies.observation import HOUR_S
-from spotd.core.policies.replay import ReplayTerms, ZoneTrace
+from tests.replays.replay import ReplayTerms, ZoneTrace
 
 _NEVER = np.int64(2**62)
 _Costs = npt.NDArray[np.int64]

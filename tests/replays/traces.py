@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from spotd.core.policies.observation import HOUR_S
-from spotd.core.policies.replay import ReplayTerms, ZoneTrace
 from spotd_providers.contract.money import MicroUsdPerHour
+from tests.replays.replay import ReplayTerms, ZoneTrace
 
 DATA: Final = Path(os.environ.get("SPOTD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SCORES: Final = DATA / "reference_scores.csv"

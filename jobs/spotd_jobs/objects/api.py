@@ -114,10 +114,6 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get_file(self, key: str, path: Path) -> None:
-        """Write the object's bytes to `path`, all or not at all."""
-        ...
-
     def head(self, key: str) -> ObjectInfo | None: ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

@@ -1,16 +1,14 @@
-"""Files of this computer that are stored, or that objects are written to."""
+"""Files of this computer that are stored or hold objects."""
 
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from spotd_jobs.objects.api import StoreError
-from spotd_jobs.wire.client.files import TEMPORARY
 
 
 @contextmanager
@@ -26,19 +24,6 @@ def source_file(path: Path) -> Iterator[IO[bytes]]:
         raise StoreError(f"{path} cannot be read: {exc.strerror}") from exc
     with source:
         yield source
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that takes the place of `path` once it is complete and on disk; after a failure nothing is left."""
-    spooled = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        with spooled.open("xb") as file:
-            yield file
-            flush(file)
-        spooled.replace(path)
-    finally:
-        spooled.unlink(missing_ok=True)
 
 
 def flush(file: IO[bytes]) -> None:

@@ -31,7 +31,7 @@ from spotd_jobs.objects.api import (
     StoreUnavailable,
     UploadGrant,
 )
-from spotd_jobs.objects.files import flush, flush_folder, source_file, whole_file
+from spotd_jobs.objects.files import flush, flush_folder, source_file
 from spotd_jobs.objects.keys import require_key, require_listed_key, require_prefix
 from spotd_jobs.wire.client.files import TEMPORARY
 from spotd_jobs.wire.fields import INSTANT_MAX
@@ -79,10 +79,6 @@ class FolderStore:
         if len(data) > bytes_max:
             raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
-
-    def get_file(self, key: str, path: Path) -> None:
-        with self._store_errors("read"), self._opened(key) as source, whole_file(path) as file:
-            shutil.copyfileobj(source, file, 1 << 20)
 
     def head(self, key: str) -> ObjectInfo | None:
         path = self._path(key)

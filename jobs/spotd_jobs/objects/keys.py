@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from spotd_jobs.objects.api import StoreError
 from spotd_jobs.wire.client.files import TEMPORARY
 from spotd_jobs.wire.client.paths import is_plain
 from spotd_jobs.wire.fields import KEY_BYTES_MAX, NAME_BYTES_MAX
+
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 def require_key(key: str) -> str:
@@ -20,7 +25,7 @@ def require_key(key: str) -> str:
         wrong = f"is empty or longer than {KEY_BYTES_MAX} bytes"
     elif not is_plain(key):
         wrong = "has an empty part, '.' or '..'"
-    elif any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) <= 0xDFFF for char in key) or "\\" in key:
+    elif _FORBIDDEN.search(key):
         wrong = "holds a control character, a backslash or broken text"
     elif any(len(part.encode()) > NAME_BYTES_MAX for part in parts):
         wrong = f"has a part longer than {NAME_BYTES_MAX} bytes"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -30,7 +29,7 @@ from spotd_jobs.objects.api import (
     StoreError,
     StoreUnavailable,
 )
-from spotd_jobs.objects.files import source_file, whole_file
+from spotd_jobs.objects.files import source_file
 from spotd_jobs.objects.keys import require_key, require_listed_key
 from spotd_jobs.objects.s3_advice import advice, keeps_versions
 from spotd_jobs.objects.s3_client import S3Place, s3_client, s3_keys
@@ -88,23 +87,13 @@ class S3Bucket:
 
     def get(self, key: str, *, bytes_max: int, version: str | None = None) -> bytes:
         try:
-            with self._opened(key, version, f"bytes=0-{bytes_max}") as (body, _):
+            with self._opened(key, version, f"bytes=0-{bytes_max}") as body:
                 data = body.read(bytes_max + 1)
         except Empty:
             return b""
         if len(data) > bytes_max:
             raise ObjectTooLarge(f"the object {key} is larger than the {bytes_max} bytes that are accepted here")
         return data
-
-    def get_file(self, key: str, path: Path) -> None:
-        with self._opened(key) as (body, size):
-            try:
-                with whole_file(path) as file:
-                    shutil.copyfileobj(body, file, 1 << 20)
-                    if file.tell() != size:
-                        raise StoreUnavailable(f"the object {key} was cut short on its way from {self.place}")
-            except OSError as exc:
-                raise StoreError(f"{path} cannot be written: {exc.strerror}") from exc
 
     def info_of(self, key: str, *, checksums: bool) -> ObjectInfo | None:
         """Return what is known of the object, its content hash only if `checksums` asks for it."""
@@ -262,16 +251,14 @@ class S3Bucket:
         raise StoreUnavailable(f"others are creating the object {key} in {self.place}; try again")
 
     @contextmanager
-    def _opened(
-        self, key: str, version: str | None = None, asked: str | None = None
-    ) -> Iterator[tuple[IO[bytes], int]]:
-        more = {name: value for name, value in (("VersionId", version), ("Range", asked)) if value is not None}
+    def _opened(self, key: str, version: str | None, asked: str) -> Iterator[IO[bytes]]:
+        more = {"Range": asked} if version is None else {"Range": asked, "VersionId": version}
         full = self._full(key)
         with self._store_errors(key):
             answer: Any = self._client.get_object(Bucket=self.place.bucket, Key=full, **more)  # type: ignore[arg-type]  # the stubs know these two only by name
             body: Any = answer["Body"]
             try:
-                yield body, answer["ContentLength"]
+                yield body
             finally:
                 body.close()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from random import Random
 
-from spotd.backtest.recorded import GONE, UNKNOWN, Change, RecordedMarket, recorded_market
+from spotd.backtest.recorded import GONE, UNKNOWN, Change, RecordedMarket
 from spotd_jobs.spec.model import CheckpointPolicy, GpuAlternative, JobSpec, MarketChoice, PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsdPerGb, MicroUsdPerGbMonth, MicroUsdPerHour
 from spotd_providers.contract.values import HostId, Interruption, Market, Offer, OfferId, PoolId, ProviderName
@@ -14,6 +15,25 @@ from spotd_providers.contract.values import HostId, Interruption, Market, Offer,
 START = 1_790_000_040 // 60 * 60
 VAST, CLOUD = ProviderName("vast"), ProviderName("cloud")
 FEES = {VAST: 1_200_000, CLOUD: 1_000_000}
+
+
+def recorded_market(
+    series: Sequence[Offer], changes: Iterable[Change], *, begins_at: int, ends_at: int
+) -> RecordedMarket:
+    """Return the market of these changes, which may come in any order; of one instant the last one given holds."""
+    instants, numbers, prices = array("q"), array("q"), array("q")
+    for at, number, price in sorted(changes, key=lambda change: change[0]):
+        instants.append(at)
+        numbers.append(number)
+        prices.append(price)
+    return RecordedMarket(
+        series=tuple(series),
+        instants=instants,
+        numbers=numbers,
+        prices=prices,
+        begins_at=begins_at,
+        ends_at=ends_at,
+    )
 
 
 def offer(

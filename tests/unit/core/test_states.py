@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from spotd.core.diagram import page
 from spotd.core.states import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
@@ -17,11 +16,12 @@ from spotd.core.states import (
     check_attempt_transition,
     check_job_transition,
 )
+from tests.unit.core.diagram import page
 
 
 def test_the_page_in_docs_is_what_the_tables_say() -> None:
     committed = Path(__file__).parents[3] / "docs" / "states.md"
-    assert committed.read_text(encoding="utf-8") == page(), "python -m spotd.core.diagram > docs/states.md"
+    assert committed.read_text(encoding="utf-8") == page(), "python -m tests.unit.core.diagram > docs/states.md"
 
 
 def test_every_state_has_a_row_and_every_final_job_state_leads_only_back_to_the_queue() -> None:

@@ -92,9 +92,6 @@ class SizedStore:
             raise ObjectTooLarge(f"{key} is larger than {bytes_max}")
         return found[1]
 
-    def get_file(self, key: str, path: Path) -> None:
-        path.write_bytes(self.get(key, bytes_max=2**40))
-
     def head(self, key: str) -> ObjectInfo | None:
         found = self._find(key)
         return None if found is None else found[0]

@@ -10,10 +10,10 @@ import pytest
 
 from spotd.core.policies.library import POLICIES, WITH_DEADLINE
 from spotd.core.policies.observation import HOUR_S, Action, Choice, Observation
-from spotd.core.policies.replay import ReplayTerms, ZoneTrace
 from spotd.core.policies.shield import shielded
 from spotd_providers.contract.money import MicroUsdPerHour
 from tests.replays.fuller import replay_fully
+from tests.replays.replay import ReplayTerms, ZoneTrace
 from tests.replays.traces import ABSENT, SCORES, windows
 
 _STEP_S: Final = 600

@@ -9,8 +9,8 @@ import pytest
 
 from spotd.core.policies.library import POLICIES, WITH_DEADLINE, choose
 from spotd.core.policies.observation import HOUR_S, Action, Observation, Zone, hours_words
-from spotd.core.policies.replay import zone_after
 from spotd_providers.contract.money import MicroUsdPerHour
+from tests.replays.replay import zone_after
 
 _DOWN: Final = Zone(name="a", is_up=False, price=MicroUsdPerHour(1_000_000))
 _UP: Final = replace(_DOWN, is_up=True, up_s=600)

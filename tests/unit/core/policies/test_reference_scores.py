@@ -10,9 +10,9 @@ import pytest
 
 from spotd.core.policies.library import POLICIES, WITH_DEADLINE
 from spotd.core.policies.observation import HOUR_S, Rule
-from spotd.core.policies.replay import replay
 from spotd.core.policies.shield import shielded
 from tests.replays.optimum import optimum, usd
+from tests.replays.replay import replay
 from tests.replays.traces import ABSENT, SCORES, Window, windows
 
 pytestmark = pytest.mark.skipif(not SCORES.exists(), reason=ABSENT)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from spotd.core.policies.library import POLICIES
 from spotd.core.policies.observation import Action, Choice, Observation, Rule
-from spotd.core.policies.replay import ReplayTerms, ZoneTrace, replay
 from spotd.core.policies.shield import is_safe, shielded
 from spotd_providers.contract.money import MicroUsdPerHour
+from tests.replays.replay import ReplayTerms, ZoneTrace, replay
 
 _ON_DEMAND: Final = MicroUsdPerHour(3_000_000)
 _price = st.integers(1, 4_000_000).map(MicroUsdPerHour)

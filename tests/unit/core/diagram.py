@@ -1,4 +1,4 @@
-"""The state diagrams of the documentation, drawn from the transition tables: `python -m spotd.core.diagram`."""
+"""The state diagrams of the documentation, drawn from the transition tables: `python -m tests.unit.core.diagram`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page() -> str:
             "# States",
             "",
             "Generated from `spotd/core/states.py`, `listed.py` and `judgements.py` by",
-            "`python -m spotd.core.diagram > docs/states.md`; a test fails when this page and the tables differ.",
+            "`python -m tests.unit.core.diagram > docs/states.md`; a test fails when this page and the tables differ.",
             "",
             "## Jobs",
             "",
