@@ -50,7 +50,17 @@ from spotd.store.outbox import Outbox
 from spotd.store.readable import ROW_ERRORS, kept, set_aside
 from spotd.store.row_cache import RowCache
 from spotd.store.tables import ATTEMPT_COSTS, ATTEMPTS, CHARGES, CHECKPOINTS, DAY_COSTS, EVENTS, INTENTS, JOBS, META
-from spotd.store.views import ArrayView, AttemptView, CostGroup, CostGrouping, EventView, JobView, MachineView, Totals
+from spotd.store.views import (
+    ArrayTotals,
+    ArrayView,
+    AttemptView,
+    CostGroup,
+    CostGrouping,
+    EventView,
+    JobView,
+    MachineView,
+    Totals,
+)
 from spotd.store.world import load_checkpoints, load_past, load_world
 from spotd_providers.contract.money import MicroUsd
 from spotd_providers.contract.values import AttemptKey, ProviderName
@@ -350,6 +360,20 @@ class Reads:
             uncompared=MicroUsd(int(uncompared or 0)),
             recoveries=int(recoveries or 0),
             lost=duration_in(int(lost or 0)),
+        )
+
+    def array_totals(self, array: JobId) -> ArrayTotals:
+        """Return what the jobs of an array come to, as far as it is booked."""
+        sums = (JOBS.c.spent, JOBS.c.on_demand, JOBS.c.totals_uncompared, JOBS.c.recoveries)
+        query = select(JOBS.c.state, func.count(), *map(func.sum, sums)).where(JOBS.c.array_id == array)
+        found = self._connection.execute(query.group_by(JOBS.c.state)).all()
+        spent, compared, uncompared, recoveries = (sum(int(row[n] or 0) for row in found) for n in range(2, 6))
+        return ArrayTotals(
+            states={JobState(row[0]): int(row[1]) for row in found if row[0] in set(JobState)},
+            spent=MicroUsd(spent),
+            on_demand=MicroUsd(compared),
+            uncompared=MicroUsd(uncompared),
+            recoveries=recoveries,
         )
 
     def strays(self) -> tuple[Intent, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -109,6 +110,17 @@ class ArrayView:
 
     id: JobId
     submitted_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayTotals:
+    """What all jobs of an array come to. What attempts cost that have not ended is not in it."""
+
+    states: Mapping[JobState, int]
+    spent: MicroUsd
+    on_demand: MicroUsd
+    uncompared: MicroUsd
+    recoveries: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections import Counter
 from datetime import datetime
 from typing import Final
 
-from spotd.api.errors import ApiRefusal, OverBudget, StateConflict
+import anyio
+
 from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.schemas.jobs import ArrayResponse
@@ -20,8 +21,10 @@ from spotd.store import JobView, Reads
 from spotd_jobs.spec.model import PriceLimit
 from spotd_providers.contract.money import as_usd
 
-RETRIES_PER_REQUEST: Final = 100
-"""Each asks the store; the client asks again with the index behind the last."""
+RETRIES_AT_ONCE: Final = 250
+"""In one transaction."""
+RETRIES_LAST_S: Final = 5.0
+"""Each asks the store; after so long the client asks again with the index behind the last."""
 REFUSALS_MAX: Final = 5
 
 
@@ -69,15 +72,15 @@ class ArrayHandlers:
         ended = [view for view in views if view.state.is_final and view.state is not JobState.SUCCEEDED]
         due = [view for view in ended if _index(view) >= start]
         refusals: list[str] = []
-        retried = 0
-        for view in due[:RETRIES_PER_REQUEST]:
-            try:
-                await self._jobs.retry(view.id)
-                retried += 1
-            except (StateConflict, OverBudget) as refusal:
-                refusals.append(_words(refusal))
-        left = due[RETRIES_PER_REQUEST:]
-        following = _index(left[0]) if left else None
+        retried, until = 0, anyio.current_time() + RETRIES_LAST_S
+        while due:
+            some, due = due[:RETRIES_AT_ONCE], due[RETRIES_AT_ONCE:]
+            queued, refused = await self._jobs.retry_all([view.id for view in some])
+            retried += queued
+            refusals += [refusal.message for refusal in refused]
+            if anyio.current_time() >= until:
+                break
+        following = _index(due[0]) if due else None
         return await self._response(array, retried=retried, refusals=refusals[:REFUSALS_MAX], following=following)
 
     async def _response(
@@ -100,7 +103,3 @@ class ArrayHandlers:
 
 def _index(view: JobView) -> int:
     return 0 if view.array is None else view.array.index
-
-
-def _words(refusal: ApiRefusal) -> str:
-    return refusal.message

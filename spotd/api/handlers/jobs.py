@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -23,6 +24,7 @@ from spotd.api.handlers.render import (
 from spotd.api.handlers.stages import Words, provider_words, stage_response
 from spotd.api.requests import JobQuery
 from spotd.api.schemas.jobs import (
+    ArraySumResponse,
     GpuHistoryResponse,
     GpuSampleResponse,
     JobDetailResponse,
@@ -33,6 +35,7 @@ from spotd.api.schemas.jobs import (
 from spotd.api.schemas.plans import WhyResponse
 from spotd.api.timestamps import utc_text
 from spotd.core import recovery, requests
+from spotd.core.applied import combine
 from spotd.core.attempts import Attempt
 from spotd.core.ceilings import ceiling_for
 from spotd.core.checkpoint_advice import advice_words
@@ -49,6 +52,7 @@ from spotd.daemon.grants.secrets import SecretsMissing
 from spotd.daemon.recovery_survey import survey_one
 from spotd.store import JobView, Reads
 from spotd_jobs.spec.keys import job_file
+from spotd_providers.contract.money import as_usd
 
 EVENTS_WITH_WHY: Final = 10
 
@@ -86,10 +90,42 @@ class JobHandlers:
             lines = {view.id: self._listed(reads, view, words) for view in views}
             self._lines = lines
             return JobPageResponse(
-                jobs=[line.response for line in lines.values()], more=more, paused=self._context.why_paused
+                jobs=[line.response for line in lines.values()],
+                more=more,
+                paused=self._context.why_paused,
+                arrays=self._cut_arrays(reads, views) if more and not query.state else [],
             )
 
         return await self._context.read(work)
+
+    def _cut_arrays(self, reads: Reads, views: Iterable[JobView]) -> list[ArraySumResponse]:
+        """Return the sums of the arrays of which a part is shown; whatever runs on a meter is in that part."""
+        now = self._context.clock.now()
+        shown: defaultdict[JobId, list[JobView]] = defaultdict(list)
+        for view in views:
+            if view.array is not None:
+                shown[view.array.id].append(view)
+        found = []
+        for array, own in shown.items():
+            if own[0].array is None or len(own) >= own[0].array.count:
+                continue
+            totals = reads.array_totals(array)
+            running = [(item, item.spent_at(now)) for view in own for item in view.open]
+            spent = totals.spent + sum(cost for _, cost in running)
+            compared = totals.on_demand + sum(item.on_demand_at(now) for item, _ in running)
+            unknown = totals.uncompared + sum(cost for item, cost in running if item.on_demand is None)
+            found.append(
+                ArraySumResponse(
+                    id=array,
+                    states={state.value: count for state, count in totals.states.items()},
+                    spent_usd=as_usd(spent),
+                    on_demand_usd=as_usd(compared),
+                    saved_usd=as_usd(compared - spent),
+                    uncompared_usd=as_usd(unknown),
+                    recoveries=totals.recoveries,
+                )
+            )
+        return found
 
     def _listed(self, reads: Reads, view: JobView, words: Words) -> _Line:
         """Return the line of a job; the one shown last where nothing in it has changed, as while a machine runs."""
@@ -270,30 +306,69 @@ class JobHandlers:
             OverBudget: what is left of its budget buys nothing of use.
         """
         job_id = await self._context.find(ref)
-        job = await self._context.read(lambda reads: get_job(reads, job_id))
-        if not job.state.is_final:
-            raise StateConflict(f"{job.name} is {job.state.value} and needs no retry", hint=f"spotctl why {job_id}")
-        if job.state is JobState.SUCCEEDED and not anyway:
-            hint = f"spotctl retry --anyway {job_id} runs it again all the same, from its newest checkpoint"
-            raise StateConflict(f"{job.name} succeeded", hint=hint)
-        require_due_later(job, self._context.clock.now())
-        self._require_secrets(job)
-        context = self._context
+        await self._context.read(lambda reads: get_job(reads, job_id))
+        for refusal in (await self.retry_all([job_id], anyway=anyway))[1]:
+            raise refusal
+        return await self.line(job_id)
+
+    async def retry_all(
+        self, ids: Sequence[JobId], *, anyway: bool = False
+    ) -> tuple[int, list[StateConflict | OverBudget]]:
+        """Queue final jobs again, in one transaction; return how many, and why the others are not.
+
+        Raises:
+            ApiUnavailable: the checkpoint store does not answer.
+        """
+        context, now = self._context, self._context.clock.now()
+        refusals: list[StateConflict | OverBudget] = []
+        due: list[Job] = []
+        for job in await context.read(lambda reads: reads.readable_jobs(ids)):
+            try:
+                self._require_retriable(job, now, anyway=anyway)
+            except StateConflict as refusal:
+                refusals.append(refusal)
+            else:
+                due.append(job)
+        if not due:
+            return 0, refusals
+        policy = context.policy.current
         # The state may be older than the store, which is asked at a start only about jobs that were not over.
-        survey = await context.stored(
-            lambda: survey_one(context.objects, context.policy.current, job, context.clock.now())
-        )
+        surveys = await context.stored(lambda: [survey_one(context.objects, policy, job, now) for job in due])
+        refused: list[StateConflict | OverBudget] = []
 
         def decide(_reads: Reads, world: World, now: datetime) -> Plan:
-            require_free_names(world, {job.name})
-            _require_no_readers(world, job)
-            newest = world.jobs.get(job_id, job)
-            self._refuse_used_up(world, newest, now)
-            return recovery.retry(replace(world, jobs={**world.jobs, job_id: newest}), newest, survey, now)
+            refused.clear()
+            plan = Plan()
+            active = [job for job in world.jobs.values() if not job.state.is_final]
+            names, chained = {job.name for job in active}, [job for job in active if job.chain is not None]
+            world = replace(world, jobs={**{job.id: job for job in due}, **world.jobs})
+            for job, survey in zip(due, surveys, strict=True):
+                newest = world.jobs[job.id]
+                try:
+                    if job.name in names:
+                        require_free_names(world, {job.name})
+                    _require_no_readers(chained, job)
+                    self._refuse_used_up(world, newest, now)
+                except (StateConflict, OverBudget) as refusal:
+                    refused.append(refusal)
+                else:
+                    plan = combine(plan, recovery.retry(world, newest, survey, now))
+            return plan
 
-        await self._context.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
-        self._context.log.info("job.retried", job=job_id)
-        return await self.line(job_id)
+        await context.commit(decide, (CrashPoint.BEFORE_COMMIT_RETRY, CrashPoint.AFTER_COMMIT_RETRY))
+        queued = len(due) - len(refused)
+        if queued:
+            context.log.info("job.retried", job=due[0].id, jobs=queued)
+        return queued, [*refusals, *refused]
+
+    def _require_retriable(self, job: Job, now: datetime, *, anyway: bool) -> None:
+        if not job.state.is_final:
+            raise StateConflict(f"{job.name} is {job.state.value} and needs no retry", hint=f"spotctl why {job.id}")
+        if job.state is JobState.SUCCEEDED and not anyway:
+            hint = f"spotctl retry --anyway {job.id} runs it again all the same, from its newest checkpoint"
+            raise StateConflict(f"{job.name} succeeded", hint=hint)
+        require_due_later(job, now)
+        self._require_secrets(job)
 
     def _refuse_used_up(self, world: World, job: Job, now: datetime) -> None:
         """Refuse a job whose money buys nothing of use: it would expire at the next decision, as it may have before."""
@@ -368,13 +443,13 @@ def require_free_names(world: World, names: Collection[str], array: str = "") ->
             )
 
 
-def _require_no_readers(world: World, job: Job) -> None:
+def _require_no_readers(others: Iterable[Job], job: Job) -> None:
     """Check that no job that goes on reads outputs that a new run of this one would replace.
 
     Raises:
         StateConflict: one does.
     """
-    for reader in readers(world.jobs.values(), job.id):
+    for reader in readers(others, job.id):
         raise StateConflict(
             f"{reader.name} ({reader.id}) is {reader.state.value} and reads the outputs of {job.name}",
             hint=f"wait for it, or spotctl cancel {reader.id}",

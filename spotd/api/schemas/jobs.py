@@ -252,13 +252,27 @@ class JobDetailResponse(Answer):
     set_aside: list[str]
 
 
+class ArraySumResponse(TypedDict):
+    """All jobs of an array: how many are in each state, and what they cost together."""
+
+    id: str
+    states: dict[str, int]
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    uncompared_usd: float
+    recoveries: int
+
+
 class JobPageResponse(Answer):
     """Jobs, newest submission first. `more` when the limit cut some off.
 
     Attributes:
+        arrays: those of which the limit cut jobs off.
         paused: a sentence while nothing may be launched for any of them, else empty.
     """
 
     jobs: list[JobResponse]
     more: bool
     paused: str
+    arrays: list[ArraySumResponse]

@@ -130,12 +130,9 @@ def ls(*, active: bool, states: tuple[str, ...], limit: int, array: str, output:
         return
     lines = jobs
     if not array and any(job["array"] is not None for job in jobs):
-        from spotd.cli.arrays import cut_array, with_arrays_as_one
+        from spotd.cli.arrays import with_arrays_as_one
 
-        whole: list[JobResponse] = []
-        if answer["more"] and (cut := cut_array(jobs)):
-            whole = Daemon().jobs({**query, "array": cut})["jobs"]
-        lines = with_arrays_as_one(jobs, whole)
+        lines = with_arrays_as_one(jobs, answer.get("arrays", ()))
     show_table(ls_columns(answer["now"]), lines)
     for job, words in [(job, words) for job in jobs if (words := warning_of(job))][:WARNINGS_MAX]:
         stderr.warning(f"{job['name']} ({job['id']}): {words}")
@@ -460,6 +457,7 @@ def retry(*, ref: str, anyway: bool, output: str) -> None:
             stderr.warning(refusal)
         if array["next_index"] is None:
             break
+        stderr.note(f"queued {array['retried']:,} jobs again, and goes on from index {array['next_index']}")
         answer = daemon.retry(ref, anyway=anyway, start=array["next_index"])
     _changed(answer, output)
 

@@ -45,14 +45,17 @@ class SecretFiles:
         self._crash(CrashPoint.AFTER_WRITE_SECRETS)
 
     def write_all(self, jobs: Sequence[JobId], values: Mapping[str, str]) -> None:
-        """Write the same values for each of these jobs, on the disk only once."""
+        """Write the same values for each of these jobs, on the disk only once where it can link files."""
         self.write(jobs[0], values)
         if not values:
             return
         for job in jobs[1:]:
             path = self._path(job)
             path.unlink(missing_ok=True)
-            path.hardlink_to(self._path(jobs[0]))
+            try:
+                path.hardlink_to(self._path(jobs[0]))
+            except OSError:
+                self.write(job, values)
 
     def read(self, job: JobId, names: Collection[str]) -> dict[str, str]:
         """Return the values of these names.

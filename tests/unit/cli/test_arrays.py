@@ -51,9 +51,14 @@ def test_a_whole_array_is_cancelled_retried_and_charged_by_its_name(ctl: Ctl, sw
 def test_a_retry_of_many_jobs_goes_on_where_the_daemon_stopped(
     ctl: Ctl, sweep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spotd.api.handlers.arrays.RETRIES_PER_REQUEST", 2)
+    monkeypatch.setattr("spotd.api.handlers.arrays.RETRIES_AT_ONCE", 2)
+    monkeypatch.setattr("spotd.api.handlers.arrays.RETRIES_LAST_S", -1)
     ctl("cancel", "sweep")
-    assert ctl("retry", sweep).out == f"sweep ({sweep}), 6 jobs: 6 QUEUED\n"
+    run = ctl("retry", sweep)
+    assert run.out == f"sweep ({sweep}), 6 jobs: 6 QUEUED\n"
+    assert run.err.splitlines() == [
+        "queued 2 jobs again, and goes on from index 4", "queued 2 jobs again, and goes on from index 8"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from spotd.api.errors import Invalid, NotFound, StateConflict
 from spotd.api.requests import JobQuery, Submission
 from spotd.core.ids import JobId
 from spotd.core.jobs import Job
+from spotd.core.plan import Plan
 from spotd.core.states import JobState
 from spotd.store import Reads
+from spotd_providers.contract.money import MicroUsd
 from tests.unit.api.handlers.test_handlers import draft, submitted
 from tests.unit.daemon.rig import Rig
 
@@ -50,6 +53,25 @@ async def test_one_submit_makes_all_jobs_with_names_and_places_of_their_own(rig:
             await rig.handlers().jobs.detail("train")
         with pytest.raises(NotFound, match="no array nothing"):
             await rig.handlers().jobs.page(JobQuery(array="nothing"))
+
+
+async def test_what_a_limit_cuts_off_an_array_is_in_its_sums(rig: Rig) -> None:
+    async with rig.ready():
+        await submitted(rig, name="other", price=CHEAP)
+        array = await submit_array(rig, "0-3", price=CHEAP)
+        await rig.handlers().arrays.cancel(array)
+        paid = {
+            job.id: replace(job, spent=MicroUsd(100_000), on_demand=MicroUsd(300_000)) for job in jobs_of(rig, array)
+        }
+        rig.store.tx(lambda tx: tx.commit(Plan(jobs=paid)))
+        page = await rig.handlers().jobs.page(JobQuery(limit=3))
+        assert [job["name"] for job in page["jobs"]] == ["train-3", "train-2", "other"]
+        [sums] = page["arrays"]
+        assert sums == {
+            "id": array, "states": {"CANCELLED": 4}, "spent_usd": 0.4, "on_demand_usd": 1.2,
+            "saved_usd": pytest.approx(0.8), "uncompared_usd": 0.0, "recoveries": 0,
+        }  # fmt: skip
+        assert (await rig.handlers().jobs.page(JobQuery()))["arrays"] == []
 
 
 async def test_names_of_unfinished_jobs_and_arrays_exclude_each_other(rig: Rig) -> None:

@@ -68,3 +68,18 @@ def test_values_that_a_crash_left_half_written_are_found_and_removed(files: Secr
     files.remove(JobId("j2"))
     assert not draft.exists()
     assert files.jobs() == {JOB}
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "a disk without links"])
+def test_the_jobs_of_an_array_have_the_same_values(
+    files: SecretFiles, monkeypatch: pytest.MonkeyPatch, *, links: bool
+) -> None:
+    def refused(_path: Path, _target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refused)
+    jobs = [JobId(f"j{number}") for number in range(3)]
+    files.write_all(jobs, {"TOKEN": "canary-value"})
+    files.remove(jobs[0])
+    assert [files.read(job, ["TOKEN"]) for job in jobs[1:]] == [{"TOKEN": "canary-value"}] * 2
