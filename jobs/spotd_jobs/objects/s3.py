@@ -73,9 +73,9 @@ class S3Store(S3Bucket):
         return found if self._is_ordered else iter(sorted(found, key=lambda info: info.key.encode()))
 
     def list_after(self, prefix: str, after: str, *, page: int = PAGE) -> Iterator[ObjectInfo]:
-        if self._is_ordered:
-            return self.objects_below(prefix, after=after, page=page)
-        return (info for info in self.list(prefix) if info.key.encode() > after.encode())
+        # A store may take no notice of where to begin: a reader that got all from the first again would never end.
+        found = self.objects_below(prefix, after=after, page=page) if self._is_ordered else self.list(prefix)
+        return (info for info in found if info.key.encode() > after.encode())
 
     @property
     def _is_ordered(self) -> bool:

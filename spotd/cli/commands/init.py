@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 _USUAL_MARKET: Final = "local"
 _USUAL_BUDGET: Final = "10"
-_KEY_HOW: Final = "paste it (it is not shown), or write file:/path or env:NAME"
+_KEY_HOW: Final = "paste it (not shown), or file:/path or env:NAME"
 
 
 @click.command()
@@ -114,8 +115,11 @@ class _Questions:
         from spotd.setup.refused import SetupRefused
 
         names = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-        for name in names:
-            self.checks.is_local(name)
+        if any(not self.checks.is_local(name) for name in names) and find_spec("boto3") is None:
+            raise SetupRefused(
+                "a rented machine needs a bucket for its checkpoints, and the library for buckets is not installed",
+                hint="pip install 'spotd[s3]', or with pipx: pipx inject spotd boto3",
+            )
         if not names:
             raise SetupRefused("no market is named")
         return names

@@ -266,3 +266,11 @@ def test_a_virtual_hosted_bucket_is_signed_for_its_own_host() -> None:
     assert url == "https://b.s3.us-east-1.amazonaws.com/a%20b/c"
     assert headers["x-amz-date"] == "19700101T000000Z"
     assert "hidden" not in repr(credential)
+
+
+def test_a_listing_begins_behind_a_key_though_the_server_takes_no_notice_of_it(server: Honest) -> None:
+    store = S3Store(place(server, "sts user"))
+    assert store.findings().ordered
+    for name in ("a", "b", "c"):
+        store.put(f"jobs/1/{name}", b"x")
+    assert [info.key for info in store.list_after("jobs/1/", "jobs/1/b")] == ["jobs/1/c"]

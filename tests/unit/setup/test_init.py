@@ -312,6 +312,14 @@ def test_for_the_whole_computer_keys_become_credentials(person: Person) -> None:
     assert "install-service --system" in result.err
 
 
+def test_a_real_market_without_the_library_of_its_bucket_is_refused_at_once(person: Person) -> None:
+    person.monkeypatch.setattr("spotd.cli.commands.init.find_spec", lambda name: None)
+    result = person("vast", "local", "", "")
+    assert result.code == 0
+    assert "pipx inject spotd boto3" in result.err
+    assert load(person.config, environ={}).config.providers[0].name == "local"
+
+
 def test_runpod_is_asked_as_well(person: Person, tmp_path: Path) -> None:
     cloud = RunpodCloud(tmp_path / "runpod", clock=REAL_TIME)
     cloud.stock(*some_gpus())
