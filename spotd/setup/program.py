@@ -46,6 +46,11 @@ def require_reachable(folders: Sequence[Path], *, system: bool) -> None:
             raise SetupRefused(
                 f"the service runs as a user of its own, which may not enter {closed}", hint=f"chmod o+rx {closed}"
             )
+        if system and (loose := changeable_by_others(folder)) is not None:
+            raise SetupRefused(
+                f"the service is given root's keys, and others than root may change its program by {loose}",
+                hint=f"chown -R root: {loose}; chmod -R go-w {loose}",
+            )
 
 
 def _closed_to_others(folder: Path) -> Path | None:
@@ -54,5 +59,14 @@ def _closed_to_others(folder: Path) -> Path | None:
             if not path.stat().st_mode & stat.S_IXOTH:
                 return path
         except OSError:
+            return path
+    return None
+
+
+def changeable_by_others(folder: Path) -> Path | None:
+    """Return the folder, or the one above it, that others than root may write to; None where only root may."""
+    for path in (folder, *folder.parents):
+        found = path.stat()
+        if found.st_uid != 0 or (found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX):
             return path
     return None

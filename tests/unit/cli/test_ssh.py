@@ -116,10 +116,11 @@ def test_an_address_that_ssh_would_act_on_is_refused_twice(
     shop.door = ShellAddress(host=host, port=port, user=user)
     result = ctl("ssh", "llama-lora", "--print")
     assert (result.code, result.out) == (5, "")
+    assert "the plugin's answer cannot be used" in result.err
     ctl.place.answers("shell.address", {"job_id": "x", "attempt": 1, "host": host, "port": port, "user": user})
     result = ctl("ssh", "llama-lora", "--print")
     assert (result.code, result.out) == (5, "")
-    assert "cannot be used" in result.err
+    assert "the machine's address cannot be used" in result.err
 
 
 @pytest.mark.parametrize("host", ["h", "ssh.runpod.io", "203.0.113.5", "2001:db8::1", "a-b.example"])

@@ -14,7 +14,7 @@ import pytest
 
 from spotd.cli.daemon import spotd as daemon_group
 from spotd.cli.entry import run
-from spotd.setup.program import installed_command, require_reachable
+from spotd.setup.program import changeable_by_others, installed_command, require_reachable
 from spotd.setup.refused import SetupRefused
 from spotd.setup.service import HostSystem, ServiceInstaller
 from spotd.setup.unit import UnitPlan, unit_text
@@ -271,6 +271,14 @@ def test_a_program_that_the_sandbox_hides_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupRefused, match="is hidden from it"):
         require_reachable([Path("/tmp/venv/bin")], system=False)
     require_reachable([Path("/usr/bin")], system=True)
+
+
+def test_a_program_that_others_may_change_is_given_no_keys_of_root(tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    tmp_path.chmod(0o777)
+    loose = tmp_path if (tmp_path / "venv").stat().st_uid == 0 else tmp_path / "venv"
+    assert changeable_by_others(tmp_path / "venv") == loose
+    assert changeable_by_others(Path("/usr/bin")) is None
 
 
 def test_the_program_is_found_beside_its_interpreter() -> None:
