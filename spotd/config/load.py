@@ -275,6 +275,11 @@ def _warnings(config: Config, path: Path | None, environ: Mapping[str, str]) -> 
                 resolve_credential(ref, environ=environ)
             except BadValue as exc:
                 warnings.append(Problem(key=key, message=str(exc), hint=exc.hint))
+    for name, channel in config.notify.items():
+        try:
+            resolve_credential(channel.url, environ=environ)
+        except BadValue as exc:
+            warnings.append(Problem(key=key_path((NOTIFY, name, "url")), message=str(exc), hint=exc.hint))
     return warnings
 
 

@@ -396,7 +396,7 @@ class _Daemon:
             log=logs.get("notify"),
             world=lambda: None if loop.state is None else loop.state.world,
             market=self.offer_cache.snapshot,
-            use_of=lambda attempt: use_of(hosts.heartbeat(attempt)).gpu,
+            use_of=lambda attempt: use_of(hosts, attempt, self._clock.now()).gpu,
         )
         self.controllers += notifier.controllers
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
 
-from spotd_jobs.wire.reports import Heartbeat
+from spotd.core.ids import AttemptId
+from spotd.daemon.hosts.monitor import HostMonitor
+
+FRESH_FOR: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +21,10 @@ class HostUse:
     memory: float | None = None
 
 
-def use_of(heartbeat: Heartbeat | None) -> HostUse:
-    """Return what the heartbeat states, as far as it does."""
-    gpus = () if heartbeat is None else heartbeat.gpus
+def use_of(hosts: HostMonitor, attempt: AttemptId, now: datetime) -> HostUse:
+    """Return what the newest heartbeat states, as far as it does; nothing where it is old."""
+    heartbeat, at = hosts.heartbeat(attempt), hosts.heartbeat_at(attempt)
+    gpus = () if heartbeat is None or at is None or now - at > FRESH_FOR else heartbeat.gpus
     memory = [
         min(1.0, gpu.mem_used_mb / gpu.mem_total_mb) for gpu in gpus if gpu.mem_used_mb is not None and gpu.mem_total_mb
     ]

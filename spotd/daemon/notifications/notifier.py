@@ -32,6 +32,7 @@ from spotd_providers.contract.provider import Clock, Logger
 
 COLLECT_S: Final = 3.0
 CONDITIONS_EVERY: Final = timedelta(minutes=1)
+SLEPT_AFTER: Final = timedelta(minutes=5)
 EVENTS_MAX: Final = 500
 """So many are read at a time."""
 CURSOR: Final = "notify.cursor"
@@ -166,11 +167,13 @@ class Notifier:
 
     def _conditions(self, now: datetime) -> Iterator[Notification]:
         world = self._world()
-        if world is None or (
-            self._checked_at is not None and timedelta(0) <= now - self._checked_at < CONDITIONS_EVERY
-        ):
+        age = CONDITIONS_EVERY if self._checked_at is None else now - self._checked_at
+        if world is None or timedelta(0) <= age < CONDITIONS_EVERY:
             return
         self._checked_at = now
+        if not timedelta(0) <= age <= SLEPT_AFTER:
+            self._low = {}
+            return  # what is known is of before the computer slept, or its clock was set
         running = [a.id for a in world.attempts.values() if a.state.counts and a.running_at is not None]
         self._low = low_uses(self._low, {attempt: self._use_of(attempt) for attempt in running}, now)
         try:

@@ -98,9 +98,11 @@ def _prices(reading: Reading) -> Iterator[Metric]:
     lowest: dict[tuple[str, str, str], float] = {}
     for provider, shown in reading.market.offer_cache.items():
         rules = reading.policy.providers.get(provider)
+        if rules is None or shown.at is None or reading.now - shown.at > rules.quote_ttl:
+            continue  # there is no such offer any more
         for (gpu, count), group in shown.offer_index.by_gpu.items():
-            for offer in group if rules is not None and count > 0 else ():
-                total = total_per_hour(offer, _NEEDS, rules.fee_ppm, offer.gpu_price) if rules is not None else 0
+            for offer in group if count > 0 else ():
+                total = total_per_hour(offer, _NEEDS, rules.fee_ppm, offer.gpu_price)
                 key = (_gpu_label(gpu), provider, offer.market.value)
                 price = total / count / 1_000_000
                 lowest[key] = min(price, lowest.get(key, price))

@@ -97,9 +97,9 @@ class MetricsReader:
         world = None if state is None else state.world
         running = [] if world is None else _running(world)
         shown = running[:JOBS_MAX]
-        notifier = context.notifier
+        notifier, now = context.notifier, context.clock.now()
         return Reading(
-            now=context.clock.now(),
+            now=now,
             version=str(context.facts.get("version", "")),
             world=world,
             decided_at=None if state is None else state.at,
@@ -116,7 +116,7 @@ class MetricsReader:
             channels={}
             if notifier is None
             else {name: (notifier.waiting[name], not status.error) for name, status in notifier.status.items()},
-            uses={item.id: use_of(context.host_monitor.heartbeat(item.id)) for item in shown},
+            uses={item.id: use_of(context.host_monitor, item.id, now) for item in shown},
         )
 
     async def _consistent_sums(self) -> StoredSums:

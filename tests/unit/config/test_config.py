@@ -126,7 +126,7 @@ def test_the_whole_config_is_understood(tmp_path: Path) -> None:
         quiet = ["22:00-07:30"]
         timezone = "Europe/Kyiv"
         """,
-        {**NOWHERE, "MARKET_KEY": "k"},
+        {**NOWHERE, "MARKET_KEY": "k", "PHONE": "ntfys://ntfy.example/topic"},
     )
     config = loaded.config
     assert loaded.warnings == ()

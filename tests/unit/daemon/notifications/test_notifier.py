@@ -301,5 +301,9 @@ async def test_gpus_that_are_hardly_used_are_told_with_a_hint(rig: Rig) -> None:
         assert state is not None
         notifier._world = lambda: state.world
     async with sending(notifier):
-        await minutes(rig, 33)
+        await minutes(rig, 20)
+        rig.clock.offset += timedelta(hours=8)  # the computer slept, and knows nothing of the time
+        await minutes(rig, 20)
+        assert phone.got == []
+        await minutes(rig, 15)
     assert phone.titles == ["job1 uses its GPUs at 1 %"]
