@@ -73,6 +73,20 @@ class ControlFilter:
         return _UNSAFE.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
+def folded(text: str, room: int, indent: int) -> str:
+    """Return one line as lines of so many characters, cut between words, the later ones indented."""
+    if len(text) <= room:
+        return text
+    from textwrap import fill  # here, since only a narrow terminal needs it
+
+    begin = " " * (len(text) - len(text.lstrip(" ")))
+    below = " " * min(indent, room // 2)
+    return fill(
+        text.lstrip(" "), room, initial_indent=begin, subsequent_indent=below, break_long_words=False,
+        break_on_hyphens=False, replace_whitespace=False,
+    )  # fmt: skip
+
+
 def money(usd: float | None) -> str:
     """Return dollars and cents, finer below a dollar so that sums add up; an amount is never shown as nothing."""
     if usd is None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from spotd.cli.table import Column, per_gpu_cell
 from spotd.cli.table import text as table_text
-from spotd.words import clean, count, dollars, gpu_text, price, silence_texts, size_text, verdict_text, where_text
+from spotd.words import (
+    clean,
+    count,
+    dollars,
+    folded,
+    gpu_text,
+    price,
+    silence_texts,
+    size_text,
+    verdict_text,
+    where_text,
+)
 
 if TYPE_CHECKING:
     from spotd.api.schemas.plans import PlanResponse, ResumeSourceResponse
@@ -42,8 +53,7 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     ]
     lines = [f"{clean(plan['name'])}: {clean(plan['run'])}"]
     lines += [f"  {key:<8}{clean(value)}" for key, value in facts if value]
-    lines.append("")
-    text = "\n".join(lines) + "\n"
+    text = _fitted(lines, drawn_for, 10) + "\n"
     if plan["candidates"]:
         text += table_text(_COLUMNS, plan["candidates"], drawn_for=drawn_for, colour=colour) + "\n"
     tail = [f"{count(row['offers'], 'offer')} passed over: {row['reason']}" for row in plan["passed_over"]]
@@ -51,7 +61,11 @@ def plan_text(plan: PlanResponse, *, drawn_for: int | None, colour: bool) -> str
     tail += silence_texts(plan)
     tail += [f"warning: {sentence}" for sentence in plan["warnings"]]
     tail.append(f"verdict: {plan['verdict']}")
-    return text + "".join(f"{clean(line)}\n" for line in tail)
+    return text + _fitted(map(clean, tail), drawn_for, 2)
+
+
+def _fitted(lines: Iterable[str], room: int | None, indent: int) -> str:
+    return "".join(f"{line if room is None else folded(line, room, indent)}\n" for line in lines)
 
 
 def _origin_text(origin: ResumeSourceResponse | None) -> str:

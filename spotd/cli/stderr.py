@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from spotd.words import clean, size_text, span_text
+from spotd.words import clean, folded, size_text, span_text
 
 _RED: Final = "\x1b[1;31m"
 _DIM: Final = "\x1b[2m"
@@ -37,6 +37,10 @@ def can_ask() -> bool:
     return is_terminal() and sys.stdin is not None and sys.stdin.isatty()
 
 
+def _fitted(text: str) -> str:
+    return folded(text, width(), 2) if is_terminal() else text
+
+
 def _styled(text: str, style: str) -> str:
     return f"{style}{text}{_PLAIN}" if colour() else text
 
@@ -55,7 +59,7 @@ def block(text: str) -> None:
 
 def error(message: str, *, hint: str = "") -> None:
     """`error: ...`, and below it `hint: ...`."""
-    line(f"{_styled('error:', _RED)} {clean(message)}")
+    line(_fitted(f"error: {clean(message)}").replace("error:", _styled("error:", _RED), 1))
     if hint:
         line(f"hint: {clean(hint)}")
 
@@ -71,12 +75,12 @@ def errors(rows: Sequence[tuple[str, str]], *, hint: str = "") -> None:
 
 
 def warning(message: str) -> None:
-    line(f"warning: {clean(message)}")
+    line(_fitted(f"warning: {clean(message)}"))
 
 
 def note(message: str) -> None:
     """Print a note, dim on a terminal."""
-    line(_styled(clean(message), _DIM))
+    line(_styled(_fitted(clean(message)), _DIM))
 
 
 def ask(question: str) -> bool:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from spotd.words import folded
+
 
 class OutputClosed(Exception):
     """The reader of stdout went away (`spotctl ls | head -1`)."""
@@ -79,20 +81,7 @@ def write_bytes(data: bytes) -> None:
 
 def line(text: str, *, indent: int | None = None) -> None:
     """Print a line; with an indent it is folded between words where a terminal is too narrow for it."""
-    write((text if indent is None or not is_terminal() else _folded(text, width(), indent)) + "\n")
-
-
-def _folded(text: str, room: int, indent: int) -> str:
-    if len(text) <= room:
-        return text
-    from textwrap import fill
-
-    begin = " " * (len(text) - len(text.lstrip(" ")))
-    below = " " * min(indent, room // 2)
-    return fill(
-        text.lstrip(" "), room, initial_indent=begin, subsequent_indent=below, break_long_words=False,
-        break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
-    )  # fmt: skip
+    write((text if indent is None or not is_terminal() else folded(text, width(), indent)) + "\n")
 
 
 def document(body: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
@@ -74,24 +75,31 @@ class Top(App[None]):
         self._feed = Feed(self.questions, lambda snapshot: self.post_message(self.Polled(snapshot)))
         self.snapshot = Snapshot()
         self._is_busy = False
+        self._summary, self._error, self._tabs = Static(id="summary"), Static(id="error"), Static(id="tabs")
+        self._sentence = Static(id="sentence")
+        self._switcher = ContentSwitcher(initial="jobs")
+        self._sheets = {
+            "jobs": Sheet(job_columns(self._now), key=lambda job: job["id"], name="jobs",
+                          empty="no jobs; queue one with spotctl submit"),
+            "machines": Sheet(machine_columns(self._now), key=lambda row: f"{row[0]['id']}#{row[1]['attempt']}",
+                              name="machines", empty="no machine is rented now"),
+            "market": Sheet(MARKET_COLUMNS, key=lambda quote: f"{quote['provider']}/{quote['offer']}", name="market",
+                            empty="nothing is offered now"),
+            "events": Sheet(EVENT_COLUMNS, key=lambda event: str(event["id"]), name="events",
+                            empty="nothing happened yet"),
+        }  # fmt: skip
 
     def compose(self) -> ComposeResult:
-        yield Static(id="summary")
-        yield Static(id="error")
-        yield Static(id="tabs")
-        with ContentSwitcher(initial="jobs"):
-            yield Sheet(job_columns(self._now), key=lambda job: job["id"], name="jobs",
-                        empty="no jobs; queue one with spotctl submit")  # fmt: skip
-            yield Sheet(machine_columns(self._now), key=lambda row: f"{row[0]['id']}#{row[1]['attempt']}",
-                        name="machines", empty="no machine is rented now")  # fmt: skip
-            yield Sheet(MARKET_COLUMNS, key=lambda quote: f"{quote['provider']}/{quote['offer']}", name="market",
-                        empty="nothing is offered now")  # fmt: skip
-            yield Sheet(EVENT_COLUMNS, key=lambda event: str(event["id"]), name="events", empty="nothing happened yet")
-        yield Static(id="sentence")
+        yield self._summary
+        yield self._error
+        yield self._tabs
+        with self._switcher:
+            yield from self._sheets.values()
+        yield self._sentence
         yield Footer()
 
     def on_mount(self) -> None:
-        self._sheet("jobs").focus()
+        self._sheets["jobs"].focus()
         self._show()
         self.set_interval(1.0, self._show_head)
         self._feed.start()
@@ -116,10 +124,7 @@ class Top(App[None]):
 
     @property
     def view(self) -> str:
-        return self.query_one(ContentSwitcher).current or VIEWS[0]
-
-    def _sheet(self, name: str) -> Sheet:
-        return self.query_one(f"#{name}", Sheet)
+        return self._switcher.current or VIEWS[0]
 
     def _now(self) -> str:
         return self.snapshot.now
@@ -133,18 +138,19 @@ class Top(App[None]):
             "events": snapshot.events,
         }
         for name, items in rows.items():
-            self._sheet(name).show_items(items, is_known=snapshot.asked_at > 0)
+            self._sheets[name].show_items(items, is_known=snapshot.asked_at > 0)
         self._show_head()
         self._show_sentence()
 
     def _show_head(self) -> None:
         snapshot = self.snapshot
-        self.query_one("#summary", Static).update(_summary(snapshot))
+        self._summary.update(summary(snapshot))
         age = time.monotonic() - snapshot.asked_at if snapshot.asked_at else 0.0
         error = ""
         if snapshot.error:
             old = f"; below is what it was {short_span(age)} ago" if snapshot.asked_at else ""
-            error = f"{snapshot.error}: {snapshot.hint}{old}; asked again every {snapshot.retry_s:.0f} s"
+            hint = f": {snapshot.hint}" if snapshot.hint else ""
+            error = f"{snapshot.error}{hint}{old}; asked again every {snapshot.retry_s:.0f} s"
         elif snapshot.paused:
             error = f"nothing is launched now: {snapshot.paused}"
         elif snapshot.asked_at and age > STALE_S + snapshot.retry_s:
@@ -153,20 +159,19 @@ class Top(App[None]):
             error = "; ".join(snapshot.silences)
         elif not snapshot.asked_at:
             error = "asking the daemon"
-        panel = self.query_one("#error", Static)
-        panel.display = bool(error)
-        panel.update(Text(clean(error)))
-        counts = {name: self._sheet(name).row_count for name in VIEWS}
+        self._error.display = bool(error)
+        self._error.update(Text(clean(error)))
+        counts = {name: self._sheets[name].row_count for name in VIEWS}
         tabs = Text(no_wrap=True, overflow="ellipsis")
         for number, name in enumerate(VIEWS, 1):
             rows = f" {counts[name]}" if self.size.width >= _TABS_WIDE else ""
             tabs.append(f" {number} {name}{rows} ", style="reverse" if name == self.view else "")
-        self.query_one("#tabs", Static).update(tabs)
+        self._tabs.update(tabs)
 
     def _show_sentence(self) -> None:
-        item = self._sheet(self.view).current
+        item = self._sheets[self.view].current
         words = "" if item is None else clean(sentence(self.view, item, self.snapshot.now))
-        self.query_one("#sentence", Static).update(Text(words))
+        self._sentence.update(Text(words))
 
     def on_sheet_moved(self, message: Sheet.Moved) -> None:
         del message
@@ -175,11 +180,11 @@ class Top(App[None]):
     # --- keys ---
 
     def action_view(self, name: str) -> None:
-        self.query_one(ContentSwitcher).current = name
+        self._switcher.current = name
         self.questions.wants_prices = name == "market"
         if name == "market":
             self._feed.soon()
-        self._sheet(name).focus()
+        self._sheets[name].focus()
         self._show_head()
         self._show_sentence()
 
@@ -223,7 +228,7 @@ class Top(App[None]):
 
     def _job(self) -> Any | None:
         """Return the job of the row, saying so where the row has none."""
-        item = self._sheet(self.view).current
+        item = self._sheets[self.view].current
         if self.view == "machines" and item is not None:
             return item[0]
         if self.view == "jobs" and item is not None:
@@ -252,7 +257,8 @@ class Top(App[None]):
                 message = self.Done(act())
             except (DaemonRefused, DaemonUnreachable) as exc:
                 message = self.Done(f"{exc.message}: {exc.hint}" if exc.hint else exc.message, failed=True)
-            self.post_message(message)
+            with suppress(RuntimeError):  # the screen went away meanwhile
+                self.post_message(message)
 
         threading.Thread(target=work, name="change", daemon=True).start()
 
@@ -279,7 +285,7 @@ def _rank(job: Any) -> int:
     return 3 if job["state"] in FINAL else _RANK.get(job["state"], 2)
 
 
-def _summary(snapshot: Snapshot) -> Text:
+def summary(snapshot: Snapshot) -> Text:
     status = snapshot.status
     if not status:
         return Text("spotd", style="bold")

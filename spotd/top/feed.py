@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -73,11 +74,15 @@ class Questions:
         try:
             self._newest = self._asked(began)
         except (DaemonUnreachable, DaemonRefused) as exc:
-            self._failures += 1
-            pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(self._failures - 1, 10))
-            return replace(self._newest, error=exc.message, hint=exc.hint, retry_s=pause)
+            return self.failed(exc.message, exc.hint)
         self._failures = 0
         return self._newest
+
+    def failed(self, error: str, hint: str) -> Snapshot:
+        """Return the answers of before, and why there are no newer ones."""
+        self._failures += 1
+        pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(self._failures - 1, 10))
+        return replace(self._newest, error=error, hint=hint, retry_s=pause)
 
     def _asked(self, began: float) -> Snapshot:
         status = self._daemon.status()
@@ -128,8 +133,12 @@ class Feed:
     def _run(self) -> None:
         while not self._is_over:
             self._wake.clear()
-            snapshot = self._questions.snapshot()
+            try:
+                snapshot = self._questions.snapshot()
+            except Exception as exc:  # noqa: BLE001 - a thread that died in silence would leave an old screen as if it were new
+                snapshot = self._questions.failed(f"a defect of spotd itself: {type(exc).__name__}: {exc}", "")
             if self._is_over:
                 return
-            self._deliver(snapshot)
+            with suppress(RuntimeError):  # the screen went away meanwhile
+                self._deliver(snapshot)
             self._wake.wait(snapshot.retry_s)

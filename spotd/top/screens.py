@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
@@ -150,10 +151,13 @@ class LogScreen(Screen[None]):
                 message = self.Written("", exc.message)
             if self._over.is_set():
                 return
-            self.post_message(message)
+            with suppress(RuntimeError):  # the screen went away meanwhile
+                self.post_message(message)
             self._over.wait(LOG_AWAY_S if message.error else LOG_EVERY_S)
 
     def on_log_screen_written(self, message: Written) -> None:
+        if self._over.is_set():
+            return
         log = self.query_one(Log)
         if message.text:
             log.write(message.text)

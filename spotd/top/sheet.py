@@ -135,7 +135,7 @@ class Sheet(ScrollView, can_focus=True):
             return Strip.blank(width)
         item = self._items[at]
         base = _REVERSED if at == self._cursor and self.has_focus else _PLAIN
-        texts = [clean(column.of(item)[:_CELL_CHARS_MAX]) or NOTHING for column in self._columns]
+        texts = [_text(column, item) for column in self._columns]
         styles = [base if column.style is None else base + column.style(item) for column in self._columns]
         return self._line(texts, styles, width, base)
 
@@ -146,6 +146,14 @@ class Sheet(ScrollView, can_focus=True):
                 segments.append(Segment(" " * _GAP, base))
             segments.append(Segment(sized(texts[place], room, right=self._columns[place].right), styles[place]))
         return Strip(segments).adjust_cell_length(width, base)
+
+
+def _text(column: SheetColumn, item: Any) -> str:
+    """Return a cell; figures that are none, or a daemon of another version, must not end the view."""
+    try:
+        return clean(column.of(item)[:_CELL_CHARS_MAX]) or NOTHING
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return "?"
 
 
 def sized(text: str, room: int, *, right: bool = False) -> str:

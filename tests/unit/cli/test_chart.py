@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotd.cli import stdout
@@ -65,6 +65,7 @@ SPANS = st.lists(
 )
 
 
+@settings(max_examples=60)
 @given(
     many=st.lists(SPANS, max_size=SERIES_MAX + 2),
     width=st.integers(1, 300),
@@ -123,14 +124,11 @@ def test_a_pipe_gets_a_chart_only_where_it_asks_for_one(past: Ctl) -> None:
 
 @needs_matplotlib
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["out.svg", "out.png"])
-def test_prices_are_drawn_into_a_file(past: Ctl, tmp_path: Path, name: str) -> None:
-    result = past("history", "--gpu", "h100", "--plot", str(tmp_path / name))
-    assert (result.code, result.err) == (0, f"drawn into {tmp_path / name}\n")
-    written = (tmp_path / name).read_bytes()
-    assert written.startswith(b"<?xml" if name.endswith("svg") else b"\x89PNG")
-    if name.endswith("svg"):
-        assert "7 of 8 are drawn" in written.decode()
+def test_prices_are_drawn_into_a_file(past: Ctl, tmp_path: Path) -> None:
+    path = tmp_path / "out.png"
+    result = past("history", "--gpu", "h100", "--plot", str(path))
+    assert (result.code, result.err) == (0, f"drawn into {path}\n")
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @needs_matplotlib

@@ -151,7 +151,9 @@ def test_names_and_reasons_cannot_steer_the_terminal(ctl: Ctl, play: Run) -> Non
 @pytest.mark.parametrize("size", [(80, 24), (12, 5), (1, 1)], ids=str)
 def test_a_thousand_jobs_fit_any_terminal(play: Run, size: tuple[int, int]) -> None:
     jobs = [made_responses.job(id=f"j{n:04d}", name=f"job-{n:04d}", state="WAITING_PRICE") for n in range(1000)]
-    odd = made_responses.job(id="odd", name="n" * 100_000, effective_usd_h=1e308, spent_usd=1e308, gpus=[])
+    odd = made_responses.job(
+        id="odd", name="n" * 100_000, effective_usd_h=1e308, spent_usd=float("nan"), submitted_at="soon", saved_usd=None
+    )
 
     async def course(view: Driver) -> None:
         status = {"install": "lab", "machines": 1, "jobs": {}, "spent_day_usd": 1e308, "spent_month_usd": 0.0}

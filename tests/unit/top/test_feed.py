@@ -61,3 +61,21 @@ def test_a_cell_has_exactly_its_width(text: str, room: int, right: bool) -> None
     from rich.cells import cell_len
 
     assert cell_len(sized(text, room, right=right)) == room
+
+
+def test_a_defect_of_the_feed_is_said_and_not_hidden_behind_an_old_screen(ctl: Ctl) -> None:
+    from spotd.top.feed import Feed, Snapshot
+
+    ctl.place.write_three_jobs()
+    questions = Questions(Daemon(ctl.place.socket))
+    questions.snapshot()
+    ctl.place.answers("jobs.page", {"jobs": []})
+    seen: list[Snapshot] = []
+
+    def deliver(snapshot: Snapshot) -> None:
+        seen.append(snapshot)
+        feed.stop()
+
+    feed = Feed(questions, deliver)
+    feed._run()
+    assert (seen[0].error, len(seen[0].jobs), seen[0].retry_s) == ("a defect of spotd itself: KeyError: 'paused'", 3, 2)
