@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +19,10 @@ GRACE_S: Final = 2
 async def serve(app: Starlette, sock: socket.socket, *, started: anyio.Event, closing: anyio.Event) -> None:
     """Answer requests until `closing` is set; those under way then get a moment to end.
 
-    uvicorn is imported here, because importing it takes longer than most of the daemon's start.
+    uvicorn is imported here, because importing it takes longer than most of the daemon's start; and without the library
+    of its reloader, which it takes wherever that is installed, and which costs a megabyte.
     """
+    sys.modules.setdefault("watchfiles", None)  # type: ignore[arg-type]  # what an import takes for absent
     import uvicorn
 
     class Server(uvicorn.Server):
