@@ -5,7 +5,10 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
@@ -15,15 +18,20 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, event
 
-from spotd.store import Store, StoreCorrupt, StorePoint
+from spotd.core.ids import JobId
+from spotd.core.states import AttemptState, JobState
+from spotd.store import Reads, Store, StoreCorrupt, StorePoint
 from spotd.store.engine import open_engine, parse_place
 from spotd.store.migrate import BUNDLED, Schema, _upgrade, migrate, migration_config
 from spotd.store.points import pass_on
 from spotd.store.tables import METADATA
+from tests.unit.core.builders import shop_policy
 from tests.unit.store import values as v
 
 FIRST_SCHEMA = Path(__file__).with_name("first_schema.sql")
 """As the first release made it; never edited after that."""
+FIRST_ROWS = Path(__file__).with_name("first_rows.sql")
+"""What a daemon of that release wrote in it; never edited either."""
 
 
 @pytest.fixture
@@ -87,6 +95,48 @@ def test_a_state_made_at_once_is_the_one_that_took_every_step(engine: Engine, st
 
 
 @pytest.mark.process
+def every_row(connection: sqlite3.Connection, tables: Mapping[str, str]) -> dict[str, list[tuple[object, ...]]]:
+    """All rows of these tables, by these columns."""
+    return {
+        table: connection.execute(f"SELECT {columns} FROM {table} ORDER BY {columns}").fetchall()  # noqa: S608 - our own
+        for table, columns in tables.items()
+    }
+
+
+def test_the_rows_of_the_first_release_are_all_there_and_understood_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript(FIRST_SCHEMA.read_text(encoding="utf-8") + FIRST_ROWS.read_text(encoding="utf-8"))
+        names = [name for (name,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        columns = {
+            name: ", ".join(f'"{row[1]}"' for row in old.execute(f"PRAGMA table_info({name})"))
+            for name in names
+            if name != "alembic_version" and not name.startswith("sqlite_")
+        }
+        before = every_row(old, columns)
+    assert {name: len(before[name]) for name in ("jobs", "attempts", "charges", "events", "checkpoints")} == {
+        "jobs": 3, "attempts": 3, "charges": 2, "events": 31, "checkpoints": 1
+    }  # fmt: skip
+    with Store.open(path) as store:
+        world = store.read(lambda reads: reads.world(shop_policy(), datetime(2026, 3, 2, 13, tzinfo=UTC)))
+        done, running, waiting = (store.read(partial(Reads.job, job_id=JobId(f"j{n}"))) for n in (1, 2, 3))
+        charges = store.read(lambda reads: reads.charges_of(JobId("j1")))
+        attempts = store.read(lambda reads: reads.attempts_of(JobId("j1")))
+    with closing(sqlite3.connect(path)) as new:
+        assert every_row(new, columns) == before
+    assert world.unreadable == ()
+    assert done is not None
+    assert running is not None
+    assert waiting is not None
+    assert [job.state for job in (done, running, waiting)] == [
+        JobState.SUCCEEDED, JobState.RUNNING, JobState.WAITING_PRICE
+    ]  # fmt: skip
+    assert set(world.jobs) == {"j2", "j3"}
+    assert [item.state for item in world.attempts.values()] == [AttemptState.RUNNING]
+    assert sum(charge.amount for charge in charges) == sum(item.meter.settled for item in attempts) == done.spent
+    assert [saved.name for saved in done.checkpoints] == ["step-1"]
+
+
 def test_a_new_state_is_made_without_loading_alembic(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from spotd.store import Store\n"
