@@ -10,12 +10,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
 from spotd.core.decide import decide
 from spotd.core.ids import JobId
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, new_job
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import needs_of, quote
@@ -72,17 +73,7 @@ def jobs(rng: Random) -> dict[JobId, Job]:
             price=PriceLimit(per_gpu_hour=rng.randint(1_000, 40_000)),
         )
         job = JobId(f"j{i:04d}")
-        made[job] = Job(
-            id=job,
-            name=spec.name,
-            spec=spec,
-            code_sha256=None,
-            code_bytes=0,
-            submitted_at=NOW,
-            state=JobState.WAITING_PRICE,
-            reason="waits",
-            state_since=NOW,
-        )
+        made[job] = replace(new_job(job, spec, NOW), state=JobState.WAITING_PRICE)
     return made
 
 

@@ -17,13 +17,12 @@ from spotd.core.applied import applied
 from spotd.core.decide import decide
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import JobId
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, new_job
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.plan import Plan
 from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.reconcile import reconcile
 from spotd.core.requests import submit
-from spotd.core.states import JobState
 from spotd.core.world import World
 from spotd.store import Store
 from spotd_jobs.spec.model import GpuAlternative, JobSpec, PriceLimit, Resources
@@ -108,17 +107,7 @@ def _job(number: int, ceiling: int, at: datetime) -> Job:
         resources=Resources(gpu=(GpuAlternative(name="RTX_4090", count=1),)),
         price=PriceLimit(per_gpu_hour=ceiling),
     )
-    return Job(
-        id=JobId(f"j{number:05d}"),
-        name=spec.name,
-        spec=spec,
-        code_sha256=None,
-        code_bytes=0,
-        submitted_at=at,
-        state=JobState.QUEUED,
-        reason="queued",
-        state_since=at,
-    )
+    return new_job(JobId(f"j{number:05d}"), spec, at)
 
 
 def _offer(number: int) -> Offer:

@@ -25,7 +25,7 @@ from spotd.core.decide import decide
 from spotd.core.host_status import ExitCause, HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState
-from spotd.core.jobs import Job
+from spotd.core.jobs import new_job
 from spotd.core.machine_speed import machine_speed_ppm
 from spotd.core.market import MarketSnapshot
 from spotd.core.metering import job_spent, on_demand_spent
@@ -34,7 +34,7 @@ from spotd.core.policy import Policy, ProviderPolicy
 from spotd.core.pricing import PPM
 from spotd.core.reconcile import reconcile
 from spotd.core.retention import REMEMBERED, trim
-from spotd.core.states import InvariantBroken, JobState
+from spotd.core.states import InvariantBroken
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
 from spotd_jobs.spec.model import JobSpec
@@ -149,17 +149,7 @@ class JobRun:
         self._terms = terms
         self._numbers = numbers
         self._start = start
-        self._job = Job(
-            id=JOB,
-            name=spec.name,
-            spec=spec,
-            code_sha256=None,
-            code_bytes=0,
-            submitted_at=at,
-            state=JobState.QUEUED,
-            reason="queued",
-            state_since=at,
-        )
+        self._job = new_job(JOB, spec, at)
         self._world = World(policy=policy, jobs={}, attempts={}, intents={})
         self._wake: datetime | None = None
         self._verdict: VerdictKind | None = None

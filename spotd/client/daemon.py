@@ -57,7 +57,7 @@ class Daemon:
         return self._transport.json("GET", "/v1/status")
 
     def plan(self, draft: Mapping[str, Any], *, resume_from: str = "", array: str = "") -> PlanAnswer:
-        body = {"draft": draft, "resume_from": resume_from, "array": array}
+        body: dict[str, Any] = {"draft": draft, "resume_from": resume_from, "array": array}
         return self._transport.json("POST", "/v1/plan", body=body, timeout_s=PATIENT_S)
 
     def has_code(self, sha256: str) -> bool:
@@ -77,15 +77,9 @@ class Daemon:
         i_know: bool = False,
         agent: bool = False,
     ) -> JobDetailResponse:
-        body = {
-            "draft": draft,
-            "code_sha256": code_sha256,
-            "secrets": secrets or {},
-            "resume_from": resume_from,
-            "array": array,
-            "i_know": i_know,
-            "agent": agent,
-        }
+        body = {"draft": draft, "code_sha256": code_sha256, "secrets": secrets or {}}
+        used = {"resume_from": resume_from, "array": array, "i_know": i_know, "agent": agent}
+        body |= {key: value for key, value in used.items() if value}  # an older daemon may not know the others
         return self._transport.json("POST", "/v1/jobs", body=body)
 
     def jobs_bytes(self, query: Query) -> bytes:

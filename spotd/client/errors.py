@@ -38,6 +38,10 @@ class DaemonRefused(ClientError):
         self.problems = tuple(problems)
 
 
+UNKNOWN_KEY = "holds the unknown key"
+OLDER = "the daemon is older than this client: restart it, and it is the version that is installed now"
+
+
 def refused(error: Mapping[str, Any]) -> DaemonRefused:
     """Return the refusal in an answer's `error` object, however incomplete that object is."""
     rows = error.get("problems")
@@ -46,9 +50,10 @@ def refused(error: Mapping[str, Any]) -> DaemonRefused:
         for row in (rows if isinstance(rows, list) else [])
         if isinstance(row, dict)
     ]
+    message = str(error.get("message") or "the daemon refused without saying why")
     return DaemonRefused(
-        str(error.get("message") or "the daemon refused without saying why"),
+        message,
         code=str(error.get("code", "internal")),
-        hint=str(error.get("hint", "")),
+        hint=OLDER if UNKNOWN_KEY in message else str(error.get("hint", "")),
         problems=problems,
     )

@@ -166,3 +166,18 @@ class Job:
         if self.budget_set is not None:
             return self.budget_set
         return None if self.spec.job_budget is None else MicroUsd(self.spec.job_budget)
+
+
+def new_job(job_id: JobId, spec: JobSpec, now: datetime, *, code_sha256: str | None = None, code_bytes: int = 0) -> Job:
+    """Return a job as it is at its submission."""
+    return Job(
+        id=job_id,
+        name=spec.name,
+        spec=spec,
+        code_sha256=code_sha256,
+        code_bytes=code_bytes,
+        submitted_at=now,
+        state=JobState.QUEUED,
+        reason="just submitted",
+        state_since=now,
+    )

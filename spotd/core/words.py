@@ -16,6 +16,8 @@ from spotd_jobs.spec.model import PriceLimit, Resources
 from spotd_providers.contract.money import MicroUsd, MicroUsdPerGpuHour, as_usd
 
 _CENT: Final = 10_000
+_DAY: Final = timedelta(days=1)
+_YEAR: Final = timedelta(days=365.25)
 
 
 def dollar_words(amount: MicroUsd) -> str:
@@ -30,6 +32,13 @@ def span_words(span: timedelta) -> str:
         return f"{seconds} s"
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def age_words(span: timedelta) -> str:
+    """`33 min`, `2 h 5 min`, `3 days`, `6.9 years`: how long ago something was."""
+    if span < 2 * _DAY:
+        return span_words(span)
+    return f"{span // _DAY} days" if span < 2 * _YEAR else f"{span / _YEAR:.1f} years"
 
 
 def per_gpu_words(price: MicroUsdPerGpuHour) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 
 from spotd.core.host_status import ExitCause
 from spotd.core.ids import JobId
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, new_job
 from spotd.core.policy import Policy, ProviderPolicy
-from spotd.core.states import JobState
 from spotd_jobs.spec.model import (
     Deadline,
     GpuAlternative,
@@ -116,17 +115,7 @@ def job(
         priority=priority,
         retry_errors=retries,
     )
-    return Job(
-        id=JobId(f"j{number:03d}"),
-        name=spec.name,
-        spec=spec,
-        code_sha256=None,
-        code_bytes=0,
-        submitted_at=at,
-        state=JobState.QUEUED,
-        reason="queued",
-        state_since=at,
-    )
+    return new_job(JobId(f"j{number:03d}"), spec, at)
 
 
 def stormy(rng: Random) -> Faults:

@@ -8,7 +8,7 @@ from spotd.api.errors import Invalid, StateConflict
 from spotd.core.deadlines.due import due_words
 from spotd.core.deadlines.feasible import Infeasible
 from spotd.core.jobs import Job
-from spotd.core.words import span_words
+from spotd.core.words import age_words
 from spotd_jobs.spec.model import JobSpec
 from spotd_jobs.spec.problems import Problem
 
@@ -24,7 +24,7 @@ def require_future(spec: JobSpec, now: datetime) -> None:
     deadline = spec.schedule.deadline
     if deadline is None or deadline.at is None or deadline.at > now:
         return
-    passed = f"{due_words(deadline.at)} passed {span_words(now - deadline.at)} ago"
+    passed = f"{due_words(deadline.at)} passed {age_words(now - deadline.at)} ago"
     problem = Problem(key=KEY, message=passed, hint='write a later instant, or a span from now: deadline = "36h"')
     raise Invalid("the deadline of the job has passed", problems=(problem,))
 

@@ -29,12 +29,11 @@ from spotd.core.deadlines.feasible import Infeasible, deadline_warnings, infeasi
 from spotd.core.decide import decide
 from spotd.core.gpu_names import resolve_gpu
 from spotd.core.ids import JobId
-from spotd.core.jobs import Job
+from spotd.core.jobs import new_job
 from spotd.core.market import MarketSnapshot
 from spotd.core.prospects import used_up
 from spotd.core.quotes import Quote
 from spotd.core.requests import submit
-from spotd.core.states import JobState
 from spotd.core.unprotected import unprotected_words
 from spotd.core.verdicts import VerdictKind
 from spotd.core.world import World
@@ -95,24 +94,9 @@ def _unknown_providers(spec: JobSpec, known: frozenset[ProviderName]) -> list[Pr
     ]
 
 
-def new_job(job_id: JobId, spec: JobSpec, now: datetime, *, code_sha256: str | None, code_bytes: int) -> Job:
-    """Return a job as it is at its submission."""
-    return Job(
-        id=job_id,
-        name=spec.name,
-        spec=spec,
-        code_sha256=code_sha256,
-        code_bytes=code_bytes,
-        submitted_at=now,
-        state=JobState.QUEUED,
-        reason="just submitted",
-        state_since=now,
-    )
-
-
 def budget_problem(spec: JobSpec, world: World, market: MarketSnapshot, now: datetime) -> str:
     """Return why the budget of this job can never pay for a useful run; empty if it may."""
-    job = new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0)
+    job = new_job(PLAN_ID, spec, now)
     return used_up(world, market, job, now, unspent=True)
 
 
@@ -122,7 +106,7 @@ def schedule_problem(
     """Return which key of the schedule can never be met; `None` where each may."""
     if spec.schedule.deadline is None and spec.schedule.max_duration is None:
         return None
-    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
+    job = replace(new_job(PLAN_ID, spec, now), checkpoints=checkpoints)
     catalogue = CandidateCatalogue(
         market, world.policy, world.cooldowns, now, attempts=world.attempts.values(), experience=world.experience
     )
@@ -136,7 +120,7 @@ def unprotected_problem(
     spec: JobSpec, world: World, market: MarketSnapshot, now: datetime, checkpoints: tuple[Checkpoint, ...]
 ) -> str:
     """Return why this job would hardly finish on a spot machine; empty if it may."""
-    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints)
+    job = replace(new_job(PLAN_ID, spec, now), checkpoints=checkpoints)
     return unprotected_words(job, world, market, now)
 
 
@@ -150,7 +134,7 @@ def outlook(
     chain: Chain | None = None,
 ) -> PlanResponse:
     """Return the decision that would follow if this job were queued now, with these checkpoints to begin from."""
-    job = replace(new_job(PLAN_ID, spec, now, code_sha256=None, code_bytes=0), checkpoints=checkpoints, chain=chain)
+    job = replace(new_job(PLAN_ID, spec, now), checkpoints=checkpoints, chain=chain)
     with_job = applied(world, submit(world, job, now))
     verdict = decide(with_job, market, now).verdicts.get(job.id)
     catalogue = CandidateCatalogue(

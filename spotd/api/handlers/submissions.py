@@ -18,7 +18,6 @@ from spotd.api.handlers.deadlines import require_feasible, require_future
 from spotd.api.handlers.jobs import JobHandlers, require_free_names, require_free_views
 from spotd.api.handlers.plans import (
     budget_problem,
-    new_job,
     outlook,
     read_spec,
     schedule_problem,
@@ -33,7 +32,7 @@ from spotd.core.agents import AGENT, ALLOW_HINT, day_problem, within_limits
 from spotd.core.chain import ArrayTask, Chain
 from spotd.core.checkpoints import Checkpoint
 from spotd.core.ids import JobId
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, new_job
 from spotd.core.metering import day_start
 from spotd.core.plan import Plan
 from spotd.core.policy import Policy

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from spotd.api.routes import ApiRoute
 from spotd.api.streams import ByteStream
 from spotd.client.asynchronous import AsyncDaemon
 from spotd.client.daemon import Daemon
-from spotd.client.errors import DaemonRefused
+from spotd.client.errors import DaemonRefused, refused
 from spotd.client.transport import Transport
 from tests.unit.api import made_responses, worlds
 from tests.unit.api.place import Place, place
@@ -142,3 +143,22 @@ def test_a_stream_is_read_in_an_async_for_and_ends_with_it(served: Place) -> Non
     while any(thread.name.startswith("events") for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the thread of the stream is still there"
         time.sleep(0.01)
+
+
+def test_a_submit_sends_only_what_is_used_and_says_that_a_daemon_without_it_is_older(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def answered(_method: str, _target: str, *, body: dict[str, Any]) -> dict[str, Any]:
+        sent.append(body)
+        return {}
+
+    daemon = Daemon(Path("/nowhere"))
+    monkeypatch.setattr(daemon._transport, "json", answered)
+    daemon.submit({"data": {}})
+    daemon.submit({"data": {}}, array="0-3")
+    plain: dict[str, Any] = {"draft": {"data": {}}, "code_sha256": None, "secrets": {}}
+    assert sent == [plain, {**plain, "array": "0-3"}]
+    refusal = refused({"code": "invalid", "message": "the request holds the unknown key 'array'"})
+    assert refusal.hint.startswith("the daemon is older than this client: restart it")

@@ -11,7 +11,7 @@ from spotd.core.charges import Meter
 from spotd.core.host_status import HostStatus
 from spotd.core.ids import AttemptId, JobId
 from spotd.core.intents import Intent, IntentKind, IntentState, launch_intent_id
-from spotd.core.jobs import Job
+from spotd.core.jobs import Job, new_job
 from spotd.core.keys import attempt_key
 from spotd.core.market import MarketSnapshot, ProviderOffers, build_offer_index
 from spotd.core.policy import Policy, ProviderPolicy
@@ -88,18 +88,9 @@ def job(number: int = 1, *, ceiling: int | None = 500_000, budget: int | None = 
         job_budget=budget,
         **spec_changes,
     )
-    base = Job(
-        id=JobId(f"j{number}"),
-        name=spec.name,
-        spec=spec,
-        code_sha256=None,
-        code_bytes=0,
-        submitted_at=NOW - timedelta(hours=1) + timedelta(seconds=number),
-        state=JobState.QUEUED,
-        reason="queued",
-        state_since=NOW - timedelta(hours=1),
-    )
-    return replace(base, **changes)
+    made = new_job(JobId(f"j{number}"), spec, NOW - timedelta(hours=1))
+    made = replace(made, submitted_at=made.submitted_at + timedelta(seconds=number), reason="queued")
+    return replace(made, **changes)
 
 
 _JOB_STATE = {

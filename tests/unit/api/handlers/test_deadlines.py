@@ -10,11 +10,25 @@ import pytest
 from spotd.api.errors import Invalid, StateConflict
 from spotd.api.requests import Submission
 from spotd.core.states import JobState
+from spotd.core.words import age_words
 from tests.unit.api.handlers.test_handlers import draft, submitted
 from tests.unit.core.builders import NOW
 from tests.unit.daemon.rig import Rig
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("ago", "words"),
+    [
+        (timedelta(hours=47), "47 h 0 min"),
+        (timedelta(hours=49), "2 days"),
+        (timedelta(days=729), "729 days"),
+        (timedelta(hours=60_431), "6.9 years"),
+    ],
+)
+def test_how_long_ago_something_was_is_said_in_a_unit_of_its_size(ago: timedelta, words: str) -> None:
+    assert age_words(ago) == words
 
 
 async def test_a_deadline_that_has_passed_is_refused_before_anything_is_queued(rig: Rig) -> None:
