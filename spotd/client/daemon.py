@@ -78,7 +78,7 @@ class Daemon:
         agent: bool = False,
     ) -> JobDetailResponse:
         body = {"draft": draft, "code_sha256": code_sha256, "secrets": secrets or {}}
-        used = {"resume_from": resume_from, "array": array, "i_know": i_know, "agent": agent}
+        used: dict[str, Any] = {"resume_from": resume_from, "array": array, "i_know": i_know, "agent": agent}
         body |= {key: value for key, value in used.items() if value}  # an older daemon may not know the others
         return self._transport.json("POST", "/v1/jobs", body=body)
 
