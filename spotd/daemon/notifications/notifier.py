@@ -9,7 +9,7 @@ or hangs delays neither another nor anything else of the daemon.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -66,6 +66,13 @@ class ChannelStatus:
     failures: int = 0
     retry_at: float = 0.0
     uncounted: int = 0
+
+
+_Stated = Callable[[], Iterable[Notification]]
+
+
+def _nothing() -> Iterable[Notification]:
+    return ()
 
 
 class Notifier:
@@ -138,12 +145,12 @@ class Notifier:
         if self._cursor is None:
             await self._begin()
         now = self._clock.now()
-        stated = [*self._conditions(now)]
+        stated = self._conditions(now)
         more = True
         while more:
             since = self._cursor or 0
             added, last, more = await self._database.read(partial(self._found, since, stated, now))
-            stated = []
+            stated = _nothing
             if added or last - since >= EVENTS_MAX:
                 self.status |= await self._database.tx(partial(self._queue, added, last, now))
                 for name in {channel for channel, _ in added}:
@@ -165,30 +172,35 @@ class Notifier:
 
         self._cursor = await self._database.tx(work)
 
-    def _conditions(self, now: datetime) -> Iterator[Notification]:
+    def _conditions(self, now: datetime) -> _Stated:
+        """Return what states the conditions of now, which the reader's thread calls: there may be very many."""
         world = self._world()
         age = CONDITIONS_EVERY if self._checked_at is None else now - self._checked_at
         if world is None or timedelta(0) <= age < CONDITIONS_EVERY:
-            return
+            return _nothing
         self._checked_at = now
         if not timedelta(0) <= age <= SLEPT_AFTER:
             self._low = {}
-            return  # what is known is of before the computer slept, or its clock was set
+            return _nothing  # what is known is of before the computer slept, or its clock was set
         running = [a.id for a in world.attempts.values() if a.state.counts and a.running_at is not None]
         self._low = low_uses(self._low, {attempt: self._use_of(attempt) for attempt in running}, now)
+        return partial(conditions, world, self._market(), self._low, now)
+
+    def _stated(self, state: _Stated) -> list[Notification]:
         try:
-            yield from conditions(world, self._market(), self._low, now)
+            return list(state())
         except Exception as exc:  # noqa: BLE001 - one odd value must not end the other notifications, nor the daemon
             self._log.error("notify.conditions_failed", exc_info=exc)
+            return []
 
     def _found(
-        self, since: int, stated: Sequence[Notification], now: datetime, reads: Reads
+        self, since: int, stated: _Stated, now: datetime, reads: Reads
     ) -> tuple[list[tuple[str, Notification]], int, bool]:
         """Return what is to be queued, the number of the last event that was read, and whether there are more."""
         events = reads.events(since=since, limit=EVENTS_MAX)
         news = [view for view in events if view.event.kind in RULES]
         names = reads.names_of({view.event.job for view in news if view.event.job is not None})
-        found = [*stated, *filter(None, (self._of_event(view, names, reads, now) for view in news))]
+        found = [*self._stated(stated), *filter(None, (self._of_event(view, names, reads, now) for view in news))]
         last = events[-1].seq if events else since
         if not found:
             return [], last, len(events) == EVENTS_MAX

@@ -10,7 +10,7 @@ whole value counted once more.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final
@@ -20,17 +20,17 @@ from prometheus_client.metrics_core import Metric
 
 from spotd.api.timestamps import utc_instant
 from spotd.core.attempts import Attempt
-from spotd.core.charges import CostSums, added_up
+from spotd.core.charges import CostSums
 from spotd.core.intents import IntentKind
-from spotd.core.metering import spent, spent_in_month, spent_on_day, unsettled_sums
+from spotd.core.metering import accrued, on_demand_accrued, spent, spent_in_month, spent_on_day
 from spotd.core.prepaid import spending_rate
-from spotd.core.pricing import Needs, total_per_hour
+from spotd.core.pricing import PPM, Needs, total_per_hour
 from spotd.core.states import EndReason
 from spotd.history import DISK_GB
 from spotd.service.metrics.reading import JOBS_MAX, Reading
 from spotd_providers.contract.gpus_table import GPUS
-from spotd_providers.contract.money import as_usd
-from spotd_providers.contract.values import ProviderName
+from spotd_providers.contract.money import MICRO, as_usd
+from spotd_providers.contract.values import Market, ProviderName
 
 OTHER: Final = "other"
 _GPUS: Final = frozenset(info.name for info in GPUS)
@@ -101,10 +101,16 @@ def _prices(reading: Reading) -> Iterator[Metric]:
         if rules is None or shown.at is None or reading.now - shown.at > rules.quote_ttl:
             continue  # there is no such offer any more
         for (gpu, count), group in shown.offer_index.by_gpu.items():
+            best: dict[Market, int] = {}
             for offer in group if count > 0 else ():
+                known = best.get(offer.market)
+                if known is not None and offer.gpu_price * rules.fee_ppm >= known * PPM:
+                    continue  # its other terms only add to it
                 total = total_per_hour(offer, _NEEDS, rules.fee_ppm, offer.gpu_price)
-                key = (_gpu_label(gpu), provider, offer.market.value)
-                price = total / count / 1_000_000
+                best[offer.market] = total if known is None else min(known, total)
+            for market, total in best.items():
+                key = (_gpu_label(gpu), provider, market.value)
+                price = total / count / MICRO
                 lowest[key] = min(price, lowest.get(key, price))
     text = f"Lowest effective price of an offer in dollars per GPU-hour, with fee and {DISK_GB} GB of disk"
     yield _gauge("spotd_effective_price_usd", text, ("gpu", "provider", "market"), sorted(lowest.items()))
@@ -118,14 +124,15 @@ def _prices(reading: Reading) -> Iterator[Metric]:
 def _money(reading: Reading) -> Iterator[Metric]:
     world, now = reading.world, reading.now
     attempts = () if world is None else world.attempts.values()
-    open_sums: defaultdict[ProviderName, list[CostSums]] = defaultdict(list)
+    running: Counter[ProviderName] = Counter()
+    compared: Counter[ProviderName] = Counter()
     rates: Counter[str] = Counter({row["name"]: 0 for row in reading.providers})
     for item in attempts:
-        open_sums[item.provider].extend(unsettled_sums(item, now).values())
+        running[item.provider] += accrued(item.meter, now)
+        compared[item.provider] += on_demand_accrued(item.meter, now)
         rates[item.provider] += spending_rate(item)
-    names = sorted({*reading.sums.costs, *open_sums, *(ProviderName(row["name"]) for row in reading.providers)})
+    names = sorted({*reading.sums.costs, *running, *(ProviderName(row["name"]) for row in reading.providers)})
     stored = {name: reading.sums.costs.get(name, CostSums()) for name in names}
-    whole = {name: stored[name] + added_up(open_sums[name]) for name in names}
     yield _counter(
         "spotd_booked_usd",
         "Dollars booked for machines, as metered; what runs is booked at its end, credits and bills are not in it",
@@ -136,13 +143,13 @@ def _money(reading: Reading) -> Iterator[Metric]:
         "spotd_spent_usd",
         "Dollars spent, with what runs now, credits and corrections by bills",
         ("provider",),
-        [((n,), as_usd(s.amount)) for n, s in whole.items()],
+        [((n,), as_usd(s.amount + running[n])) for n, s in stored.items()],
     )
     yield _gauge(
         "spotd_saved_usd",
         "Dollars that the same hours would have cost on-demand beyond what was spent",
         ("provider",),
-        [((n,), as_usd(s.on_demand - s.amount)) for n, s in whole.items()],
+        [((n,), as_usd(s.on_demand + compared[n] - s.amount - running[n])) for n, s in stored.items()],
     )
     yield _gauge(
         "spotd_spend_rate_usd",

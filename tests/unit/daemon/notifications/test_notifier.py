@@ -254,7 +254,7 @@ async def test_a_defect_ends_neither_the_daemon_nor_the_news(rig: Rig, monkeypat
         return notification_of(event, *arguments, **named)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr("spotd.daemon.notifications.notifier.notification_of", odd)
-    monkeypatch.setattr("spotd.daemon.notifications.notifier.conditions", None)
+    monkeypatch.setattr("spotd.daemon.notifications.notifier.conditions", lambda *_: 1 / 0)
     async with rig.ready(), sending(make(rig, phone)):
         failures(rig, 3)
         await minutes(rig, 2)
