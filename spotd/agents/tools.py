@@ -47,9 +47,13 @@ class AgentTools:
         return {"jobs": [_part(job, (*_IN_LIST, "submitted_by")) for job in jobs], "paused": _bounded(page["paused"])}
 
     def show_job(self, job: str) -> Answer:
-        """Show one job by its id or name: its keys, attempts, checkpoint, ceiling, budget and cost."""
+        """Show one job by its id or name: its keys, attempts, checkpoint, ceiling, budget and cost.
+
+        Of the variables in its environment only the names are shown.
+        """
         with _refusals():
-            return _data(self._daemon.job(job))
+            found = _data(self._daemon.job(job))
+        return found | {"spec": found["spec"] | {"env": sorted(found["spec"].get("env", {}))}}
 
     def why(self, job: str) -> Answer:
         """Explain why a job waits, runs where it does, or ended, with its newest events."""

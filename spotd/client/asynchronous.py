@@ -89,5 +89,6 @@ class AsyncDaemon:
     providers = _awaited(Daemon.providers)
     hosts = _awaited(Daemon.hosts)
     forget_host = _awaited(Daemon.forget_host)
+    test_notifications = _awaited(Daemon.test_notifications)
     doctor = _awaited(Daemon.doctor)
     reconcile = _awaited(Daemon.reconcile)

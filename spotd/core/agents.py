@@ -20,6 +20,8 @@ from spotd_providers.contract.money import MicroUsd
 
 AGENT: Final = "agent"
 """What `Job.submitted_by` says of an agent's job."""
+JOBS_MAX: Final = 100
+"""More jobs of agents than this may not wait or run: a tiny budget bounds no number."""
 ALLOW_HINT: Final = "a person sets job_budget and day_budget in [mcp] of the config, and sends SIGHUP or restarts spotd"
 
 
@@ -54,16 +56,14 @@ def _price_problem(spec: JobSpec, policy: Policy) -> str:
     return ""
 
 
-def held_by_agents(world: World, ended_today: MicroUsd) -> MicroUsd:
-    """Return what agents' jobs may cost in all, and what those have cost that ended today."""
-    live = (job for job in world.jobs.values() if job.submitted_by == AGENT and not job.state.is_final)
-    return MicroUsd(ended_today + sum(job.budget or 0 for job in live))
-
-
 def day_problem(jobs: Sequence[Job], world: World, ended_today: MicroUsd) -> str:
     """Return why these jobs of an agent are too many for a day; empty where they are not."""
+    live = [job for job in world.jobs.values() if job.submitted_by == AGENT and not job.state.is_final]
+    if len(live) + len(jobs) > JOBS_MAX:
+        return f"agents have {len(live)} jobs that have not ended, and may have {JOBS_MAX}"
     limit = world.policy.agent_day_budget or MicroUsd(0)
-    held, wanted = held_by_agents(world, ended_today), MicroUsd(sum(job.budget or 0 for job in jobs))
+    held = MicroUsd(ended_today + sum(job.budget or 0 for job in live))
+    wanted = MicroUsd(sum(job.budget or 0 for job in jobs))
     if held + wanted <= limit:
         return ""
     return (

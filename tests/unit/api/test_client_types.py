@@ -30,7 +30,7 @@ CALLS = sorted(name for name in vars(Daemon) if not name.startswith("_") and nam
 GIVEN: dict[str, Any] = {
     "ref": "llama", "sha256": "ab" * 32, "content": io.BytesIO(), "size": 0, "query": {}, "names": ["a"], "host": "h",
     "manifest": "ab" * 32, "spans": [(0, 1)], "checkpoint": None, "path": "a", "machine": "m", "what": "job",
-    "budget": "1", "ceiling": "1", "draft": {}, "code_sha256": None, "secrets": {}, "pinned": True,
+    "budget": "1", "ceiling": "1", "draft": {}, "code_sha256": None, "secrets": {}, "pinned": True, "channel": None,
 }  # fmt: skip
 ALSO: dict[str, dict[str, Any]] = {"cost": {"ref": "llama"}}
 """Calls that have another target with other arguments."""
@@ -139,6 +139,27 @@ def test_a_stream_is_read_in_an_async_for_and_ends_with_it(served: Place) -> Non
 
     served.replace("events.stream", endless)
     assert asyncio.run(ask()) == ["job.submitted"] * 3
+    require_no_thread()
+
+
+def test_a_wait_for_a_record_that_is_given_up_leaves_no_thread(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(_query: object) -> AsyncIterator[Any]:
+        yield made_responses.event()
+        await asyncio.sleep(3600)
+
+    async def ask() -> None:
+        async with aclosing(AsyncDaemon(served.socket).events({"follow": 1})) as records:
+            await anext(records)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(records), 0.1)
+
+    monkeypatch.setattr("spotd.api.streams.IDLE_LINE_S", 0.05)
+    served.replace("events.stream", silent)
+    asyncio.run(ask())
+    require_no_thread()
+
+
+def require_no_thread() -> None:
     deadline = time.monotonic() + 5.0
     while any(thread.name.startswith("events") for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the thread of the stream is still there"

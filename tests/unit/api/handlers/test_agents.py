@@ -101,6 +101,12 @@ async def test_an_array_of_an_agent_counts_each_of_its_jobs(rig: Rig) -> None:
         await submitted(rig, array="0-1", price={"max_price": 0.01})
 
 
+async def test_tiny_budgets_bound_the_number_of_jobs_all_the_same(rig: Rig) -> None:
+    async with allowed(rig, day=1000.0).ready():
+        with pytest.raises(OverBudget, match="0 jobs that have not ended, and may have 100"):
+            await submitted(rig, array="0-100", budget={"job": 0.5})
+
+
 async def test_what_ended_jobs_of_agents_cost_counts_until_midnight(rig: Rig) -> None:
     async with allowed(rig).ready():
         name = await submitted(rig)
